@@ -1,0 +1,45 @@
+# What people type. `make help` lists it.
+PYTHON ?= python3
+VENV   ?= .venv
+RUN     = $(VENV)/bin/python -m
+ARGS   ?=
+
+.PHONY: help venv test test-unit test-cluster lint demo cluster-up cluster-down clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+venv: $(VENV)/installed ## the development environment in .venv
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python contrib/install-dev
+	touch $@
+
+lint: venv ## ruff, mypy --strict, import-linter
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(RUN) mypy
+	$(VENV)/bin/lint-imports
+
+test-unit: venv ## unit and property tests, without Docker
+	$(RUN) pytest tests/unit tests/property $(ARGS)
+
+test-cluster: venv ## tests on a real Slurm cluster in containers, which stays up: make cluster-down
+	contrib/cluster/cluster up || [ $$? = 3 ] # 3: no Docker to be had; the tests say so and skip
+	@# real daemons on a shared machine: what failed is tried once more, and both runs are shown
+	$(RUN) pytest tests/cluster $(ARGS) || $(RUN) pytest tests/cluster --last-failed --last-failed-no-failures none
+
+test: lint test-unit test-cluster ## everything
+
+demo: venv ## watch elastic jobs on a real Slurm cluster; under 5 minutes once the image is built
+	$(RUN) contrib.demo $(ARGS)
+
+cluster-up: ## start the container cluster
+	contrib/cluster/cluster up
+
+cluster-down: ## stop it and leave nothing behind
+	contrib/cluster/cluster down
+
+clean: cluster-down ## remove the environment as well
+	rm -rf $(VENV)

@@ -1,0 +1,126 @@
+"""Runs in ctld as the operator account: resizes one job by a hand-written sequence.
+
+The controller's own parts (engine, book, socket) in one process, without rounds
+of its own. Prints a JSON object per resize and per plain requeue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import pwd
+import sys
+import tempfile
+import time
+from typing import Any
+
+import structlog
+
+from slurm_elastic import config
+from slurm_elastic.cluster import Allocation, JobState
+from slurm_elastic.controller.api import Server
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.desk import Desk
+from slurm_elastic.controller.engine import Change
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.plan import Action, Decision
+from slurm_elastic.policies import base
+from slurm_elastic.slurm.scontrol import Scontrol
+from slurm_elastic.slurm.snapshot import Reader
+
+#: Two nodes of one rack, and moves to another node and to the other rack.
+SEQUENCE = (
+    {"g01": 1, "g02": 1},
+    {"g01": 2, "g02": 2},
+    {"g01": 1, "g02": 1},
+    {"g01": 1},
+    {"g02": 1},
+    {"g04": 1},
+    {"g01": 1},
+)
+PATIENCE_S = 240.0
+
+
+def wait_for_steps(controller: Controller, job_id: int, run: int) -> float:
+    """Look until the attempt has made its first step; when that was (epoch s)."""
+    deadline = time.time() + PATIENCE_S
+    while time.time() < deadline:
+        controller.look()
+        report = controller.book.last_report(job_id)
+        if report and report.run >= run and report.startup_s is not None:
+            return time.time()
+        time.sleep(0.1)
+    sys.exit(f"job {job_id} made no step within {PATIENCE_S:g} s")
+
+
+def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[str, Any]:
+    """One resize, until its first step."""
+    job = controller.reader.jobs()[job_id]
+    target = Allocation.of("a100", shares)
+    decision = Decision(
+        job_id=job_id, current=job.allocation, target=target, action=Action.MOVE, reason="measured"
+    )
+    controller.engine.begin([Change(decision, job, 60.0)])
+    (transition,) = controller.engine.live.values()
+    deadline = time.time() + PATIENCE_S
+    while "first_step" not in transition.entered and time.time() < deadline:
+        controller.look()
+        time.sleep(0.05 if controller.engine.live else 0.1)
+    row = {"from": job.gpus, "to": target.gpus, "problem": transition.problem}
+    return {"kind": "resize", **row, **transition.seconds()}
+
+
+def requeue(controller: Controller, job_id: int) -> dict[str, Any]:
+    """One plain requeue, until its first step."""
+    job = controller.reader.jobs()[job_id]
+    began = time.time()
+    Scontrol().requeue(job)
+    wait_for_steps(controller, job_id, job.run + 1)
+    return {"kind": "requeue", "total": time.time() - began}
+
+
+def main() -> None:
+    """Resizes in blocks, with the requeues spread among them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--requeues", type=int, required=True)
+    args = parser.parse_args()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    log = structlog.get_logger()
+    settings = config.parse('[controller]\nmode = "observe"\n[api]\ncontroller = "ctld:7321"')
+    controller = Controller(
+        config=settings,
+        reader=Reader(reservation_prefix="selastic_"),
+        scontrol=Scontrol(),
+        ledger=Ledger(tempfile.mkdtemp() + "/ledger.sqlite"),
+        policy=base.load(settings),
+        account=pwd.getpwuid(os.geteuid()).pw_name,
+        log=log,
+    )
+    desk = Desk(controller, check=lambda _: {}, reconfigure=lambda: "")
+    server = Server(settings.api, desk, log)
+    controller.engine.wake = server.wake
+    server.start()
+    wait_for_steps(controller, args.job, 0)
+    sizes = itertools.cycle(SEQUENCE)
+    block = max(1, args.count // (args.requeues + 1))
+    requeues = args.requeues
+    for number in range(1, args.count + 1):
+        time.sleep(1.0)
+        print(json.dumps(resize(controller, args.job, next(sizes))), flush=True)
+        if number % block == 0 and requeues:
+            requeues -= 1
+            print(json.dumps(requeue(controller, args.job)), flush=True)
+    for _ in range(requeues):
+        print(json.dumps(requeue(controller, args.job)), flush=True)
+    server.stop()
+    assert controller.reader.jobs()[args.job].state is JobState.RUNNING
+
+
+main()

@@ -1,0 +1,1 @@
+"""What is not installed: the container cluster, the demo, helpers."""

@@ -1,0 +1,47 @@
+"""The Compose file of a layout. JSON is YAML, so both generations of Compose read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterlib.layout import CTLD_HOST, FARM_HOST, Layout
+
+LABEL = "slurm-elastic.cluster"
+
+
+def image_name(name: str) -> str:
+    """Each cluster has a tag of its own, so that two checkouts can run side by side."""
+    return f"slurm-elastic-cluster:{name}"
+
+
+def compose_file(name: str, layout: Layout) -> dict[str, Any]:
+    """Services ctld and either one container per node or one farm; a shared volume; a network."""
+    roles = {"ctld": ("ctld", layout.host(CTLD_HOST))}
+    if layout.farm:
+        roles["farm"] = ("farm", layout.host(FARM_HOST))
+    else:
+        roles |= {node.name: ("node", node.address) for node in layout.node_list()}
+    return {
+        "services": {
+            host: _service(name, layout, host, role, address)
+            for host, (role, address) in roles.items()
+        },
+        "networks": {"default": {"ipam": {"config": [{"subnet": layout.subnet}]}}},
+        "volumes": {"shared": {"labels": {LABEL: name}}},
+    }
+
+
+def _service(name: str, layout: Layout, host: str, role: str, address: str) -> dict[str, Any]:
+    return {
+        "image": image_name(name),
+        "command": ["cluster-start", role],
+        "container_name": f"{name}-{host}",
+        "hostname": host,
+        "environment": layout.environment(),
+        "labels": {LABEL: name},
+        "networks": {"default": {"ipv4_address": address}},
+        "volumes": ["shared:/shared"],
+        "init": True,  # reaps the daemons that tests kill
+        "shm_size": "512m",  # torch's data loaders
+        "stop_grace_period": "1s",
+    }

@@ -1,0 +1,87 @@
+"""The shape of a test cluster: which nodes, of which type, in which rack.
+
+Imported on the host and, to write Slurm's configuration, in the containers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+
+TYPES = ("a100", "v100")
+CTLD_HOST = 2  # number of the controller's address within the subnet
+FARM_HOST = 3
+FIRST_NODE_HOST = 11
+MAX_NODES = 200  # containers; more nodes than this want --farm
+MAX_FARM = 1000
+FIRST_FARM_PORT = 17001
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as Slurm sees it."""
+
+    name: str
+    gpu_type: str
+    rack: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that the Compose file and Slurm's configuration are generated from."""
+
+    nodes: int = 6
+    gpus_per_node: int = 4
+    farm: bool = False  # all slurmds in one container
+    subnet: str = "10.89.0.0/24"
+    extra_conf: str = ""  # lines appended to slurm.conf
+
+    def environment(self) -> dict[str, str]:
+        """How a layout travels into the containers."""
+        return {
+            "CLUSTER_NODES": str(self.nodes),
+            "CLUSTER_GPUS_PER_NODE": str(self.gpus_per_node),
+            "CLUSTER_FARM": "1" if self.farm else "",
+            "CLUSTER_SUBNET": self.subnet,
+            "CLUSTER_EXTRA_CONF": self.extra_conf,
+        }
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str] = os.environ) -> Layout:
+        """The layout that `environment` wrote."""
+        return Layout(
+            nodes=int(env["CLUSTER_NODES"]),
+            gpus_per_node=int(env["CLUSTER_GPUS_PER_NODE"]),
+            farm=bool(env["CLUSTER_FARM"]),
+            subnet=env["CLUSTER_SUBNET"],
+            extra_conf=env["CLUSTER_EXTRA_CONF"],
+        )
+
+    def host(self, number: int) -> str:
+        """The address with this number; fixed, so that a restarted node keeps its own."""
+        return str(IPv4Network(self.subnet)[number])
+
+    def rack_size(self) -> int:
+        """Racks of three up to nine nodes, of eight above."""
+        return 3 if self.nodes <= 9 else 8
+
+    def node_list(self) -> list[Node]:
+        """Every rack holds both types; the odd node goes to each type in turn."""
+        return [self._node(index) for index in range(self.nodes)]
+
+    def _node(self, index: int) -> Node:
+        rack, place = divmod(index, self.rack_size())
+        size = min(self.rack_size(), self.nodes - rack * self.rack_size())
+        of_first_type = (size + 1 - rack % 2) // 2
+        width = 3 if self.farm or self.nodes > 99 else 2
+        return Node(
+            name=f"g{index + 1:0{width}d}",
+            gpu_type=TYPES[0] if place < of_first_type else TYPES[1],
+            rack=rack + 1,
+            address=self.host(FARM_HOST if self.farm else FIRST_NODE_HOST + index),
+            port=FIRST_FARM_PORT + index if self.farm else 6818,
+        )

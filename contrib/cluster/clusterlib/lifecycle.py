@@ -1,0 +1,192 @@
+"""Bringing a cluster up and down, and asking how it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from clusterlib.compose import LABEL, compose_file, image_name
+from clusterlib.context import project_archive
+from clusterlib.engine import attempt, compose, ensure_engine, ok, reason, run
+from clusterlib.image import build_image, prune_images
+from clusterlib.layout import Layout
+from clusterlib.progress import ClusterError, Task, task
+
+PROJECT_IN_IMAGE = "opt/src/slurm-elastic"
+INSTALLER = f"{PROJECT_IN_IMAGE}/contrib/cluster/image/install-project"
+# Everything install-project writes, relative to the root; the shell expands it.
+INSTALLED = (
+    f"{PROJECT_IN_IMAGE} opt/slurm-elastic/bin"
+    " opt/slurm-elastic/lib/python3*/site-packages/slurm_elastic*"
+    " usr/local/bin etc/slurm-elastic etc/slurm/*.lua etc/slurm/plugstack.conf*"
+    " $(find usr/lib -name elastic.so)"
+)
+READY_WITHIN = 90.0
+USABLE = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "drained", "draining")
+
+
+def up(name: str, layout: Layout) -> None:
+    """Build what changed, create or replace what changed, return when every node is usable."""
+    ensure_engine()
+    build_image(name)
+    layout = replace(layout, subnet=_subnet(name))
+    document = json.dumps(compose_file(name, layout)).encode()
+    with task("containers"):
+        run(*compose(), "-p", name, "-f", "-", "up", "-d", "--remove-orphans", stdin=document)
+    with task("nodes") as progress:
+        _wait_until_ready(name, layout, progress)
+    prune_images(name)
+
+
+def down(name: str, *, images: bool = False) -> None:
+    """Remove containers, networks and volumes, by name and label, and on request the image."""
+    with task(f"removing {name}"):
+        if ids := containers(name, "{{.ID}}"):
+            run("docker", "rm", "-f", "-v", *ids)
+        mine = f"label=com.docker.compose.project={name}"
+        for kind in ("volume", "network"):
+            for item in run("docker", kind, "ls", "-q", "--filter", mine).split():
+                _remove(kind, item)
+        if images and ok("docker", "image", "inspect", image_name(name)):
+            run("docker", "image", "rm", image_name(name))
+            prune_images(name)
+
+
+def sync(name: str) -> None:
+    """Install the project's present tree into the running containers; jobs go on undisturbed.
+
+    Built once, in ctld, and copied from there: a build in each container would take longer.
+    """
+    hosts = containers(name)
+    ctld = container(name, "ctld")
+    with task("project into ctld"):
+        run("docker", "exec", ctld, "rm", "-rf", f"/{PROJECT_IN_IMAGE}")
+        run("docker", "cp", "-", f"{ctld}:/", stdin=project_archive(PROJECT_IN_IMAGE))
+        run("docker", "exec", ctld, "bash", f"/{INSTALLER}")
+    with task("project into the nodes"), tempfile.TemporaryFile() as archive:
+        pack = ["docker", "exec", ctld, "sh", "-c", f"cd / && tar -cf - {INSTALLED}"]
+        subprocess.run(pack, stdout=archive, check=True)
+        for host in hosts:
+            if host != ctld:
+                archive.seek(0)
+                unpack = ["docker", "exec", "-i", host, "tar", "-C", "/", "-xf", "-"]
+                subprocess.run(unpack, stdin=archive, check=True)
+
+
+def containers(name: str, fmt: str = "{{.Names}}") -> list[str]:
+    """The cluster's containers, stopped ones too."""
+    listed = run("docker", "ps", "-a", "--filter", f"label={LABEL}={name}", "--format", fmt)
+    return sorted(listed.splitlines())
+
+
+def container(name: str, host: str) -> str:
+    """The container that plays this host; in a farm, one container plays all nodes."""
+    present = containers(name)
+    if not present:
+        raise ClusterError(f"cluster {name} is down: start it with `cluster up`")
+    for candidate in (f"{name}-{host}", *([f"{name}-farm"] if host.startswith("g") else [])):
+        if candidate in present:
+            return candidate
+    hosts = " ".join(entry.removeprefix(f"{name}-") for entry in present)
+    raise ClusterError(f"there is no {host} in cluster {name}; it has {hosts}")
+
+
+def exec_command(name: str, host: str, user: str, *, terminal: bool = False) -> list[str]:
+    """The beginning of a `docker exec` as this user, in that user's home."""
+    home = "/root" if user == "root" else f"/shared/home/{user}"
+    who = {"HOME": home, "USER": user, "LOGNAME": user}
+    environment = [f"--env={key}={value}" for key, value in who.items()]
+    flags = ["-it"] if terminal else ["-i"]
+    return ["docker", "exec", *flags, "-u", user, "-w", home, *environment, container(name, host)]
+
+
+def controller(name: str, action: str) -> str:
+    """Start, stop or ask for selasticd; what it says itself goes to `cluster logs selasticd`."""
+    host = container(name, "ctld")
+    done = attempt("docker", "exec", host, "cluster-start", f"selasticd-{action}")
+    words = (done.stdout + done.stderr).strip()
+    if done.returncode:
+        raise ClusterError(words)
+    return words
+
+
+def status(name: str) -> str:
+    """A few lines: containers that are not running, and what Slurm says."""
+    listed = containers(name, "{{.Names}} {{.State}}")
+    if not listed:
+        raise ClusterError(f"cluster {name} is down")
+    stopped = [line for line in listed if not line.endswith(" running")]
+    sinfo = attempt("docker", "exec", f"{name}-ctld", "sinfo", "-o", "%9P %.6D %10T %22G %N")
+    head = f"cluster {name}: {len(listed)} containers, {len(stopped)} not running"
+    return "\n".join([head, *stopped, (sinfo.stdout or sinfo.stderr).rstrip()])
+
+
+def _remove(kind: str, item: str) -> None:
+    """Docker may need a moment to see that the last container has gone."""
+    for _ in range(10):
+        done = attempt("docker", kind, "rm", item)
+        if done.returncode == 0:
+            return
+        time.sleep(0.3)
+    if "active endpoints" in done.stderr:
+        # Seen with Docker 20.10 after containers had been killed and started again.
+        raise ClusterError(
+            "Docker keeps an empty network until its restart (`up` can use it); all else is gone"
+        )
+    raise ClusterError(f"docker {kind} rm: {reason(done)}")
+
+
+def _wait_until_ready(name: str, layout: Layout, progress: Task) -> None:
+    script = "test -e /run/cluster-ready && sinfo -h -N -o %T"
+    while progress.seconds() < READY_WITHIN:
+        states = attempt("docker", "exec", f"{name}-ctld", "sh", "-c", script).stdout.split()
+        usable = sum(state in USABLE for state in states)
+        if usable == layout.nodes:
+            return
+        progress.detail(f"{usable} of {layout.nodes} ready")
+        _check_alive(name)
+        time.sleep(0.5)
+    raise ClusterError(
+        f"not all nodes are ready after {READY_WITHIN:.0f} s: see `cluster status`, `cluster logs`"
+    )
+
+
+def _check_alive(name: str) -> None:
+    for line in containers(name, "{{.Names}} {{.State}}"):
+        host, state = line.split()
+        if state not in ("running", "created"):
+            last = attempt("docker", "logs", "--tail", "1", host)
+            raise ClusterError(f"{host} is {state}: {(last.stderr or last.stdout).strip()}")
+
+
+def _subnet(name: str) -> str:
+    """The subnet the cluster already has, or the first of 10.89.*.0/24 that nobody else uses."""
+    ids = run("docker", "network", "ls", "-q").split()
+    used = _host_routes()
+    for network in json.loads(run("docker", "network", "inspect", *ids)):
+        for config in (network["IPAM"] or {}).get("Config") or []:
+            if network["Name"] == f"{name}_default":
+                return str(config["Subnet"])
+            if ":" not in config.get("Subnet", ":"):
+                used.append(IPv4Network(config["Subnet"]))
+    for third in range(256):
+        candidate = IPv4Network(f"10.89.{third}.0/24")
+        if not any(candidate.overlaps(network) for network in used):
+            return str(candidate)
+    raise ClusterError("no free network in 10.89.0.0/16")
+
+
+def _host_routes() -> list[IPv4Network]:
+    """Networks the host itself routes to, the default route excepted."""
+    table = Path("/proc/net/route")
+    rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
+    return [IPv4Network((_address(row[1]), _address(row[7]))) for row in rows if row[7] != "0" * 8]
+
+
+def _address(little_endian: str) -> str:
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(little_endian)))

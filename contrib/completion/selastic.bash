@@ -1,0 +1,53 @@
+# bash completion for selastic; install as /usr/share/bash-completion/completions/selastic
+
+_selastic_jobs() {
+    # One question to slurmctld per TAB, about the caller's own jobs.
+    timeout 2 squeue --me --noheader --format=%i 2>/dev/null
+}
+
+_selastic() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
+    local verbs='status show explain plan history usage hold release update retire reconfigure
+        check config ping'
+    local global='--config --controller --version --help'
+    local table='--format --noheader --parsable --json'
+    local i verb='' words=''
+    COMPREPLY=()
+
+    case $previous in
+        --config) compopt -o default; return ;;
+        --controller) return ;;
+        --user | -u) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
+    esac
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+            --config | --controller) ((i++)) ;;
+            -*) ;;
+            *) verb=${COMP_WORDS[i]}; break ;;
+        esac
+    done
+
+    case $verb in
+        '') words="$verbs $global" ;;
+        status) words="--all --watch $table --help" ;;
+        show) words="--json --help" ;;
+        explain) words="--json --help" ;;
+        plan) words="--all --json --help" ;;
+        history) words="$table --help" ;;
+        usage) words="--user --start --end --by-user $table --help" ;;
+        hold | release) words="--dry-run --json --help" ;;
+        update) words="--elastic= --dry-run --json --help" ;;
+        retire) words="--yes --dry-run --json --help" ;;
+        reconfigure) words="--dry-run --json --help" ;;
+        check | ping) words="--json --help" ;;
+        config) words="--help" ;;
+    esac
+    case $verb:$current in
+        :* | *:-*) ;;
+        explain:* | history:* | hold:* | release:* | update:*) words=$(_selastic_jobs) ;;
+        show:*) words="job $(_selastic_jobs)" ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    [[ ${COMPREPLY[0]-} == --elastic= ]] && compopt -o nospace
+}
+complete -F _selastic selastic

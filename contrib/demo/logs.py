@@ -1,0 +1,65 @@
+"""What the training jobs wrote themselves: every sample, every loss."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from contrib.demo.cluster import ROOT
+from contrib.demo.scene import Training
+
+_CHECKER = ROOT / "examples" / "check_run.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """One job's.
+
+    Attributes:
+        faults: samples or steps that are missing or came twice; of the library's jobs only.
+        losses: by step.
+        worlds: how many ranks each run trained with, by run; of the library's jobs only.
+    """
+
+    faults: tuple[str, ...] = ()
+    losses: Mapping[int, float] = field(default_factory=dict)
+    worlds: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+
+def read(out: Path, training: Training) -> Log:
+    """The log of a job, or of its reference."""
+    checker = _checker()
+    try:
+        losses: dict[int, float] = checker.losses(out)
+        faults: list[str] = []
+        if training.library:
+            faults = checker.faults(out, training.samples, training.epochs)
+        return Log(
+            faults=tuple(faults), losses=losses, worlds=_worlds(out) if training.library else {}
+        )
+    except FileNotFoundError as error:
+        return Log(faults=(f"{Path(error.filename).name} was never written",))
+    except (json.JSONDecodeError, KeyError) as error:
+        return Log(faults=(f"a line of its log is broken: {error}",))
+
+
+def _worlds(out: Path) -> dict[int, frozenset[int]]:
+    found: dict[int, set[int]] = {}
+    for line in (out / "losses.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        found.setdefault(entry["run"], set()).add(entry["world"])
+    return {run: frozenset(worlds) for run, worlds in found.items()}
+
+
+def _checker() -> ModuleType:
+    """examples/check_run.py, which is a script for people and no package."""
+    spec = importlib.util.spec_from_file_location("check_run", _CHECKER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

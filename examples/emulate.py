@@ -1,0 +1,129 @@
+"""Pretends that this process has a GPU of its own, of a known speed.
+
+In the test cluster all "GPUs" share the host's few CPUs. So the example scripts
+do a small real computation and then sleep until the step has taken as long as
+it would on such a device. The sleep stands where a GPU would compute: within
+backward, and for the communication just before the optimizer's update.
+
+Speeds and communication times come from the file that the environment variable
+EMULATED_DEVICES names, or /etc/slurm-elastic/devices.toml:
+
+    [speed]                # relative; `rate` samples per second at 1.0
+    v100 = 1.0
+    a100 = 2.0
+    [communication]        # seconds per step, by the widest tier the job spans
+    gpu = 0.0              # a single GPU
+    node = 0.005
+    rack = 0.02
+    spine = 0.08
+    [types]                # optional; else the features in slurm.conf are used
+    g01 = "a100"
+    [racks]
+    g01 = "rack1"
+
+Without the file nothing is emulated. Nothing but the examples uses this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_FILE = Path("/etc/slurm-elastic/devices.toml")
+SLURM_CONF = Path("/etc/slurm/slurm.conf")
+
+
+@dataclass
+class Device:
+    """One emulated GPU.
+
+    Attributes:
+        kind: its type, e.g. "a100".
+        samples_per_s: its speed.
+        communication_s: what a step spends on talking to the job's other GPUs.
+    """
+
+    kind: str
+    samples_per_s: float
+    communication_s: float
+    _begun: float = 0.0
+    _samples: int = 0
+
+    def attach(self, model: Any, optimizer: Any) -> None:
+        """Make training this model, on this rank, as slow as the device is."""
+        first = next(model.parameters())
+        model.register_forward_pre_hook(self._begin)
+        # The first layer's gradient is the last that backward computes.
+        first.register_post_accumulate_grad_hook(self._compute)
+        optimizer.register_step_pre_hook(self._communicate)
+
+    def _begin(self, _module: Any, inputs: Any) -> None:
+        self._begun = time.monotonic()
+        self._samples = len(inputs[0])
+
+    def _compute(self, _parameter: Any) -> None:
+        left = self._begun + self._samples / self.samples_per_s - time.monotonic()
+        time.sleep(max(0.0, left))
+
+    def _communicate(self, *_: Any) -> None:
+        time.sleep(self.communication_s)
+
+
+def device(rate: float) -> Device | None:
+    """The device of this rank; None where nothing is emulated.
+
+    Args:
+        rate: samples per second on a device of speed 1.
+    """
+    file = Path(os.environ.get("EMULATED_DEVICES", DEFAULT_FILE))
+    if not file.is_file():
+        return None
+    table = tomllib.loads(file.read_text())
+    types, racks = dict(table.get("types", {})), dict(table.get("racks", {}))
+    if SLURM_CONF.is_file():
+        for node, kind, rack in _features(SLURM_CONF.read_text()):
+            types.setdefault(node, kind)
+            racks.setdefault(node, rack)
+    here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    speeds = table["speed"]
+    kind = os.environ.get("EMULATED_TYPE") or types.get(here, next(iter(speeds)))
+    tier = _tier(_nodes() or [here], racks, int(os.environ.get("WORLD_SIZE", "1")))
+    return Device(kind, rate * speeds[kind], table.get("communication", {}).get(tier, 0.0))
+
+
+def _features(conf: str) -> list[tuple[str, str, str]]:
+    """(node, type, rack) of the test cluster's node lines."""
+    return re.findall(r"^NodeName=(\S+) .*Feature=(\w+),(\w+)", conf, re.MULTILINE)
+
+
+def _nodes() -> list[str]:
+    return expand(os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_JOB_NODELIST", "")))
+
+
+def _tier(nodes: list[str], racks: dict[str, str], world: int) -> str:
+    if world == 1:
+        return "gpu"
+    if len(set(nodes)) == 1:
+        return "node"
+    return "rack" if len({racks.get(node, "") for node in nodes}) == 1 else "spine"
+
+
+def expand(folded: str) -> list[str]:
+    """Node names out of Slurm's short form.
+
+    >>> expand("g[01-03,07],h5")
+    ['g01', 'g02', 'g03', 'g07', 'h5']
+    """
+    names = []
+    for prefix, ranges in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?", folded):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if first else ()
+            names += [f"{prefix}{number:0{len(first)}d}" for number in numbers] or [prefix]
+    return names

@@ -1,0 +1,22 @@
+-- slurmctld's job_submit script for sites without one of their own (JobSubmitPlugins=lua).
+-- A site that has one copies the lines down to `end` and the two calls into it, as the last
+-- thing it does: docs/directive.md. An error in here must never block a submission.
+
+local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+package.path = here .. "?.lua;" .. package.path
+local loaded, elastic = pcall(require, "slurm_elastic")
+if not loaded then
+	slurm.log_error("slurm_elastic: not loaded, jobs run unmanaged: %s", tostring(elastic))
+	elastic = nil
+end
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+	return elastic and elastic.job_submit(job_desc, part_list, submit_uid) or slurm.SUCCESS
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+	return elastic and elastic.job_modify(job_desc, job_rec, part_list, modify_uid)
+		or slurm.SUCCESS
+end
+
+return slurm.SUCCESS

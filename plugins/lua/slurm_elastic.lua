@@ -1,0 +1,227 @@
+-- What slurmctld does with --elastic at submission: check it, give the job a shape to start in,
+-- and record the directive and the shape the user asked for in AdminComment, which users cannot
+-- change. docs/directive.md describes the record and the settings.
+--
+-- The module fails open: an error of its own is logged and the job runs unmanaged. It reads a few
+-- fields and computes; nothing in it waits, since slurmctld holds its locks meanwhile.
+
+local cluster = require("slurm_elastic_cluster")
+local directive = require("slurm_elastic_directive")
+local shape = require("slurm_elastic_shape")
+
+local M = {}
+
+-- Reservations of this prefix are the controller's.
+local RESERVATION_PREFIX = "selastic_"
+local MAX_RECORD_BYTES = 65536
+-- Longer node lists of users are not looked into.
+local MAX_USER_NODES = 5000
+local UNSET_32 = 4294967294
+
+local refuse = shape.refuse
+
+-- Settings ---------------------------------------------------------------------------------------
+
+local function uid_of(account, passwd)
+	if type(account) == "number" then
+		return account
+	end
+	for name, uid in ("\n" .. (passwd or "")):gmatch("\n([^:\n]*):[^:\n]*:(%d+):") do
+		if name == account then
+			return tonumber(uid)
+		end
+	end
+end
+
+-- slurm_elastic_conf.lua beside this file returns a table; every key is optional.
+local function load_settings()
+	local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+	local path = here .. "slurm_elastic_conf.lua"
+	local settings = {}
+	if cluster.read_file(path) then
+		settings = dofile(path)
+		assert(type(settings) == "table", path .. " must return a table")
+	end
+	settings.nodes = settings.gpus_per_node and {} or cluster.read(here)
+	settings.controller_uid =
+		uid_of(settings.controller or "selastic", cluster.read_file("/etc/passwd"))
+	return settings
+end
+
+-- GPUs per node by type in the job's partitions, or in the default one.
+local known_sizes = {}
+local function partition_sizes(job, part_list)
+	if M.settings.gpus_per_node then
+		return M.settings.gpus_per_node
+	end
+	local wanted, lists = {}, {}
+	for name in (job.partition or ""):gmatch("[^,]+") do
+		wanted[name] = true
+	end
+	for name, part in pairs(part_list) do
+		if wanted[name] or not next(wanted) and part.flag_default == 1 then
+			lists[#lists + 1] = part.nodes
+		end
+	end
+	table.sort(lists)
+	local list = lists[1] and table.concat(lists, ",") or "ALL"
+	if not known_sizes[list] then
+		known_sizes[list] = cluster.sizes(M.settings.nodes, list)
+	end
+	return known_sizes[list]
+end
+
+-- The same for the nodes that the job names; nil if it names none or they are unknown.
+local function named_sizes(job)
+	if (job.req_nodes or "") ~= "" then
+		local sound, sizes = pcall(cluster.sizes, M.settings.nodes, job.req_nodes, MAX_USER_NODES)
+		return sound and next(sizes) and sizes or nil
+	end
+end
+
+-- The record -------------------------------------------------------------------------------------
+
+-- Bytes outside printable ASCII become \u00XX: AdminComment stays ASCII whatever users write.
+local function json_string(text)
+	local escaped = text:gsub(".", function(char)
+		local byte = char:byte()
+		if byte < 0x20 or byte > 0x7e or char == '"' or char == "\\" then
+			return string.format("\\u%04x", byte)
+		end
+	end)
+	return '"' .. escaped .. '"'
+end
+
+local function json_object(fields)
+	local names, members = {}, {}
+	for name in pairs(fields) do
+		names[#names + 1] = name
+	end
+	table.sort(names)
+	for i, name in ipairs(names) do
+		local value = fields[name]
+		local text = type(value) == "table" and json_object(value)
+			or type(value) == "number" and string.format("%.0f", value)
+			or json_string(value)
+		members[i] = json_string(name) .. ":" .. text
+	end
+	return "{" .. table.concat(members, ",") .. "}"
+end
+
+local function is_ours(admin_comment)
+	local text = (admin_comment or ""):gsub('^(%s*{%s*)"at"%s*:%s*%d+%s*,%s*', "%1")
+	return text:match('^%s*{%s*"elastic"') ~= nil
+end
+
+-- Submission -------------------------------------------------------------------------------------
+
+-- What the user wrote behind --elastic=, and the rest of a comment that carried it.
+local function requested(job)
+	for _, setting in pairs(job.spank_job_env or {}) do
+		local text = setting:match("^ELASTIC=(.*)$")
+		if text then
+			return text, nil
+		end
+	end
+	return (job.comment or ""):match("^elastic:(%S+)%s*(.*)$")
+end
+
+local function summary(d, gpus, gpu_type, managed)
+	local count = d.min == d.max and shape.count_of(d.min) or string.format("%d-%d GPUs", d.min, d.max)
+	local types = #d.types > 0 and ", " .. table.concat(d.types, " before ") or ""
+	local start = string.format("%d%s", gpus, gpu_type and " " .. gpu_type or "")
+	if managed then
+		return string.format("elastic: %s%s; starts at %s."
+			.. " `selastic explain JOBID` tells what happens and why", count, types, start)
+	end
+	return string.format("elastic: only batch jobs can be resized: this one gets %s and keeps"
+		.. " what it has", start)
+end
+
+local function check_reservation(job, uid)
+	if uid == 0 or uid == M.settings.controller_uid then
+		return
+	end
+	for name in (job.reservation or ""):gmatch("[^,%s]+") do
+		if name:sub(1, #RESERVATION_PREFIX) == RESERVATION_PREFIX then
+			refuse("reservation %s belongs to the elastic controller: leave it out", name)
+		end
+	end
+end
+
+-- The fields to change and the line for the user; nothing for jobs without a directive.
+local function plan(job, part_list)
+	local text, comment = requested(job)
+	if not text then
+		return {}, nil
+	end
+	local d, fault = directive.parse(text)
+	if not d then
+		refuse("%s", fault.message)
+	elseif job.het_job_offset and job.het_job_offset ~= UNSET_32 then
+		refuse("heterogeneous jobs cannot be resized: leave out --elastic or the components")
+	end
+	local managed = (job.script or "") ~= ""
+	if managed and job.requeue == 0 then
+		refuse("an elastic job is resized by requeueing it: leave out --no-requeue")
+	end
+	local sizes = partition_sizes(job, part_list)
+	local changes, gpus, gpu_type = shape.start(d, job, {
+		partition = sizes,
+		gpus_per_node = named_sizes(job) or sizes,
+		default_gpus_per_node = M.settings.default_gpus_per_node,
+	})
+	if managed then
+		local other = job.admin_comment
+		changes.admin_comment = json_object({ at = os.time(), elastic = directive.format(d), v = 1,
+			shape = shape.submitted(job),
+			other = other ~= "" and not is_ours(other) and other or nil })
+		if #changes.admin_comment > MAX_RECORD_BYTES then
+			refuse("the job's constraints take %d bytes, more than the %d that can be recorded:"
+				.. " shorten node lists or dependencies", #changes.admin_comment, MAX_RECORD_BYTES)
+		end
+		changes.comment = comment
+		changes.requeue = 1
+	end
+	return changes, summary(d, gpus, gpu_type, managed)
+end
+
+-- Runs one hook; a refusal reaches the user, any other error only the log.
+local function guarded(hook, ...)
+	local sound, result = pcall(hook, ...)
+	if sound then
+		return slurm.SUCCESS
+	elseif type(result) == "table" and result.refusal then
+		slurm.log_user("elastic: %s", result.refusal)
+		return slurm.ERROR
+	end
+	slurm.log_error("slurm_elastic: internal error, the job runs unmanaged: %s", tostring(result))
+	slurm.log_user("elastic: internal error, this job runs unmanaged; please tell the administrators")
+	return slurm.SUCCESS
+end
+
+-- slurm_job_submit of job_submit.lua; a site's own script calls it last.
+function M.job_submit(job_desc, part_list, submit_uid)
+	return guarded(function()
+		if is_ours(job_desc.admin_comment) then
+			job_desc.admin_comment = "" -- only this module writes these
+		end
+		check_reservation(job_desc, submit_uid)
+		local changes, message = plan(job_desc, part_list)
+		for name, value in pairs(changes) do
+			job_desc[name] = value
+		end
+		if message then
+			slurm.log_user("%s", message)
+		end
+	end)
+end
+
+-- slurm_job_modify of job_submit.lua.
+function M.job_modify(job_desc, _, _, modify_uid)
+	return guarded(check_reservation, job_desc, modify_uid)
+end
+
+M.settings = load_settings()
+
+return M

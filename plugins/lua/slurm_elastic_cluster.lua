@@ -1,0 +1,120 @@
+-- Which GPUs the nodes have, as slurm.conf says: job_submit scripts are told nothing of it.
+-- Lua 5.1 to 5.4.
+
+local M = {}
+
+local MAX_NODES = 200000
+local MAX_INCLUDES = 100
+
+-- Slurm's keywords are case-insensitive: a pattern for one.
+local function keyword(word)
+	return (word:gsub("%a", function(letter)
+		return "[" .. letter:upper() .. letter:lower() .. "]"
+	end))
+end
+local NODE_LINE = "^%s*" .. keyword("nodename") .. "=(%S+)(.*)$"
+local GRES = "%s" .. keyword("gres") .. "=(%S+)"
+local INCLUDE = "^%s*" .. keyword("include") .. "%s+(%S+)"
+
+local function read_file(path)
+	local file = io.open(path, "r")
+	local text = file and file:read("*a")
+	if file then
+		file:close()
+	end
+	return text
+end
+M.read_file = read_file
+
+-- Appends the names in one host expression, such as r1n[01-03,7]: brackets multiply.
+local function expand_one(names, text, limit)
+	local before, inside, after = text:match("^([^%[]*)%[([^%]]*)%](.*)$")
+	if not before then
+		names[#names + 1] = text
+		assert(#names <= limit, "too many nodes")
+		return
+	end
+	for item in inside:gmatch("[^,]+") do
+		local first, last = item:match("^(%d+)%-(%d+)$")
+		first, last = first or item, last or item
+		local form = "%s%0" .. #first .. "d%s"
+		for number = tonumber(first), tonumber(last) do
+			expand_one(names, form:format(before, number, after), limit)
+		end
+	end
+end
+
+-- The names in a node list such as g[01-03],login; an error if there are more than the limit.
+function M.expand(text, limit)
+	local names, at, depth = {}, 1, 0
+	for position = 1, #text + 1 do
+		local char = text:sub(position, position)
+		depth = depth + (char == "[" and 1 or char == "]" and -1 or 0)
+		if char == "" or char == "," and depth == 0 then
+			if position > at then
+				expand_one(names, text:sub(at, position - 1), limit or MAX_NODES)
+			end
+			at = position + 1
+		end
+	end
+	return names
+end
+
+-- The GPUs of a Gres= value: their number by type, "" for GPUs without a type.
+local function gpus_of(gres)
+	local gpus = {}
+	for item in gres:gmatch("[^,]+") do
+		local name, count = item:match("^gpu:([^:(]+):(%d+)")
+		count = count or item:match("^gpu:(%d+)")
+		if count then
+			gpus[name or ""] = (gpus[name or ""] or 0) + tonumber(count)
+		end
+	end
+	return gpus
+end
+
+-- The GPUs of each node: reads slurm.conf in the directory and the files it includes.
+function M.read(directory)
+	local nodes, default, files, at = {}, "", { "slurm.conf" }, 1
+	while files[at] and at <= MAX_INCLUDES do
+		local path = files[at]:match("^/") and files[at] or directory .. files[at]
+		local text = (read_file(path) or ""):gsub("\\\r?\n", " ")
+		for line in text:gmatch("[^\r\n]+") do
+			line = line:gsub("#.*", "")
+			files[#files + 1] = line:match(INCLUDE)
+			local name, rest = line:match(NODE_LINE)
+			local gres = name and (" " .. rest):match(GRES) or default
+			if name and name:upper() == "DEFAULT" then
+				default = gres
+			elseif name then
+				for _, node in ipairs(M.expand(name)) do
+					nodes[node] = gpus_of(gres)
+				end
+			end
+		end
+		at = at + 1
+	end
+	return nodes
+end
+
+-- GPUs per node of each type, the smallest node deciding, among the nodes listed, "ALL" for all.
+function M.sizes(nodes, list, limit)
+	local sizes = {}
+	local function count(gpus)
+		for name, number in pairs(gpus or {}) do
+			sizes[name] = math.min(sizes[name] or number, number)
+		end
+	end
+	if list:upper() ~= "ALL" then
+		for _, node in ipairs(M.expand(list, limit)) do
+			count(nodes[node])
+		end
+	else
+		for _, gpus in pairs(nodes) do
+			count(gpus)
+		end
+	end
+	return sizes
+end
+
+return M

@@ -1,0 +1,275 @@
+-- The shape of a job: what its user submitted, and what it starts with. Pure: computes from the
+-- fields of job_desc and changes none. Lua 5.1 to 5.4.
+
+local directive = require("slurm_elastic_directive")
+
+local M = {}
+
+local NICE_OFFSET = 2147483648
+local UNSET_16 = 65534
+local UNSET_32 = 4294967294
+
+-- The fields of a job that describe its shape, and the value that means "not given"; false
+-- where an absent field reads nil. min_cpus is missing: sbatch always sends a guess of its own.
+local NUMBERS = {
+	begin_time = 0, contiguous = 0, core_spec = UNSET_16, cores_per_socket = UNSET_16,
+	cpus_per_task = UNSET_16, max_nodes = UNSET_32, min_mem_per_cpu = false,
+	min_mem_per_node = false, min_nodes = UNSET_32, nice = UNSET_32,
+	ntasks_per_node = UNSET_16, ntasks_per_socket = UNSET_16, ntasks_per_tres = UNSET_16,
+	num_tasks = UNSET_32, pn_min_cpus = UNSET_16, pn_min_tmp_disk = UNSET_32,
+	req_switch = UNSET_32, shared = UNSET_16, sockets_per_node = UNSET_16,
+	threads_per_core = UNSET_16, time_limit = UNSET_32, time_min = UNSET_32,
+	wait4switch = UNSET_32,
+}
+local STRINGS = {
+	"cpus_per_tres", "dependency", "exc_nodes", "features", "licenses", "mem_per_tres", "network",
+	"partition", "prefer", "qos", "req_nodes", "reservation", "tres_bind", "tres_freq",
+	"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task",
+}
+local GPU_FIELDS = { "tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket" }
+
+-- Refusals travel as error values.
+local function refuse(format, ...)
+	error({ refusal = string.format(format, ...) }, 0)
+end
+M.refuse = refuse
+
+function M.count_of(gpus)
+	return gpus == 1 and "1 GPU" or string.format("%d GPUs", gpus)
+end
+
+-- A number the user gave, or nil.
+local function given(job, name)
+	local value = job[name]
+	if value and value ~= NUMBERS[name] and value < 2 ^ 53 then
+		return value
+	end
+end
+
+-- The fields the user gave, as Slurm stores them; nice without its offset.
+function M.submitted(job)
+	local shape = {}
+	for name in pairs(NUMBERS) do
+		shape[name] = given(job, name)
+	end
+	for _, name in ipairs(STRINGS) do
+		if job[name] and job[name] ~= "" then
+			shape[name] = job[name]
+		end
+	end
+	shape.nice = shape.nice and shape.nice ~= NICE_OFFSET and shape.nice - NICE_OFFSET or nil
+	return shape
+end
+
+-- The GPUs one request names: their number and type (nil without one); nothing for no GPUs.
+local function read_request(text)
+	local total, gpu_type
+	for item in (text or ""):gmatch("[^,]+") do
+		local kind, rest = item:match("^gres[/:]([^:=]+)[:=]?(.*)$")
+		if kind ~= "gpu" and (kind or item:match("^license")) then
+			refuse("%s cannot be resized: ask for whole GPUs only", item)
+		elseif kind then
+			local name, count, suffix = rest:match("^([^:=]+)[:=](%d+)([kK]?)$")
+			if not count then
+				count, suffix = rest:match("^(%d+)([kK]?)$")
+			end
+			if not count then
+				name, count, suffix = rest ~= "" and rest or nil, 1, ""
+			end
+			if name and name:match("[:=]") then
+				refuse("%s cannot be understood: write gpu:TYPE:COUNT", item)
+			elseif name and (name:lower():match("^mig") or name:match("%dg%.%d")) then
+				refuse("%s is a slice of a GPU (MIG): ask for whole GPUs only", item)
+			elseif total and name ~= gpu_type then
+				refuse("%s names two types of GPUs: an elastic job runs on one at a time", text)
+			end
+			total, gpu_type = (total or 0) + tonumber(count) * (suffix == "" and 1 or 1024), name
+		end
+	end
+	return total, gpu_type
+end
+
+-- The job's own shape: GPUs, type, nodes; nothing if it names no GPUs.
+local function own_shape(job)
+	local requests, gpu_type = {}, nil
+	for _, field in ipairs(GPU_FIELDS) do
+		local count, name = read_request(job[field])
+		if gpu_type and name and name ~= gpu_type then
+			refuse("%s and %s are two types of GPUs: an elastic job runs on one at a time",
+				gpu_type, name)
+		end
+		requests[field], gpu_type = count, name or gpu_type
+	end
+	local nodes, tasks = given(job, "min_nodes"), given(job, "num_tasks")
+	local per_node, per_gpu = given(job, "ntasks_per_node"), given(job, "ntasks_per_tres")
+	if not nodes and tasks and per_node and per_node > 0 then
+		nodes = math.ceil(tasks / per_node)
+	end
+	tasks = tasks or (per_node or 1) * (nodes or 1)
+	if requests.tres_per_job then
+		return requests.tres_per_job, gpu_type, nodes
+	elseif requests.tres_per_node then
+		return requests.tres_per_node * (nodes or 1), gpu_type, nodes or 1
+	elseif requests.tres_per_task then
+		return requests.tres_per_task * tasks, gpu_type, nodes
+	elseif requests.tres_per_socket then
+		local sockets = given(job, "sockets_per_node") or 1
+		return requests.tres_per_socket * sockets * (nodes or 1), gpu_type, nodes or 1
+	elseif per_gpu and per_gpu > 0 and given(job, "num_tasks") then
+		return math.ceil(tasks / per_gpu), nil, nodes
+	end
+end
+
+-- The types the job may use that this number of GPUs suits, the preferred one first; those the
+-- cluster does not have only if it has none of them. Without a preference the types with the
+-- largest nodes come first.
+local function legal_types(d, gpus, settings)
+	local names, legal = d.types, {}
+	if #names == 0 then
+		names = {}
+		for name in pairs(settings.gpus_per_node) do
+			names[#names + 1] = name ~= "" and name or nil
+		end
+		table.sort(names, function(a, b)
+			local size_a, size_b = settings.gpus_per_node[a], settings.gpus_per_node[b]
+			return size_a > size_b or size_a == size_b and a < b
+		end)
+	end
+	local unknown = {}
+	for _, name in ipairs(names) do
+		if directive.allows(d, gpus, name) then
+			local list = settings.gpus_per_node[name] and legal or unknown
+			list[#list + 1] = name
+		end
+	end
+	return #legal > 0 and legal or unknown
+end
+
+-- The GPUs per node that can be counted on, on this type or on any of these.
+local function node_size(gpu_type, types, settings)
+	local sizes = settings.gpus_per_node
+	local default = sizes[""] or settings.default_gpus_per_node or 4
+	if gpu_type then
+		return sizes[gpu_type] or default
+	end
+	local smallest = math.huge
+	for _, name in ipairs(types) do
+		smallest = math.min(smallest, sizes[name] or default)
+	end
+	return smallest < math.huge and smallest or default
+end
+
+-- Whether a request without a type can only be met by GPUs of one type that the job may use. A
+-- job that names features and no types chooses by the features.
+local function needs_no_type(d, job, gpus, nodes, settings)
+	if #d.types == 0 and (job.features or "") ~= "" then
+		return true
+	end
+	local kinds = 0
+	for name in pairs(settings.partition) do
+		kinds = kinds + 1
+		if not directive.allows(d, gpus, name) and not (name == "" and #d.types == 0) then
+			return false
+		end
+	end
+	if kinds == 0 then
+		return #d.types == 0
+	end
+	return #d.types ~= 1 and (kinds == 1 or nodes == 1)
+end
+
+local function request(gpus, gpu_type)
+	return gpu_type and string.format("gres/gpu:%s:%d", gpu_type, gpus)
+		or string.format("gres/gpu:%d", gpus)
+end
+
+-- The changes that let a job without GPUs of its own start at its smallest size.
+local function default_shape(d, job, settings)
+	local gpus, gpu_type = directive.start(d)
+	local types = legal_types(d, gpus, settings)
+	local least, most = given(job, "min_nodes") or 1, given(job, "max_nodes") or math.huge
+	local function nodes_for(name)
+		local needed = math.ceil(gpus / node_size(name, types, settings))
+		return math.max(least, math.min(most, needed))
+	end
+	if not gpu_type and not needs_no_type(d, job, gpus, nodes_for(nil), settings) then
+		gpu_type = types[1]
+	end
+	local nodes = nodes_for(gpu_type)
+	if nodes > gpus then
+		refuse("%d nodes need as many GPUs at least, but the job starts at %d:"
+			.. " leave --nodes out or raise MIN", nodes, gpus)
+	end
+	local changes = { min_nodes = nodes, max_nodes = nodes }
+	if gpus % nodes == 0 then
+		changes.tres_per_node = request(gpus / nodes, gpu_type)
+	else
+		changes.tres_per_job = request(gpus, gpu_type)
+	end
+	local tasks = given(job, "num_tasks")
+	if tasks and tasks < nodes or not tasks and changes.tres_per_job then
+		changes.num_tasks = nodes -- Slurm wants one on each node
+	end
+	return changes, gpus, gpu_type
+end
+
+-- The job's own requests, narrowed to one type.
+local function typed_requests(job, gpus, gpu_type)
+	local changes = {}
+	for _, field in ipairs(GPU_FIELDS) do
+		local text = job[field] or ""
+		if text:match("gres[/:]gpu") then
+			changes[field] = text:gsub("(gres[/:]gpu)[:=]?(%d*)", function(gpu, count)
+				return gpu .. ":" .. gpu_type .. (count ~= "" and ":" .. count or "")
+			end)
+		end
+	end
+	if not next(changes) then -- --ntasks-per-gpu alone
+		changes.tres_per_job = request(gpus, gpu_type)
+	end
+	return changes
+end
+
+-- The job's own shape, checked against its directive; changes only what would let it start on
+-- GPUs of several types or of a type it does not want.
+local function checked_shape(d, job, settings, gpus, gpu_type, nodes)
+	if gpus < d.min or gpus > d.max then
+		refuse("the job asks for %s to start with, outside %d-%d: change one of them",
+			M.count_of(gpus), d.min, d.max)
+	elseif gpu_type and not directive.allows(d, gpus, gpu_type) then
+		refuse("the job asks for %d %s to start with, which --elastic=%s does not allow", gpus,
+			gpu_type, directive.format(d))
+	end
+	local types = legal_types(d, gpus, settings)
+	if #d.types > 0 and #types == 0 or d.unit and gpus % d.unit ~= 0 then
+		refuse("the job asks for %s to start with, no multiple of its unit: change one of them",
+			M.count_of(gpus))
+	end
+	local changes = {}
+	local per_node = (job.tres_per_node or "") ~= ""
+	if not per_node then
+		nodes = math.max(nodes or 1, math.ceil(gpus / node_size(gpu_type, types, settings)))
+	end
+	if not gpu_type and not needs_no_type(d, job, gpus, nodes, settings) and types[1] then
+		gpu_type = types[1]
+		changes = typed_requests(job, gpus, gpu_type)
+	end
+	if per_node or not gpu_type then
+		changes.min_nodes, changes.max_nodes = nodes, nodes
+	end
+	return changes, gpus, gpu_type
+end
+
+-- The fields to change so that the job starts within its directive, the GPUs it then starts with
+-- and their type, nil for any. The settings say how many GPUs a node has by type ("" for GPUs
+-- without one): .partition where Slurm may put the job, .gpus_per_node on the nodes it names or
+-- there, .default_gpus_per_node where these tell nothing.
+function M.start(d, job, settings)
+	local gpus, gpu_type, nodes = own_shape(job)
+	if gpus then
+		return checked_shape(d, job, settings, gpus, gpu_type, nodes)
+	end
+	return default_shape(d, job, settings)
+end
+
+return M

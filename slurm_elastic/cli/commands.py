@@ -1,0 +1,91 @@
+"""Verbs that change something: hold, release, update, retire, reconfigure."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+
+
+@options.verb
+@options.job_ids
+@options.dry_run
+@options.as_json
+def hold(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
+    """Leave jobs in their shape until they are released."""
+    answer = client.ask("hold", jobs=list(jobs), dry_run=dry_run)
+    _report(answer, dry_run=dry_run, json_=json_)
+
+
+@options.verb
+@options.job_ids
+@options.dry_run
+@options.as_json
+def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
+    """Let jobs change their shape again."""
+    answer = client.ask("release", jobs=list(jobs), dry_run=dry_run)
+    _report(answer, dry_run=dry_run, json_=json_)
+
+
+@options.verb
+@options.job_ids
+@click.option(
+    "--elastic", metavar="MIN-MAX[,KEY=VALUE…]", required=True, help="Replace the directive."
+)
+@options.dry_run
+@options.as_json
+def update(jobs: tuple[str, ...], elastic: str, dry_run: bool, json_: bool) -> None:
+    """Change what jobs ask for: `selastic update 4711 --elastic=2-8`."""
+    from slurm_elastic.directive import Directive, DirectiveError  # noqa: PLC0415
+
+    try:
+        Directive.parse(elastic)
+    except DirectiveError as error:
+        raise CliError(str(error), USAGE) from None
+    answer = client.ask("update", jobs=list(jobs), elastic=elastic, dry_run=dry_run)
+    _report(answer, dry_run=dry_run, json_=json_)
+
+
+@options.verb
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@options.dry_run
+@options.as_json
+def retire(yes: bool, dry_run: bool, json_: bool) -> None:
+    """Give everything back to Slurm, before slurm-elastic is stopped for good or upgraded.
+
+    Changes under way are finished or undone, held jobs are released, reservations deleted. Jobs
+    run on in their present shape.
+    """
+    if not (yes or dry_run):
+        if not sys.stdin.isatty():
+            raise CliError("retire: nobody to ask; add --yes", USAGE)
+        click.confirm("Give all elastic jobs back to Slurm and begin nothing new?", abort=True)
+    _report(client.ask("retire", dry_run=dry_run), dry_run=dry_run, json_=json_)
+
+
+@options.verb
+@options.dry_run
+@options.as_json
+def reconfigure(dry_run: bool, json_: bool) -> None:
+    """Make the controller read elastic.toml again."""
+    _report(client.ask("reconfigure", dry_run=dry_run), dry_run=dry_run, json_=json_)
+
+
+def _report(answer: dict[str, Any], *, dry_run: bool, json_: bool) -> None:
+    """Print what was done; exit 1 if not all of it was."""
+    results: list[dict[str, Any]] = answer.get("results", [])
+    if json_:
+        options.put_json(answer)
+    elif "text" in answer:
+        click.echo(words.clean(answer["text"]))
+    what = "not done, would be: " if dry_run else ""
+    for result in results if not json_ else ():
+        job = result.get("display_id", result.get("job_id"))
+        line = f"{job}: {what if result.get('ok') else ''}{result.get('text', '')}"
+        click.echo(words.clean(line), err=not result.get("ok"))
+    if not all(r.get("ok") for r in results):
+        click.get_current_context().exit(REFUSED)

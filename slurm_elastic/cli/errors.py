@@ -1,0 +1,22 @@
+"""How `selastic` ends: documented exit codes, one line that names culprit and remedy."""
+
+from __future__ import annotations
+
+#: Refused by the controller, or only partly done.
+REFUSED = 1
+#: The command line is wrong.
+USAGE = 2
+#: The controller does not answer.
+SILENT = 3
+
+
+class CliError(Exception):
+    """Ends the command: its text follows `selastic: ` on stderr.
+
+    Attributes:
+        exit_code: one of the codes above.
+    """
+
+    def __init__(self, text: str, exit_code: int = REFUSED) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code

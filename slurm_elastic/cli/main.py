@@ -1,0 +1,108 @@
+"""The command `selastic`: finds the verb, and turns failures into one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+from slurm_elastic import __version__
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.options import rich_if_terminal
+
+#: verb → (module, function), in the order of the help.
+VERBS = {
+    "status": "status",
+    "show": "status",
+    "explain": "why",
+    "plan": "why",
+    "history": "why",
+    "usage": "usage",
+    "hold": "commands",
+    "release": "commands",
+    "update": "commands",
+    "retire": "commands",
+    "reconfigure": "commands",
+    "check": "site",
+    "config": "site",
+    "ping": "site",
+}
+
+
+class _Verbs(rich_if_terminal("RichGroup", click.Group)):  # type: ignore[misc]
+    """Imports a verb's module when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """All verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The verb, None when unknown."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"slurm_elastic.cli.{VERBS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=_Verbs, context_settings={"max_content_width": 100})
+@click.option(
+    "--config",
+    metavar="FILE",
+    envvar="SLURM_ELASTIC_CONFIG",
+    help="Read this instead of /etc/slurm-elastic/elastic.toml.",
+)
+@click.option(
+    "--controller",
+    metavar="HOST:PORT",
+    envvar="SLURM_ELASTIC_CONTROLLER",
+    help="Ask this controller instead of the configured one.",
+)
+@click.version_option(__version__, "-V", "--version", prog_name="selastic")
+def selastic(config: str | None, controller: str | None) -> None:
+    """Elastic jobs on Slurm: what they hold, why, and what comes next.
+
+    Exit codes: 0 done, 1 refused or failed, 2 wrong command line, 3 the controller does not answer.
+    """
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = selastic.main(args=list(argv), prog_name="selastic", standalone_mode=False)
+    except CliError as error:
+        return _fail(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "selastic"
+        return _fail(f"{error.format_message()} See `{where} --help`.", USAGE)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of `selastic`."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _fail(text: str, code: int) -> int:
+    click.echo(f"selastic: {text}", err=True)
+    return code

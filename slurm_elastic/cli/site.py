@@ -1,0 +1,92 @@
+"""`selastic check`, `selastic config` and `selastic ping`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli.errors import REFUSED, CliError
+
+if TYPE_CHECKING:
+    from slurm_elastic.controller.check import Facts
+
+
+@options.verb
+@options.as_json
+def check(json_: bool) -> None:
+    """Look for what in this site's set-up would hurt elastic jobs.
+
+    Works without a running controller. Exit code 1 when something needs mending.
+    """
+    from slurm_elastic.controller.check import check as look  # noqa: PLC0415
+    from slurm_elastic.controller.check import lines  # noqa: PLC0415
+
+    findings = look(_facts())
+    if json_:
+        options.put_json({"findings": [dataclasses.asdict(f) for f in findings]})
+    elif findings:
+        options.put(words.clean(line) for line in lines(findings))
+    else:
+        click.echo("nothing to mend")
+    if any(f.severity == "error" for f in findings):
+        click.get_current_context().exit(REFUSED)
+
+
+@options.verb
+def config() -> None:
+    """Print a commented elastic.toml with all defaults."""
+    from slurm_elastic.config_text import example  # noqa: PLC0415
+
+    click.echo(example(), nl=False)
+
+
+@options.verb
+@options.as_json
+def ping(json_: bool) -> None:
+    """Ask the controller whether it is there. Exit code 3 when it is not."""
+    begin = time.monotonic()
+    answer = client.ask("ping")
+    took = time.monotonic() - begin
+    if json_:
+        options.put_json({**answer, "seconds": round(took, 4)})
+    else:
+        version = words.clean(answer.get("version", "?"))
+        click.echo(f"selasticd {version} at {client.address()} answers in {took * 1000:.0f} ms")
+
+
+def _facts() -> Facts:
+    from slurm_elastic.controller.check import Facts  # noqa: PLC0415
+    from slurm_elastic.job import seal  # noqa: PLC0415
+    from slurm_elastic.slurm import site  # noqa: PLC0415
+
+    settings, config_error = None, ""
+    try:
+        settings = client.settings()
+    except CliError as error:
+        config_error = str(error)
+    munge_error = ""
+    try:
+        seal.unseal(seal.seal(b"", purpose="check", nonce="0"), purpose="check")
+    except seal.SealError as error:
+        munge_error = str(error)
+    answer: Any = None
+    controller_error = ""
+    try:
+        answer = client.ask("check")
+    except CliError as error:
+        controller_error = str(error).removesuffix(client.REMEDY)
+    account = (answer or {}).get("account") or "selastic"
+    return Facts(
+        site=site.gather(account),
+        config=settings,
+        config_error=config_error,
+        policies=tuple(sorted({e.name for e in entry_points(group="slurm_elastic.policies")})),
+        munge_error=munge_error,
+        controller=answer,
+        controller_error=controller_error,
+    )

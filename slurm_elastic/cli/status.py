@@ -1,0 +1,237 @@
+"""`selastic status` and `selastic show`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli.errors import SILENT, USAGE, CliError
+from slurm_elastic.cli.tables import Column, Layout, render
+
+if TYPE_CHECKING:
+    from slurm_elastic.controller.answers_schema import (
+        JobRow,
+        PartitionRow,
+        ShowAnswer,
+        StatusAnswer,
+        Waiting,
+    )
+
+_COLUMNS = (
+    Column("JOBID", lambda r: r["display_id"], right=True),
+    Column("NAME", lambda r: r["name"], most=20),
+    Column("USER", lambda r: r["user"], most=12),
+    Column("GPUS", lambda r: str(r["gpus"]) if r["gpus"] else "-", right=True),
+    Column("WANTS", lambda r: r["wants"]),
+    Column("TYPE", lambda r: r["gpu_type"] or "any"),
+    Column("WHERE", lambda r: where(r)),  # noqa: PLW0108 - defined below
+    Column("SPEED", lambda r: _running(r, words.speed(r))),
+    Column("PROGRESS", lambda r: _running(r, words.percent(r["progress"])), right=True),
+    Column("RESIZES", lambda r: _running(r, str(r["resizes"])), right=True),
+    Column("PARTITION", lambda r: r["partition"]),
+    Column("STATE", lambda r: r["state"]),
+    Column("NODES", lambda r: words.nodes(r["where"])),
+    Column("HELD", lambda r: "yes" if r["held"] else "no"),
+)
+_DEFAULT = tuple(c.header for c in _COLUMNS[:10])
+
+
+@options.verb
+@click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs too.")
+@click.option(
+    "-w",
+    "--watch",
+    metavar="SECONDS",
+    is_flag=False,
+    flag_value=2.0,
+    type=click.FloatRange(min=0.5),
+    help="Show it again every SECONDS (2); redrawn in place on a terminal.",
+)
+@options.table
+@options.as_json
+def status(
+    *, all_: bool, watch: float | None, format_: str, noheader: bool, parsable: bool, json_: bool
+) -> None:
+    """Show the GPUs of each partition, and the elastic jobs."""
+    layout = options.layout(format_, noheader, parsable)
+    if json_ and watch:
+        raise CliError("--json and --watch exclude each other", USAGE)
+    if json_:
+        options.put_json(client.ask("status", all=all_))
+    elif watch is None:
+        options.put(lines(_asked(all_), layout))
+    elif sys.stdout.isatty():
+        _redraw(all_, layout, watch)
+    else:
+        while True:
+            options.put([*lines(_asked(all_), layout), ""])
+            sys.stdout.flush()
+            time.sleep(watch)
+
+
+@options.verb
+@click.argument("what", metavar="[job]", required=True)
+@click.argument("job", metavar="JOBID", required=False)
+@options.as_json
+def show(what: str, job: str | None, json_: bool) -> None:
+    """Show everything known of one job: `selastic show job 4711`."""
+    if job is None:
+        what, job = "job", what
+    if what not in ("job", "jobs"):
+        raise CliError(f'show: "{words.clean(what)}" is unknown; write `show job {job}`', USAGE)
+    answer: Any = client.ask("show", jobs=[job])
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(details(answer))
+
+
+def lines(answer: StatusAnswer, layout: Layout) -> list[str]:
+    """The whole of `status`: notes, partitions, jobs."""
+    jobs = render(answer["jobs"], _COLUMNS, _DEFAULT, layout)
+    if layout.parsable or not layout.header:
+        return jobs
+    notes = [f"note: {words.clean(n)}" for n in answer["notes"]]
+    if answer["mode"] != "act":
+        notes.insert(0, f"note: mode is {answer['mode']}: jobs are looked at, not changed")
+    head = notes + [_partition(p) for p in answer["partitions"]]
+    indented = [f"  {line}" for line in jobs] if answer["jobs"] else ["  no elastic jobs"]
+    return head + indented
+
+
+def where(row: JobRow) -> str:
+    """Nodes of a running job, or what a pending one waits for."""
+    transition = row["transition"]
+    if transition:
+        way = f"-> {words.clean(transition['target'])} ({words.phase(transition['state'])})"
+        return f"{words.places(row['where'])} {way}".lstrip()
+    if row["waiting"] is not None:
+        count, reason = words.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
+        return f"waiting for {count}" + (f": {reason}" if reason else "")
+    text = words.places(row["where"])
+    return f"{text} (held)" if row["held"] else text
+
+
+def waits_for(why: Waiting) -> str:
+    """`4711 gives them in about 6 s`; "" when nobody knows."""
+    givers = why["givers"]
+    if givers:
+        names = " and ".join(g["display_id"] for g in givers[:3])
+        known = [g["in_s"] for g in givers if g["in_s"] is not None]
+        soon = f" in about {words.span(round(max(known)))}" if len(known) == len(givers) else ""
+        verb = "gives" if len(givers) == 1 else "give"
+        if not any(g["under_way"] for g in givers):
+            verb = "is to give" if len(givers) == 1 else "are to give"
+        return f"{names} {verb} them{soon}"
+    if why["kept"]:
+        return f"{sum(why['kept'].values())} are kept for it"
+    if why["leased"]:
+        return "the controller starts it"
+    reason = why["slurm_reason"]
+    if reason == "BeginTime" and why["begin_time"]:
+        return f"starts at {words.clock(why['begin_time'])}"
+    return "" if reason in ("", "None") else words.clean(reason)
+
+
+def details(answer: ShowAnswer) -> list[str]:
+    """`scontrol show`'s form: Key=value, grouped."""
+    job, now = answer["job"], answer["time"]
+
+    def pairs(**values: object) -> str:
+        shown = ((k, "-" if v in (None, "") else words.clean(v)) for k, v in values.items())
+        return "   " + " ".join(f"{k}={v}" for k, v in shown)
+
+    def seconds(value: float | None) -> str:
+        return "-" if value is None else words.span(value).replace(" ", "")
+
+    out = [
+        pairs(JobId=job["display_id"], JobName=job["name"])[3:],
+        pairs(User=job["user"], Account=answer["account"], QOS=answer["qos"]),
+        pairs(State=job["state"], Partition=job["partition"], Restarts=answer["run"]),
+        pairs(Elastic=answer["override"] or answer["directive"], Submitted=answer["directive"]),
+        pairs(GPUs=job["gpus"], Type=job["gpu_type"], Where=words.places(job["where"])),
+        pairs(
+            SubmitTime=words.clock(answer["submit_time"], now),
+            StartTime=words.clock(answer["start_time"], now),
+            EndTime=words.clock(answer["end_time"], now),
+            TimeLimit=_limit(answer["time_limit_s"]),
+        ),
+        pairs(
+            Speed=words.speed(job).replace(" ", ""),
+            Step=answer["step"],
+            Progress=words.percent(job["progress"]),
+            GlobalBatch=answer["global_batch"],
+        ),
+        pairs(
+            Proven=_yes(answer["proven"]),
+            Reporting=_yes(answer["reporting"]),
+            Checkpoint=seconds(answer["checkpoint_s"]),
+            Restart=seconds(answer["restart_s"]),
+            LastCheckpointStep=answer["checkpoint_step"],
+        ),
+        pairs(Held=_yes(job["held"]), Resizes=job["resizes"], LeftAlone=job["unmanaged_reason"]),
+    ]
+    out += [
+        pairs(
+            Measured=f"{words.digits(m['samples_per_s'])}samples/s",
+            GPUs=m["gpus"],
+            Type=m["gpu_type"],
+            Nodes=m["nodes"],
+        )
+        for m in answer["measurements"]
+    ]
+    return out
+
+
+def _asked(everything: bool) -> StatusAnswer:
+    answer: Any = client.ask("status", all=everything)
+    return answer  # type: ignore[no-any-return]
+
+
+def _redraw(everything: bool, layout: Layout, seconds: float) -> None:
+    """On a terminal: the newest state in place, until Ctrl-C."""
+    from rich.live import Live  # noqa: PLC0415 - slow to import
+    from rich.text import Text  # noqa: PLC0415
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                text = "\n".join(lines(_asked(everything), layout))
+            except CliError as error:
+                if error.exit_code != SILENT:
+                    raise
+                text = f"selastic: {error}"  # it may be restarting
+            stamp = time.strftime("%H:%M:%S")
+            live.update(Text(f"every {seconds:g} s, {stamp}\n{text}", no_wrap=True), refresh=True)
+            time.sleep(seconds)
+
+
+def _partition(row: PartitionRow) -> str:
+    types = ", ".join(f"{count} {kind}" for kind, count in row["types"].items() if kind)
+    parts = [
+        f"PARTITION {words.clean(row['name'])}",
+        words.gpus(row["gpus"], "") + (f" ({words.clean(types)})" if types else ""),
+        f"{row['elastic'] + row['rigid']} in use: {row['elastic']} elastic, {row['rigid']} rigid",
+        f"{row['idle']} idle",
+    ]
+    if row["unavailable"]:
+        parts.append(f"{row['unavailable']} unavailable")
+    if row["waiting"]:
+        parts.append(f"{row['waiting']} job{'s' if row['waiting'] > 1 else ''} waiting")
+    return "   ".join(parts)
+
+
+def _running(row: JobRow, text: str) -> str:
+    return "" if row["waiting"] is not None else text
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _limit(seconds: int | None) -> str:
+    return "UNLIMITED" if seconds is None else words.duration(seconds)

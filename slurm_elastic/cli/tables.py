@@ -1,0 +1,101 @@
+"""Plain tables with Slurm's options: chosen columns, no header, parsable.
+
+A column is named by its header, as with sacct: `-o jobid,name%20,gpus`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.words import clean
+
+_FIELD = re.compile(r"(\w+)(?:%(-?)(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        value: gives the text of a row.
+        most: longer texts are cut, but not in parsable output.
+        width: asked for with -o; else as wide as the longest text.
+    """
+
+    header: str
+    value: Callable[[Any], str]
+    right: bool = False
+    most: int = 1000
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The options -o, -h and -P."""
+
+    columns: str = ""
+    header: bool = True
+    parsable: bool = False
+
+
+def render(
+    rows: Sequence[Any], columns: Sequence[Column], default: Sequence[str], layout: Layout
+) -> list[str]:
+    """Lines of a table.
+
+    Args:
+        rows: what the columns' `value` is called with.
+        columns: all columns there are.
+        default: headers of those shown without -o.
+        layout: the user's options.
+
+    Raises:
+        CliError: -o names a column that does not exist.
+    """
+    known = {c.header: c for c in columns}
+    chosen = _chosen(layout.columns, known) if layout.columns else [known[h] for h in default]
+    cells = [[clean(c.value(row)) for c in chosen] for row in rows]
+    if layout.header:
+        cells.insert(0, [c.header for c in chosen])
+    if layout.parsable:
+        # A job's name may hold the separator; a script must be able to rely on the count.
+        return ["|".join(text.replace("|", "?") for text in row) for row in cells]
+    widths = [_width(column, i, cells) for i, column in enumerate(chosen)]
+    return [_line(row, chosen, widths) for row in cells]
+
+
+def _width(column: Column, index: int, cells: Sequence[Sequence[str]]) -> int:
+    """As wide as the texts, but for those with nothing behind them: they may stick out."""
+    if column.width:
+        return column.width
+    texts = [row[index] for row in cells if index == len(row) - 1 or any(row[index + 1 :])]
+    return min(column.most, max(map(len, texts), default=0))
+
+
+def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    last = max((i for i, text in enumerate(row) if text), default=0)
+    texts = []
+    for i, (text, column, width) in enumerate(zip(row, columns, widths, strict=True)):
+        room = column.most if i == last and column.width is None else width
+        cut = text if len(text) <= room else text[: room - 1] + "+"
+        texts.append(cut.rjust(width) if column.right else cut.ljust(width))
+    return "  ".join(texts).rstrip()
+
+
+def _chosen(text: str, known: Mapping[str, Column]) -> list[Column]:
+    chosen = []
+    for word in text.split(","):
+        match = _FIELD.fullmatch(word.strip())
+        column = known.get(match[1].upper()) if match else None
+        if match is None or column is None:
+            names = ", ".join(h.lower() for h in known)
+            raise CliError(f'--format: "{clean(word)}" is no column; known: {names}', USAGE)
+        if match[3]:
+            # As with sacct: %8 aligns right, %-8 left.
+            column = replace(column, right=match[2] != "-", width=int(match[3]) or None)
+        chosen.append(column)
+    return chosen

@@ -1,0 +1,87 @@
+"""`selastic usage`: GPU time as it really was, over all shapes of a job."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.tables import Column, Layout, render
+
+if TYPE_CHECKING:
+    from slurm_elastic.controller.answers_schema import UsageAnswer
+
+_HOUR = 3600
+
+_JOBS = (
+    Column("JOBID", lambda r: r["display_id"], right=True),
+    Column("USER", lambda r: r["user"]),
+    Column("TYPE", lambda r: r["gpu_type"] or "-"),
+    Column("GPUHOURS", lambda r: _hours(r["gpu_seconds"]), right=True),
+    Column("ELAPSED", lambda r: words.duration(r["seconds"]), right=True),
+    Column("SHAPES", lambda r: str(r["shapes"]), right=True),
+    Column("GPUSECONDS", lambda r: f"{r['gpu_seconds']:.0f}", right=True),
+)
+_USERS = (
+    Column("USER", lambda r: r["user"]),
+    Column("GPUHOURS", lambda r: _hours(r["gpu_seconds"]), right=True),
+    Column("TYPES", lambda r: _types(r["types"])),
+    Column("GPUSECONDS", lambda r: f"{r['gpu_seconds']:.0f}", right=True),
+)
+
+
+@options.verb
+@click.option("-u", "--user", metavar="NAME", help="Only this user's jobs.")
+@click.option("-S", "--start", metavar="TIME", default="now-1day", help="From then on (now-1day).")
+@click.option("-E", "--end", metavar="TIME", help="Until then (now).")
+@click.option("--by-user", is_flag=True, help="One line per user instead of per job.")
+@options.table
+@options.as_json
+def usage(
+    *,
+    user: str | None,
+    start: str,
+    end: str | None,
+    by_user: bool,
+    format_: str,
+    noheader: bool,
+    parsable: bool,
+    json_: bool,
+) -> None:
+    """Count GPU hours by job or by user.
+
+    Slurm bills a job by the shape of its first run; this counts what it really held.
+    """
+    now = time.time()
+    try:
+        first = words.parse_time(start, now)
+        last = words.parse_time(end, now) if end else None
+    except ValueError as error:
+        raise CliError(f"usage: {error}", USAGE) from None
+    answer: Any = client.ask("usage", user=user, start=first, end=last)
+    if json_:
+        options.put_json(answer)
+    else:
+        put = options.layout(format_, noheader, parsable)
+        options.put(used(answer, put, by_user=by_user))
+
+
+def used(answer: UsageAnswer, layout: Layout, *, by_user: bool) -> list[str]:
+    """The whole of `usage`."""
+    rows: Any = answer["users"] if by_user else answer["jobs"]
+    columns = _USERS if by_user else _JOBS
+    if not rows and layout.header and not layout.parsable:
+        return ["no elastic job held GPUs in that time"]
+    return render(rows, columns, [c.header for c in columns[:-1]], layout)
+
+
+def _hours(gpu_seconds: float) -> str:
+    hours = gpu_seconds / _HOUR
+    return f"{hours:.2f}" if hours >= 1 else f"{hours:.3f}"
+
+
+def _types(types: dict[str, float]) -> str:
+    return ",".join(f"{kind or 'gpu'}={_hours(spent)}" for kind, spent in types.items())

@@ -1,0 +1,271 @@
+"""`selastic explain`, `selastic plan` and `selastic history`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli.status import waits_for
+from slurm_elastic.cli.tables import Column, Layout, render
+
+if TYPE_CHECKING:
+    from slurm_elastic.controller.answers_schema import (
+        ChangeRow,
+        DecisionRow,
+        ExplainAnswer,
+        HistoryAnswer,
+        PlanAnswer,
+        PlanRow,
+    )
+
+_VERBS = {
+    "keep": "stays",
+    "start": "starts with",
+    "grow": "grows to",
+    "shrink": "shrinks to",
+    "move": "moves to",
+    "preempt": "gives all its GPUs and waits",
+}
+_WOULD = {
+    "keep": "stay",
+    "start": "start with",
+    "grow": "grow to",
+    "shrink": "shrink to",
+    "move": "move to",
+    "preempt": "give all its GPUs and wait",
+}
+
+#: Where the texts of `explain` begin.
+_INDENT = 18
+
+_COLUMNS = (
+    Column("TIME", lambda r: words.clock(r["time"])),
+    Column("JOBID", lambda r: r["display_id"], right=True),
+    Column("ACTION", lambda r: r["action"]),
+    Column("FROM", lambda r: r["from"] or "-"),
+    Column("TO", lambda r: r["to"] or "-"),
+    Column("OUTCOME", lambda r: r["outcome"] or r["state"].lower()),
+    Column("TOOK", lambda r: _seconds(r["total_s"]), right=True),
+    Column("REASON", lambda r: r["reason"] or "-"),
+    Column("SAVE", lambda r: _part(r, "checkpoint"), right=True),
+    Column("SLURM", lambda r: _part(r, "slurm"), right=True),
+    Column("STARTUP", lambda r: _part(r, "startup"), right=True),
+    Column("RESTORE", lambda r: _part(r, "restore"), right=True),
+    Column("PAIDBACK", lambda r: _seconds(r["paid_back_s"]), right=True),
+    Column("STATE", lambda r: r["state"]),
+)
+_DEFAULT = tuple(c.header for c in _COLUMNS[:8])
+
+
+@options.verb
+@click.argument("job", metavar="JOBID")
+@options.as_json
+def explain(job: str, json_: bool) -> None:
+    """Say what happens to a job, and why."""
+    answer: Any = client.ask("explain", jobs=[job])
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(words.wrapped(explained(answer), _INDENT))
+
+
+@options.verb
+@click.option("-a", "--all", "all_", is_flag=True, help="Jobs for which nothing changes too.")
+@options.as_json
+def plan(all_: bool, json_: bool) -> None:
+    """Show what the next round would do. Nothing is done."""
+    answer: Any = client.ask("plan")
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(planned(answer, everything=all_))
+
+
+@options.verb
+@click.argument("job", metavar="[JOBID]", required=False)
+@options.table
+@options.as_json
+def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_: bool) -> None:
+    """Show past changes, of one job or of all, and what each cost."""
+    answer: Any = client.ask("history", jobs=[job] if job else None)
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(past(answer, options.layout(format_, noheader, parsable)))
+
+
+def explained(answer: ExplainAnswer) -> list[str]:
+    """The whole of `explain`."""
+    job, decision = answer["job"], answer["decision"]
+    lines = [_state(answer)]
+
+    def add(label: str, text: str) -> None:
+        if text:
+            ending = "" if text.endswith((".", "?", "!")) else "."
+            lines.append(f"  {label + ':':<{_INDENT - 3}} {words.clean(text)}{ending}")
+
+    if decision:
+        add("Why not more", decision["why_not_more"])
+        add("Why not fewer", decision["why_not_fewer"])
+        add("Why here", decision["why_here"])
+        if decision["action"] == "keep" and not any(
+            decision[k] for k in ("why_not_more", "why_not_fewer", "why_here")
+        ):
+            add("Why", decision["reason"])
+        add("Held back", decision["waiting_for"])
+    if job["elastic"] and job["waiting"] is None and not answer["proven"]:
+        add("Not yet", "it is resized once it has written a checkpoint and read it back")
+    if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
+        add("Silent", "it has not reported yet; is it started with esrun?")
+    if job["held"]:
+        add("Held", f"nothing changes until `selastic release {job['display_id']}`")
+    add("Next", _next(answer))
+    if decision and decision["action"] != "keep" and not job["transition"]:
+        add("Because", decision["reason"])
+    if answer["last"]:
+        add("Last resize", _last(answer["last"], answer["time"]))
+    return lines
+
+
+def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
+    """The whole of `plan`."""
+    if answer["planned"] is None:
+        return ["no round yet: ask again in a moment"]
+    changes = answer["changes"]
+    stays = [s for s in answer["stays"] if everything or s["waiting_for"]]
+    count = len(changes)
+    if not count:
+        head = "no change would be made now."
+    else:
+        head = f"{count} change{'s' if count > 1 else ''} would be made now, nothing was done:"
+    rows = [(r["display_id"], _shape(r), words.clean(r["reason"]), _worth(r)) for r in changes]
+    rows += [
+        (r["display_id"], "stays", words.clean(r["waiting_for"] or r["reason"]), "") for r in stays
+    ]
+    columns = tuple(Column(str(i), _cell(i), right=i == 0) for i in range(4))
+    table = render(rows, columns, [c.header for c in columns], Layout(header=False))
+    kept = [
+        f"  kept for {c['display_id']} until {words.clock(c['until'], answer['time'])}: "
+        + ", ".join(f"{count} on {words.clean(node)}" for node, count in c["gpus"].items())
+        for c in answer["claims"]
+    ]
+    notes = [f"note: {words.clean(n)}" for n in answer["notes"]]
+    return [*notes, head, *(f"  {line}" for line in table), *kept]
+
+
+def past(answer: HistoryAnswer, layout: Layout) -> list[str]:
+    """The whole of `history`."""
+    if not answer["changes"] and layout.header and not layout.parsable:
+        return ["no changes yet"]
+    return render(answer["changes"], _COLUMNS, _DEFAULT, layout)
+
+
+def _state(answer: ExplainAnswer) -> str:
+    job, now = answer["job"], answer["time"]
+    name = f"{job['display_id']} {words.clean(job['name'])}"
+    since = f" since {words.clock(answer['since'], now)}" if answer["since"] else ""
+    if job["waiting"] is not None:
+        text = f"{name} waits for {words.gpus(job['waiting']['gpus'], '')}{since}"
+        reason = waits_for(job["waiting"])
+        text += f": {reason}." if reason else "."
+        if job["waiting"]["kept_until"]:
+            text += f" Kept for it until {words.clock(job['waiting']['kept_until'], now)}."
+        return text
+    where = words.spelled(job["where"])
+    text = f"{name} holds {words.gpus(job['gpus'], job['gpu_type'])} on {where}{since}."
+    if job["unmanaged_reason"]:
+        return f"{text} It is left alone: {words.clean(job['unmanaged_reason'])}."
+    return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
+
+
+def _next(answer: ExplainAnswer) -> str:
+    job, decision, now = answer["job"], answer["decision"], answer["time"]
+    transition = job["transition"]
+    if transition:
+        target = transition["target"] or "no GPUs"
+        ago = words.span(max(0.0, now - (transition["since"] or now)))
+        reason = f"; {transition['reason']}" if transition["reason"] else ""
+        return f"on its way to {target}, {words.phase(transition['state'])} for {ago}{reason}"
+    if decision is None or decision["action"] == "keep":
+        return ""
+    at = f" at about {words.clock(answer['next_round'], now)}" if answer["next_round"] else ""
+    parts = [
+        f"checkpoint {words.span(answer['checkpoint_s'])}" if answer["checkpoint_s"] else "",
+        f"restart {words.span(answer['restart_s'])}" if answer["restart_s"] else "",
+        _cost("expected loss", decision["cost_gpu_s"]),
+    ]
+    costs = ", ".join(p for p in parts if p)
+    shape = _target(decision, job["gpu_type"])
+    if answer["mode"] == "act":
+        text = f"{_VERBS[decision['action']]} {shape}".rstrip() + at
+    else:
+        text = (
+            f"would {_WOULD[decision['action']]} {shape}".rstrip()
+            + f", but mode is {answer['mode']}"
+        )
+    return text + (f" ({costs})" if costs else "")
+
+
+def _target(decision: DecisionRow, present_type: str) -> str:
+    if not decision["gpus"]:
+        return ""
+    if decision["action"] == "move" or decision["gpu_type"] != present_type:
+        shape = words.gpus(decision["gpus"], decision["gpu_type"])
+        return f"{shape} on {words.spelled(decision['where'])}"
+    return str(decision["gpus"])
+
+
+def _last(change: ChangeRow, now: float) -> str:
+    text = f"{change['from'] or '-'} → {change['to'] or '-'} at {words.clock(change['time'], now)}"
+    if change["outcome"] not in ("", "done"):
+        return f"{text}, {change['outcome']}: {change['reason'] or change['state'].lower()}"
+    if change["total_s"]:
+        end = "first step" if change["seconds"].get("startup") else "start"
+        text += f", {words.span(change['total_s'])} from notice to {end}"
+    if change["paid_back_s"]:
+        text += f", paid back after {words.span(change['paid_back_s'])}"
+    return text
+
+
+def _shape(row: PlanRow) -> str:
+    kind = row["gpu_type"] or row["from_type"]
+    if row["action"] == "start":
+        return f"start {words.gpus(row['gpus'], kind)}"
+    if row["action"] == "preempt":
+        return f"{row['from_gpus']} → 0 {words.clean(kind)}"
+    if row["action"] == "move":
+        old = words.gpus(row["from_gpus"], row["from_type"])
+        return f"{old} → {words.gpus(row['gpus'], kind)} on {words.places(row['where'])}"
+    return f"{row['from_gpus']} → {words.gpus(row['gpus'], kind)}"
+
+
+def _worth(row: PlanRow) -> str:
+    parts = []
+    if row["gain"] > 0 and row["steps_per_s"] and row["kind"] != "script":
+        parts.append(f"gains {words.digits(row['gain'] * row['steps_per_s'])} it/s")
+    elif row["gain"] > 0:
+        parts.append(f"gains {words.percent_gain(row['gain'])}")
+    if row["payback_s"] is not None:
+        parts.append(f"pays back in {words.span(row['payback_s'])}")
+    else:
+        parts.append(_cost("costs", row["cost_gpu_s"]))
+    return ", ".join(p for p in parts if p)
+
+
+def _cost(label: str, gpu_seconds: float) -> str:
+    return f"{label} {words.digits(gpu_seconds)} GPU s" if gpu_seconds > 0 else ""
+
+
+def _cell(index: int) -> Any:
+    return lambda row: row[index]
+
+
+def _part(row: ChangeRow, name: str) -> str:
+    value: Any = row["seconds"].get(name)
+    return _seconds(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else words.span(value)

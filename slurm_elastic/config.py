@@ -1,0 +1,220 @@
+r"""`elastic.toml`: the schema, its defaults, and errors that name file and line.
+
+>>> parse('[controller]\npolicy = "fair"').controller.interval_s
+30.0
+>>> parse('[controller]\nmode = "atc"', name="elastic.toml")
+Traceback (most recent call last):
+...
+slurm_elastic.config.ConfigError: elastic.toml:2: mode "atc" is unknown; known: observe, advise, act
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+DEFAULT_PATH = Path("/etc/slurm-elastic/elastic.toml")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names file, line, culprit and remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controller:
+    """`[controller]`."""
+
+    #: `observe` only looks, `advise` also logs what it would do, `act` does it.
+    mode: str = field(default="observe", metadata={"known": ("observe", "advise", "act")})
+    #: Who starts pending elastic jobs: `slurm`, or the `controller` by BeginTime leases.
+    queue: str = field(default="slurm", metadata={"known": ("slurm", "controller")})
+    #: Who gets what: an installed policy (docs/policies.md).
+    policy: str = "fair"
+    #: Seconds between rounds; a job's arrival or end starts one at once.
+    interval_s: float = field(default=30.0, metadata={"min": 1.0, "max": 3600.0})
+    #: Seconds between looks at the job list while nothing happens.
+    poll_s: float = field(default=2.0, metadata={"min": 0.5, "max": 3600.0})
+    #: Partitions whose elastic jobs are managed; empty: all.
+    partitions: tuple[str, ...] = ()
+    #: Where the ledger lies: a local disk, readable by the controller's account only.
+    state_dir: str = "/var/lib/selastic"
+    #: Unix users who may command every job, besides root and the controller's own account.
+    operators: tuple[str, ...] = ()
+    #: For policies that draw lots; the same seed, the same decisions.
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Api:
+    """`[api]`: the socket for reports, questions and commands."""
+
+    #: Where the daemon listens.
+    listen: str = "0.0.0.0:7321"
+    #: Where jobs and the command line find it.
+    controller: str = "localhost:7321"
+    #: The Unix account that the daemon runs as; jobs take orders from it and root only.
+    user: str = "selastic"
+    #: Requests a user may send per second, averaged over ten seconds.
+    rate_per_user: float = field(default=200.0, metadata={"min": 1.0, "max": 1e6})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """`[resize]`: when a change is worth its cost."""
+
+    #: A job is left alone for this long after a change.
+    min_interval_s: float = field(default=300.0, metadata={"min": 0.0, "max": 1e6})
+    #: Most changes per job and hour.
+    per_hour: int = field(default=6, metadata={"min": 0, "max": 3600})
+    #: A change must pay its cost back within this time.
+    payback_s: float = field(default=600.0, metadata={"min": 1.0, "max": 1e6})
+    #: Smallest relative gain worth a change.
+    min_gain: float = field(default=0.05, metadata={"min": 0.0, "max": 10.0})
+    #: Assumed seconds from notice to first step, before one was measured.
+    restart_s: float = field(default=15.0, metadata={"min": 0.0, "max": 1e5})
+    #: Seconds a job gets to save when its directive says nothing.
+    notice_s: float = field(default=60.0, metadata={"min": 1.0, "max": 86400.0})
+    #: Transitions under way at once.
+    max_in_flight: int = field(default=32, metadata={"min": 1, "max": 10000})
+    #: Seconds that freed GPUs are kept for the rigid job they were freed for.
+    keep_s: float = field(default=120.0, metadata={"min": 1.0, "max": 86400.0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """`[speedup]`: the curve believed before a job has reported (models/speedup.py)."""
+
+    #: Efficiency lost per doubling inside a node, and beyond.
+    loss_in_node: float = field(default=0.04, metadata={"min": 0.0, "max": 1.0})
+    loss_across_nodes: float = field(default=0.10, metadata={"min": 0.0, "max": 1.0})
+    #: Relative speed of GPU types, e.g. { a100 = 2.0, v100 = 1.0 }; unknown types count 1.
+    types: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """`[slurm]`: how slurmctld is talked to."""
+
+    #: Prefix of our reservations; job_submit.lua refuses it to users.
+    reservation_prefix: str = "selastic_"
+    #: Seconds before a scontrol call counts as failed.
+    timeout_s: float = field(default=30.0, metadata={"min": 1.0, "max": 600.0})
+    #: Length of a BeginTime lease and of our reservations; renewed while the controller lives.
+    lease_s: float = field(default=300.0, metadata={"min": 60.0, "max": 86400.0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole file."""
+
+    controller: Controller = field(default_factory=Controller)
+    api: Api = field(default_factory=Api)
+    resize: Resize = field(default_factory=Resize)
+    speedup: Speedup = field(default_factory=Speedup)
+    slurm: Slurm = field(default_factory=Slurm)
+
+
+def load(path: Path = DEFAULT_PATH, *, policies: tuple[str, ...] = ()) -> Config:
+    """Read a file.
+
+    Args:
+        path: the file.
+        policies: names that `policy` may have; empty: not checked.
+
+    Raises:
+        ConfigError: unreadable, not TOML, or a value that cannot be.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise ConfigError(f"{path}: {reason}; name another file with --config") from None
+    return parse(text, name=path.name, policies=policies)
+
+
+def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = ()) -> Config:
+    """Parse the text of a configuration; see `load`."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    sections = {}
+    types = get_type_hints(Config)
+    for section, content in data.items():
+        where = _where(text, name, section)
+        if section not in types:
+            known = ", ".join(types)
+            raise ConfigError(f"{where}: section [{section}] is unknown; known: {known}")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{where}: {section} must be a section: write [{section}]")
+        sections[section] = _section(types[section], section, content, text, name)
+    config = Config(**sections)
+    policy = config.controller.policy
+    if policies and policy not in policies:
+        where = _where(text, name, "controller", "policy")
+        raise ConfigError(f'{where}: policy "{policy}" is unknown; known: {", ".join(policies)}')
+    return config
+
+
+def _section(cls: Any, section: str, content: dict[str, Any], text: str, name: str) -> Any:
+    hints = get_type_hints(cls)
+    specs = {f.name: f for f in dataclasses.fields(cls)}
+    values = {}
+    for key, value in content.items():
+        where = _where(text, name, section, key)
+        if key not in specs:
+            raise ConfigError(
+                f"{where}: {key} is unknown in [{section}]; known: {', '.join(specs)}"
+            )
+        try:
+            values[key] = _value(hints[key], value, dict(specs[key].metadata))
+        except ValueError as error:
+            raise ConfigError(f"{where}: {key} {error}") from None
+    return cls(**values)
+
+
+def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if hint in (int, float):
+        if not isinstance(value, hint) or isinstance(value, bool):
+            raise ValueError(f"must be a number, not {value!r}")
+        low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)
+        if not low <= value <= high:
+            raise ValueError(f"is {value:g}; it must be from {low:g} to {high:g}")
+        return value
+    if hint is str:
+        if not isinstance(value, str):
+            raise ValueError(f"must be text, not {value!r}")
+        known = bounds.get("known")
+        if known and value not in known:
+            raise ValueError(f'"{value}" is unknown; known: {", ".join(known)}')
+        return value
+    if get_args(hint)[-1] is float:
+        if not isinstance(value, dict):
+            raise ValueError("must be a table, e.g. { a100 = 2.0 }")
+        return {k: _value(float, v, {"min": 1e-6, "max": 1e6}) for k, v in value.items()}
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ValueError('must be a list of text, e.g. ["gpu"]')
+    return tuple(value)
+
+
+def _where(text: str, name: str, section: str, key: str | None = None) -> str:
+    """`file:line` of a key, as tomllib does not keep positions."""
+    inside = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[\s*([\w-]+)", line)
+        if header:
+            inside = header[1] == section
+            if inside and key is None:
+                return f"{name}:{number}"
+        elif (inside and key and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line)) or (
+            key is None and re.match(rf"\s*{re.escape(section)}\s*=", line)
+        ):
+            return f"{name}:{number}"
+    return name

@@ -1,0 +1,1 @@
+"""selasticd: reads the cluster, decides, applies."""

@@ -1,0 +1,64 @@
+"""Which waiting transitions may ask their jobs to save now. Pure.
+
+A job is asked only when its target is free, so that it stands still as short
+as possible. Jobs that wait for each other's GPUs in a ring go together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from slurm_elastic.cluster import Allocation, Job
+from slurm_elastic.controller.transition import State, Transition
+
+
+def admitted(
+    live: Iterable[Transition], jobs: Mapping[int, Job], sizes: Mapping[str, int]
+) -> frozenset[int]:
+    """Ids of transitions that may leave RESERVE.
+
+    Args:
+        live: all transitions under way.
+        jobs: as Slurm shows them now.
+        sizes: GPUs of each node.
+    """
+    live = tuple(live)
+    waiting = [t for t in live if t.state is State.RESERVE]
+    used = Counter[str]()
+    for job in jobs.values():
+        used.update(_shares(job.allocation))
+    for t in live:
+        if t.state is not State.RESERVE:
+            used.update(_more(t, jobs))
+    chosen = set()
+    for t in waiting:
+        more = _more(t, jobs)
+        if all(used[n] + g <= sizes.get(n, 0) for n, g in more.items()):
+            chosen.add(t.id)
+            used.update(more)
+    if not chosen:
+        for name in {t.reservation for t in waiting}:
+            ring = [t for t in waiting if t.reservation == name]
+            if _ring_fits(ring, used, sizes):
+                chosen |= {t.id for t in ring}
+    return frozenset(chosen)
+
+
+def _ring_fits(ring: list[Transition], used: Counter[str], sizes: Mapping[str, int]) -> bool:
+    after = Counter(used)
+    for t in ring:
+        after.subtract(_shares(t.old))
+        after.update(_shares(t.target))
+    return all(after[n] <= sizes.get(n, 0) for t in ring for n in _shares(t.target))
+
+
+def _more(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
+    """GPUs of the target that the job does not hold yet, by node."""
+    job = jobs.get(t.job_id)
+    mine = _shares(job.allocation if job else None)
+    return {n: g - mine.get(n, 0) for n, g in _shares(t.target).items() if g > mine.get(n, 0)}
+
+
+def _shares(allocation: Allocation | None) -> dict[str, int]:
+    return dict(allocation.shares) if allocation else {}

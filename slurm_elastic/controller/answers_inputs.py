@@ -1,0 +1,112 @@
+"""What answers are made from: the controller's present view, and rows of its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from slurm_elastic.cluster import Job, Snapshot
+from slurm_elastic.plan import JobRecord, Plan
+from slurm_elastic.report import Report
+
+
+class ChangeSeconds(TypedDict, total=False):
+    """How long the parts of a change took, in seconds; parts not measured are left out or None."""
+
+    checkpoint: float | None
+    slurm: float | None
+    startup: float | None
+    restore: float | None
+
+
+#: One change made (or given up), a row of the ledger. `from` is a keyword: functional form.
+#: `from`/`to` are GPUs as shown to people ("4", "8 a100", "-"); `state` the state it ended in;
+#: `outcome` "done", "undone", "failed" or "" while it lasts; `paid_back_s` seconds until the
+#: gain had paid the cost, None when unknown; `uid` the job's owner (rows without one are shown
+#: to operators only where PrivateData=jobs).
+HistoryRow = TypedDict(
+    "HistoryRow",
+    {
+        "time": float,
+        "job_id": int,
+        "uid": int,
+        "action": str,
+        "from": str,
+        "to": str,
+        "reason": str,
+        "state": str,
+        "seconds": ChangeSeconds,
+        "outcome": str,
+        "paid_back_s": float | None,
+    },
+    total=False,
+)
+
+
+class TransitionRow(TypedDict, total=False):
+    """One transition in flight; `target` is GPUs as shown to people, `since` epoch s."""
+
+    id: int
+    job_id: int
+    state: str
+    since: float
+    target: str
+    reason: str
+
+
+class SegmentRow(TypedDict, total=False):
+    """A time during which a job held one allocation; `end` None: still holds it."""
+
+    job_id: int
+    user: str
+    uid: int
+    gpu_type: str
+    gpus: int
+    start: float
+    end: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One consistent view of everything; the daemon makes a new one after each round and look.
+
+    Attributes:
+        plan: of the last round; None before the first.
+        reports: the last report of each job's present attempt.
+        resizes: changes made to each job in its life; absent: `len(record.changes)`.
+        notes: warnings of the controller to show above the status ("slurmctld is slow", …).
+        next_round: epoch s.
+    """
+
+    snapshot: Snapshot
+    plan: Plan | None = None
+    records: Mapping[int, JobRecord] = field(default_factory=dict)
+    reports: Mapping[int, Report] = field(default_factory=dict)
+    transitions: Sequence[TransitionRow] = ()
+    resizes: Mapping[int, int] = field(default_factory=dict)
+    mode: str = "observe"
+    policy: str = ""
+    next_round: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Who asks. Where `private`, users see only their own jobs; operators see all."""
+
+    uid: int = 0
+    operator: bool = True
+    private: bool = False
+
+    def sees(self, uid: int | None) -> bool:
+        """Whether a job of this owner may be shown."""
+        return self.operator or not self.private or uid == self.uid
+
+    def jobs(self, view: View) -> tuple[Job, ...]:
+        """The jobs that may be shown."""
+        return tuple(j for j in view.snapshot.jobs if self.sees(j.uid))
+
+
+class NoAnswerError(LookupError):
+    """The question cannot be answered; the message is one line with the remedy."""

@@ -1,0 +1,235 @@
+"""The JSON that answers consist of; docs/cli.md explains it to people.
+
+Times are epoch seconds, durations seconds, `None` means not known. Fields are
+only ever added: scripts may rely on every name here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from slurm_elastic.controller.answers_inputs import ChangeSeconds
+
+
+class Place(TypedDict):
+    """Nodes under one leaf switch ("" without a topology)."""
+
+    switch: str
+    nodes: list[str]
+
+
+class Giver(TypedDict):
+    """A job that gives GPUs to a waiting one; `in_s` None: not known."""
+
+    job_id: int
+    display_id: str
+    in_s: float | None
+    under_way: bool
+
+
+class Waiting(TypedDict):
+    """Why a job waits: `slurm_reason`, GPUs `kept` for it, who gives, a lease of ours."""
+
+    gpus: int
+    since: float
+    slurm_reason: str
+    kept: dict[str, int]
+    kept_until: float | None
+    givers: list[Giver]
+    leased: bool
+    begin_time: float | None
+
+
+class JobRow(TypedDict):
+    """One job of `status`."""
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    partition: str
+    state: str
+    elastic: bool
+    unmanaged_reason: str
+    held: bool
+    gpus: int
+    wants: str
+    gpu_type: str
+    where: list[Place]
+    kind: str
+    steps_per_s: float | None
+    samples_per_s: float | None
+    progress: float | None
+    resizes: int
+    transition: dict[str, Any] | None
+    waiting: Waiting | None
+
+
+class PartitionRow(TypedDict):
+    """GPUs of one partition; `unavailable`: idle ones on nodes that are down or drained."""
+
+    name: str
+    gpus: int
+    types: dict[str, int]
+    elastic: int
+    rigid: int
+    idle: int
+    unavailable: int
+    waiting: int
+
+
+class StatusAnswer(TypedDict):
+    """`selastic status`."""
+
+    time: float
+    mode: str
+    policy: str
+    notes: list[str]
+    partitions: list[PartitionRow]
+    jobs: list[JobRow]
+
+
+class DecisionRow(TypedDict):
+    """What the last round decided for one job."""
+
+    action: str
+    gpus: int
+    gpu_type: str
+    where: list[Place]
+    reason: str
+    why_not_more: str
+    why_not_fewer: str
+    why_here: str
+    waiting_for: str
+    gain: float
+    cost_gpu_s: float
+    payback_s: float | None
+
+
+# `from` is a keyword.
+ChangeRow = TypedDict(
+    "ChangeRow",
+    {
+        "time": float,
+        "job_id": int,
+        "display_id": str,
+        "action": str,
+        "from": str,
+        "to": str,
+        "reason": str,
+        "state": str,
+        "outcome": str,
+        "seconds": ChangeSeconds,
+        "total_s": float | None,
+        "paid_back_s": float | None,
+    },
+)
+
+
+class ExplainAnswer(TypedDict):
+    """`selastic explain`."""
+
+    time: float
+    mode: str
+    job: JobRow
+    since: float | None
+    proven: bool
+    reporting: bool
+    checkpoint_s: float | None
+    restart_s: float | None
+    decision: DecisionRow | None
+    next_round: float | None
+    last: ChangeRow | None
+
+
+class ShowAnswer(ExplainAnswer):
+    """`selastic show job`: what `explain` knows, and everything measured."""
+
+    account: str
+    qos: str
+    directive: str
+    override: str
+    run: int
+    submit_time: float
+    start_time: float | None
+    end_time: float | None
+    time_limit_s: int | None
+    step: int | None
+    global_batch: int | None
+    checkpoint_step: int | None
+    measurements: list[dict[str, Any]]
+    history: list[ChangeRow]
+
+
+class HistoryAnswer(TypedDict):
+    """`selastic history`."""
+
+    time: float
+    changes: list[ChangeRow]
+
+
+class PlanRow(DecisionRow):
+    """One job of `selastic plan`."""
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    from_gpus: int
+    from_type: str
+    from_where: list[Place]
+    kind: str
+    steps_per_s: float | None
+
+
+class ClaimRow(TypedDict):
+    """GPUs kept for a pending job."""
+
+    job_id: int
+    display_id: str
+    gpus: dict[str, int]
+    since: float
+    until: float
+
+
+class PlanAnswer(TypedDict):
+    """`selastic plan`; `changes` do something, `stays` do not."""
+
+    time: float
+    planned: float | None
+    mode: str
+    policy: str
+    changes: list[PlanRow]
+    stays: list[PlanRow]
+    claims: list[ClaimRow]
+    notes: list[str]
+
+
+class UsageRow(TypedDict):
+    """GPU seconds of one job on one GPU type."""
+
+    job_id: int
+    display_id: str
+    user: str
+    gpu_type: str
+    gpu_seconds: float
+    seconds: float
+    shapes: int
+
+
+class UserUsage(TypedDict):
+    """GPU seconds of one user, by type."""
+
+    user: str
+    gpu_seconds: float
+    types: dict[str, float]
+
+
+class UsageAnswer(TypedDict):
+    """`selastic usage`."""
+
+    time: float
+    start: float | None
+    end: float | None
+    jobs: list[UsageRow]
+    users: list[UserUsage]

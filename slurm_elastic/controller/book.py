@@ -1,0 +1,270 @@
+"""What the controller knows of each job: from reports, from people, from past transitions.
+
+A record follows its job across requeues and restarts of the daemon; it is kept
+in the ledger under a key that tells reused job ids apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.cluster import Job, JobState, Snapshot
+from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.transition import Transition
+from slurm_elastic.directive import Directive
+from slurm_elastic.plan import JobRecord, Measurement
+from slurm_elastic.report import Report
+from slurm_elastic.slurm.shape import rounded_off_s
+
+#: Fewer steps than this are no measurement.
+_MIN_STEPS = 3
+#: A job that has not reported for this many seconds is left alone.
+_SILENT_S = 180.0
+#: A job that did not save in time is not asked again for so long at least.
+_DEAF_S = 300.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One job's record as it is kept; see `JobRecord` for what most fields mean.
+
+    Attributes:
+        pin: nodes that the job was last told to run on; None: nothing is known of it before now.
+        broken: run whose lease its owner broke; he is not made to wait again.
+        spare: (run, seconds) that the attempt's time limit was rounded down by.
+    """
+
+    job_id: int
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    proven: bool = False
+    checkpoint_s: float | None = None
+    restart_s: float | None = None
+    progress: float | None = None
+    last_change: float | None = None
+    changes: list[float] = field(default_factory=list)
+    resizes: int = 0
+    held: bool = False
+    deaf_until: float | None = None
+    override: str = ""
+    leased: bool = False
+    pin: list[str] | None = None
+    broken: int = -1
+    spare: tuple[int, int] = (-1, 0)
+    seen_run: int = -1
+    dirty: bool = True
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON for the ledger."""
+        body = dataclasses.asdict(self)
+        body.pop("dirty")
+        return body
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Entry:
+        """From the ledger's JSON; unknown fields are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        entry = cls(**{k: v for k, v in body.items() if k in known})
+        entry.measurements = {k: Measurement(**m) for k, m in body["measurements"].items()}
+        entry.dirty = False
+        return entry
+
+
+class Book:
+    """Records of all jobs that Slurm knows. Thread-safe.
+
+    Args:
+        ledger: where records and allocation segments are kept.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lock = threading.RLock()
+        self._entries: dict[str, Entry] = {}
+        self._reports: dict[int, tuple[float, Report]] = {}
+        self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
+
+    def entry(self, job: Job) -> Entry:
+        """The record of a job, from the ledger or fresh."""
+        with self._lock:
+            if job.key not in self._entries:
+                self._entries[job.key] = self._kept(job) or Entry(
+                    job.job_id, pin=None if job.run else []
+                )
+            return self._entries[job.key]
+
+    def _kept(self, job: Job) -> Entry | None:
+        try:
+            body = self._ledger.get_job(job.key)
+            return Entry.from_body(body) if body else None
+        except (LedgerError, KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def take(self, report: Report, job: Job, now: float) -> bool:
+        """Believe a report as far as it can be true.
+
+        Returns:
+            Whether something that matters for a decision has changed.
+        """
+        with self._lock:
+            known = self._reports.get(report.job_id)
+            if known and known[1].run > report.run:
+                return False  # of an attempt that is over
+            self._reports[report.job_id] = (now, report)
+            entry = self.entry(job)
+            before = (entry.proven, len(entry.measurements), known is None)
+            entry.proven = entry.proven or report.proven
+            entry.progress = report.progress if report.progress is not None else entry.progress
+            entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
+            held = job.allocation
+            if (
+                held
+                and job.run == report.run
+                and held.gpus == report.gpus
+                and report.step_time_s
+                and report.global_batch
+                and report.steps_measured >= _MIN_STEPS
+            ):
+                nodes = len(held.nodes)
+                entry.measurements[f"{held.gpu_type}:{held.gpus}:{nodes}"] = Measurement(
+                    gpu_type=held.gpu_type,
+                    gpus=held.gpus,
+                    nodes=nodes,
+                    samples_per_s=report.global_batch / report.step_time_s,
+                    steps=report.steps_measured,
+                )
+            entry.dirty = True
+            return before != (entry.proven, len(entry.measurements), False)
+
+    def last_report(self, job_id: int) -> Report | None:
+        """The newest report of a job."""
+        with self._lock:
+            known = self._reports.get(job_id)
+        return known[1] if known else None
+
+    def changed(self, transition: Transition, job: Job | None, now: float) -> None:
+        """A transition has ended: start the interval, and count it if it moved its job."""
+        if job is None:
+            return
+        with self._lock:
+            entry = self.entry(job)
+            entry.last_change = now
+            entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
+            if "unanswered" in transition.entered:
+                entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
+            entry.dirty = True
+            if not transition.moved:
+                return
+            entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
+            entry.resizes += 1
+            entry.leased = transition.target is None and not transition.given_up
+            entry.pin = list(transition.target.nodes) if transition.target else []
+            entry.spare = (job.run, rounded_off_s(transition.limit_s))
+
+    def spare_s(self, job: Job) -> int:
+        """Seconds by which the time limit of the present attempt was rounded down."""
+        run, seconds = self.entry(job).spare
+        return seconds if run == job.run else 0
+
+    def command(self, job: Job, **values: Any) -> None:
+        """Keep what a person ordered (held, override) or the controller did (leased, broken)."""
+        with self._lock:
+            entry = self.entry(job)
+            for name, value in values.items():
+                setattr(entry, name, value)
+            entry.dirty = True
+            self._ledger.put_job(job.key, job.job_id, entry.to_body())
+            entry.dirty = False
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Follow what Slurm shows: attempts begin and end, jobs go.
+
+        Raises:
+            LedgerError: segments could not be written; nothing else is lost.
+        """
+        with self._lock:
+            alive = {j.key: j for j in snapshot.jobs if j.state is not JobState.ENDED}
+            for job in alive.values():
+                if job.elastic and job.state is JobState.RUNNING:
+                    entry = self.entry(job)
+                    if entry.seen_run != job.run:
+                        entry.seen_run, entry.dirty = job.run, True
+                        entry.last_change = job.start_time
+            self._entries = {k: e for k, e in self._entries.items() if k in alive}
+            ids = {j.job_id for j in alive.values()}
+            self._reports = {k: r for k, r in self._reports.items() if k in ids}
+            self._write_segments(snapshot, alive)
+            for key, entry in self._entries.items():
+                if entry.dirty:
+                    self._ledger.put_job(key, entry.job_id, entry.to_body())
+                    entry.dirty = False
+
+    def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
+        ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}
+        for key, (run, _) in list(self._segments.items()):
+            job = alive.get(key)
+            if job is None or job.run != run or job.state is JobState.PENDING:
+                gone = ended.get(key)
+                end = gone.end_time if gone and gone.end_time else snapshot.time
+                self._ledger.end_segment(key, end)
+                del self._segments[key]
+        for key, job in alive.items():
+            if key in self._segments or not job.elastic or job.state is not JobState.RUNNING:
+                continue
+            held = job.allocation
+            if held is None:
+                continue
+            start = job.start_time or snapshot.time
+            self._ledger.begin_segment(
+                {
+                    "key": key,
+                    "job_id": job.job_id,
+                    "user": job.user,
+                    "name": job.name,
+                    "run": job.run,
+                    "gpu_type": held.gpu_type,
+                    "gpus": held.gpus,
+                    "nodes": ",".join(f"{n}:{g}" for n, g in held.shares),
+                    "start": start,
+                }
+            )
+            self._segments[key] = (job.run, start)
+
+    def records(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> dict[int, JobRecord]:
+        """What a decision may know of each elastic job."""
+        with self._lock:
+            return {
+                j.job_id: self._record(j, live.get(j.job_id), snapshot.time)
+                for j in snapshot.jobs
+                if j.elastic and j.state is not JobState.ENDED
+            }
+
+    def resizes(self) -> dict[int, int]:
+        """Changes made to each job in its life."""
+        with self._lock:
+            return {e.job_id: e.resizes for e in self._entries.values()}
+
+    def _record(self, job: Job, transition: Transition | None, now: float) -> JobRecord:
+        entry = self.entry(job)
+        heard, report = self._reports.get(job.job_id, (0.0, None))
+        override = Directive.parse(entry.override) if entry.override else None
+        return JobRecord(
+            job_id=job.job_id,
+            measurements=tuple(entry.measurements.values()),
+            proven=entry.proven,
+            reporting=report is not None and report.run == job.run and now - heard < _SILENT_S,
+            checkpoint_s=entry.checkpoint_s,
+            restart_s=entry.restart_s,
+            progress=entry.progress,
+            last_change=entry.last_change,
+            changes=tuple(entry.changes),
+            held=entry.held,
+            deaf_until=entry.deaf_until,
+            override=override,
+            in_transition=transition is not None,
+            target=transition.target if transition else None,
+            leased=entry.leased,
+        )

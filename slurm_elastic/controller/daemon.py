@@ -1,0 +1,244 @@
+"""selasticd: the process around a controller. Signals, the service manager, start and stop.
+
+    selasticd [-D] [-v] [--config FILE] [--print-config]
+
+SIGHUP reads the configuration again (what cannot change while running is said
+in the log), SIGTERM stops; whatever is under way is carried on at the next
+start, or by Slurm itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import structlog
+
+from slurm_elastic import __version__, config, config_text
+from slurm_elastic.controller.answers_inputs import View
+from slurm_elastic.controller.api import Server
+from slurm_elastic.controller.api_requests import Refused
+from slurm_elastic.controller.check import CheckAnswer
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.desk import Desk
+from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.policies import base
+from slurm_elastic.slurm.limits import LimitBook
+from slurm_elastic.slurm.scontrol import Scontrol, SlurmUnreachable
+from slurm_elastic.slurm.snapshot import Reader, pyslurm_version
+
+_RETRY_S = 5.0
+#: What of the configuration takes effect only at the next start.
+_FIXED = (
+    ("controller", "state_dir"),
+    ("controller", "policy"),
+    ("slurm", "reservation_prefix"),
+    ("slurm", "timeout_s"),
+)
+
+
+class Daemon:
+    """One running selasticd.
+
+    Args:
+        path: of the configuration.
+    """
+
+    def __init__(self, path: Path, log: Any) -> None:
+        self._path, self._log = path, log
+        self._config = config.load(path, policies=base.known())
+        self._stop, self._reload, self._wakeup = False, False, threading.Event()
+
+    def run(self) -> None:
+        """Until SIGTERM.
+
+        Raises:
+            ConfigError, LedgerError, OSError: it cannot start.
+        """
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_signal)
+        state = Path(self._config.controller.state_dir)
+        ledger = Ledger(state / "ledger.sqlite")
+        ledger.forget(time.time())
+        reader = self._connect()
+        if reader is None:
+            return
+        scontrol = Scontrol(timeout_s=self._config.slurm.timeout_s)
+        controller = Controller(
+            config=self._config,
+            reader=reader,
+            scontrol=scontrol,
+            ledger=ledger,
+            policy=base.load(self._config),
+            account=pwd.getpwuid(os.geteuid()).pw_name,
+            log=self._log,
+        )
+        desk = Desk(
+            controller,
+            check=self._check,
+            reconfigure=lambda: self._reconfigure(controller),
+        )
+        server = Server(self._config.api, desk, self._log)
+        controller.engine.wake, controller.nudge = server.wake, self._wakeup.set
+        server.start()
+        self._say_hello()
+        _notify("READY=1")
+        try:
+            while not self._stop:
+                if self._reload:
+                    self._reload = False
+                    with contextlib.suppress(Refused):
+                        self._reconfigure(controller)
+                controller.look()
+                self._wakeup.wait(controller.pause())
+                self._wakeup.clear()
+        finally:
+            _notify("STOPPING=1")
+            controller.stop()
+            server.stop()
+            controller.engine.close()
+            ledger.close()
+            live = len(controller.engine.live)
+            self._log.info(f"selasticd stops, {live} changes under way")
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._reload = True
+        else:
+            self._stop = True
+        self._wakeup.set()
+
+    def _connect(self) -> Reader | None:
+        """Wait for a usable slurm.conf; None: told to stop meanwhile."""
+        said = False
+        while not self._stop:
+            try:
+                return Reader(
+                    reservation_prefix=self._config.slurm.reservation_prefix, limits=LimitBook()
+                )
+            except SlurmUnreachable as error:
+                if not said:
+                    self._log.error(f"{error}; tried again every {_RETRY_S:g} s")
+                said = True
+                self._wakeup.wait(_RETRY_S)
+        return None
+
+    def _say_hello(self) -> None:
+        settings = self._config.controller
+        self._log.info(
+            f"selasticd {__version__} Mode={settings.mode} Policy={settings.policy} "
+            f"Queue={settings.queue} Listen={self._config.api.listen} Config={self._path}"
+        )
+
+    def _reconfigure(self, controller: Controller) -> str:
+        """Take over what a changed file says; a broken one changes nothing.
+
+        Raises:
+            Refused: it is broken.
+        """
+        try:
+            fresh = config.load(self._path, policies=base.known())
+        except config.ConfigError as error:
+            self._log.error(f"configuration not changed: {error}")
+            raise Refused(f"configuration not changed: {error}") from None
+        later = [name for section, name in _FIXED if _differs(fresh, self._config, section, name)]
+        if fresh.api != self._config.api:
+            later.append("[api]")
+        self._config = fresh
+        controller.reconfigure(fresh)
+        tail = f"; {', '.join(later)} change at the next start" if later else ""
+        text = f"configuration read again: Mode={fresh.controller.mode}{tail}"
+        self._log.info(text)
+        return text
+
+    def _check(self, view: View) -> dict[str, Any]:
+        saves = [(r.checkpoint_s, r.job_id) for r in view.records.values() if r.checkpoint_s]
+        slowest, job_id = max(saves, default=(None, 0))
+        answer = CheckAnswer(
+            version=__version__,
+            mode=view.mode,
+            account=pwd.getpwuid(os.geteuid()).pw_name,
+            pyslurm=pyslurm_version(),
+            slowest_save_s=slowest,
+            slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
+            problems=list(view.notes),
+        )
+        return dict(answer)
+
+
+def _differs(one: config.Config, other: config.Config, section: str, name: str) -> bool:
+    return bool(getattr(getattr(one, section), name) != getattr(getattr(other, section), name))
+
+
+def _notify(text: str) -> None:
+    """Tell systemd (sd_notify(3)); nothing where it does not run us."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    address = "\0" + path[1:] if path.startswith("@") else path
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(address)
+        sock.sendall(text.encode())
+
+
+def _logger(verbose: int) -> Any:
+    """One line an event, `level message`; the journal adds the time, a terminal needs it."""
+    to_journal = bool(os.environ.get("JOURNAL_STREAM"))
+    processors: list[Any] = [structlog.stdlib.add_log_level]
+    if not to_journal:
+        processors.append(structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%f", utc=False))
+    structlog.configure(
+        processors=[*processors, _line],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if verbose else logging.INFO
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    return structlog.get_logger("selasticd")
+
+
+def _line(_: Any, __: str, event: Any) -> str:
+    """Whatever a user wrote, one printable line."""
+    time_ = event.pop("timestamp", "")
+    level, text = event.pop("level", "info"), str(event.pop("event", ""))
+    rest = " ".join(f"{k}={v}" for k, v in event.items())
+    shown = "".join(c if c.isprintable() else "?" for c in f"{text} {rest}".rstrip())
+    return f"{time_[:-3]} {level}: {shown}".strip() if time_ else f"{level}: {shown}"
+
+
+@click.command(context_settings={"help_option_names": ["--help"]})
+@click.option("-D", "foreground", is_flag=True, help="Stay in the foreground (always so).")
+@click.option("-v", "--verbose", count=True, help="Log every scontrol call.")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    default=config.DEFAULT_PATH,
+    show_default=True,
+    help="The configuration.",
+)
+@click.option("--print-config", is_flag=True, help="Print a commented configuration and end.")
+@click.version_option(__version__, prog_name="selasticd")
+def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> None:  # noqa: ARG001
+    """The controller of slurm-elastic: reads the cluster, decides, and resizes elastic jobs."""
+    if print_config:
+        click.echo(config_text.example(), nl=False)
+        return
+    log = _logger(verbose)
+    try:
+        Daemon(path, log).run()
+    except (config.ConfigError, LedgerError, OSError) as error:
+        click.echo(f"selasticd: {error}", err=True)
+        raise SystemExit(1) from None

@@ -1,0 +1,173 @@
+"""The controller as the socket sees it: answers questions, obeys commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slurm_elastic.controller import answers
+from slurm_elastic.controller.answers_inputs import HistoryRow, SegmentRow, View, Viewer
+from slurm_elastic.controller.api_requests import Refused
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.ledger import LedgerError
+from slurm_elastic.controller.transition import Transition
+from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.report import Orders, Report
+from slurm_elastic.slurm.shape import describe
+
+
+class Desk:
+    """Implements `api_requests.Desk` over a `Controller`.
+
+    Args:
+        controller: what is asked.
+        check: gathers what `selastic check` shows.
+        reconfigure: reads the configuration again; its text is the answer.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        check: Callable[[View], dict[str, Any]],
+        reconfigure: Callable[[], str],
+    ) -> None:
+        self._controller = controller
+        self._check, self._reconfigure = check, reconfigure
+
+    def owner(self, job_id: int) -> int | None:
+        """See `api_requests.Desk`."""
+        job = self._controller.job(job_id)
+        return job.uid if job else None
+
+    def find(self, name: str) -> tuple[int, ...]:
+        """See `api_requests.Desk`."""
+        return answers.find(self._controller.view, name)
+
+    def is_operator(self, uid: int) -> bool:
+        """Root, the controller's own account, and `operators` of the configuration."""
+        if uid in (0, os.geteuid()):
+            return True
+        try:
+            return pwd.getpwuid(uid).pw_name in self._controller.config.controller.operators
+        except KeyError:
+            return False
+
+    def private(self) -> bool:
+        """See `api_requests.Desk`."""
+        return self._controller.private
+
+    def report(self, _uid: int, report: Report) -> Orders:
+        """See `api_requests.Desk`."""
+        return self._controller.report(report)
+
+    def orders(self, job_id: int, run: int) -> Orders:
+        """See `api_requests.Desk`."""
+        return self._controller.engine.orders(job_id, run)
+
+    def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """See `api_requests.Desk`."""
+        viewer = Viewer(uid=uid, operator=self.is_operator(uid), private=self._controller.private)
+        view = self._controller.view
+        if op == "check":
+            return self._check(view)
+        try:
+            history = self._history(args) if op in ("explain", "show", "history") else ()
+            segments = self._segments(args) if op == "usage" else ()
+        except LedgerError as error:
+            raise Refused(str(error)) from None
+        return answers.answer(op, view, viewer, args, history=history, segments=segments)
+
+    def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """See `api_requests.Desk`."""
+        dry = bool(args.get("dry_run"))
+        if op == "retire":
+            live, waits = len(self._controller.engine.live), "would be finished"
+            return {"text": f"{live} changes {waits}" if dry else self._controller.retire()}
+        if op == "reconfigure":
+            return {"text": "would read the configuration" if dry else self._reconfigure()}
+        results = []
+        for job_id in args.get("job_ids", ()):
+            job = self._controller.job(job_id)
+            row = {"job_id": job_id, "display_id": job.display_id if job else str(job_id)}
+            try:
+                text = self._one(op, job_id, args, dry=dry)
+                results.append({**row, "ok": True, "text": text})
+            except (Refused, LedgerError) as error:
+                results.append({**row, "ok": False, "text": str(error)})
+        if not dry:
+            self._controller.soon()
+        return {"results": results, "uid": uid}
+
+    def _one(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
+        job = self._controller.job(job_id)
+        if job is None or job.submission is None:
+            raise Refused("not an elastic job")
+        if op == "update":
+            text = str(args.get("elastic", ""))
+            try:
+                directive = Directive.parse(text)
+            except DirectiveError as error:
+                raise Refused(str(error)) from None
+            if not dry:
+                self._controller.book.command(job, override=str(directive))
+            return f"--elastic={directive}"
+        held = op == "hold"
+        if not dry:
+            self._controller.book.command(job, held=held)
+        return "held: keeps what it has" if held else "released: may be resized again"
+
+    def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
+        ids = args.get("job_ids") or (None,)
+        rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
+        found = []
+        for row in rows:
+            with contextlib.suppress(ValueError):  # one that cannot be read is left out
+                found.append(_history_row(Transition.from_body(row), live=bool(row["live"])))
+        return found
+
+    def _segments(self, args: Mapping[str, Any]) -> list[SegmentRow]:
+        start = args.get("start")
+        since = float(start) if isinstance(start, int | float) else 0.0
+        user = args.get("user") or None
+        rows = self._controller.ledger.segments(since=since, user=user)
+        names = {j.user: j.uid for j in self._controller.view.snapshot.jobs}
+        return [
+            SegmentRow(
+                job_id=r["job_id"],
+                user=r["user"],
+                uid=names.get(r["user"], _uid(r["user"])),
+                gpu_type=r["gpu_type"],
+                gpus=r["gpus"],
+                start=r["start"],
+                end=r["end"],
+            )
+            for r in rows
+        ]
+
+
+def _uid(user: str) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return -1
+
+
+def _history_row(t: Transition, *, live: bool) -> HistoryRow:
+    outcome = {"DONE": "done", "UNDONE": "undone", "ENDED": "failed"}.get(t.state.value, "")
+    row: dict[str, Any] = {
+        "time": min(t.entered.values(), default=0.0),
+        "job_id": t.job_id,
+        "uid": t.uid,
+        "action": t.action.value,
+        "from": describe(t.old) if t.old else "-",
+        "to": describe(t.planned) if t.planned else "-",
+        "reason": t.problem or t.reason,
+        "state": t.state.value,
+        "seconds": dict(t.seconds()),
+        "outcome": "" if live else outcome,
+    }
+    return row  # type: ignore[return-value]

@@ -1,0 +1,438 @@
+"""Carries out transitions: many at once, each step persisted before it is taken.
+
+`step` advances every live transition as far as it goes without waiting; the
+daemon calls it a few times a second while any is live. All writes to jobs
+happen in `moves`; this module keeps the book, shares one reservation among the
+transitions of a round, and says which job may be asked to save next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from slurm_elastic.cluster import Job, JobState
+from slurm_elastic.config import Config
+from slurm_elastic.controller.admission import admitted
+from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.moves import Moves, Site
+from slurm_elastic.controller.reservations import Reservations
+from slurm_elastic.controller.transition import UPROOTED, State, Transition
+from slurm_elastic.plan import Decision
+from slurm_elastic.report import Orders
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
+
+#: Calls to scontrol under way at once.
+_WRITERS = 8
+#: States from which a job is started.
+_STARTING = (State.COOL, State.RELEASE, State.VERIFY)
+#: A change whose nodes Slurm would not reserve is not tried again for so many seconds.
+_REFUSED_S = 60.0
+_UNWRITTEN = "it could not be written down"
+
+
+class Change(NamedTuple):
+    """What is to be begun.
+
+    Attributes:
+        job: as it is.
+        notice_s: how long it gets to save.
+        spare_s: see `Transition`.
+    """
+
+    decision: Decision
+    job: Job
+    notice_s: float
+    spare_s: int = 0
+
+
+class Engine:
+    """All live transitions.
+
+    Args:
+        scontrol: writes.
+        ledger: where states are kept.
+        config: the site's.
+        account: Unix name of the controller's own account, sole user of fresh reservations.
+        log: structlog logger.
+    """
+
+    def __init__(
+        self,
+        *,
+        scontrol: Scontrol,
+        ledger: Ledger,
+        config: Config,
+        account: str,
+        log: Any,
+    ) -> None:
+        self._ledger, self._config, self._log = ledger, config, log
+        self.reservations = Reservations(scontrol, config, account, log)
+        #: Called with a job id whose orders have changed.
+        self.wake: Callable[[int], object] = lambda _: None
+        self._moves = Moves(scontrol, log)
+        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
+        self._lock = threading.RLock()
+        self._live: dict[int, Transition] = {}
+        self._orders: dict[int, tuple[int, Orders]] = {}
+        self._seq = int(time.time())
+        self._refused: dict[int, float] = {}
+        self._unwritten: list[Transition] = []
+        self.ended: list[tuple[Transition, Job | None]] = []
+        for id_, _, body in ledger.live_transitions():
+            try:
+                transition = Transition.from_body({**body, "id": id_})
+            except ValueError as error:  # housekeeping finds what it has left in Slurm
+                log.warning(f"Transition={id_} Problem={error}")
+                ledger.put_transition(id_, State.ENDED.value, body, live=False)
+                continue
+            self._live[transition.job_id] = transition
+            nodes = transition.planned.nodes if transition.planned else ()
+            self.reservations.found(transition.reservation, nodes)
+        self._recovering = set(self._live)
+
+    @property
+    def live(self) -> dict[int, Transition]:
+        """Transitions under way, by job id."""
+        with self._lock:
+            return dict(self._live)
+
+    @property
+    def config(self) -> Config:
+        """The site's configuration, as last read."""
+        return self._config
+
+    @config.setter
+    def config(self, config: Config) -> None:
+        self._config = self.reservations.config = config
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._live or self.reservations)
+
+    def begin(self, changes: Iterable[Change]) -> list[Decision]:
+        """Start one transaction.
+
+        Returns:
+            What was begun; the rest has to wait for changes on the same nodes.
+
+        Raises:
+            LedgerError: nothing was started.
+        """
+        ready, name = self._ready(changes)
+        fresh = self._written_down(ready, name)
+        targets = [t for t in fresh if t.target]
+        if targets:
+            nodes = {n for t in targets if t.target for n in t.target.nodes}
+            try:
+                self.reservations.cover(targets[0].reservation, nodes)
+            except ScontrolError as error:
+                for t in targets:
+                    self._refused[t.job_id] = time.time() + _REFUSED_S
+                    self._end(t, State.UNDONE, str(error), None)
+        begun = {t.job_id: t for t in fresh if t.state.live}
+        with self._lock:
+            self._live |= begun
+        return [c.decision for c in ready if c.job.job_id in begun]
+
+    def _written_down(self, changes: list[Change], name: str | None) -> list[Transition]:
+        """Transitions in the ledger, those with a target in the reservation of this name."""
+        fresh: list[Transition] = []
+        try:
+            for change in changes:
+                t = self._record(change)
+                fresh.append(t)
+                if t.target:
+                    name = name or f"{self.config.slurm.reservation_prefix}{t.id}"
+                    t.reservation = name
+                    self._persist(t)
+        except LedgerError:
+            for t in fresh:
+                t.state, t.problem = State.UNDONE, _UNWRITTEN
+            self._unwritten += fresh
+            raise
+        return fresh
+
+    def _ready(self, changes: Iterable[Change]) -> tuple[list[Change], str | None]:
+        """Changes that can be begun together, and the reservation of ours that they join.
+
+        Slurm lets a node be in one of them only: whoever wants nodes of two has to wait.
+        """
+        now = time.time()
+        self._refused = {job: until for job, until in self._refused.items() if until > now}
+        ready, join = [], None
+        for change in changes:
+            decision = change.decision
+            if decision.job_id in self._live or decision.job_id in self._refused:
+                continue
+            names = self.reservations.on(decision.target.nodes) if decision.target else set()
+            if len(names) > 1 or (names and join and names != {join}):
+                continue
+            join = next(iter(names), join)
+            ready.append(change)
+        return ready, join
+
+    def step(
+        self,
+        jobs: Mapping[int, Job],
+        *,
+        sizes: Mapping[str, int],
+        per_node: Mapping[str, Mapping[str, int]],
+        down: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        """Advance everything as far as it goes.
+
+        Args:
+            jobs: read just now.
+            sizes: GPUs of each node.
+            per_node: partition → type → GPUs on its smallest node of that type.
+            down: nodes on which no job may start now; asked when a job is about to start.
+
+        Raises:
+            LedgerError: something could not be written down, and was given up.
+        """
+        live = list(self.live.values())
+        if self._recovering:
+            self._recover([t for t in live if t.job_id in self._recovering], jobs)
+            live = list(self.live.values())
+        site = Site(
+            jobs=jobs,
+            sizes=sizes,
+            down=down() if any(t.state in _STARTING for t in live) else frozenset(),
+            admitted=admitted(live, jobs, sizes),
+            live=tuple(live),
+            open=self._open,
+            per_node=per_node,
+            lease_s=self.config.slurm.lease_s,
+        )
+        unwritten: LedgerError | None = None
+        for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):
+            unwritten = unwritten or error
+            if not transition.state.live:
+                self._finish(transition, job)
+        self.reservations.keep({t.reservation for t in self.live.values()})
+        if unwritten:
+            raise unwritten
+
+    def _advance(
+        self, transition: Transition, site: Site
+    ) -> tuple[Transition, Job | None, LedgerError | None]:
+        """One transition as far as it goes; what cannot be written down is not begun."""
+        job = site.job(transition)
+        for _ in range(len(State)):
+            before = transition.state
+            try:
+                self._moves.advance(transition, job, site, self._enter)
+            except ScontrolError as error:
+                if transition.refused <= 1:  # not once more for each time that it is tried again
+                    state = transition.state.value
+                    self._log.warning(f"{transition} State={state} Problem={error}")
+                break
+            except LedgerError as error:
+                transition.state, transition.problem = State.UNDONE, _UNWRITTEN
+                return transition, job, error
+            if transition.state is before or not transition.state.live:
+                break
+        return transition, job, None
+
+    def _enter(self, transition: Transition, state: State) -> None:
+        """Persist, then be in a state. A full disk stops only what has not touched its job yet.
+
+        Raises:
+            LedgerError: the state cannot be entered.
+        """
+        previous = transition.state
+        transition.state, transition.tries, transition.refused = state, 0, 0
+        transition.entered[state.value] = time.time()
+        try:
+            self._persist(transition)
+        except LedgerError:
+            if previous in (State.RESERVE, State.NOTIFY) and state.live:
+                raise
+        if state is State.NOTIFY:
+            self._order(
+                transition,
+                Orders(
+                    action="notice",
+                    notice=transition.id,
+                    deadline_s=transition.notice_s,
+                    reason=transition.reason[:200],
+                ),
+            )
+        if state.live:
+            self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
+
+    # --- the job's side ---
+
+    def orders(self, job_id: int, run: int) -> Orders:
+        """What one attempt is to do now."""
+        with self._lock:
+            known = self._orders.get(job_id)
+        return known[1] if known and known[0] == run else Orders()
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Drop what was said to jobs that are gone."""
+        with self._lock:
+            self._orders = {k: orders for k, orders in self._orders.items() if k in alive}
+
+    def acknowledge(self, job_id: int, run: int, notice: int, *, step: int | None) -> None:
+        """A job has saved and waits. For a notice of no live transition: it shall go on."""
+        with self._lock:
+            transition = self._live.get(job_id)
+            waits = (
+                transition is not None
+                and transition.id == notice
+                and transition.run == run
+                and transition.state in (State.NOTIFY, *UPROOTED)
+            )
+            if waits and transition is not None:
+                transition.step = step
+                transition.entered.setdefault("saved", time.time())
+                return
+            self._seq += 1
+            orders = Orders(seq=self._seq, action="resume", notice=notice, reason="nothing planned")
+            self._orders[job_id] = (run, orders)
+        self.wake(job_id)
+
+    def rehearse(self, job_id: int, run: int) -> None:
+        """Ask a job to prove that it can resume, once, at its next checkpoint."""
+        with self._lock:
+            known = self._orders.get(job_id)
+            if known and known[0] == run:
+                return
+            self._seq += 1
+            reason = "proves that this job resumes from its checkpoints"
+            self._orders[job_id] = (run, Orders(seq=self._seq, action="rehearse", reason=reason))
+        self.wake(job_id)
+
+    def _order(self, transition: Transition, orders: Orders) -> None:
+        with self._lock:
+            self._seq += 1
+            self._orders[transition.job_id] = (
+                transition.run,
+                Orders(
+                    seq=self._seq,
+                    action=orders.action,
+                    notice=orders.notice,
+                    deadline_s=orders.deadline_s,
+                    reason=orders.reason,
+                ),
+            )
+        self.wake(transition.job_id)
+
+    # --- beginning and ending ---
+
+    def _record(self, change: Change) -> Transition:
+        decision, job = change.decision, change.job
+        transition = Transition(
+            id=0,
+            job_id=job.job_id,
+            display_id=job.display_id,
+            key=job.key,
+            user=job.user,
+            uid=job.uid,
+            action=decision.action,
+            run=job.run,
+            old=job.allocation,
+            target=decision.target,
+            planned=decision.target,
+            reason=decision.reason,
+            notice_s=change.notice_s,
+            spare_s=change.spare_s,
+            nice=job.nice,
+            entered={State.RESERVE.value: time.time()},
+        )
+        transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())
+        return transition
+
+    def _persist(self, transition: Transition) -> None:
+        self._ledger.put_transition(
+            transition.id,
+            transition.state.value,
+            transition.to_body(),
+            live=transition.state.live,
+        )
+
+    def remember(self, transition: Transition) -> None:
+        """Write an ended transition once more, with what was measured later."""
+        self._persist(transition)
+
+    def catch_up(self) -> None:
+        """Write down the ends that could not be written when they came.
+
+        Raises:
+            LedgerError: they still cannot.
+        """
+        while self._unwritten:
+            self._persist(self._unwritten[0])
+            del self._unwritten[0]
+
+    def _end(self, transition: Transition, state: State, problem: str, job: Job | None) -> None:
+        transition.state, transition.problem = state, problem
+        transition.entered[state.value] = time.time()
+        self._finish(transition, job)
+
+    def _finish(self, transition: Transition, job: Job | None) -> None:
+        try:
+            self._persist(transition)
+        except LedgerError:
+            self._unwritten.append(transition)
+        with self._lock:
+            self._live.pop(transition.job_id, None)
+            known = self._orders.get(transition.job_id)
+        if known and known[0] == transition.run and known[1].action == "notice":
+            if job and job.state is JobState.RUNNING and job.run == transition.run:
+                self._order(
+                    transition,
+                    Orders(action="resume", notice=transition.id, reason=transition.problem[:200]),
+                )
+            else:
+                with self._lock:
+                    self._orders.pop(transition.job_id, None)
+        how = self._log.info if transition.state is State.DONE else self._log.warning
+        how(
+            f"{transition} State={transition.state.value} Action={transition.action.value} "
+            f"Seconds={transition.seconds_text()} {transition.problem}".rstrip()
+        )
+        self.ended.append((transition, job))
+
+    def _recover(self, found: list[Transition], jobs: Mapping[int, Job]) -> None:
+        """After a restart: what had not touched the job yet is given up, the rest goes on."""
+        self._recovering = set()
+        for t in found:
+            job = jobs.get(t.job_id)
+            if job is None or job.key != t.key or job.state is JobState.ENDED:
+                self._end(t, State.ENDED, "the job ended while the controller was away", None)
+            elif t.state in (State.RESERVE, State.NOTIFY) or (
+                t.state is State.REQUEUE and job.run == t.run and job.state is JobState.RUNNING
+            ):
+                self._order(t, Orders(action="notice", notice=t.id))  # so that ending resumes it
+                self._end(t, State.UNDONE, "the controller was restarted", job)
+            elif job.state is JobState.RUNNING:
+                t.state = State.VERIFY
+            elif t.state is not State.CLEAR:
+                t.state = State.DRAIN if t.old else State.RESHAPE  # who waited has left nothing
+
+    def _open(self, transition: Transition) -> None:
+        nodes = transition.target.nodes if transition.target else ()
+        self.reservations.open(transition.reservation, transition.user, nodes)
+
+    def withdraw(self, jobs: Mapping[int, Job]) -> bool:
+        """Before the controller stops: jobs that were only asked to save shall go on.
+
+        Returns:
+            Whether there were any.
+        """
+        waiting = [t for t in self.live.values() if t.state in (State.RESERVE, State.NOTIFY)]
+        for transition in waiting:
+            job = jobs.get(transition.job_id)
+            self._end(transition, State.UNDONE, "the controller was stopped", job)
+        return bool(waiting)
+
+    def close(self) -> None:
+        """Let writes under way end."""
+        self._pool.shutdown(wait=True)

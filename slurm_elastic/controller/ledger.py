@@ -1,0 +1,242 @@
+"""The controller's memory: SQLite, written before anything is done to a job.
+
+What lies here can be lost without losing a job: with an empty ledger the
+controller recognises its own traces in Slurm and clears them
+(`controller.housekeeping`). What is lost then are measurements and history.
+
+A full disk or an unreadable file raises `LedgerError` with one line; callers
+begin nothing new while it lasts.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE jobs (
+    key TEXT PRIMARY KEY, job_id INTEGER NOT NULL, seen REAL NOT NULL, record TEXT NOT NULL);
+CREATE TABLE transitions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, job_id INTEGER NOT NULL, key TEXT NOT NULL,
+    state TEXT NOT NULL, live INTEGER NOT NULL, updated REAL NOT NULL, body TEXT NOT NULL);
+CREATE INDEX transitions_live ON transitions (live) WHERE live = 1;
+CREATE INDEX transitions_job ON transitions (job_id, id);
+CREATE TABLE segments (
+    key TEXT NOT NULL, job_id INTEGER NOT NULL, user TEXT NOT NULL, name TEXT NOT NULL,
+    run INTEGER NOT NULL, gpu_type TEXT NOT NULL, gpus INTEGER NOT NULL, nodes TEXT NOT NULL,
+    start REAL NOT NULL, end REAL, PRIMARY KEY (key, run, start));
+CREATE INDEX segments_open ON segments (end) WHERE end IS NULL;
+"""
+_VERSION = 1
+
+#: Days that ended transitions, segments and jobs are kept.
+RETENTION_DAYS = 90
+
+Body = dict[str, Any]
+
+
+class LedgerError(Exception):
+    """The ledger cannot be read or written; the text says why and what to do."""
+
+
+class Ledger:
+    """One SQLite file in WAL mode, never on a network file system. Thread-safe.
+
+    Args:
+        path: the file; created when missing. ":memory:" for a ledger that forgets.
+
+    Raises:
+        LedgerError: it cannot be opened, or a newer version wrote it.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(
+                path, timeout=5.0, check_same_thread=False, isolation_level=None
+            )
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                self._db.executescript(
+                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+                )
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            raise LedgerError(f"ledger {path}: {error}; {_remedy(path)}") from None
+        if damage != "ok":
+            raise LedgerError(f"ledger {path}: {' '.join(damage.split())}; {_remedy(path)}")
+        if version > _VERSION:
+            raise LedgerError(
+                f"ledger {path}: written by a newer slurm-elastic (version {version}, "
+                f"this one knows {_VERSION}); install that one or move the file away"
+            )
+
+    def close(self) -> None:
+        """Write everything back into one file."""
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                raise LedgerError(f"ledger {self.path}: {error}") from None
+
+    # --- small named values: policy state, claims ---
+
+    def put(self, name: str, value: Any) -> None:
+        """Keep a JSON value under a name."""
+        with self._open() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value kept under a name."""
+        with self._open() as db:
+            row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        try:
+            return json.loads(row["value"]) if row else default
+        except ValueError:
+            _left_out(f"{name} cannot be read")
+            return default
+
+    # --- what is known of jobs ---
+
+    def put_job(self, key: str, job_id: int, record: Mapping[str, Any]) -> None:
+        """Keep what is known of a job; `key` tells reused ids apart."""
+        with self._open() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
+                (key, job_id, time.time(), json.dumps(record)),
+            )
+
+    def get_job(self, key: str) -> Body | None:
+        """What is known of a job, None for nothing."""
+        with self._open() as db:
+            row = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
+        return _body(row["record"], f"job {key}") if row else None
+
+    # --- transitions ---
+
+    def add_transition(self, job_id: int, key: str, body: Mapping[str, Any]) -> int:
+        """Begin a transition; its id rises for ever."""
+        with self._open() as db:
+            cursor = db.execute(
+                "INSERT INTO transitions (job_id, key, state, live, updated, body) "
+                "VALUES (?, ?, 'RESERVE', 1, ?, ?)",
+                (job_id, key, time.time(), json.dumps(body)),
+            )
+            return int(cursor.lastrowid or 0)
+
+    def put_transition(self, id_: int, state: str, body: Mapping[str, Any], *, live: bool) -> None:
+        """Keep a transition's state before it acts on it."""
+        with self._open() as db:
+            db.execute(
+                "UPDATE transitions SET state = ?, live = ?, updated = ?, body = ? WHERE id = ?",
+                (state, int(live), time.time(), json.dumps(body), id_),
+            )
+
+    def live_transitions(self) -> list[tuple[int, str, Body]]:
+        """(id, state, body) of every transition that has not ended; the body {} if unreadable."""
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT id, state, body FROM transitions WHERE live = 1 ORDER BY id"
+            ).fetchall()
+        return [(r["id"], r["state"], _body(r["body"], f"transition {r['id']}")) for r in rows]
+
+    def transitions(self, job_id: int | None = None, *, last: int = 100) -> list[Body]:
+        """The newest transitions, oldest first, of one job or of all."""
+        where, args = ("", [last]) if job_id is None else ("WHERE job_id = ?", [job_id, last])
+        with self._open() as db:
+            rows = db.execute(
+                f"SELECT * FROM transitions {where} ORDER BY id DESC LIMIT ?",  # noqa: S608
+                args,
+            ).fetchall()
+        return [
+            {
+                **body,
+                "id": r["id"],
+                "job_id": r["job_id"],
+                "state": r["state"],
+                "live": bool(r["live"]),
+                "updated": r["updated"],
+            }
+            for r in reversed(rows)
+            if (body := _body(r["body"], f"transition {r['id']}"))
+        ]
+
+    # --- who held what, when ---
+
+    def begin_segment(self, row: Mapping[str, Any]) -> None:
+        """A job began to hold GPUs. Keys: the columns of `segments` but `end`."""
+        with self._open() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO segments VALUES "
+                "(:key, :job_id, :user, :name, :run, :gpu_type, :gpus, :nodes, :start, NULL)",
+                dict(row),
+            )
+
+    def end_segment(self, key: str, end: float) -> None:
+        """A job's present segment ended."""
+        with self._open() as db:
+            db.execute("UPDATE segments SET end = ? WHERE key = ? AND end IS NULL", (end, key))
+
+    def open_segments(self) -> dict[str, dict[str, Any]]:
+        """Segments not ended yet, by job key."""
+        with self._open() as db:
+            rows = db.execute("SELECT * FROM segments WHERE end IS NULL").fetchall()
+        return {r["key"]: dict(r) for r in rows}
+
+    def segments(self, *, since: float = 0.0, user: str | None = None) -> list[dict[str, Any]]:
+        """Segments that reach beyond `since`, in order of their start."""
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT * FROM segments WHERE (end IS NULL OR end > ?) "
+                "AND (? IS NULL OR user = ?) ORDER BY start",
+                (since, user, user),
+            ).fetchall()
+        return [dict(r) for r in rows]
+
+    def forget(self, now: float) -> None:
+        """Delete what is older than `RETENTION_DAYS`."""
+        old = now - RETENTION_DAYS * 86400
+        with self._open() as db:
+            db.execute("DELETE FROM transitions WHERE live = 0 AND updated < ?", (old,))
+            db.execute("DELETE FROM segments WHERE end IS NOT NULL AND end < ?", (old,))
+            db.execute("DELETE FROM jobs WHERE seen < ?", (old,))
+
+
+def _body(text: str, name: str) -> Body:
+    """A record, {} when it cannot be read."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        _left_out(f"{name} cannot be read")
+        return {}
+    return body
+
+
+def _left_out(problem: str) -> None:
+    structlog.get_logger("ledger").warning(f"ledger: {problem} and is left out")
+
+
+def _remedy(path: Path | str) -> str:
+    if not Path(path).parent.is_dir():
+        return "create its directory, owned by the account that runs selasticd"
+    return "move the file away to start with an empty one"

@@ -1,0 +1,303 @@
+"""What is done to one job in each state of its transition.
+
+Each function looks at the job as Slurm shows it, does at most one thing, and
+says which state comes next; calling it again after a crash does no harm. What
+a user or administrator did to the job meanwhile wins: the transition ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.controller.transition import State, Transition
+from slurm_elastic.slurm import shape
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+
+#: Between a requeue and the next start: the revocation of the old credential must not hit the
+#: new launch (measured: job FAILED within the same second).
+COOL_S = 2.0
+#: Pending for longer than this after RELEASE: the update is sent again, then the plan given up.
+PATIENCE_S = 6.0
+GIVE_UP_S = 25.0
+#: A requeued job starts by itself after about 121 s; it is put off again before.
+WAIT_S = 120
+#: Times that Slurm may refuse the same thing.
+_MOST_REFUSALS = 5
+HELD = ("JobHeldUser", "JobHeldAdmin")
+_HELD = "its owner or an administrator holds the job"
+_NO_NODES = "a node it was to run on is down or drained"
+
+Enter = Callable[[Transition, State], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What one step looks at.
+
+    Attributes:
+        jobs: read just now.
+        sizes: GPUs of each node.
+        down: nodes on which no job may start now.
+        admitted: transitions whose target is free.
+        live: all transitions under way.
+        open: makes the reservation usable by a transition's owner.
+        per_node: partition → type → GPUs on its smallest node of that type.
+        lease_s: how far ahead a waiting job's start time is put.
+    """
+
+    jobs: Mapping[int, Job]
+    sizes: Mapping[str, int]
+    down: frozenset[str]
+    admitted: frozenset[int]
+    live: tuple[Transition, ...]
+    open: Callable[[Transition], None]
+    per_node: Mapping[str, Mapping[str, int]]
+    lease_s: float
+
+    def job(self, transition: Transition) -> Job | None:
+        """The job, None when it has ended or another has taken its id."""
+        job = self.jobs.get(transition.job_id)
+        if job is None or job.key != transition.key or job.state is JobState.ENDED:
+            return None
+        return job
+
+    def others(self, node: str, job_id: int) -> int:
+        """GPUs on a node that other jobs hold, completing ones included."""
+        return sum(
+            j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
+        )
+
+    def free(self, transition: Transition, target: Allocation) -> bool:
+        """Whether nobody else holds the target's GPUs."""
+        return all(
+            self.others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
+    def usable(self, target: Allocation | None) -> bool:
+        """Whether Slurm would start a job on the target's nodes."""
+        return target is None or self.down.isdisjoint(target.nodes)
+
+    def donors(self, transition: Transition) -> bool:
+        """Whether another transition may still free GPUs on the target's nodes."""
+        nodes = set(transition.target.nodes if transition.target else ())
+        return any(t.old and nodes & set(t.old.nodes) for t in self.live if t.id != transition.id)
+
+
+class Moves:
+    """The states' actions."""
+
+    def __init__(self, scontrol: Scontrol, log: Any) -> None:
+        self._scontrol, self._log = scontrol, log
+        self._actions = {
+            State.RESERVE: self._reserve,
+            State.NOTIFY: self._notify,
+            State.REQUEUE: self._requeue,
+            State.DRAIN: self._drain,
+            State.RESHAPE: self._reshape,
+            State.COOL: self._cool,
+            State.RELEASE: self._release,
+            State.VERIFY: self._verify,
+            State.CLEAR: self._clear,
+        }
+
+    def advance(self, t: Transition, job: Job | None, site: Site, enter: Enter) -> None:
+        """Do what the present state asks for, and enter the next one if it is time.
+
+        Raises:
+            ScontrolError: slurmctld refused or did not answer; called again, it is tried again.
+        """
+        if job is None:
+            t.problem = t.problem or "the job ended meanwhile"
+            enter(t, State.ENDED)
+            return
+        try:
+            following = self._actions[t.state](t, job, site)
+        except SlurmUnreachable:
+            raise
+        except ScontrolError as error:
+            following = self._refused(t, site, error)
+        if following is not None and following is not t.state:
+            enter(t, following)
+
+    def _reserve(self, t: Transition, job: Job, site: Site) -> State | None:
+        if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
+            return self._left(t, "the job changed by itself")
+        if t.id not in site.admitted:
+            if time.time() - t.since > 3.0 and not site.donors(t):
+                return self._left(t, "its GPUs were taken meanwhile")
+            return None
+        return State.NOTIFY if t.old else State.RESHAPE
+
+    def _notify(self, t: Transition, job: Job, _: Site) -> State | None:
+        if job.state is not JobState.RUNNING or job.run != t.run:
+            return self._left(t, "the job left its GPUs by itself")
+        if job.reason in HELD:
+            return self._left(t, _HELD)
+        if "saved" in t.entered:
+            t.limit_s = shape.remaining_s(job, time.time(), spare_s=t.spare_s)
+            return State.REQUEUE
+        if time.time() - t.since > t.notice_s:
+            t.entered["unanswered"] = time.time()
+            return self._left(t, f"no checkpoint within {t.notice_s:g} s")
+        return None
+
+    def _requeue(self, t: Transition, job: Job, _: Site) -> State | None:
+        if job.run != t.run or job.state is not JobState.RUNNING:
+            return State.DRAIN
+        if time.time() - t.since > 2.0 or not t.tries:  # the answer may have been lost
+            t.tries += 1
+            self._scontrol.requeue(job)
+            return State.DRAIN
+        return None
+
+    def _drain(self, t: Transition, job: Job, _: Site) -> State | None:
+        if job.state is JobState.PENDING and job.run > t.run:
+            t.entered["drained"] = time.time()
+            return State.RESHAPE
+        if job.state is JobState.RUNNING:
+            if job.run > t.run:
+                return self._left(t, "somebody started the job", State.CLEAR)
+            if time.time() - t.since > PATIENCE_S:
+                return State.REQUEUE
+        return None
+
+    def _reshape(self, t: Transition, job: Job, site: Site) -> State | None:
+        if job.state is not JobState.PENDING:
+            return State.VERIFY if job.state is JobState.RUNNING else None
+        if job.reason in HELD:
+            self._to_queue(t, job, site, start="now")
+            return self._left(t, _HELD)
+        if t.target is None:
+            self._to_queue(t, job, site, start=f"now+{int(site.lease_s)}")
+            return self._left(t, t.problem) if t.given_up else State.DONE
+        fields = shape.sized(job, t.target, time_limit_s=t.limit_s)
+        self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
+        return State.COOL
+
+    def _cool(self, t: Transition, job: Job, site: Site) -> State | None:
+        """Wait for the credential and for the GPUs; what was written is read back meanwhile."""
+        if job.state is JobState.RUNNING:
+            return State.VERIFY
+        if t.target is None:
+            return State.RESHAPE
+        now = time.time()
+        if now - t.entered.get("drained", 0.0) < COOL_S or now - t.since < 0.05:
+            return None
+        wrong = shape.difference(job, t.target)
+        if wrong:
+            return self._reshape_again(t, job, site, wrong)
+        if not site.usable(t.target):
+            return self._fall_back(t, site, _NO_NODES)
+        if site.free(t, t.target):
+            return State.RELEASE
+        if now - t.since > GIVE_UP_S:
+            return self._fall_back(t, site, "its GPUs were taken meanwhile")
+        return None
+
+    def _release(self, t: Transition, job: Job, site: Site) -> State | None:
+        if job.state is not JobState.PENDING:
+            return State.VERIFY
+        if job.reason in HELD:
+            return State.RESHAPE
+        if t.target is None:
+            return State.RESHAPE
+        site.open(t)
+        self._scontrol.update(job, shape.pinned(t.target, reservation=t.reservation))
+        return State.VERIFY
+
+    def _verify(self, t: Transition, job: Job, site: Site) -> State | None:
+        if job.state is JobState.RUNNING:
+            t.entered.setdefault("running", time.time())
+            if t.target is not None and job.allocation != t.target:
+                t.problem = t.problem or f"it runs on {job.allocation} instead"
+            return State.CLEAR
+        waited = time.time() - t.since
+        if job.state is JobState.PENDING and job.reason in HELD:
+            return State.RESHAPE  # a new priority would lift the hold
+        if job.state is JobState.PENDING and not site.usable(t.target):
+            return self._fall_back(t, site, _NO_NODES)
+        if job.state is not JobState.PENDING or waited < PATIENCE_S:
+            return None
+        if waited > GIVE_UP_S or job.reason == "BadConstraints":
+            return self._fall_back(t, site, f"Slurm did not start it ({job.reason})")
+        if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):
+            t.tries += 1
+            if t.target is not None:
+                self._scontrol.update(job, shape.pinned(t.target, reservation=t.reservation))
+        return None
+
+    def _clear(self, t: Transition, job: Job, _: Site) -> State | None:
+        """Give back what was borrowed: reservation, priority, nice."""
+        try:
+            if job.reservation and job.reservation == t.reservation:
+                self._scontrol.update(job, {"ReservationName": ""})
+            self._scontrol.release(job)
+            if t.nice:
+                self._scontrol.update(job, {"Nice": str(t.nice)})
+        except ScontrolError as error:
+            t.tries += 1
+            if t.tries > 20:
+                self._log.warning(f"{t} Problem={error}")
+                return State.UNDONE
+            raise
+        return State.UNDONE if t.given_up else State.DONE
+
+    # --- ways out ---
+
+    def _refused(self, t: Transition, site: Site, error: ScontrolError) -> State:
+        """What Slurm refuses is tried a few times, then something else is.
+
+        Raises:
+            ScontrolError: it is to be tried again.
+        """
+        t.refused += 1
+        if t.refused < _MOST_REFUSALS or t.state is State.CLEAR:
+            raise error
+        if t.state is State.REQUEUE or (t.given_up and t.target is None):
+            self._log.warning(f"{t} Problem={error}")
+            return self._left(t, str(error))  # in the queue Slurm starts it as it is
+        return self._fall_back(t, site, str(error))
+
+    @staticmethod
+    def _left(t: Transition, why: str, state: State = State.UNDONE) -> State:
+        t.problem = t.problem or why
+        return state
+
+    def _reshape_again(self, t: Transition, job: Job, site: Site, wrong: str) -> State | None:
+        """Slurm shows another size than was written: write it again, or give the plan up."""
+        t.tries += 1
+        if t.tries > 3:
+            return self._fall_back(t, site, f"Slurm took only part of the change: {wrong}")
+        if t.target is not None and t.tries > 1:  # the read may have been older than the write
+            fields = shape.sized(job, t.target, time_limit_s=t.limit_s)
+            self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
+        return None
+
+    def _fall_back(self, t: Transition, site: Site, why: str) -> State:
+        """Back to the old allocation if it is still free, else into the queue at MIN."""
+        self._log.warning(f"{t} Problem={why}")
+        t.refused = 0
+        first = not t.given_up
+        t.problem = t.problem or why
+        if first and t.old is not None and site.usable(t.old) and site.free(t, t.old):
+            t.target = t.old
+        else:
+            t.target = None
+        return State.RESHAPE
+
+    def _to_queue(self, t: Transition, job: Job, site: Site, *, start: str) -> None:
+        """Shape the job as its user submitted it, at MIN, on nobody's account."""
+        directive = job.directive
+        if directive is None:
+            return
+        start = "now" if t.given_up else start
+        fields = shape.queued(job, directive, gpus_per_node=site.per_node.get(job.partition, {}))
+        time_left = shape.time_fields(job, t.limit_s)
+        self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
+        if job.priority >= int(shape.FIRST):
+            self._scontrol.release(job)

@@ -1,0 +1,1 @@
+"""What runs inside a job without torch: standard library only."""

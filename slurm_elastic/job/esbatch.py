@@ -1,0 +1,317 @@
+"""esbatch: sbatch for elastic jobs on sites without the SPANK plugin.
+
+Takes `--elastic=…` from the command line, else from SLURM_ELASTIC, else from the script's
+`#SBATCH` lines, and calls sbatch with what Slurm knows: `--comment=elastic:…`, `--requeue`,
+`--open-mode=append` and a shape to start in, if the job names none. All other options, the
+script's arguments and sbatch's exit code pass through. Option names must be written in full.
+
+    >>> words = ["--elastic=2-16", "--time=60", "train.sbatch", "--lr", "1"]
+    >>> command, elastic = plan(words, "", {}, lambda partition: {"a100": 4})
+    >>> command[:4]
+    ['--time=60', '--comment=elastic:2-16', '--requeue', '--open-mode=append']
+    >>> command[4:]
+    ['--nodes=1', '--gres=gpu:2', 'train.sbatch', '--lr', '1']
+
+Standard library only; runs on login nodes.
+"""
+
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_elastic.directive import Directive, DirectiveError
+
+ENVIRONMENT = "SLURM_ELASTIC"
+#: Longest comment Slurm accepts, in bytes.
+MAX_COMMENT_BYTES = 1024
+#: Longest script sbatch accepts by default, in bytes.
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+#: GPUs per node where sinfo does not tell.
+DEFAULT_GPUS_PER_NODE = 4
+
+_WORD = re.compile(r"[\w-]+")
+#: sbatch's options that take no value, or only one joined by "=".
+_FLAGS = frozenset(
+    _WORD.findall("""
+        contiguous exclusive get-user-env help hold ignore-pbs nice no-kill no-requeue
+        oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue resv-ports
+        share spread-job stepmgr test-only usage use-min-nodes verbose version wait
+    """)
+)
+_SHORT_FLAGS = "HhkOQsvVW"
+_SHORT_NAMES = {"C": "constraint", "G": "gpus", "N": "nodes", "p": "partition"}
+_QUESTIONS = frozenset(["-h", "--help", "--usage", "-V", "--version"])
+_SHAPE = frozenset(
+    _WORD.findall("gres gpus gpus-per-node gpus-per-socket gpus-per-task ntasks-per-gpu")
+)
+_SHAPE_VARIABLES = frozenset("SBATCH_" + name.upper().replace("-", "_") for name in _SHAPE)
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_IN_SCRIPT = re.compile(r"""\s--elastic(?:=|\s+)(?:"[^"]*"|'[^']*'|\S*)""")
+
+
+class EsbatchError(Exception):
+    """What the user has to change, in one line."""
+
+
+class Option(NamedTuple):
+    """One option as given: its long name ("-x" for an uninteresting short one) and value."""
+
+    name: str
+    value: str
+    words: tuple[str, ...]
+
+
+def parse_options(words: Sequence[str]) -> tuple[list[Option], list[str]]:
+    """Split sbatch's arguments into its options and the rest: script and script arguments."""
+    options: list[Option] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        following = words[at + 1 : at + 2]
+        if word == "--":
+            return options, list(words[at:])
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if not equals and name not in _FLAGS:
+                value = "".join(following)
+                options.append(Option(name, value, (word, *following)))
+                at += 1 + len(following)
+                continue
+            options.append(Option(name, value, (word,)))
+        elif word.startswith("-") and word != "-":
+            letters = word[1:].lstrip(_SHORT_FLAGS)
+            name = _SHORT_NAMES.get(letters[:1], f"-{letters[:1]}")
+            taken = following if len(letters) == 1 else []
+            options.append(Option(name, letters[1:] or "".join(taken), (word, *taken)))
+            at += len(taken)
+        else:
+            return options, list(words[at:])
+        at += 1
+    return options, []
+
+
+def script_options(script: str) -> list[Option]:
+    """The options in a script's `#SBATCH` lines, up to its first command."""
+    options: list[Option] = []
+    for line in _head(script):
+        if line.startswith("#SBATCH"):
+            try:
+                words = shlex.split(line[len("#SBATCH") :], comments=True)
+            except ValueError as error:
+                raise EsbatchError(f"{line.strip()}: {error}") from None
+            if words[:1] in (["hetjob"], ["packjob"]):
+                raise EsbatchError("heterogeneous jobs cannot be resized: leave out --elastic")
+            options += parse_options(words)[0]
+    return options
+
+
+def without_elastic(script: str) -> str:
+    """The script as plain sbatch accepts it; its lines keep their numbers."""
+    lines = _LINE.findall(script)
+    for number, line in enumerate(_head(script)):
+        if line.startswith("#SBATCH") and _IN_SCRIPT.search(line):
+            rest = _IN_SCRIPT.sub("", line)
+            lines[number] = rest if rest.strip() != "#SBATCH" else f"#{line}"
+    return "".join(lines)
+
+
+def plan(
+    arguments: Sequence[str],
+    script: str,
+    environment: Mapping[str, str],
+    cluster: Callable[[str], Mapping[str, int]],
+) -> tuple[list[str], bool]:
+    """What to call sbatch with.
+
+    Args:
+        arguments: The user's, as for sbatch.
+        script: The text of the script; empty with --wrap.
+        environment: The user's.
+        cluster: Asked only if the job needs a shape to start in, with its partition or "": the
+            GPU types ("" for GPUs without a type) and the GPUs of the smallest node of each.
+
+    Returns:
+        sbatch's arguments and whether the job is elastic.
+
+    Raises:
+        EsbatchError: The request contradicts itself.
+        DirectiveError: The directive does not follow the grammar.
+    """
+    own, rest = parse_options(arguments)
+    inside = script_options(script)
+    text = _elastic(own, inside, environment)
+    if text is None:
+        return list(arguments), False
+    directive = Directive.parse(text)
+    if ":" in rest:
+        raise EsbatchError("heterogeneous jobs cannot be resized: leave out --elastic")
+    given = {option.name: option.value for option in (*inside, *own)}
+    if "no-requeue" in given:
+        raise EsbatchError("an elastic job is resized by requeueing it: leave out --no-requeue")
+    words = [
+        word
+        for option in own
+        if option.name not in {"elastic", "comment", "requeue"}
+        for word in option.words
+    ]
+    words += [f"--comment={_comment(directive, given.get('comment', ''))}", "--requeue"]
+    if "open-mode" not in given and "SBATCH_OPEN_MODE" not in environment:
+        words.append("--open-mode=append")
+    asks = _SHAPE & given.keys() or _SHAPE_VARIABLES & environment.keys()
+    if not asks and "gpu" not in given.get("tres-per-task", ""):
+        partition = given.get("partition") or environment.get("SBATCH_PARTITION", "")
+        words += start_options(
+            directive,
+            cluster(partition),
+            nodes_given="nodes" in given,
+            constrained="constraint" in given,
+        )
+    return words + rest, True
+
+
+def start_options(
+    directive: Directive,
+    gpus_per_node: Mapping[str, int],
+    *,
+    nodes_given: bool,
+    constrained: bool,
+) -> list[str]:
+    """Options that start a job at its smallest size on GPUs of one type.
+
+    A job that is constrained to features and names no types chooses the type by the features.
+    """
+    gpus, gpu_type = directive.start()
+    ranked = sorted(gpus_per_node, key=lambda name: (-gpus_per_node[name], name))
+    known = [name for name in directive.types or ranked if name in gpus_per_node]
+    types = [name for name in known or directive.types if directive.allows(gpus, name)]
+    room = min((gpus_per_node.get(name, DEFAULT_GPUS_PER_NODE) for name in types), default=0)
+    several = len(gpus_per_node) > 1 and (nodes_given or gpus > (room or DEFAULT_GPUS_PER_NODE))
+    unwanted = set(gpus_per_node) - set(types) or (directive.types and not gpus_per_node)
+    free = constrained and not directive.types
+    if gpu_type is None and types and not free and (several or unwanted):
+        gpu_type = types[0] or None
+    kind = f"{gpu_type}:" if gpu_type else ""
+    if nodes_given:
+        return [f"--gpus={kind}{gpus}"]
+    size = gpus_per_node.get(gpu_type or "", room) or DEFAULT_GPUS_PER_NODE
+    nodes = math.ceil(gpus / size)
+    if gpus % nodes:
+        return [f"--nodes={nodes}", f"--gpus={kind}{gpus}"]
+    return [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}"]
+
+
+def read_sinfo(report: str) -> dict[str, int]:
+    """GPUs of the smallest node of each type, from `sinfo -h -o "%P %G"`.
+
+    Of several partitions only the default one counts, marked by an asterisk.
+    """
+    lines = [line.partition(" ")[::2] for line in report.splitlines()]
+    default = [line for line in lines if line[0].endswith("*")]
+    sizes: dict[str, int] = {}
+    for _, gres in default or lines:
+        for name, count in re.findall(r"(?:^|,)gpu:(?:([^:(,\s]+):)?(\d+)", gres):
+            sizes[name] = min(sizes.get(name, int(count)), int(count))
+    return sizes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run esbatch; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _submit(words)
+    except (EsbatchError, DirectiveError, OSError) as error:
+        sys.stderr.write(f"esbatch: error: elastic: {error}\n")
+        return 1
+
+
+def _submit(words: list[str]) -> int:
+    options, rest = parse_options(words)
+    if any(word in _QUESTIONS for option in options for word in option.words):
+        return _sbatch(words, None)
+    name = next((word for word in rest if word != "--"), None)
+    stdin = name is None and not any(option.name == "wrap" for option in options)
+    data = b""
+    if stdin:
+        data = sys.stdin.buffer.read(MAX_SCRIPT_BYTES + 1)
+    elif name is not None and Path(name).is_file():
+        data = Path(name).read_bytes()
+    if len(data) > MAX_SCRIPT_BYTES:
+        raise EsbatchError(f"the script is larger than {MAX_SCRIPT_BYTES} bytes")
+    script = data.decode("utf-8", "surrogateescape")
+    command, elastic = plan(words, script, os.environ, _cluster)
+    changed = data
+    if elastic:
+        changed = without_elastic(script).encode("utf-8", "surrogateescape")
+    if name is None or changed == data:
+        return _sbatch(command, changed if stdin else None)
+    with tempfile.TemporaryDirectory(prefix="esbatch-") as directory:
+        copy = Path(directory) / Path(name).name  # sbatch names the job after it
+        copy.write_bytes(changed)
+        command[len(command) - len(rest) + rest.index(name)] = str(copy)
+        return _sbatch(command, None)
+
+
+def _sbatch(command: list[str], stdin: bytes | None) -> int:
+    code = subprocess.run(["sbatch", *command], input=stdin, check=False).returncode
+    return code if code >= 0 else 128 - code
+
+
+def _cluster(partition: str) -> dict[str, int]:
+    only = ["-p", partition] if partition else []
+    try:
+        done = subprocess.run(
+            ["sinfo", "-h", *only, "-o", "%P %G"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return read_sinfo(done.stdout)
+
+
+def _elastic(own: list[Option], inside: list[Option], environment: Mapping[str, str]) -> str | None:
+    """The directive in force, by sbatch's own order: command line, environment, script."""
+    by_hand = [option.value for option in own if option.name == "elastic"]
+    if by_hand:
+        return by_hand[-1]
+    if environment.get(ENVIRONMENT):
+        return environment[ENVIRONMENT]
+    written = [option.value for option in inside if option.name == "elastic"]
+    for other in written[1:]:
+        if other != written[0]:
+            raise EsbatchError(
+                f"--elastic={other}: differs from --elastic={written[0]} given before; keep one"
+            )
+    return written[0] if written else None
+
+
+def _comment(directive: Directive, own: str) -> str:
+    """The directive and, behind it, the user's own words."""
+    if own.startswith("elastic:"):
+        raise EsbatchError(f"--comment={own}: the directive is given twice; keep --elastic")
+    text = f"elastic:{directive} {own}".rstrip()
+    size = len(text.encode("utf-8", "surrogateescape"))
+    if size > MAX_COMMENT_BYTES:
+        raise EsbatchError(
+            f"--comment is {size - MAX_COMMENT_BYTES} bytes too long: the directive stands in it"
+        )
+    return text
+
+
+def _head(script: str) -> list[str]:
+    """The lines sbatch looks at: all before the first command."""
+    lines = []
+    for line in _LINE.findall(script):
+        if line.strip() and not line.startswith("#"):
+            break
+        lines.append(line)
+    return lines

@@ -1,0 +1,203 @@
+"""What is started, and the start itself: nothing else stands between Slurm and the ranks.
+
+Every restart of a job pays for this module, so it loads next to nothing: an
+srun is on its way about 15 ms after Python. What watches it comes later.
+"""
+
+from __future__ import annotations
+
+# `signal` and `socket` themselves would double the time until the ranks run.
+import _signal  # type: ignore[import-not-found]
+import _socket
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from slurm_elastic.job import srun
+from slurm_elastic.job.options import Options
+from slurm_elastic.job.slurm_env import Allocation, clean, following_ports, master_port
+
+_PROBE_S = 20.0
+
+#: What esrun reacts to.
+SIGNALS = frozenset(
+    (
+        *(_signal.SIGHUP, _signal.SIGINT, _signal.SIGTERM),
+        *(_signal.SIGUSR1, _signal.SIGUSR2, _signal.SIGCONT),
+    )
+)
+
+
+def say(text: str) -> None:
+    """One line to the job's log."""
+    sys.stderr.write(f"esrun: {text}\n")
+    sys.stderr.flush()
+
+
+def hold_signals() -> None:
+    """Keep `SIGNALS` waiting until somebody is there to react; children do not inherit this."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, SIGNALS)
+
+
+class Child:
+    """A started srun.
+
+    Attributes:
+        pid: its process.
+        errors: where its error output can be read.
+        mark: the value of `SLURM_ELASTIC_STEP` in its tasks.
+        started: `time.monotonic()` of the start.
+    """
+
+    __slots__ = ("errors", "mark", "pid", "started")
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], mark: str) -> None:
+        self.mark = mark
+        self.started = time.monotonic()
+        self.pid, self.errors = _spawn(command, env, [2])
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end, at most so long, and leave it to be collected."""
+        handle = os.pidfd_open(self.pid)
+        try:
+            return bool(select.select([handle], [], [], seconds)[0])
+        finally:
+            os.close(handle)
+
+
+class Launch:
+    """The step of this job, to be started once or again.
+
+    Attributes:
+        allocation: the job.
+        options: of the command line.
+        tasks: ranks of each node.
+        gpus: whether each rank gets one.
+        attempt: starts so far in this run of the job.
+        listener: the socket for rank 0, already listening.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        self.options = options
+        self.allocation = Allocation(env)
+        self.tasks: tuple[int, ...] = ()
+        self.gpus = False
+        self.attempt = 0
+        self._submitted = env
+        self._env = clean(env)
+        self._probe: tuple[int, int] | None = None
+        name = f"slurm-elastic-{self.allocation.job_id}-{os.urandom(6).hex()}"
+        self._socket = f"@{name}"
+        self.listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.listener.bind(f"\0{name}")
+        self.listener.listen(16)
+
+    def begin_probe(self) -> None:
+        """Ask the other nodes for their GPUs, if there are any; `settle` takes the answer."""
+        if None in self.allocation.gpus:
+            command = srun.probe_command(self.allocation, self._submitted)
+            self._probe = _spawn(command, self._env, [1])
+
+    def settle(self) -> None:
+        """Decide how many ranks each node runs."""
+        counts = [count or 0 for count in self.allocation.gpus]
+        if self._probe is not None:
+            nodes = len(self.allocation.nodes)
+            answer = srun.probed(_collect(*self._probe), nodes)
+            if answer is None:
+                say(f"the nodes do not tell their GPUs; taking {counts[0]} on each, as here")
+            counts = [counts[0]] * nodes if answer is None else list(answer)
+        self.gpus = any(counts)
+        self.tasks = srun.tasks_per_node(self.allocation, counts)
+
+    def command(self) -> list[str]:
+        """The srun that `start` runs."""
+        return srun.command(
+            self.allocation,
+            self.tasks,
+            self.options.program,
+            gpus=self.gpus,
+            extra=self.options.srun_args,
+        )
+
+    def start(self) -> Child:
+        """Start the step, on a port that no earlier attempt used."""
+        job = self.allocation
+        port = free_port(master_port(job.job_id, job.run, self.attempt))
+        self.attempt += 1
+        mark = f"{job.run_id}.{job.run}.{self.attempt}"
+        child = Child(
+            self.command(),
+            srun.step_environment(
+                self._env, job, self.tasks, port=port, socket=self._socket, step=mark
+            ),
+            mark,
+        )
+        again = " in place" if self.attempt > 1 else ""
+        say(f"attempt {job.run + 1}{again}: {describe(job, self.tasks)}, port {port}")
+        return child
+
+    @property
+    def nodes(self) -> list[str]:
+        """Those that run ranks."""
+        by_node = zip(self.allocation.nodes, self.tasks, strict=True)
+        return [name for name, count in by_node if count]
+
+
+def describe(allocation: Allocation, tasks: Sequence[int]) -> str:
+    """The world in words: `6 ranks on g[01-02] (4+2)`."""
+    ranks = sum(tasks)
+    text = f"{ranks} rank{'s' if ranks > 1 else ''} on {allocation.nodelist}"
+    if len(set(tasks)) > 1 and len(tasks) <= 16:
+        text += f" ({'+'.join(map(str, tasks))})"
+    return text
+
+
+def free_port(first: int) -> int:
+    """The first port from `first` on that can be bound here, where rank 0 will run."""
+    for port in following_ports(first):
+        sock = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+            sock.bind(("", port))
+        except OSError:
+            continue
+        finally:
+            sock.close()
+        return port
+    return first
+
+
+def _spawn(
+    command: Sequence[str], env: Mapping[str, str], captured: Sequence[int]
+) -> tuple[int, int]:
+    """Start a process whose descriptors `captured` write into the returned one."""
+    read_end, write_end = os.pipe()
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, write_end, fd) for fd in captured]
+        pid = os.posix_spawnp(
+            command[0], list(command), dict(env), file_actions=actions, setsigmask=()
+        )
+    except OSError:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return pid, read_end
+
+
+def _collect(pid: int, output: int) -> str:
+    """All that the probe prints, unless it takes too long."""
+    data, end = b"", time.monotonic() + _PROBE_S
+    while select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
+        part = os.read(output, 65536)
+        if not part:
+            break
+        data += part
+    else:
+        os.kill(pid, 15)
+    os.close(output)
+    os.waitpid(pid, 0)
+    return data.decode("ascii", "replace")

@@ -1,0 +1,189 @@
+"""The line between a training process and the esrun that started it.
+
+Rank 0 runs on the host of its esrun, which names a unix socket in
+`SLURM_ELASTIC_SOCKET`. JSON lines go both ways: `{"report": {…}}` with some of
+the fields of `slurm_elastic.report.Report`, and `{"orders": {…}}`. A path that
+begins with `@` is an abstract socket, which containers see without a bind
+mount; both ends check that the other runs as the same user.
+
+Nothing here blocks but `wait`, nothing raises, and an esrun that is gone only
+means that the last orders stay as they are.
+
+>>> link = LocalLink.connect("/nowhere") or LocalLink.offline()
+>>> link.send({"phase": "training", "step": 12})
+>>> link.orders().action
+'run'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+from slurm_elastic.report import Orders, ReportError
+
+#: Where esrun listens; set in every rank, answered only on the host of rank 0.
+SOCKET_VARIABLE = "SLURM_ELASTIC_SOCKET"
+
+_MAX_LINE = 65536
+_CONNECT_S = 2.0
+
+
+class LocalLink:
+    """Sends reports to esrun and keeps the newest orders.
+
+    Use from one thread at a time. A forked child (a data-loader worker) that
+    inherits a link finds it silent: it never reads what is meant for its parent.
+    """
+
+    def __init__(self, sock: socket.socket | None) -> None:
+        self._sock = sock
+        self._pid = os.getpid()
+        self._orders = Orders()
+        self._received = time.monotonic()
+        self._unread = b""
+        self._unsent = b""
+        self._fields: dict[str, Any] = {}
+        if sock is not None:
+            sock.setblocking(False)
+
+    @classmethod
+    def connect(cls, path: str | None = None) -> LocalLink | None:
+        """Join the esrun named by `path`, by default the environment's.
+
+        Returns:
+            None when there is none, it does not answer, or it runs as another user.
+        """
+        path = path or os.environ.get(SOCKET_VARIABLE, "")
+        if not path:
+            return None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_CONNECT_S)
+            sock.connect(socket_address(path))
+            if peer_uid(sock) != os.getuid():
+                sock.close()
+                return None
+        except OSError:
+            sock.close()
+            return None
+        return cls(sock)
+
+    @classmethod
+    def offline(cls) -> LocalLink:
+        """A link to nobody: swallows reports, its orders stay `run`."""
+        return cls(None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether esrun was there when last looked at, and this is the process that joined it."""
+        return self._sock is not None and self._pid == os.getpid()
+
+    def send(self, report_fields: dict[str, Any]) -> None:
+        """Report some fields; the rest stays as last reported, None clears one.
+
+        What does not fit into the socket's buffer is sent, merged, by the next call of any
+        method, so that a stopped esrun costs intermediate values and never a wait.
+        """
+        if not self.connected:
+            return
+        self._fields.update(report_fields)
+        self._flush()
+
+    def orders(self) -> Orders:
+        """The newest orders, without waiting (a few microseconds)."""
+        if self.connected:
+            if self._unsent or self._fields:
+                self._flush()
+            self._read()
+        return self._orders
+
+    def deadline_left(self) -> float | None:
+        """Seconds until the deadline of the present orders; None when they have none."""
+        if self._orders.deadline_s is None:
+            return None
+        return self._received + self._orders.deadline_s - time.monotonic()
+
+    def wait(self, timeout: float) -> Orders:
+        """Orders that differ from the last ones asked for; after `timeout` seconds the same.
+
+        Returns at once with the present orders when esrun is gone: check `connected`.
+        """
+        before = self._orders
+        self.orders()
+        end = time.monotonic() + timeout
+        while self._orders is before and self.connected and self._sock is not None:
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            poller.poll(left * 1000)
+            self.orders()
+        return self._orders
+
+    def close(self) -> None:
+        """Leave; esrun sees the end of this process's reports."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _flush(self) -> None:
+        self._pack()
+        while self._unsent and self._sock is not None:
+            try:
+                sent = self._sock.send(self._unsent, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            self._unsent = self._unsent[sent:]
+            self._pack()
+
+    def _pack(self) -> None:
+        if self._fields and not self._unsent:
+            # float: what a training loop measured may be a tensor of one element.
+            self._unsent = json.dumps({"report": self._fields}, default=float).encode() + b"\n"
+            self._fields = {}
+
+    def _read(self) -> None:
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(_MAX_LINE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        # A newer esrun may say what this library does not know: better ignored than fatal.
+        with contextlib.suppress(ValueError, KeyError, TypeError, ReportError):
+            orders = Orders.from_wire(json.loads(line)["orders"])
+            self._received = time.monotonic()
+            if orders != self._orders:
+                self._orders = orders
+
+
+def socket_address(path: str) -> str:
+    """The address for bind and connect: a leading `@` means Linux's abstract names."""
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Unix user of the process at the other end."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return int(uid)

@@ -1,0 +1,163 @@
+"""What a batch script's environment says about its allocation.
+
+After a requeue with a new shape part of `SLURM_*` still speaks of the shape at
+submission; `clean` takes those variables away, and nothing here reads them.
+What the environment does not say at all, the GPUs of the *other* nodes, is
+asked by `slurm_elastic.job.srun.probe`.
+
+On the way of every start: only modules that Python has loaded anyway.
+
+>>> expand("rack1n[01-03,7],login")
+['rack1n01', 'rack1n02', 'rack1n03', 'rack1n7', 'login']
+>>> unfold("4(x2),1")
+[4, 4, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+#: Variables of the submission, which srun would take for options and scripts for the truth.
+#: srun's own tasks get fresh ones for the step.
+STALE = frozenset(
+    """
+    SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND
+    SLURM_GPU_FREQ SLURM_GRES SLURM_GRES_FLAGS SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE
+    SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE SLURM_NTASKS_PER_TRES
+    SLURM_TASKS_PER_NODE SLURM_TRES_PER_TASK SLURM_TRES_BIND SLURM_CPUS_PER_TASK
+    SRUN_CPUS_PER_TASK SLURM_CPUS_PER_GPU SLURM_MEM_PER_GPU SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE
+    SLURM_DISTRIBUTION SLURM_HOSTFILE SLURM_EXCLUSIVE SLURM_EXACT SLURM_OVERCOMMIT SLURM_OVERLAP
+    SLURM_WHOLE SLURM_CORE_SPEC SLURM_THREAD_SPEC SLURM_RESV_PORTS SLURM_EXPORT_ENV
+    SLURM_KILL_BAD_EXIT SLURM_WAIT SLURM_RELATIVE SLURM_STEP_ID SLURM_STEPID
+    """.split()  # noqa: SIM905 - a list of 40 quoted names is no easier to read
+)
+
+#: Below Linux's ephemeral ports (32768 and up), above the registered daemons of clusters.
+_FIRST_PORT, _PORTS = 20000, 12700
+
+
+class AllocationError(Exception):
+    """The environment does not describe a job that esrun can start; one clear line."""
+
+
+class Allocation:
+    """The job as it runs now.
+
+    Attributes:
+        job_id: the raw id, for array tasks too.
+        run: how often Slurm has restarted the job.
+        run_id: the same over all restarts.
+        nodes: in Slurm's order; rank 0 runs on the first.
+        nodelist: the same, folded.
+        cpus: of each node.
+        gpus: of each node; an entry is None if the environment does not tell.
+        tasks: what the job asked for, the world of a job without GPUs.
+        here: this node's name, or empty outside the allocation (salloc on a login node).
+    """
+
+    __slots__ = (
+        "cpus",
+        "gpus",
+        "here",
+        "job_id",
+        "nodelist",
+        "nodes",
+        "run",
+        "run_id",
+        "tasks",
+    )
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        if int(env.get("SLURM_HET_SIZE", "0") or 0) > 1:
+            raise AllocationError(
+                "heterogeneous jobs cannot be elastic: start their parts with srun"
+            )
+        try:
+            self.job_id = int(env["SLURM_JOB_ID"])
+            self.run = int(env.get("SLURM_RESTART_COUNT", "0") or 0)
+            self.nodelist = env.get("SLURM_JOB_NODELIST") or env["SLURM_NODELIST"]
+            self.nodes = tuple(expand(self.nodelist))
+            self.cpus = tuple(unfold(env.get("SLURM_JOB_CPUS_PER_NODE", "")))
+            self.tasks = int(env.get("SLURM_NTASKS", "0") or 0)
+            on_node = _gpus_here(env)
+        except (KeyError, ValueError) as error:
+            raise AllocationError(f"the environment of the job is damaged: {error}") from None
+        if len(self.cpus) != len(self.nodes):
+            self.cpus = (1,) * len(self.nodes)
+        self.here = env.get("SLURMD_NODENAME", "")
+        self.run_id = f"{env.get('SLURM_CLUSTER_NAME') or 'slurm'}-{self.job_id}"
+        others = None if on_node or on_node is None else 0
+        self.gpus = (on_node, *[others] * (len(self.nodes) - 1))
+
+
+def _gpus_here(env: Mapping[str, str]) -> int | None:
+    """GPUs of the batch host; 0 in a job without, None where nobody tells (salloc)."""
+    count = env.get("SLURM_GPUS_ON_NODE")
+    if count:
+        return int(count)
+    listed = env.get("SLURM_JOB_GPUS") or env.get("CUDA_VISIBLE_DEVICES")
+    if listed:
+        return len(listed.split(","))
+    return 0 if env.get("SLURMD_NODENAME") else None
+
+
+def clean(env: Mapping[str, str]) -> dict[str, str]:
+    """A copy without what describes the job as it was submitted."""
+    return {name: value for name, value in env.items() if name not in STALE}
+
+
+def master_port(job_id: int, run: int, attempt: int) -> int:
+    """A port that differs between jobs, restarts and attempts."""
+    return _FIRST_PORT + (job_id * 7919 + run * 131 + attempt * 17) % _PORTS
+
+
+def following_ports(port: int) -> Iterable[int]:
+    """Where to look when `port` is taken, itself first, within the same range."""
+    return (_FIRST_PORT + (port - _FIRST_PORT + i) % _PORTS for i in range(200))
+
+
+def expand(nodelist: str) -> list[str]:
+    """The names that Slurm's folded form stands for, in its order."""
+    names = []
+    for part in _split(nodelist):
+        head, bracket, rest = part.partition("[")
+        if not bracket:
+            names.append(part)
+            continue
+        ranges, _, tail = rest.partition("]")
+        tails = expand(tail) if tail else [""]
+        for number in _numbers(ranges):
+            names += [f"{head}{number}{end}" for end in tails]
+    return names
+
+
+def unfold(counts: str) -> list[int]:
+    """Slurm's `4(x2),1`, one number per node."""
+    numbers: list[int] = []
+    for part in filter(None, counts.split(",")):
+        count, _, times = part.partition("(x")
+        numbers += [int(count)] * int(times.rstrip(")") or 1)
+    return numbers
+
+
+def _split(nodelist: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(nodelist):
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            parts.append(nodelist[start:index])
+            start = index + 1
+    return [part for part in [*parts, nodelist[start:]] if part]
+
+
+def _numbers(ranges: str) -> list[str]:
+    numbers = []
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if dash:
+            width = len(first)
+            numbers += [str(n).zfill(width) for n in range(int(first), int(last) + 1)]
+        else:
+            numbers.append(part)
+    return numbers

@@ -1,0 +1,206 @@
+"""The srun command that starts one task per GPU, and what runs around each task.
+
+The step is granted every GPU of its nodes and no binding; the rank itself
+picks its one by `CUDA_VISIBLE_DEVICES`. With Slurm's own per-task binding a
+site that confines devices by cgroups would hide the neighbours' GPUs, and
+NCCL could not use the links between them.
+
+On the way of every start: only modules that Python has loaded anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from slurm_elastic.job.slurm_env import Allocation
+
+#: Marks the processes of one step, so that `SIGNAL_SCRIPT` finds them.
+STEP_VARIABLE = "SLURM_ELASTIC_STEP"
+_TASKS_VARIABLE = "ESRUN_TASKS"
+
+#: Debian builds torch without libuv, which torch's rendezvous takes for granted.
+_DEBIAN_TORCH = "/usr/lib/python3/dist-packages/torch"
+
+#: Runs as each task: picks the rank's GPU, names the rank, becomes the program. The first variable
+#: that is set decides: Slurm sets them all to the same list unless told the vendor.
+RANK_SCRIPT = f"""
+tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID
+while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
+for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK; do
+    eval "gpus=\\${{$name-}},"
+    [ "$gpus" = , ] && continue
+    i=$SLURM_LOCALID
+    while [ "$i" -gt 0 ]; do gpus=${{gpus#*,}} i=$((i-1)); done
+    [ -n "${{gpus%%,*}}" ] && export "$name=${{gpus%%,*}}"
+    break
+done
+unset {_TASKS_VARIABLE}
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
+export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=${{tasks%%,*}}
+exec "$@"
+"""
+
+#: Signals this node's tasks of step $2 with $1, and not their children: data-loader workers die of
+#: signals they do not expect. A task's parent is slurmstepd, or (hidepid) cannot be seen.
+_SIGNAL_TASKS = f"""
+signal_tasks() {{
+    found=1
+    for file in $(grep -lzFx "{STEP_VARIABLE}=$2" /proc/[0-9]*/environ 2>/dev/null); do
+        pid=${{file%/environ}} pid=${{pid#/proc/}} parent=
+        while read -r key value; do
+            [ "$key" = PPid: ] && parent=$value && break
+        done 2>/dev/null </proc/$pid/status
+        read -r name 2>/dev/null </proc/$parent/comm || name=slurmstepd
+        case $name in slurmstepd*) kill -s "$1" "$pid" 2>/dev/null && found=0;; esac
+    done
+    return $found
+}}
+"""
+# Slurm repeats its SIGTERM, to helpers as well.
+SIGNAL_SCRIPT = "trap '' TERM" + _SIGNAL_TASKS + 'signal_tasks "$@"'
+
+#: Says `ready`; once armed by USR2, waits for Slurm's SIGTERM and kills the tasks, which may not
+#: heed it. USR1 ends the wait. A `sleep` that escapes a signal must not keep the step for long.
+GUARD_SCRIPT = (
+    _SIGNAL_TASKS
+    + """
+armed=
+trap 'armed=1' USR2
+trap 'exit 0' USR1
+trap 'trap "" TERM; [ -n "$armed" ] && signal_tasks "$@"; exit 0' TERM
+echo ready
+while :; do sleep 1 >/dev/null & wait; done
+"""
+)
+
+#: Prints this node's number and its GPUs.
+_PROBE_SCRIPT = """
+[ "$SLURM_LOCALID" != 0 ] || echo "$SLURM_NODEID ${CUDA_VISIBLE_DEVICES:-$ROCR_VISIBLE_DEVICES}"
+"""
+
+
+def probe_command(allocation: Allocation, env: Mapping[str, str]) -> list[str]:
+    """An srun that asks each node for its GPUs; the environment tells only the first node's.
+
+    Naming no GPUs grants the step all of the job's, except in jobs submitted with GPUs per task:
+    there it takes as many tasks as the job has. `--overlap` would be refused in jobs with a total.
+    """
+    nodes = len(allocation.nodes)
+    per_task = "gpu" in env.get("SLURM_TRES_PER_TASK", "")
+    layout = (
+        [f"--ntasks={max(nodes, allocation.tasks)}", "--overcommit"]
+        if per_task and allocation.tasks
+        else [f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    )
+    return [
+        *("srun", f"--nodes={nodes}", *layout, "--mem=0", "--gpu-bind=none", "--export=ALL"),
+        *("--job-name=esrun-probe", "--input=none", "sh", "-c", _PROBE_SCRIPT),
+    ]
+
+
+def probed(output: str, nodes: int) -> tuple[int, ...] | None:
+    """GPUs of each node from what the probe printed; None if a node is missing."""
+    counts: dict[int, int] = {}
+    for line in output.splitlines():
+        node, _, gpus = line.partition(" ")
+        if node.isdecimal():
+            counts[int(node)] = len(gpus.split(",")) if gpus else 0
+    if sorted(counts) != list(range(nodes)):
+        return None
+    return tuple(counts[node] for node in range(nodes))
+
+
+def tasks_per_node(allocation: Allocation, gpus: Sequence[int]) -> tuple[int, ...]:
+    """One task per GPU; without any GPU the tasks that the job asked for, at least one a node."""
+    if any(gpus):
+        return tuple(gpus)
+    nodes = len(allocation.nodes)
+    tasks = max(allocation.tasks, nodes)
+    return tuple(tasks // nodes + (node < tasks % nodes) for node in range(nodes))
+
+
+def command(
+    allocation: Allocation,
+    tasks: Sequence[int],
+    program: Sequence[str],
+    *,
+    gpus: bool,
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """The whole command line of the step.
+
+    Args:
+        allocation: the job.
+        tasks: of each node; 0 leaves a node out.
+        program: what each rank runs.
+        gpus: whether each task gets one.
+        extra: the user's options for srun, last so that they win.
+    """
+    used = [
+        (n, t, c) for n, t, c in zip(allocation.nodes, tasks, allocation.cpus, strict=True) if t
+    ]
+    if len({t for _, t, _ in used}) == 1 and len(used) == len(allocation.nodes):
+        layout = [f"--nodes={len(used)}", f"--ntasks-per-node={used[0][1]}"]
+    else:
+        hosts = ",".join(name for name, count, _ in used for _ in range(count))
+        layout = ["--distribution=arbitrary", f"--nodelist={hosts}"]
+    cpus = min(c // t for _, t, c in used)
+    return [
+        *("srun", f"--ntasks={sum(tasks)}", *layout),
+        f"--cpus-per-task={cpus}" if cpus else "--overcommit",
+        *(("--gpus-per-task=1", "--gpu-bind=none") if gpus else ()),
+        *("--mem=0", "--overlap", "--export=ALL", "--kill-on-bad-exit=1"),
+        f"--job-name={os.path.basename(program[0])[:40]}",  # noqa: PTH119 - pathlib is slow to load
+        *extra,
+        *("sh", "-c", RANK_SCRIPT, "esrun", *program),
+    ]
+
+
+def helper_command(nodes: Sequence[str], script: str, *arguments: str) -> list[str]:
+    """Runs a shell script once on each of these nodes, beside the step."""
+    return [
+        *("srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(nodes)}", "--gres=none", "--mem=0", "--overlap"),
+        *("--job-name=esrun-helper", "--input=none", "--quiet"),
+        *("sh", "-c", script, "esrun", *arguments),
+    ]
+
+
+def step_environment(
+    env: Mapping[str, str],
+    allocation: Allocation,
+    tasks: Sequence[int],
+    *,
+    port: int,
+    socket: str,
+    step: str,
+) -> dict[str, str]:
+    """What every rank finds, besides what `RANK_SCRIPT` works out.
+
+    Args:
+        env: the batch script's, already clean.
+        allocation: the job.
+        tasks: of each node.
+        port: free on the first node.
+        socket: where this esrun listens for rank 0.
+        step: the mark of this step.
+    """
+    used = [count for count in tasks if count]
+    first = next(name for name, count in zip(allocation.nodes, tasks, strict=True) if count)
+    return {
+        **({"USE_LIBUV": "0"} if without_libuv() else {}),
+        **env,
+        "MASTER_ADDR": "127.0.0.1" if len(used) == 1 and first == allocation.here else first,
+        "MASTER_PORT": str(port),
+        "SLURM_ELASTIC_RUN_ID": allocation.run_id,
+        "SLURM_ELASTIC_RESTART": str(allocation.run),
+        "SLURM_ELASTIC_SOCKET": socket,
+        STEP_VARIABLE: step,
+        _TASKS_VARIABLE: ",".join(map(str, used)),
+    }
+
+
+def without_libuv() -> bool:
+    """Whether torch here is Debian's; with another torch, too, `USE_LIBUV=0` does no harm."""
+    return os.path.isdir(_DEBIAN_TORCH)  # noqa: PTH112 - pathlib is slow to load

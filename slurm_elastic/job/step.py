@@ -1,0 +1,88 @@
+"""One running step: an srun process, its error output, its end.
+
+srun reports the *largest* exit code, which after `--kill-on-bad-exit` is that
+of the ranks it killed. So its error output passes through here, unchanged, and
+the first rank that srun names decides what the job script gets to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+from slurm_elastic.job.launch import Child
+
+_SETTLE_S = 2.0
+_PREFIX = b"srun: error: "
+
+
+class Step:
+    """A started srun and its error output."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._ended = threading.Event()
+        self._first_failure: int | None = None
+        self._pump_thread = threading.Thread(target=self._pump, name="stderr", daemon=True)
+        self._pump_thread.start()
+
+    def wait(self) -> int:
+        """Wait for the end; the first failing rank's exit code, 128+n for signal n."""
+        _, status = os.waitpid(self.child.pid, 0)
+        self._ended.set()
+        self._pump_thread.join(_SETTLE_S)
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            code = 128 - code
+        return (self._first_failure or code) if code else 0
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether another thread's `wait` sees the end in this time."""
+        return self._ended.wait(seconds)
+
+    def send(self, number: int) -> None:
+        """Signal srun itself: it forwards USR1, USR2, HUP to every process, TERM kills the step."""
+        if not self._ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child.pid, number)
+
+    def _pump(self) -> None:
+        rest = b""
+        while data := os.read(self.child.errors, 65536):
+            with contextlib.suppress(OSError):
+                _write_all(2, data)
+            if self._first_failure is None:
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[-4096:]
+                for line in lines:
+                    self._first_failure = self._first_failure or failure_code(line)
+        os.close(self.child.errors)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def failure_code(line: bytes) -> int | None:
+    """The exit code in one of srun's lines about a failed task, None in all others.
+
+    >>> failure_code(b"srun: error: g01: task 1: Exited with exit code 3")
+    3
+    >>> failure_code(b"srun: error: g02: tasks 2-3: Segmentation fault (core dumped)")
+    139
+    """
+    if not line.startswith(_PREFIX):
+        return None
+    _, _, rest = line.removeprefix(_PREFIX).partition(b": task")
+    _, _, what = rest.partition(b": ")
+    exited, _, digits = what.strip().rpartition(b" ")
+    if exited == b"Exited with exit code" and digits.isdigit():
+        return int(digits)
+    name = what.removesuffix(b" (core dumped)").strip().decode("ascii", "replace")
+    return _SIGNALS.get(name)
+
+
+_SIGNALS = {signal.strsignal(n) or "": 128 + n for n in signal.valid_signals() if n < 32}

@@ -1,0 +1,1 @@
+"""From reports to predictions of any configuration."""

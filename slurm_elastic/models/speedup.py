@@ -1,0 +1,255 @@
+"""How fast a job would run in another shape: a stated curve, corrected by what was measured.
+
+**Before any report** (our definition; `[speedup]` in elastic.toml). A job on
+g GPUs of type t, evenly on n nodes in r racks, runs at
+
+    speed = base[t] * (g/n)^(1-a) * n^(1-b) * r^(-b)
+
+with a = -log2(1 - loss_in_node) and b = -log2(1 - loss_across_nodes): each
+doubling inside a node keeps `1 - loss_in_node` of the efficiency, each
+doubling of nodes, and again of racks, `1 - loss_across_nodes`. base[t] is
+`types[t]` (1 for types that are not named): the speed is relative to one GPU
+of a type that counts 1.
+
+**With reports** the speed is in samples/s and three things are fitted in log
+space: base[t] for every measured type (the others keep their configured ratio
+to the measured ones), one communication parameter theta that raises or lowers
+both losses together (least squares with the stated curve as prior: measured
+speeds are believed to 3.5 %, the stated losses to a factor of three), and at last a correction that
+makes the curve exact in every measured shape and fades out with the distance
+from it in doublings (inverse-square weights; half gone one doubling away).
+
+**Hostile reports.** A measurement counts per GPU at most `CEILING` times the
+rate per GPU of the smallest measured shape of that type, and losses stay in
+[0, 1]. So in GPUs on given nodes the fitted curve rises and is concave; the
+measured corrections need not be, therefore decisions use `concave_envelope`.
+
+>>> from slurm_elastic.config import Speedup
+>>> model = SpeedModel.fit(Speedup(loss_in_node=0.0, loss_across_nodes=0.5), ())
+>>> model.speeds("a100", [1, 4, 8], [1, 1, 2]).tolist()
+[1.0, 4.0, 4.0]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from slurm_elastic.config import Speedup
+from slurm_elastic.plan import Measurement
+
+Floats = NDArray[np.float64]
+
+#: No report is believed that scales better than this times linear.
+CEILING = 1.1
+#: Standard deviations believed in the fit of theta: of a measured log2 speed, and of theta.
+_NOISE = 0.05
+_DOUBT = 2.0
+#: Loss per doubling that theta can reach for where the configuration states (nearly) none.
+_LEAST_SENSITIVITY = 0.03
+#: Squared doublings below which a shape counts as the measured one.
+_NEAR = 1e-12
+
+
+class SpeedModel:
+    """The speed of one job in any shape; immutable, hence shared between equal jobs.
+
+    Attributes:
+        measured: whether speeds are in samples/s; else relative to one GPU of a type counting 1.
+        unit: how to show a speed to people.
+        theta: the fitted communication parameter; 0 is the stated curve.
+    """
+
+    def __init__(
+        self,
+        *,
+        bases: Mapping[str, float],
+        other: Mapping[str, float],
+        scale: float,
+        losses: tuple[float, float],
+        theta: float = 0.0,
+        points: Mapping[str, tuple[Floats, Floats, Floats]] | None = None,
+    ) -> None:
+        self._bases = dict(bases)
+        self._other = other
+        self._scale = scale
+        self._losses = losses
+        self._points = points or {}
+        self.theta = theta
+        self.measured = bool(self._bases)
+        self.unit = "samples/s" if self.measured else "times one GPU"
+
+    @classmethod
+    def fit(cls, stated: Speedup, measurements: tuple[Measurement, ...]) -> SpeedModel:
+        """The model for these measurements; measurements that cannot be are left out."""
+        return _fit(
+            stated.loss_in_node,
+            stated.loss_across_nodes,
+            tuple(sorted(stated.types.items())),
+            tuple(m for m in measurements if _sane(m)),
+        )
+
+    def base(self, gpu_type: str) -> float:
+        """Speed of one GPU of this type, before the correction at measured shapes."""
+        known = self._bases.get(gpu_type)
+        return self._scale * self._other.get(gpu_type, 1.0) if known is None else known
+
+    def speeds(
+        self,
+        types: str | Sequence[str],
+        gpus: ArrayLike,
+        nodes: ArrayLike = 1,
+        racks: ArrayLike = 1,
+    ) -> Floats:
+        """Predicted speed of each shape.
+
+        Args:
+            types: one type for all shapes, or one per shape.
+            gpus: GPUs of each shape, > 0.
+            nodes: nodes they are spread over, evenly.
+            racks: racks that those nodes are in.
+
+        Returns:
+            samples/s, or relative speeds when nothing was measured (see `measured`).
+        """
+        g, n, r = (np.asarray(v, dtype=np.float64) for v in (gpus, nodes, racks))
+        if isinstance(types, str):
+            return self._of_type(types, g, n, r)
+        g, n, r = np.broadcast_arrays(g, n, r)
+        out = np.empty(g.shape)
+        names = np.asarray(types, dtype=object)
+        for name in sorted(set(types)):
+            at = names == name
+            out[at] = self._of_type(name, g[at], n[at], r[at])
+        return out
+
+    def speed(self, gpu_type: str, gpus: int, nodes: int = 1, racks: int = 1) -> float:
+        """Predicted speed of one shape; 0 for no GPUs."""
+        if gpus <= 0:
+            return 0.0
+        inside, across = self._losses
+        log_g, log_n = math.log2(gpus), math.log2(nodes)
+        log_speed = (1 - inside) * (log_g - log_n) + (1 - across) * log_n
+        log_speed -= across * math.log2(racks)
+        if gpu_type in self._points:
+            total, weights = 0.0, 1.0
+            for at_g, at_n, rest in zip(*self._points[gpu_type], strict=True):
+                weight = 1.0 / max((log_g - at_g) ** 2 + (log_n - at_n) ** 2, _NEAR)
+                total += weight * rest
+                weights += weight
+            log_speed += float(total / weights)
+        return self.base(gpu_type) * math.exp2(log_speed)
+
+    def _of_type(self, gpu_type: str, g: Floats, n: Floats, r: Floats) -> Floats:
+        inside, across = self._losses
+        log_n = np.log2(n)
+        log_g = np.log2(g)
+        log_speed = (1 - inside) * (log_g - log_n) + (1 - across) * log_n - across * np.log2(r)
+        seen = self._points.get(gpu_type)
+        if seen is not None:
+            at_g, at_n, rest = seen
+            distance = (log_g[..., None] - at_g) ** 2 + (log_n[..., None] - at_n) ** 2
+            weight = 1.0 / np.maximum(distance, _NEAR)
+            log_speed = log_speed + weight @ rest / (weight.sum(axis=-1) + 1.0)
+        return np.asarray(self.base(gpu_type) * np.exp2(log_speed), dtype=np.float64)
+
+
+def concave_envelope(x: Floats, y: Floats) -> NDArray[np.int64]:
+    """Indices of the points on the least concave curve above (x, y), as far as it rises.
+
+    Between two kept points no point lies above their connecting line, so
+    stepping along kept points meets marginal gains that only fall. Points from
+    the highest one on are dropped.
+
+    Args:
+        x: ascending, distinct.
+        y: any values of the same length.
+    """
+    kept: NDArray[np.int64] = np.arange(int(np.argmax(y)) + 1)
+    while len(kept) > 2:
+        slopes = np.diff(y[kept]) / np.diff(x[kept])
+        # A point below the line between its neighbours is below the envelope: all go at once.
+        dents = np.flatnonzero(slopes[1:] > slopes[:-1] + 1e-12 * np.abs(slopes[:-1])) + 1
+        if not len(dents):
+            break
+        kept = np.delete(kept, dents)
+    return kept
+
+
+def _sane(m: Measurement) -> bool:
+    return (
+        m.steps > 0
+        and m.gpus > 0
+        and 0 < m.nodes <= m.gpus
+        and math.isfinite(m.samples_per_s)
+        and 1e-9 < m.samples_per_s < 1e15
+    )
+
+
+@lru_cache(maxsize=16384)
+def _fit(
+    loss_in_node: float,
+    loss_across_nodes: float,
+    rates: tuple[tuple[str, float], ...],
+    measurements: tuple[Measurement, ...],
+) -> SpeedModel:
+    stated = np.array([_exponent(loss_in_node), _exponent(loss_across_nodes)])
+    other = dict(rates)
+    if not measurements:
+        return SpeedModel(bases={}, other=other, scale=1.0, losses=(stated[0], stated[1]))
+    names = sorted({m.gpu_type for m in measurements})
+    groups = [
+        sorted((m for m in measurements if m.gpu_type == name), key=lambda m: (m.gpus, m.nodes))
+        for name in names
+    ]
+    log_n = [np.log2([float(m.nodes) for m in group]) for group in groups]
+    log_g = [np.log2([float(m.gpus) for m in group]) for group in groups]
+    log_s = [_believed(group) for group in groups]
+
+    sensitivity = np.maximum(stated, _LEAST_SENSITIVITY)
+    numerator = denominator = 0.0
+    for g, n, s in zip(log_g, log_n, log_s, strict=True):
+        x = -(sensitivity[0] * (g - n) + sensitivity[1] * n)
+        y = s - _shape(g, n, stated)
+        numerator += float(np.sum((x - x.mean()) * (y - y.mean())))
+        denominator += float(np.sum((x - x.mean()) ** 2))
+    theta = numerator / (denominator + (_NOISE / _DOUBT) ** 2)
+    fitted = np.clip(stated + theta * sensitivity, 0.0, 1.0)
+
+    bases: dict[str, float] = {}
+    points = {}
+    offsets = []
+    for name, g, n, s in zip(names, log_g, log_n, log_s, strict=True):
+        rest = s - _shape(g, n, fitted)
+        offset = float(rest.mean())
+        bases[name] = 2.0**offset
+        offsets.append(offset - math.log2(other.get(name, 1.0)))
+        points[name] = (g, n, rest - offset)
+    return SpeedModel(
+        bases=bases,
+        other=other,
+        scale=2.0 ** (sum(offsets) / len(offsets)),
+        losses=(float(fitted[0]), float(fitted[1])),
+        theta=theta,
+        points=points,
+    )
+
+
+def _exponent(loss: float) -> float:
+    return 1.0 if loss >= 0.5 else -math.log2(1 - loss)
+
+
+def _shape(log_g: Floats, log_n: Floats, losses: Floats) -> Floats:
+    return np.asarray((1 - losses[0]) * (log_g - log_n) + (1 - losses[1]) * log_n)
+
+
+def _believed(group: Sequence[Measurement]) -> Floats:
+    """Log2 speeds of one type's measurements, smallest shape first, each at most `CEILING`."""
+    rates = [m.samples_per_s / m.gpus for m in group]
+    return np.log2(
+        [min(rate, CEILING * rates[0]) * m.gpus for rate, m in zip(rates, group, strict=True)]
+    )

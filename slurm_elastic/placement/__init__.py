@@ -1,0 +1,1 @@
+"""From decided GPU counts to nodes. Pure."""

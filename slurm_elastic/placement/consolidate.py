@@ -1,0 +1,197 @@
+"""Best-fit by tier: which nodes a job gets for a given number of GPUs.
+
+The rules, in this order (our definition):
+
+1. An even share: k GPUs on each of n nodes (Slurm's TresPerNode), n as small
+   as possible, and for a running job at most twice the fewest that take its
+   size. A replica (`unit`) that fits into a node never straddles two: k is a
+   multiple of it; a larger one takes whole nodes' shares.
+2. n nodes of one rack if any rack has them, else as few racks as possible, in
+   each of them whole replicas first.
+3. Nodes that the job already holds, then those with the fewest GPUs left over,
+   so that whole nodes stay free, then the lowest index.
+4. Only if nothing even fits, an uneven share (TresPerJob): Slurm fills such a
+   request greedily from the lowest index and keeps to the plan only when it
+   takes *everything* that is free on its nodes. So it is offered only on nodes
+   whose free GPUs it uses up, which nobody else is about to enter or leave,
+   and on at most one node more than necessary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.placement.frame import Ints, Mask
+from slurm_elastic.placement.ledger import Ledger, Need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What a job needs of the nodes it is put on; `own` must be given back to the ledger first.
+
+    Attributes:
+        allowed: nodes that may give it GPUs it does not hold yet.
+        own: GPUs it holds, by node index: these it may keep anywhere.
+        required: node indices that must be part of any allocation.
+        min_nodes, max_nodes: how many nodes it may have; the most is its partition's limit.
+        sprawl: at most this many times the fewest nodes for its size; None: any number.
+    """
+
+    need: Need
+    allowed: Mask
+    own: Mapping[int, int] = field(default_factory=dict)
+    required: tuple[int, ...] = ()
+    max_nodes: int | None = None
+    min_nodes: int = 1
+    sprawl: int | None = None
+
+
+def fit(
+    seat: Seat,
+    gpu_type: str,
+    gpus: int,
+    ledger: Ledger,
+    *,
+    unit: int = 1,
+    settled: Mask | None = None,
+    caps: Mapping[int, int] | None = None,
+) -> Allocation | None:
+    """The best place for this many GPUs of a type, or None.
+
+    Args:
+        seat: the job.
+        gpu_type: "" on clusters without types.
+        gpus: > 0.
+        ledger: with the job's own GPUs given back.
+        unit: GPUs per replica.
+        settled: nodes that nobody is about to enter or leave; None: no uneven shares.
+        caps: at most this many GPUs on these node indices.
+    """
+    frame = ledger.frame
+    room = np.where(seat.allowed, ledger.room(seat.need), 0)
+    for i, held in seat.own.items():
+        if not seat.allowed[i]:
+            room[i] = min(held, int(ledger.room(seat.need)[i]))
+    room *= frame.of_type(gpu_type)
+    for i, cap in (caps or {}).items():
+        room[i] = min(int(room[i]), cap)
+    most = frame.per_node.get(gpu_type, int(room.max(initial=0)))
+    chosen: dict[int, int] | None = None
+    splits = even_splits(gpus, most, unit)
+    ceiling = seat.max_nodes or gpus
+    if seat.sprawl is not None and splits:
+        ceiling = min(ceiling, seat.sprawl * splits[0][0])
+    for nodes, share in splits:
+        if nodes < seat.min_nodes:
+            continue
+        if nodes > ceiling:
+            break
+        picked = _pick(seat, room >= share, nodes, share, ledger, replica=max(1, unit // share))
+        if picked is not None:
+            chosen = dict.fromkeys(picked, share)
+            break
+    if chosen is None and settled is not None and unit <= most:
+        chosen = _uneven(seat, np.where(settled, room, 0), gpus, unit, ledger)
+    if chosen is None:
+        return None
+    allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
+    return None if ledger.within_limits(seat.need, allocation) else allocation
+
+
+@lru_cache(maxsize=65536)
+def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], ...]:
+    """(nodes, GPUs on each) of all even shares with whole replicas, fewest nodes first.
+
+    >>> even_splits(12, 8), even_splits(12, 8, 4), even_splits(32, 8, 16)
+    (((2, 6), (3, 4), (4, 3), (6, 2), (12, 1)), ((3, 4),), ((4, 8), (8, 4), (16, 2), (32, 1)))
+    """
+    if most <= 0:
+        return ()
+    return tuple(
+        (gpus // share, share)
+        for share in range(min(most, gpus), 0, -1)
+        if gpus % share == 0 and (share % unit == 0 if unit <= most else unit % share == 0)
+    )
+
+
+def _pick(
+    seat: Seat, fits: Mask, nodes: int, share: int, ledger: Ledger, *, replica: int
+) -> list[int] | None:
+    """`nodes` of the nodes that fit, by rules 2 and 3; `replica`: nodes that one replica takes."""
+    candidates = np.flatnonzero(fits)
+    if len(candidates) < nodes:
+        return None
+    if seat.required and (len(seat.required) > nodes or not all(fits[i] for i in seat.required)):
+        return None
+    rack = ledger.frame.rack[candidates]
+    left_over = ledger.gpus[candidates] - share
+    foreign = np.ones(len(candidates), dtype=np.int64)
+    wanted = [*seat.own, *seat.required]
+    if wanted:
+        foreign[np.isin(candidates, wanted)] = 0
+    if seat.required:
+        foreign[np.isin(candidates, seat.required)] = -1
+        home = ledger.frame.rack[seat.required[0]]
+        order = np.lexsort((candidates, left_over, foreign, rack != home))
+        chosen = [int(i) for i in candidates[order] if i not in seat.required]
+        return sorted([*seat.required, *chosen[: nodes - len(seat.required)]])
+    if nodes == 1:
+        order = np.lexsort((candidates, left_over, foreign))
+        return [int(candidates[order[0]])]
+    order = np.lexsort((candidates, left_over, foreign, rack))
+    ordered, racks = candidates[order], rack[order]
+    starts = np.flatnonzero(np.r_[True, racks[1:] != racks[:-1]])
+    counts = np.diff(np.r_[starts, len(racks)])
+    enough = np.flatnonzero(counts >= nodes)
+    if len(enough):
+        cost = np.c_[
+            np.zeros((1, 2), dtype=np.int64).T,
+            np.cumsum(np.stack([foreign[order], left_over[order]]), axis=1),
+        ]
+        first = starts[enough]
+        sums = cost[:, first + nodes] - cost[:, first]
+        best = int(first[np.lexsort((first, sums[1], sums[0]))[0]])
+        return sorted(int(i) for i in ordered[best : best + nodes])
+    own = np.add.reduceat(1 - foreign[order], starts)
+    best_first = np.lexsort((starts, -counts, -own))
+    return _across_racks(np.split(ordered, starts[1:]), best_first, nodes, replica)
+
+
+def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int) -> list[int]:
+    """Fewest racks: those where the job already is, then the emptiest; whole replicas first."""
+    chosen: list[int] = []
+    rest: list[int] = []
+    for r in best_first:
+        members = racks[r].tolist()
+        whole = min(len(members), nodes - len(chosen)) // replica * replica
+        chosen += members[:whole]
+        rest += members[whole:]
+    return sorted(chosen + rest[: nodes - len(chosen)])
+
+
+def _uneven(seat: Seat, room: Ints, gpus: int, unit: int, ledger: Ledger) -> dict[int, int] | None:
+    """Rule 4: nodes whose free GPUs add up to exactly what is asked, in one rack if possible."""
+    exact = np.flatnonzero((room > 0) & (room == ledger.gpus) & (room % unit == 0))
+    if not len(exact) or seat.required:
+        return None
+    racks = ledger.frame.rack[exact]
+    groups = [exact[racks == r] for r in np.unique(racks)] if len(np.unique(racks)) > 1 else []
+    for group in (*groups, exact):
+        chosen: dict[int, int] = {}
+        missing = gpus
+        own = np.isin(group, list(seat.own)) if seat.own else np.zeros(len(group), dtype=bool)
+        for i in group[np.lexsort((group, -room[group], ~own))].tolist():
+            if room[i] <= missing:
+                chosen[i] = int(room[i])
+                missing -= chosen[i]
+            if not missing:
+                break
+        necessary = -(-gpus // int(room[group].max()))
+        if not missing and len(chosen) <= min(necessary + 1, seat.max_nodes or len(chosen)):
+            return chosen
+    return None

@@ -1,0 +1,197 @@
+"""The good neighbour: what a round owes to pending jobs that are not elastic's to start.
+
+Pending jobs that only wait for room are looked at in Slurm's order. One that
+fits beside what is decided gets a claim: nobody grows into its GPUs. For one
+that does not fit, elastic jobs give way (placement/giveway.py) if that lets it
+start in the shape it asked for; if it does not, nothing is changed for it.
+
+A claim runs out `keep_s` after all its GPUs became free: then Slurm had its
+reasons, and the job is not waited for again for `PATIENCE` times that.
+With `queue = "controller"` pending elastic jobs stand in the same line, with
+their MIN, and may preempt jobs of lower priority, as rigid ones may then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.config import Config
+from slurm_elastic.placement.consolidate import Seat, even_splits
+from slurm_elastic.placement.frame import Frame
+from slurm_elastic.placement.giveway import Donors, Form, Way, ways_for
+from slurm_elastic.placement.ledger import Books, Ledger, Need
+from slurm_elastic.placement.tenants import Standing, Tenant
+from slurm_elastic.plan import Claim
+
+#: Slurm's reasons for a job that waits only for room and for its turn.
+WAITS_FOR_ROOM = frozenset({"", "None", "Resources", "Priority"})
+#: Multiples of `keep_s`: how long GPUs may take to become free, and how long a job whose claim
+#: ran out is not waited for again.
+PATIENCE = 10.0
+#: Pending jobs that are looked at in a round, and attempts to make others give way, in all.
+_MOST_LOOKED_AT = 512
+_MOST_TRIALS = 512
+
+
+@dataclass(slots=True, kw_only=True)
+class Neighbours:
+    """What a round owes to pending jobs.
+
+    Attributes:
+        claims: GPUs kept for pending jobs.
+        ways: by job id, what elastic jobs do for them.
+        ready: ids of our own pending jobs whose MIN is free.
+        refused: until when (epoch s) a job is not waited for, by its key.
+    """
+
+    claims: list[Claim] = field(default_factory=list)
+    ways: dict[int, Way] = field(default_factory=dict)
+    ready: list[int] = field(default_factory=list)
+    refused: dict[str, float] = field(default_factory=dict)
+
+
+def neighbours(
+    books: Books,
+    tenants: Mapping[int, Tenant],
+    config: Config,
+    *,
+    claims: Iterable[Claim] = (),
+    refused: Mapping[str, float] | None = None,
+) -> Neighbours:
+    """Decide what is owed.
+
+    Args:
+        books: who holds what; claims and ways are booked on them.
+        tenants: the elastic jobs.
+        config: `[resize]` and `queue` matter.
+        claims: those of the last round, which go on.
+        refused: until when jobs are not waited for, by their key.
+    """
+    frame = books.later.frame
+    at = frame.snapshot.time
+    before = {claim.job_id: claim for claim in claims}
+    found = Neighbours(refused={k: t for k, t in (refused or {}).items() if t > at})
+    givers = [t for t in tenants.values() if t.standing in (Standing.FREE, Standing.YIELDS)]
+    donors = Donors(frame, givers, config.resize.payback_s)
+    tentative: list[tuple[Need, Allocation]] = []
+    in_vain: set[tuple[object, ...]] = set()
+    for job in _waiting(tenants, frame.snapshot.jobs, at)[:_MOST_LOOKED_AT]:
+        tenant = tenants.get(job.job_id)
+        ours = tenant is not None and tenant.standing is Standing.OURS
+        claim = before.get(job.job_id)
+        if not ours and (job.key in found.refused or _ran_out(claim, at, config)):
+            found.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
+            continue
+        forms = _forms(frame, job, tenant)
+        place = next((p for form in forms if (p := form.place(books.later)) is not None), None)
+        gave: tuple[Way, ...] = ()
+        alike = (
+            job.priority,
+            len(found.ways),
+            books.later.limits_of(job.job_id),
+            *(form.key for form in forms),
+        )
+        if place is None and donors.trials < _MOST_TRIALS and alike not in in_vain:
+            gave, place = _give_way(job, forms, donors, books, config)
+            in_vain.add(alike)
+        if place is None:
+            continue
+        for way in gave:
+            found.ways[way.tenant.job.job_id] = way
+        need = Need.of(job)
+        free_now = not gave and _is_free(place, need, books.now)
+        books.take(need, place)
+        if ours and free_now:
+            found.ready.append(job.job_id)
+            tentative.append((need, place))
+        else:
+            found.claims.append(_claim(job, place, claim, at, config, free_now=free_now))
+    for need, place in tentative:
+        books.give(need, place)
+    return found
+
+
+def _waiting(tenants: Mapping[int, Tenant], jobs: Iterable[Job], at: float) -> list[Job]:
+    """Pending jobs that could start if there were room, in the order in which Slurm tries them."""
+    waiting = []
+    for job in jobs:
+        if job.state is not JobState.PENDING or job.gpus <= 0 or job.dependency:
+            continue
+        tenant = tenants.get(job.job_id)
+        if tenant and tenant.standing is Standing.MOVING:
+            continue
+        leased = tenant is not None and tenant.record.leased
+        begins = job.begin_time is not None and job.begin_time > at
+        if leased or (job.reason in WAITS_FOR_ROOM and not begins):
+            waiting.append(job)
+    return sorted(waiting, key=lambda j: (-j.priority, j.submit_time, j.job_id))
+
+
+def _forms(frame: Frame, job: Job, tenant: Tenant | None) -> list[Form]:
+    """The shapes in which a pending job may start: ours at MIN, any other as it asks.
+
+    What a rigid job asks for is known as GPUs and nodes: it is taken to want equal shares on the
+    fewest nodes that allow them.
+    """
+    required, *_ = frame.own_constraints(job)
+    partition = frame.partition(job.partition)
+    seat = Seat(
+        need=Need.of(job),
+        allowed=frame.allowed(job, planned=True),
+        required=tuple(frame.index[n] for n in required if n in frame.index),
+        max_nodes=partition.max_nodes if partition else None,
+    )
+    types = (tenant.directive.types if tenant else ()) or frame.types
+    if tenant is not None and tenant.standing is Standing.OURS:
+        sizes = [(t, tenant.directive.sizes(t)) for t in types]
+        return [Form(seat, t, s[0], tenant.directive.unit_for(t)) for t, s in sizes if s]
+    forms = []
+    for name in (job.gpu_type,) if job.gpu_type else types:
+        splits = even_splits(job.gpus, frame.per_node.get(name, 0))
+        nodes = next((n for n, _ in splits if n >= job.min_nodes), None)
+        if nodes is not None and nodes <= (seat.max_nodes or nodes):
+            exact = dataclasses.replace(seat, min_nodes=nodes, max_nodes=nodes)
+            forms.append(Form(exact, name, job.gpus))
+    return forms
+
+
+def _give_way(
+    job: Job,
+    forms: Iterable[Form],
+    donors: Donors,
+    books: Books,
+    config: Config,
+) -> tuple[tuple[Way, ...], Allocation | None]:
+    """Ask elastic jobs to give way; what they do is booked."""
+    forms = tuple(forms)
+    for preempt in (False, True) if config.controller.queue == "controller" else (False,):
+        for form in forms:
+            answer = ways_for(job, form, donors, books, preempt=preempt)
+            if answer is not None:
+                for way in answer[0]:
+                    donors.spend(way, books)
+                return answer
+    return (), None
+
+
+def _is_free(place: Allocation, need: Need, now: Ledger) -> bool:
+    room = now.room(need)
+    return all(room[i] >= gpus for i, gpus in now.frame.shares(place.shares).items())
+
+
+def _ran_out(claim: Claim | None, at: float, config: Config) -> bool:
+    if claim is None:
+        return False
+    return at >= claim.until or at - claim.since > PATIENCE * config.resize.keep_s
+
+
+def _claim(
+    job: Job, place: Allocation, before: Claim | None, at: float, config: Config, *, free_now: bool
+) -> Claim:
+    """A claim's clock starts when all its GPUs are free."""
+    until = before.until if before and free_now else at + config.resize.keep_s
+    since = before.since if before else at
+    return Claim(job_id=job.job_id, shares=place.shares, since=since, until=until)

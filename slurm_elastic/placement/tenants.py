@@ -1,0 +1,181 @@
+"""Which jobs a round may touch, and why it leaves the others alone."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.config import Config
+from slurm_elastic.directive import Directive
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.consolidate import Seat
+from slurm_elastic.placement.frame import Frame
+from slurm_elastic.placement.ledger import Need
+from slurm_elastic.plan import JobRecord
+
+_HOUR_S = 3600.0
+#: A running job is not spread over more than this many times the fewest nodes that take it.
+_SPRAWL = 2
+
+
+class Standing(enum.Enum):
+    """What a round may do with an elastic job."""
+
+    #: Running; the policy decides.
+    FREE = "free"
+    #: Running and left alone, but it gives way to a job that cannot start otherwise.
+    YIELDS = "yields"
+    #: Left exactly as it is.
+    FIXED = "fixed"
+    #: A transition is under way; its target is as good as held.
+    MOVING = "moving"
+    #: Pending, and the controller starts it.
+    OURS = "ours"
+    #: Pending, and Slurm starts it.
+    SLURMS = "slurm's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One elastic job with all that a round needs to know of it.
+
+    Attributes:
+        current: what it holds, None while pending.
+        why: for a standing other than FREE: why, in words ("minimum interval until 14:05:00").
+        cost_s: seconds without training that a change costs.
+        window_s: over how long a change has to pay back: `payback_s`, or less when the job
+            ends sooner.
+    """
+
+    job: Job
+    record: JobRecord
+    directive: Directive
+    model: SpeedModel
+    standing: Standing
+    why: str
+    need: Need
+    current: Allocation | None
+    cost_s: float
+    window_s: float
+
+    def seat(self, frame: Frame, *, away: bool = True) -> Seat:
+        """Where it may sit; `away` False: only on the nodes it holds."""
+        required, *_ = frame.own_constraints(self.job)
+        partition = frame.partition(self.job.partition)
+        allowed = frame.allowed(self.job)
+        return Seat(
+            need=self.need,
+            allowed=allowed if away else allowed & False,
+            own=frame.shares(self.current.shares) if self.current else {},
+            required=tuple(frame.index[n] for n in required if n in frame.index),
+            max_nodes=partition.max_nodes if partition else None,
+            sprawl=_SPRAWL if self.current else None,
+        )
+
+    def allowed(self, allocation: Allocation) -> bool:
+        """Whether its directive, as it is now, lets it run in this shape."""
+        return self.directive.allows(allocation.gpus, allocation.gpu_type)
+
+    def speed(self, frame: Frame, allocation: Allocation | None) -> float:
+        """Predicted speed on an allocation."""
+        if allocation is None or not allocation.shares:
+            return 0.0
+        nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
+        return self.model.speed(allocation.gpu_type, allocation.gpus, max(1, nodes), max(1, racks))
+
+
+def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> dict[int, Tenant]:
+    """All elastic jobs that have not ended, managed or not, by id in the snapshot's order."""
+    found = {}
+    for job in frame.snapshot.jobs:
+        record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
+        directive = record.override or job.directive
+        if directive is None or job.submission is None or job.state is JobState.ENDED:
+            continue
+        standing, why = _standing(job, record, config, frame.snapshot.time)
+        cost_s = (record.checkpoint_s or 0.0) + (
+            config.resize.restart_s if record.restart_s is None else record.restart_s
+        )
+        found[job.job_id] = Tenant(
+            job=job,
+            record=record,
+            directive=directive,
+            model=SpeedModel.fit(config.speedup, record.measurements),
+            standing=standing,
+            why=why,
+            need=Need.of(job),
+            current=job.allocation,
+            cost_s=cost_s,
+            window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
+        )
+    return found
+
+
+def remaining_s(job: Job, record: JobRecord, now: float) -> float:
+    """Seconds a job still runs at most: by its time limit, and by its progress since submission.
+
+    The estimate from progress is too long for a job that waited; it only
+    serves to refuse changes that cannot pay back.
+    """
+    left = float("inf")
+    if job.start_time is not None and job.time_limit_s is not None:
+        left = job.start_time + job.time_limit_s - now
+    since = float(job.submission.submitted if job.submission else 0)
+    if job.run == 0 and job.start_time is not None:
+        since = job.start_time
+    if record.progress and since:
+        left = min(left, (now - since) * (1 - record.progress) / record.progress)
+    return max(0.0, left)
+
+
+def _standing(job: Job, record: JobRecord, config: Config, now: float) -> tuple[Standing, str]:
+    partitions = config.controller.partitions
+    pending = job.state is JobState.PENDING
+    if record.in_transition:
+        return Standing.MOVING, "a change is under way"
+    if not job.managed:
+        return Standing.SLURMS if pending else Standing.FIXED, job.unmanaged_reason or "not managed"
+    if partitions and job.partition not in partitions:
+        why = f"partition {job.partition} is not managed"
+        return Standing.SLURMS if pending else Standing.FIXED, why
+    if pending:
+        if config.controller.queue == "controller" and not record.held:
+            return Standing.OURS, ""
+        return Standing.SLURMS, "Slurm starts it"
+    return _running(job, record, config, now)
+
+
+def _running(job: Job, record: JobRecord, config: Config, now: float) -> tuple[Standing, str]:
+    deaf = record.deaf_until if record.deaf_until and now < record.deaf_until else None
+    fixed = (
+        (job.state is JobState.COMPLETING, "it is ending"),
+        (job.state is JobState.SUSPENDED, "it is suspended"),
+        (job.allocation is None, "its GPUs are not known"),
+        (not job.requeueable, "submitted with --no-requeue"),
+        (record.held, "held by `selastic hold`"),
+        (not record.proven, "its first checkpoint and resume: it is not proven yet"),
+        (not record.reporting, "its first report of this run"),
+        (deaf is not None, f"it did not save in time; asked again after {clock(deaf or 0)}"),
+    )
+    for stays, why in fixed:
+        if stays:
+            return Standing.FIXED, why
+    resize = config.resize
+    recent = [t for t in record.changes if t > now - _HOUR_S]
+    if len(recent) >= resize.per_hour:
+        if not recent:
+            return Standing.FIXED, "no resizes are allowed (per_hour = 0)"
+        until = clock(sorted(recent)[len(recent) - resize.per_hour] + _HOUR_S)
+        return Standing.FIXED, f"{resize.per_hour} resizes an hour are used up until {until}"
+    last = record.last_change if record.last_change is not None else job.start_time
+    if last is not None and now < last + resize.min_interval_s:
+        return Standing.YIELDS, f"minimum interval until {clock(last + resize.min_interval_s)}"
+    return Standing.FREE, ""
+
+
+def clock(at: float) -> str:
+    """A time of day as people read it."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,0 +1,116 @@
+"""Decisions in words, for `selastic explain`, `plan` and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_elastic.cluster import Allocation, Job, Snapshot
+from slurm_elastic.placement.assign import Outcome, minutes
+from slurm_elastic.placement.frame import Frame
+from slurm_elastic.placement.giveway import Way
+from slurm_elastic.placement.tenants import Tenant
+from slurm_elastic.plan import Claim
+from slurm_elastic.topology import Tier
+
+
+def gpus(count: int, gpu_type: str = "") -> str:
+    """`4 a100`, `1 GPU`."""
+    return f"{count} {gpu_type or ('GPU' if count == 1 else 'GPUs')}"
+
+
+def whose(job: Job) -> str:
+    """A job as people call it: `bob's 4722`."""
+    return f"{job.user}'s {job.display_id}"
+
+
+def givers_give(givers: Sequence[str]) -> str:
+    """`bob's 4711 gives way`, for one or several."""
+    return f"{' and '.join(givers)} {'gives' if len(givers) == 1 else 'give'} way"
+
+
+def gives(way: Way, snapshot: Snapshot) -> str:
+    """Why a job gives way."""
+    job, current = way.beneficiary, way.tenant.current
+    waited = minutes(max(0.0, snapshot.time - job.submit_time))
+    kind = "elastic" if job.submission else "rigid"
+    who = f"{whose(job)} ({kind}, waiting {waited})"
+    if way.target is None:
+        return f"waits so that {who}, of higher priority, can start"
+    freed = (current.gpus if current else 0) - way.target.gpus
+    if freed > 0:
+        return f"gives {gpus(freed)} so that {who} can start"
+    return f"moves to {', '.join(way.target.nodes)} so that {who} finds {gpus(job.gpus)} together"
+
+
+class Explainer:
+    """Says why a job has neither more nor fewer GPUs nor others."""
+
+    def __init__(self, frame: Frame, idle: Mapping[str, int], claims: Iterable[Claim]) -> None:
+        self._frame = frame
+        self._idle = idle
+        self._kept: dict[str, Claim] = {}
+        for claim in claims:
+            for name, _ in claim.shares:
+                self._kept.setdefault(frame.snapshot.node[name].gpu_type, claim)
+
+    def why_not_more(
+        self, tenant: Tenant, holds: Allocation, outcome: Outcome | None, way: Way | None
+    ) -> str:
+        """What keeps a job from growing; "" when it is left alone for another reason."""
+        directive, name = tenant.directive, holds.gpu_type
+        sizes = directive.sizes(name)
+        if sizes and holds.gpus >= sizes[-1]:
+            return f"{holds.gpus} is its MAX"
+        if way is not None:
+            return f"{whose(way.beneficiary)} needs {gpus(way.beneficiary.gpus)}"
+        if outcome is None:
+            return ""
+        if outcome.refusals:
+            return outcome.refusals[0]
+        snapshot = self._frame.snapshot
+        for limit in snapshot.limits:
+            if tenant.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{name}"):
+                held = (snapshot.job[j].allocation for j in limit.jobs if j in snapshot.job)
+                if sum(a.gpus for a in held if a) >= limit.cap:
+                    return f"{limit.name} is reached"
+        claim = self._kept.get(name)
+        idle = self._idle.get(name, 0)
+        if claim is not None and not idle:
+            job = snapshot.job[claim.job_id]
+            return f"{whose(job)} needs {gpus(job.gpus)} and freed ones are kept for it"
+        if not idle:
+            return f"no {name or 'GPU'} is idle, and no other job would lose less than it gains"
+        return f"none of the {gpus(idle, name)} that are idle would help it enough"
+
+    def why_not_fewer(self, tenant: Tenant, holds: Allocation, outcome: Outcome | None) -> str:
+        """What its last GPUs are good for, compared with others if they were compared."""
+        sizes = tenant.directive.sizes(holds.gpu_type)
+        smaller = max((s for s in sizes if s < holds.gpus), default=None) if sizes else None
+        if smaller is None:
+            return f"{holds.gpus} is its MIN" if sizes and holds.gpus == sizes[0] else ""
+        model, last = tenant.model, holds.gpus - smaller
+        nodes = len(holds.nodes)
+        now = model.speed(holds.gpu_type, holds.gpus, nodes)
+        each = (now - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
+        if each <= 0:
+            return ""
+        gain = f"{each:.3g} {model.unit}" if model.measured else f"{each / now:.0%} of its speed"
+        which = f"each of its last {last} GPUs" if last > 1 else "its last GPU"
+        compared = ", and no other job would gain more from it" if outcome else ""
+        return f"{which} adds {gain}{compared}"
+
+    def why_here(self, tenant: Tenant, holds: Allocation) -> str:
+        """What its place is worth."""
+        tree = self._frame.topology
+        known = [n for n in holds.nodes if n in self._frame.index]
+        if tree.tier(known) is Tier.NODE or not known:
+            return ""
+        racks = tree.racks_of(known)
+        if len(racks) == 1:
+            return f"its {len(known)} nodes share one rack" if racks[0] else ""
+        here = tenant.model.speed(holds.gpu_type, holds.gpus, len(known), len(racks))
+        there = tenant.model.speed(holds.gpu_type, holds.gpus, len(known), 1)
+        return (
+            f"across {len(racks)} racks it runs at {here / there:.2f} of its speed in one,"
+            " which had no room or was not worth the move"
+        )

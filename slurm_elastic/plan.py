@@ -1,0 +1,159 @@
+"""From wishes to decisions: what policy, placement and controller hand to each other.
+
+A policy answers with a `Proposal` for each elastic job: alternatives, best
+first. Placement turns them into a `Plan`: for each job one `Decision` that
+says which GPUs it shall hold, why, and what that gains and costs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.directive import Directive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One way to run a job that its policy would accept.
+
+    Attributes:
+        gpu_type: "" only on clusters without types.
+        gpus: 0 means: let it wait (it keeps its checkpoint and a lease).
+        value: the policy's own measure, comparable within one round only.
+        reason: why, in words for `selastic explain`.
+    """
+
+    gpu_type: str
+    gpus: int
+    value: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A policy's answer for one job; `alternatives` best first, never empty."""
+
+    job_id: int
+    alternatives: tuple[Alternative, ...]
+
+
+class Action(enum.Enum):
+    """What a decision does to a job."""
+
+    KEEP = "keep"
+    START = "start"
+    GROW = "grow"
+    SHRINK = "shrink"
+    MOVE = "move"
+    PREEMPT = "preempt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one elastic job shall hold.
+
+    Attributes:
+        target: None: it shall wait.
+        reason: why it gets this, one clause, present tense.
+        why_not_more, why_not_fewer, why_here: for `selastic explain`; "" when nothing to say.
+        gain: relative speed after against before, 0.25 = a quarter faster (negative when it
+            gives way to somebody).
+        cost_s: expected seconds without training, times GPUs held: GPU seconds.
+        waiting_for: what holds a better allocation back ("minimum interval until 14:05"), or "".
+    """
+
+    job_id: int
+    current: Allocation | None
+    target: Allocation | None
+    action: Action
+    reason: str
+    why_not_more: str = ""
+    why_not_fewer: str = ""
+    why_here: str = ""
+    gain: float = 0.0
+    cost_s: float = 0.0
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """GPUs kept for a pending job that is not ours to start (rigid, or below its own MIN).
+
+    Nobody grows into them until the job runs or `until` (epoch s) has passed.
+    """
+
+    job_id: int
+    shares: tuple[tuple[str, int], ...]
+    since: float
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One round's outcome."""
+
+    time: float
+    decisions: tuple[Decision, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def decision(self) -> Mapping[int, Decision]:
+        """Decisions by job id."""
+        return {d.job_id: d for d in self.decisions}
+
+    @property
+    def changes(self) -> tuple[Decision, ...]:
+        """Decisions that do something."""
+        return tuple(d for d in self.decisions if d.action is not Action.KEEP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Speed seen in one shape: `samples_per_s` over `steps` steps."""
+
+    gpu_type: str
+    gpus: int
+    nodes: int
+    samples_per_s: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """What is known of a job beyond the snapshot: from reports, people and past transitions.
+
+    Attributes:
+        measurements: at most one per (type, GPUs, nodes), the latest.
+        proven: it has written a checkpoint and read it back: it may be resized.
+        reporting: it has reported during the present attempt.
+        checkpoint_s, restart_s: measured cost of a save, and from notice to first step in the
+            new shape; None until seen.
+        last_change: when its allocation last changed through us or by starting (epoch s).
+        changes: times (epoch s) of past resizes, oldest first, for the budget.
+        held: `selastic hold`: leave it as it is.
+        deaf_until: it did not save in time when it was asked, and is left alone until then.
+        override: `selastic update --elastic`: replaces the submitted directive.
+        in_transition: a transition is under way towards `target`.
+        leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
+    """
+
+    job_id: int
+    measurements: tuple[Measurement, ...] = ()
+    proven: bool = False
+    reporting: bool = False
+    checkpoint_s: float | None = None
+    restart_s: float | None = None
+    progress: float | None = None
+    last_change: float | None = None
+    changes: tuple[float, ...] = field(default=())
+    held: bool = False
+    deaf_until: float | None = None
+    override: Directive | None = None
+    in_transition: bool = False
+    target: Allocation | None = None
+    leased: bool = False

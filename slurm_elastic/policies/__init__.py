@@ -1,0 +1,1 @@
+"""One scheduling policy per file, behind one protocol."""

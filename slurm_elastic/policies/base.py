@@ -1,0 +1,69 @@
+"""The protocol of a policy, and how policies are found.
+
+A policy is pure: the same snapshot, records, state and seed give the same
+proposals. What it wants to remember (attained service, timers, shares) it
+returns as state, a JSON-serialisable mapping that the controller keeps.
+Sites add policies through the entry point group `slurm_elastic.policies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from slurm_elastic.cluster import Snapshot
+from slurm_elastic.config import Config
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.plan import JobRecord, Proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a policy is asked in one round.
+
+    Attributes:
+        jobs: ids of the elastic jobs to decide on: running, or waiting under our lease.
+        capacity: GPUs by type that these jobs may hold together: free ones and their own,
+            less those kept for others.
+        models: speed of each job in any shape.
+    """
+
+    snapshot: Snapshot
+    records: Mapping[int, JobRecord]
+    models: Mapping[int, SpeedModel]
+    jobs: tuple[int, ...]
+    capacity: Mapping[str, int]
+    seed: int = 0
+
+
+class Policy(Protocol):
+    """One published system, or our own."""
+
+    def __init__(self, config: Config) -> None: ...
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; the present shape among them."""
+        ...
+
+
+GROUP = "slurm_elastic.policies"
+
+
+def known() -> tuple[str, ...]:
+    """Names of the installed policies, sorted."""
+    return tuple(sorted({e.name for e in entry_points(group=GROUP)}))
+
+
+def load(config: Config) -> Policy:
+    """The policy that the configuration names.
+
+    Raises:
+        KeyError: no such policy is installed.
+    """
+    (entry,) = [e for e in entry_points(group=GROUP) if e.name == config.controller.policy][:1]
+    policy: Policy = entry.load()(config)
+    return policy

@@ -1,0 +1,325 @@
+"""`fair`: every job its MIN, then GPU by GPU to the job that gains most from one more.
+
+Gains are in utility per GPU (policies/curves.py), so the division maximises
+the product of the jobs' speed-ups: jobs that scale alike get alike, one that
+stops scaling stops growing, and nobody is starved for a faster one. A GPU that
+a job holds already counts for more, by what both sides of a trade would lose
+to restarting, so that nobody's GPUs go back and forth (docs/policies.md,
+docs/adr/0002-fair-share.md).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.cluster import Job, JobState, Limit
+from slurm_elastic.config import Config
+from slurm_elastic.directive import Directive
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.plan import Alternative, JobRecord, Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.curves import Curve, curve
+
+#: Sizes offered between the best and the present one: in growing steps from both ends.
+_STEPS_BETWEEN = 5
+_EPSILON = 1e-9
+#: Utility per GPU is rounded to so many digits: equal jobs tie exactly, and ties are decided.
+_DIGITS = 9
+
+
+@dataclass(slots=True)
+class _Share:
+    """One job's share while it is worked out.
+
+    Attributes:
+        cost_s: seconds that a change of it costs.
+        types: types it may run on, in order of preference.
+        at: index into the sizes of its curve; -1 while it has nothing.
+        held: GPUs it holds now of the type it is to run on.
+        before: the shape to fall back to when a change of type is refused.
+        short: why it gets nothing.
+    """
+
+    job: Job
+    directive: Directive
+    model: SpeedModel
+    cost_s: float
+    types: tuple[str, ...]
+    per_node: Mapping[str, int]
+    max_nodes: int | None
+    gpu_type: str = ""
+    curve: Curve | None = None
+    at: int = -1
+    held: int = 0
+    before: tuple[str, int] | None = None
+    short: str = ""
+
+    def on(self, gpu_type: str) -> Curve | None:
+        """Its curve on a type; None where it cannot run."""
+        sizes = self.directive.sizes(gpu_type)
+        per_node = self.per_node.get(gpu_type, 0)
+        if not sizes or not per_node:
+            return None
+        return curve(
+            self.model,
+            sizes,
+            gpu_type,
+            unit=self.directive.unit_for(gpu_type),
+            per_node=per_node,
+            max_nodes=self.max_nodes,
+        )
+
+    def put(self, gpu_type: str, on: Curve, at: int) -> None:
+        """Let it run on a type with a size."""
+        self.gpu_type, self.curve, self.at = gpu_type, on, at
+        held = self.job.allocation
+        self.held = held.gpus if held and held.gpu_type == gpu_type else 0
+
+    @property
+    def gpus(self) -> int:
+        return int(self.curve.sizes[self.at]) if self.curve and self.at >= 0 else 0
+
+
+class _Pool:
+    """GPUs by type and the limits on GPUs, as far as they are not given away yet."""
+
+    def __init__(self, question: Question) -> None:
+        self.free = dict(question.capacity)
+        asked = set(question.jobs)
+        self._limits: list[Limit] = []
+        self._left: list[float] = []
+        self._limits_of: dict[int, list[int]] = {}
+        for limit in question.snapshot.limits:
+            mine = limit.jobs & asked
+            if mine and (limit.resource == "gpu" or limit.resource.startswith("gpu:")):
+                for job_id in mine:
+                    self._limits_of.setdefault(job_id, []).append(len(self._limits))
+                others = (question.snapshot.job.get(j) for j in limit.jobs - asked)
+                self._limits.append(limit)
+                self._left.append(limit.cap - sum(_used(limit, j) for j in others if j))
+
+    def most(self, job_id: int, gpu_type: str) -> int:
+        """GPUs of this type that the job could get on top of what it was given."""
+        left = float(self.free.get(gpu_type, 0))
+        for i in self._limits_of.get(job_id, ()):
+            if self._limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
+                left = min(left, self._left[i])
+        return int(left)
+
+    def take(self, job_id: int, gpu_type: str, gpus: int) -> None:
+        self.free[gpu_type] = self.free.get(gpu_type, 0) - gpus
+        for i in self._limits_of.get(job_id, ()):
+            if self._limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
+                self._left[i] -= gpus
+
+
+class FairShare:
+    """The policy; it remembers nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self._resize = config.resize
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; see the module."""
+        pool = _Pool(question)
+        shares = self._shares(question)
+        for share in shares:
+            _minimum(share, pool)
+        self._fill(shares, pool)
+        if self._change_types(shares, pool):
+            self._fill(shares, pool)
+        return tuple(_proposal(share) for share in shares), state
+
+    def _shares(self, question: Question) -> list[_Share]:
+        """Running jobs first, then by priority and age."""
+        per_node: dict[str, int] = {}
+        for node in question.snapshot.nodes:
+            if node.gpus > per_node.get(node.gpu_type, 0):
+                per_node[node.gpu_type] = node.gpus
+        everything = tuple(sorted(per_node))
+        max_nodes = {p.name: p.max_nodes for p in question.snapshot.partitions}
+        shares = []
+        for job_id in question.jobs:
+            job = question.snapshot.job[job_id]
+            record = question.records.get(job_id) or JobRecord(job_id=job_id)
+            directive = record.override or job.directive
+            if directive is None:
+                continue
+            restart_s = self._resize.restart_s if record.restart_s is None else record.restart_s
+            shares.append(
+                _Share(
+                    job=job,
+                    directive=directive,
+                    model=question.models[job_id],
+                    cost_s=restart_s + (record.checkpoint_s or 0.0),
+                    types=directive.types or everything,
+                    per_node=per_node,
+                    max_nodes=max_nodes.get(job.partition),
+                )
+            )
+        shares.sort(key=_precedence)
+        return shares
+
+    def _fill(self, shares: Iterable[_Share], pool: _Pool) -> None:
+        """Hand out what is left, best marginal utility first; ties go to the lowest job id."""
+        heap: list[tuple[float, int, int, int]] = []
+        by_id = {s.job.job_id: s for s in shares}
+        for share in by_id.values():
+            self._offer(heap, share)
+        while heap:
+            *_, job_id, end = heapq.heappop(heap)
+            share = by_id[job_id]
+            on = share.curve
+            assert on is not None
+            left = pool.most(job_id, share.gpu_type) + share.gpus
+            target = end if on.sizes[end] <= left else on.best(share.at, left)
+            if target > share.at:
+                pool.take(job_id, share.gpu_type, int(on.sizes[target]) - share.gpus)
+                share.at = target
+                if target == end:
+                    self._offer(heap, share)
+
+    def _offer(self, heap: list[tuple[float, int, int, int]], share: _Share) -> None:
+        """Put the next step of a job's envelope on the heap."""
+        on = share.curve
+        if on is None or share.at < 0:
+            return
+        vertex = bisect_right(on.vertices, share.at)
+        if vertex == len(on.vertices):
+            return
+        end = on.vertices[vertex]
+        begins = int(on.sizes[share.at])
+        step = int(on.sizes[end]) - begins
+        gain = float(on.utility[end] - on.utility[share.at]) / step
+        if gain <= _EPSILON:
+            return
+        own = min(1.0, max(0.0, (share.held - begins) / step))
+        trade = (share.cost_s + self._resize.restart_s) / self._resize.payback_s
+        gain = gain * (1 + self._resize.min_gain * own) + trade * own
+        heapq.heappush(heap, (-round(gain, _DIGITS), 0 if own else 1, share.job.job_id, end))
+
+    def _change_types(self, shares: Iterable[_Share], pool: _Pool) -> bool:
+        """Move jobs to left-over GPUs of another type where that pays; whether any was."""
+        wishes = []
+        for share in shares:
+            if share.curve is None or share.at < 0 or share.job.state is not JobState.RUNNING:
+                continue
+            for rank, name in enumerate(share.types):
+                gain = self._gain_on(share, name, pool)
+                if gain > 0:
+                    wishes.append((-round(gain, _DIGITS), rank, share.job.job_id, name, share))
+        changed: set[int] = set()
+        for _, _, job_id, name, share in sorted(wishes, key=lambda w: w[:3]):
+            if job_id in changed or self._gain_on(share, name, pool) <= 0:
+                continue
+            on = share.on(name)
+            assert on is not None
+            pool.take(job_id, share.gpu_type, -share.gpus)
+            share.before = (share.gpu_type, share.gpus)
+            share.put(name, on, _largest(on, pool.most(job_id, name)))
+            pool.take(job_id, name, share.gpus)
+            changed.add(job_id)
+        return bool(changed)
+
+    def _gain_on(self, share: _Share, gpu_type: str, pool: _Pool) -> float:
+        """Log-speed that a job wins on another type's idle GPUs, beyond what is worth it; or 0."""
+        least = share.directive.sizes(gpu_type)
+        if gpu_type == share.gpu_type or not least or share.curve is None:
+            return 0.0
+        idle = pool.most(share.job.job_id, gpu_type)
+        on = share.on(gpu_type) if idle >= least[0] else None
+        if on is None or (at := _largest(on, idle)) < 0:
+            return 0.0
+        worth = math.log1p(self._resize.min_gain) + share.cost_s / self._resize.payback_s
+        gain = math.log(on.speeds[at] / share.curve.speeds[share.at])
+        return gain if gain > worth + _EPSILON else 0.0
+
+
+def _minimum(share: _Share, pool: _Pool) -> None:
+    """Give a job its smallest size: running on its type, pending on the first that has room."""
+    held, names = share.job.allocation, share.types
+    if held and held.gpu_type in names:
+        names = (held.gpu_type,)
+    elif share.job.gpu_type in names and not share.directive.types:
+        names = (share.job.gpu_type,)
+    share.short = "its directive names no type of GPU that this cluster has"
+    for name in names:
+        on = share.on(name)
+        if on is None:
+            continue
+        least = int(on.sizes[0])
+        if pool.most(share.job.job_id, name) >= least:
+            share.put(name, on, 0)
+            pool.take(share.job.job_id, name, least)
+            return
+        share.short = f"waits for {least} {name or 'GPUs'}, its MIN"
+
+
+def _proposal(share: _Share) -> Proposal:
+    """Best, next smaller sizes, present shape; a pending job's MIN and at last waiting."""
+    held, on = share.job.allocation, share.curve
+    found: dict[tuple[str, int], Alternative] = {}
+
+    def add(gpu_type: str, gpus: int, reason: str) -> None:
+        value = -math.inf
+        if on is not None and gpu_type == share.gpu_type and gpus >= on.sizes[0]:
+            value = float(on.utility[on.at(gpus)])
+        found.setdefault(
+            (gpu_type, gpus), Alternative(gpu_type=gpu_type, gpus=gpus, value=value, reason=reason)
+        )
+
+    if on is not None and share.at >= 0:
+        add(share.gpu_type, share.gpus, _why(share, on))
+        if share.before and (not held or share.before[1] > held.gpus):
+            add(*share.before, "its share on its present type")
+        floor = on.at(share.held) if share.held else 0
+        steps = [2**i for i in range(_STEPS_BETWEEN)]
+        between = {share.at - step for step in steps} | {floor + step for step in steps}
+        for index in sorted(between, reverse=True):
+            if floor < index < share.at:
+                add(share.gpu_type, int(on.sizes[index]), "the next size that finds a place")
+    if held:
+        add(held.gpu_type, held.gpus, "nothing else is better for it")
+    else:
+        if on is not None and share.at >= 0:
+            add(share.gpu_type, int(on.sizes[0]), "its MIN")
+        add("", 0, share.short if share.at < 0 else "nothing that it could run on is free")
+    return Proposal(job_id=share.job.job_id, alternatives=tuple(found.values()))
+
+
+def _precedence(share: _Share) -> tuple[bool, int, float, int]:
+    job = share.job
+    return (job.allocation is None, -job.priority, job.submit_time, job.job_id)
+
+
+def _used(limit: Limit, job: Job) -> int:
+    held = job.allocation
+    return held.gpus if held and limit.resource in ("gpu", f"gpu:{held.gpu_type}") else 0
+
+
+def _largest(on: Curve, gpus: int) -> int:
+    """Index of the largest vertex within this many GPUs; -1: none is."""
+    return max((i for i in on.vertices if on.sizes[i] <= gpus), default=-1)
+
+
+def _why(share: _Share, on: Curve) -> str:
+    """The reason for a share, in words."""
+    gpus, most = share.gpus, share.directive.max_gpus
+    if share.before:
+        return f"{share.gpu_type} GPUs are idle and make it faster"
+    if gpus == most:
+        held = share.job.allocation
+        grows = held is not None and held.gpus < gpus
+        return f"idle GPUs bring it to its MAX of {gpus}" if grows else f"{gpus} is its MAX"
+    if not share.at:
+        return f"{gpus} is its MIN; each further GPU helps another job more"
+    if share.at == on.vertices[-1]:
+        return "more GPUs would not make it faster"
+    return f"its fair share is {gpus} of at most {most}"

@@ -1,0 +1,340 @@
+"""One whole round, pure: snapshot, records and state in, plan and state out.
+
+Who may be changed (placement/tenants.py) → what is owed to pending jobs
+(placement/neighbour.py) → what the policy wants for the rest → where that fits
+and pays (placement/assign.py) → what can be begun now. Controller and
+simulator both call `decide_round`.
+
+The plan can be carried out in any order, and in part: nobody starts, grows or
+moves into GPUs that are not free at the snapshot's time. Who waits for GPUs
+that others give up first keeps what it has and says so; it gets them in a
+later round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.config import Config
+from slurm_elastic.placement import promises
+from slurm_elastic.placement.assign import Assignment, Outcome
+from slurm_elastic.placement.frame import Frame
+from slurm_elastic.placement.ledger import Books, Ledger, Need, union
+from slurm_elastic.placement.neighbour import Neighbours, neighbours
+from slurm_elastic.placement.tenants import Standing, Tenant, tenants
+from slurm_elastic.placement.words import Explainer, givers_give, gives, gpus, whose
+from slurm_elastic.plan import Action, Alternative, Claim, Decision, JobRecord, Plan, Proposal
+from slurm_elastic.policies.base import Policy, Question
+
+_EPSILON = 1e-9
+#: How often idle GPUs are offered again after jobs refused them.
+_MOST_OFFERS = 2
+#: The order in which changes are worth beginning.
+_ORDER = (
+    Action.PREEMPT,
+    Action.SHRINK,
+    Action.START,
+    Action.MOVE,
+    Action.GROW,
+    Action.KEEP,
+)
+
+
+def decide_round(
+    snapshot: Snapshot,
+    records: Mapping[int, JobRecord],
+    *,
+    config: Config,
+    policy: Policy,
+    state: Mapping[str, Any],
+    previous: Plan | None = None,
+    seed: int = 0,
+) -> tuple[Plan, Mapping[str, Any]]:
+    """Decide what every elastic job shall hold.
+
+    Args:
+        snapshot: the cluster, time included.
+        records: what is known of the elastic jobs; one without a record is not proven.
+        config: the site's configuration.
+        policy: asked once, and again with what was refused.
+        state: what the last round returned, or {}; JSON-serialisable.
+        previous: the last plan, whose claims go on; None: claims begin anew.
+        seed: for policies that draw lots.
+
+    Returns:
+        The plan, and the state for the next round.
+    """
+    frame = Frame(snapshot)
+    everyone = tenants(frame, records, config)
+    ledger = Ledger(frame)
+    books = Books(ledger, ledger.copy())
+    for tenant in everyone.values():
+        if tenant.standing is Standing.MOVING:
+            books.change(tenant.need, tenant.current, tenant.record.target)
+    for job in snapshot.jobs:
+        if _leaves(job, everyone.get(job.job_id), snapshot.time, config):
+            books.later.give(Need.of(job), job.allocation)
+    owed = neighbours(
+        books,
+        everyone,
+        config,
+        claims=_still_meant(previous, snapshot),
+        refused=state.get("refused", {}),
+    )
+    assignment = Assignment(books, config)
+    free = [
+        t
+        for t in everyone.values()
+        if t.standing is Standing.FREE and t.job.job_id not in owed.ways
+    ]
+    promised = promises.valid(state.get("promised", {}), snapshot.time)
+    for tenant in free:
+        if tenant.job.key in promised:
+            assignment.keep(tenant, promises.allocation(promised[tenant.job.key]))
+    asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
+    deciding = _Deciding(everyone, records, policy, state.get("policy", {}), seed)
+    policy_state = deciding.assign(assignment, [*asked, *owed.ready])
+    plan = _plan(everyone, owed, assignment)
+    return plan, {
+        "policy": dict(policy_state),
+        "refused": dict(sorted(owed.refused.items())),
+        "promised": promises.made(plan, assignment.outcomes.values(), promised, config),
+    }
+
+
+class _Deciding:
+    """Asking the policy, with what it is to be asked."""
+
+    def __init__(
+        self,
+        everyone: Mapping[int, Tenant],
+        records: Mapping[int, JobRecord],
+        policy: Policy,
+        state: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        self._tenants = everyone
+        self._records = records
+        self._policy = policy
+        self._state = state
+        self._seed = seed
+
+    def assign(self, assignment: Assignment, asked: Sequence[int]) -> Mapping[str, Any]:
+        """Fill the assignment; the policy's new state."""
+        capacity = assignment.idle()
+        for job_id in asked:
+            _add(capacity, self._tenants[job_id].current)
+        snapshot = assignment.frame.snapshot
+        proposals, state = self._ask(snapshot, asked, capacity)
+        before, kept = assignment.later.copy(), dict(assignment.outcomes)
+        assignment.place(proposals, self._tenants)
+        assignment.restore()
+        assignment.retry(proposals)
+        gave = any(o.shrinks for o in assignment.outcomes.values())
+        if gave and assignment.welfare() <= _EPSILON:
+            assignment.later, assignment.outcomes = before, kept
+            assignment.place([self._kept(p) for p in proposals], self._tenants)
+        for _ in range(_MOST_OFFERS):
+            if not self._offer_again(assignment):
+                break
+        return state
+
+    def _ask(
+        self, snapshot: Snapshot, jobs: Sequence[int], capacity: Mapping[str, int]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        question = Question(
+            snapshot=snapshot,
+            records=self._records,
+            models={j: self._tenants[j].model for j in jobs},
+            jobs=tuple(jobs),
+            capacity=capacity,
+            seed=self._seed,
+        )
+        return self._policy.decide(question, self._state)
+
+    def _offer_again(self, assignment: Assignment) -> bool:
+        """Offer what refused offers left idle to the other jobs; whether anybody took it."""
+        idle = assignment.idle()
+        refused = {
+            j
+            for j, o in assignment.outcomes.items()
+            if o.wished and o.wished.gpus > (o.target.gpus if o.target else 0)
+        }
+        willing = [
+            j
+            for j, o in assignment.outcomes.items()
+            if j not in refused
+            and o.target is not None
+            and idle.get(o.target.gpu_type)
+            and o.target.gpus < o.tenant.directive.max_gpus
+            and not o.shrinks
+        ]
+        if not refused or not willing:
+            return False
+        for job_id in willing:
+            _add(idle, assignment.outcomes[job_id].target)
+        proposals, _ = self._ask(assignment.frame.snapshot, willing, idle)
+        return assignment.grow(proposals)
+
+    def _kept(self, proposal: Proposal) -> Proposal:
+        """A proposal without giving up GPUs."""
+        tenant, wished = self._tenants[proposal.job_id], proposal.alternatives[0]
+        current = tenant.current
+        if current is None or not tenant.allowed(current) or wished.gpus >= current.gpus:
+            return proposal
+        stay = Alternative(
+            gpu_type=current.gpu_type,
+            gpus=current.gpus,
+            value=0.0,
+            reason="giving GPUs to others would cost more than they gain",
+        )
+        return Proposal(job_id=proposal.job_id, alternatives=(stay,))
+
+
+def _plan(everyone: Mapping[int, Tenant], owed: Neighbours, assignment: Assignment) -> Plan:
+    """Targets to decisions, as far as they can be begun now, with their words."""
+    frame, now = assignment.frame, assignment.now
+    snapshot = frame.snapshot
+    explain = Explainer(frame, assignment.idle(), owed.claims)
+    givers: dict[int, list[str]] = {}
+    for given in owed.ways.values():
+        givers.setdefault(given.beneficiary.job_id, []).append(whose(given.tenant.job))
+    kept = {claim.job_id: claim for claim in owed.claims}
+    decisions = []
+    ordered = sorted(everyone.values(), key=lambda t: _rank(t, owed, assignment.outcomes))
+    for tenant in ordered:
+        job_id, current = tenant.job.job_id, tenant.current
+        outcome = assignment.outcomes.get(job_id)
+        way = owed.ways.get(job_id)
+        target, reason = tenant.current, "keeps what it has"
+        waiting = tenant.why
+        if way is not None:
+            target, reason, waiting = way.target, gives(way, snapshot), ""
+        elif outcome is not None:
+            target, reason = outcome.target, outcome.reason or reason
+        elif tenant.current is None:
+            waiting = _awaits(tenant, kept.get(job_id), givers.get(job_id, []))
+            reason = "waits"
+        if way is None and target and target != current and not _begin(now, tenant, target):
+            waiting = f"{gpus(target.gpus, target.gpu_type)} on {', '.join(target.nodes)}, which"
+            waiting += " others give up first"
+            target, reason = tenant.current, "keeps what it has for now"
+        holds = target or tenant.current
+        decisions.append(
+            Decision(
+                job_id=job_id,
+                current=tenant.current,
+                target=target,
+                action=_action(tenant.current, target),
+                reason=reason,
+                why_not_more=explain.why_not_more(tenant, holds, outcome, way) if holds else "",
+                why_not_fewer=explain.why_not_fewer(tenant, holds, outcome) if holds else "",
+                why_here=explain.why_here(tenant, holds) if holds else "",
+                gain=_gain(frame, tenant, target),
+                cost_s=_cost_s(tenant, target),
+                waiting_for=waiting,
+            )
+        )
+    decisions.sort(key=lambda d: _ORDER.index(d.action))
+    return Plan(
+        time=snapshot.time,
+        decisions=tuple(decisions),
+        claims=tuple(owed.claims),
+        notes=_notes(snapshot, owed, givers),
+    )
+
+
+def _leaves(job: Job, tenant: Tenant | None, at: float, config: Config) -> bool:
+    """Whether a job is about to leave its GPUs; one that does so for too long is stuck."""
+    if job.state is not JobState.COMPLETING or (tenant and tenant.standing is Standing.MOVING):
+        return False
+    return job.end_time is None or at - job.end_time < config.resize.keep_s
+
+
+def _still_meant(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]:
+    """The last claims whose ids still name the same job."""
+    return tuple(
+        claim
+        for claim in (previous.claims if previous else ())
+        if (job := snapshot.job.get(claim.job_id)) and job.submit_time <= claim.since
+    )
+
+
+def _rank(tenant: Tenant, owed: Neighbours, outcomes: Mapping[int, Outcome]) -> int:
+    """Who is served first from what is free now."""
+    if tenant.job.job_id in owed.ways:
+        return 0
+    outcome = outcomes.get(tenant.job.job_id)
+    if outcome is None or not outcome.changed:
+        return 4
+    return 1 if tenant.current is None else 2
+
+
+def _begin(now: Ledger, tenant: Tenant, target: Allocation) -> bool:
+    """Whether a change fits beside what everybody holds now; booked if so."""
+    current = tenant.current
+    if union(current, target) == current:
+        return True
+    now.give(tenant.need, current)
+    room = now.room(tenant.need)
+    shares = now.frame.shares(target.shares)
+    fits = all(room[i] >= g for i, g in shares.items()) and not now.within_limits(
+        tenant.need, target
+    )
+    now.take(tenant.need, union(current, target) if fits else current)
+    return fits
+
+
+def _action(current: Allocation | None, target: Allocation | None) -> Action:
+    if current == target:
+        return Action.KEEP
+    if target is None:
+        return Action.PREEMPT
+    if current is None:
+        return Action.START
+    if current.gpu_type != target.gpu_type or current.gpus == target.gpus:
+        return Action.MOVE
+    return Action.GROW if target.gpus > current.gpus else Action.SHRINK
+
+
+def _gain(frame: Frame, tenant: Tenant, target: Allocation | None) -> float:
+    if tenant.current is None or target == tenant.current:
+        return 0.0
+    return tenant.speed(frame, target) / tenant.speed(frame, tenant.current) - 1
+
+
+def _cost_s(tenant: Tenant, target: Allocation | None) -> float:
+    if tenant.current is None or target == tenant.current:
+        return 0.0
+    return tenant.cost_s * tenant.current.gpus
+
+
+def _awaits(tenant: Tenant, claim: Claim | None, givers: Sequence[str]) -> str:
+    """What a pending elastic job waits for."""
+    least = tenant.job.gpus or tenant.directive.min_gpus
+    wants = gpus(least, tenant.job.gpu_type)
+    if givers:
+        return f"{wants}: {givers_give(givers)}"
+    if claim is not None:
+        return f"{wants}, kept for it on {', '.join(n for n, _ in claim.shares)}"
+    if tenant.standing is Standing.OURS:
+        return f"{wants}: not even its MIN has room, and nobody can give way"
+    return tenant.why
+
+
+def _notes(
+    snapshot: Snapshot, owed: Neighbours, givers: Mapping[int, list[str]]
+) -> tuple[str, ...]:
+    return tuple(
+        f"{whose(snapshot.job[claim.job_id])} gets {gpus(snapshot.job[claim.job_id].gpus)} on"
+        f" {', '.join(n for n, _ in claim.shares)}: {givers_give(givers[claim.job_id])}"
+        for claim in owed.claims
+        if claim.job_id in givers
+    )
+
+
+def _add(capacity: dict[str, int], allocation: Allocation | None) -> None:
+    if allocation is not None:
+        capacity[allocation.gpu_type] = capacity.get(allocation.gpu_type, 0) + allocation.gpus

@@ -1,0 +1,184 @@
+"""Association and QOS limits, as caps over sets of jobs.
+
+Slurm itself holds back a job that would exceed a GPU or node limit, however it
+was reshaped, but lets an operator's update exceed CPU and memory limits: so all
+of them are read here and obeyed by placement.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from slurm_elastic.cluster import Job, JobState, Limit
+
+_RESOURCES = {"gres/gpu": "gpu", "node": "node", "cpu": "cpu", "mem": "mem"}
+_UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+
+@dataclass(frozen=True, slots=True)
+class QosRow:
+    """One QOS; each mapping is resource → cap."""
+
+    name: str
+    group: Mapping[str, int]
+    per_user: Mapping[str, int]
+    per_account: Mapping[str, int]
+    per_job: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AssociationRow:
+    """One association; `user` "" for an account's own, `partition` "" for any."""
+
+    account: str
+    user: str
+    partition: str
+    parent: str
+    group: Mapping[str, int]
+    per_job: Mapping[str, int]
+
+
+@dataclass
+class LimitBook:
+    """The accounting database's limits, read again every `refresh_s` seconds.
+
+    Without slurmdbd there are none. When it stops answering the last known ones stay in force.
+
+    Attributes:
+        cluster: whose associations count, where several clusters share a slurmdbd; "" for all.
+    """
+
+    refresh_s: float = 60.0
+    timeout_s: float = 20.0
+    cluster: str = ""
+    qos: tuple[QosRow, ...] = ()
+    associations: tuple[AssociationRow, ...] = ()
+    _read: float | None = field(default=None, repr=False)
+
+    def limits(
+        self, jobs: Iterable[Job], partition_qos: Mapping[str, str] | None = None
+    ) -> tuple[Limit, ...]:
+        """Caps that apply to jobs running or pending now; those over no job are left out."""
+        if self._read is None or time.monotonic() - self._read > self.refresh_s:
+            self._refresh()
+        alive = [j for j in jobs if j.state is not JobState.ENDED]
+        return (
+            *_qos_limits(self.qos, alive, partition_qos or {}),
+            *_association_limits(self.associations, alive),
+        )
+
+    def _refresh(self) -> None:
+        self._read = time.monotonic()
+        mine = (f"cluster={self.cluster}",) if self.cluster else ()
+        try:
+            self.qos = parse_qos(self._ask("qos", "Name,GrpTRES,MaxTRESPU,MaxTRESPA,MaxTRES"))
+            self.associations = parse_associations(
+                self._ask("assoc", "Account,User,Partition,ParentName,GrpTRES,MaxTRES", *mine)
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            structlog.get_logger("limits").warning(
+                f"sacctmgr gave no limits ({error}); the last known ones stay in force"
+            )
+
+    def _ask(self, what: str, columns: str, *where: str) -> str:
+        done = subprocess.run(
+            ["sacctmgr", "-nP", "show", what, *where, f"format={columns}"],
+            capture_output=True,
+            timeout=self.timeout_s,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.decode(errors="replace")
+
+
+def parse_qos(text: str) -> tuple[QosRow, ...]:
+    """Lines of `sacctmgr -nP show qos`."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 4]
+    return tuple(QosRow(r[0], *(parse_tres(t) for t in r[1:])) for r in rows)
+
+
+def parse_associations(text: str) -> tuple[AssociationRow, ...]:
+    """Lines of `sacctmgr -nP show assoc`."""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 5]
+    return tuple(
+        AssociationRow(r[0], r[1], r[2], r[3], parse_tres(r[4]), parse_tres(r[5])) for r in rows
+    )
+
+
+def parse_tres(text: str) -> dict[str, int]:
+    """Caps in Slurm's notation, memory in MB; resources that no resize changes are left out.
+
+    >>> parse_tres("cpu=8,gres/gpu:a100=4,gres/gpu=6,mem=2G,billing=9")
+    {'cpu': 8, 'gpu:a100': 4, 'gpu': 6, 'mem': 2048}
+    """
+    caps = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        base, _, gpu_type = name.partition(":")
+        resource = _RESOURCES.get(base)
+        if resource is None or not value:
+            continue
+        factor = _UNITS.get(value[-1].upper())
+        number = float(value[:-1]) * factor if factor else float(value)
+        if number >= 0:  # -1 clears a limit
+            caps[f"{resource}:{gpu_type}" if gpu_type else resource] = int(number)
+    return caps
+
+
+def _qos_limits(
+    rows: Iterable[QosRow], jobs: list[Job], partition_qos: Mapping[str, str]
+) -> Iterable[Limit]:
+    for row in rows:
+        mine = [j for j in jobs if row.name in (j.qos, partition_qos.get(j.partition))]
+        yield from _limits(f"QOS {row.name} GrpTRES", row.group, mine)
+        for user in sorted({j.user for j in mine}) if row.per_user else ():
+            theirs = [j for j in mine if j.user == user]
+            yield from _limits(f"QOS {row.name} MaxTRESPerUser", row.per_user, theirs)
+        for account in sorted({j.account for j in mine}) if row.per_account else ():
+            theirs = [j for j in mine if j.account == account]
+            yield from _limits(f"QOS {row.name} MaxTRESPerAccount", row.per_account, theirs)
+        for job in mine if row.per_job else ():
+            yield from _limits(f"QOS {row.name} MaxTRES", row.per_job, [job])
+
+
+def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iterable[Limit]:
+    rows = tuple(rows)
+    parents = {r.account: r.parent for r in rows if not r.user}
+    above: dict[str, set[str]] = {}
+    for account in {j.account for j in jobs}:
+        chain, at = {account}, account
+        while parents.get(at) and parents[at] not in chain:
+            at = parents[at]
+            chain.add(at)
+        above[account] = chain
+    for row in rows:
+        if not (row.group or row.per_job):
+            continue
+        mine = [
+            j
+            for j in jobs
+            if (
+                (j.account == row.account and j.user == row.user)
+                if row.user
+                else row.account in above[j.account]
+            )
+            and row.partition in ("", j.partition)
+        ]
+        name = f"association {row.account}{'/' + row.user if row.user else ''}"
+        yield from _limits(f"{name} GrpTRES", row.group, mine)
+        for job in mine if row.per_job else ():
+            yield from _limits(f"{name} MaxTRES", row.per_job, [job])
+
+
+def _limits(name: str, caps: Mapping[str, int], jobs: list[Job]) -> Iterable[Limit]:
+    if not jobs:
+        return
+    ids = frozenset(j.job_id for j in jobs)
+    for resource, cap in caps.items():
+        shown = resource.replace("gpu", "gres/gpu")
+        yield Limit(name=f"{name} {shown}={cap}", resource=resource, cap=cap, jobs=ids)

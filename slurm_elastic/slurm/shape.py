@@ -1,0 +1,200 @@
+"""A job's shape in the words of `scontrol update`, and whether Slurm took it.
+
+Every submit form (`--gres`, `--gpus`, `--gpus-per-task`, …) becomes one: GPUs
+per node and one Slurm task per node; esrun starts the ranks inside. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from slurm_elastic.cluster import Allocation, Job
+from slurm_elastic.directive import Directive
+from slurm_elastic.nodelist import fold
+
+#: Above every priority that Slurm computes; a resized job is the first to be looked at.
+FIRST = "4000000000"
+
+Fields = dict[str, str]
+
+
+def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
+    """Fields that give a pending job the size of `target`, on nodes still to be named.
+
+    Args:
+        job: pending, with its submission.
+        target: GPUs on nodes, one type.
+        time_limit_s: what is left of the job's time; None: leave the limit as it is.
+    """
+    counts = {g for _, g in target.shares}
+    per_node = max(counts)
+    nodes = len(target.shares)
+    kind = f"gres/gpu:{target.gpu_type}" if target.gpu_type else "gres/gpu"
+    even = len(counts) == 1
+    fields = {
+        "NumNodes": f"{nodes}-{nodes}",
+        "NumTasks": str(nodes),
+        "TresPerNode": f"{kind}:{per_node}" if even else "",
+        "TresPerJob": "" if even else f"{kind}:{target.gpus}",
+        "TresPerTask": "",
+    }
+    return fields | _companions(job, per_node) | time_fields(job, time_limit_s)
+
+
+def pinned(target: Allocation, *, reservation: str) -> Fields:
+    """Fields that start a job, already of the right size, on its planned nodes at once."""
+    return {
+        "ReqNodeList": ",".join(target.nodes),
+        "ReservationName": reservation,
+        "StartTime": "now",
+        "Priority": FIRST,
+    }
+
+
+def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) -> Fields:
+    """Fields that put a pending job back into the queue as its user submitted it, at MIN.
+
+    Its own node lists and reservation are restored, and nothing of ours stays.
+
+    Args:
+        job: pending, with its submission.
+        directive: in force.
+        gpus_per_node: by type, of the partition's smallest node of that type.
+    """
+    shape = _shape(job)
+    gpus = directive.min_gpus
+    types = [t for t in directive.types or sorted(gpus_per_node) if directive.allows(gpus, t)]
+    gpu_type = types[0] if len(types) == 1 else _asked_type(shape)
+    room = [gpus_per_node[t] for t in ([gpu_type] if gpu_type else types) if t in gpus_per_node]
+    fits = min(room, default=gpus)
+    if gpus > fits and not gpu_type and types:  # several nodes might mean several types
+        gpu_type, fits = types[0], gpus_per_node.get(types[0], gpus)
+    nodes = next((n for n in range(math.ceil(gpus / fits), gpus + 1) if gpus % n == 0), gpus)
+    kind = f"gres/gpu:{gpu_type}" if gpu_type else "gres/gpu"
+    return {
+        "NumNodes": f"{nodes}-{nodes}",
+        "NumTasks": str(nodes),
+        "TresPerNode": f"{kind}:{gpus // nodes}",
+        "TresPerJob": "",
+        "TresPerTask": "",
+        "ReqNodeList": str(shape.get("req_nodes", "")),
+        "ReservationName": str(shape.get("reservation", "")),
+    } | _companions(job, gpus // nodes)
+
+
+def remaining_s(job: Job, now: float, *, spare_s: int = 0) -> int | None:
+    """What is left of a running job's time limit: so that all attempts together keep to it.
+
+    Args:
+        job: running.
+        now: epoch seconds.
+        spare_s: what `rounded_off_s` gave when this attempt's limit was set.
+    """
+    if job.time_limit_s is None or job.start_time is None:
+        return job.time_limit_s
+    return max(60, int(job.time_limit_s + spare_s - (now - job.start_time)))
+
+
+def rounded_off_s(seconds: int | None) -> int:
+    """What `time_fields` rounds off: not lost, a later attempt gets it."""
+    return seconds % 60 if seconds is not None and seconds > 60 else 0
+
+
+def difference(job: Job, target: Allocation) -> str:
+    """What a pending job's shape lacks of `target`, as Slurm reports it; "" when it is right."""
+    if job.gpus != target.gpus:
+        return f"asks for {job.gpus} GPUs instead of {target.gpus}"
+    if target.gpu_type and job.gpu_type != target.gpu_type:
+        return f"asks for type {job.gpu_type or 'any'} instead of {target.gpu_type}"
+    if job.min_nodes != len(target.nodes):
+        return f"asks for {job.min_nodes} nodes instead of {len(target.nodes)}"
+    return ""
+
+
+def per_gpu(job: Job) -> tuple[float | None, float | None]:
+    """(CPUs, MB) that the job's user wants with each GPU; None: Slurm scales it by itself."""
+    shape = _shape(job)
+    gpus = max(1, _submitted_gpus(job, shape))
+    nodes = int(shape.get("min_nodes", 1))
+    tasks = int(shape.get("num_tasks") or int(shape.get("ntasks_per_node", 1)) * nodes)
+    cpus: float | None = tasks * int(shape.get("cpus_per_task", 1)) / gpus
+    memory: float | None = None
+    if "min_mem_per_node" in shape and "mem_per_tres" not in shape:
+        memory = int(shape["min_mem_per_node"]) * nodes / gpus
+    if "cpus_per_tres" in shape:
+        cpus = None
+    return cpus, memory
+
+
+def _companions(job: Job, gpus_on_node: int) -> Fields:
+    """CPUs and memory that go with that many GPUs on one node."""
+    cpus, memory = per_gpu(job)
+    fields: Fields = {}
+    if cpus is not None:
+        count = str(max(1, math.ceil(cpus * gpus_on_node - 1e-9)))
+        fields |= {"CPUsPerTask": count, "MinCPUsNode": count}
+        if "ntasks_per_node" in _shape(job):
+            fields["TasksPerNode"] = "1"
+    if memory is not None:
+        fields["MinMemoryNode"] = str(math.ceil(memory * gpus_on_node - 1e-9))
+    return fields
+
+
+def time_fields(job: Job, seconds: int | None) -> Fields:
+    """TimeLimit, whole minutes rounded down; nothing for an unlimited job.
+
+    A least time that its user gave (`--time-min`) must not exceed it.
+    """
+    if seconds is None:
+        return {}
+    minutes = max(1, seconds // 60)
+    least = int(_shape(job).get("time_min", 0))
+    fields = {"TimeMin": _duration(min(least, minutes))} if least else {}
+    return {"TimeLimit": _duration(minutes), **fields}
+
+
+def _duration(minutes: int) -> str:
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def _shape(job: Job) -> Mapping[str, int | str]:
+    return job.submission.shape if job.submission else {}
+
+
+def _submitted_gpus(job: Job, shape: Mapping[str, int | str]) -> int:
+    """GPUs the job was submitted with; its own shape, else MIN."""
+    nodes = int(shape.get("min_nodes", 1))
+    tasks = int(shape.get("num_tasks") or int(shape.get("ntasks_per_node", 1)) * nodes)
+    for field, times in (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks)):
+        count = _gpus_in(str(shape.get(field, "")))[0]
+        if count:
+            return count * times
+    return job.directive.min_gpus if job.directive else 1
+
+
+def _asked_type(shape: Mapping[str, int | str]) -> str:
+    for field in ("tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket"):
+        name = _gpus_in(str(shape.get(field, "")))[1]
+        if name:
+            return name
+    return ""
+
+
+def _gpus_in(text: str) -> tuple[int, str]:
+    """(count, type) in `gres/gpu:a100:4`, `gres/gpu:4`, `gres:gpu`, …; (0, "") without GPUs."""
+    for item in text.split(","):
+        words = item.replace("=", ":").replace("/", ":").split(":")
+        if words[:2] != ["gres", "gpu"]:
+            continue
+        rest = words[2:]
+        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        return count, rest[0] if rest else ""
+    return 0, ""
+
+
+def describe(target: Allocation | None) -> str:
+    """For logs: `8 a100 on g[01-02]`, or `the queue`."""
+    if target is None:
+        return "the queue"
+    return f"{target.gpus} {target.gpu_type or 'GPUs'} on {fold(target.nodes)}"

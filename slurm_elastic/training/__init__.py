@@ -1,0 +1,23 @@
+"""The library that a training script imports.
+
+>>> from slurm_elastic.training import init            # doctest: +SKIP
+>>> job = init(model, loss_fn, optimizer, dataset, global_batch=256, epochs=3,
+...            checkpoint_dir="ckpt")                  # doctest: +SKIP
+>>> for batch in job:                                  # doctest: +SKIP
+...     loss = job.step(batch)
+>>> job.finish()                                       # doctest: +SKIP
+
+Import it before torch: it brings torch up faster (`faststart`).
+"""
+
+from __future__ import annotations
+
+from slurm_elastic.training.faststart import bring_up_torch
+
+bring_up_torch()
+
+from slurm_elastic.training.checkpoint import CheckpointError  # noqa: E402
+from slurm_elastic.training.job import Job, init  # noqa: E402
+from slurm_elastic.training.loader import Batch  # noqa: E402
+
+__all__ = ["Batch", "CheckpointError", "Job", "init"]

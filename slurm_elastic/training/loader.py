@@ -1,0 +1,117 @@
+"""Brings samples from the dataset to the training loop, ahead of need if there are workers.
+
+What is fetched ahead never counts as trained on: only the cursor does.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from slurm_elastic.training.sampler import Share
+from slurm_elastic.training.signals import ignore_in_worker
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's part of one optimisation step.
+
+    Attributes:
+        step: number of the step, counted from 1 over the whole training.
+        epoch: counted from 0.
+        indices: this rank's samples of the dataset, possibly none.
+        last_of_epoch: whether the epoch ends with this step.
+        parts: the samples, collated in micro-batches.
+        share: where the step lies in the plan.
+    """
+
+    step: int
+    epoch: int
+    indices: list[int]
+    last_of_epoch: bool
+    parts: list[Any]
+    share: Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """How samples are fetched.
+
+    Attributes:
+        dataset: anything with `[index]`.
+        micro_batch: most samples that go through the model at once.
+        workers: processes that fetch ahead; 0: the training process fetches.
+        collate: makes a micro-batch out of samples; None: torch's way.
+        pin: whether fetched batches go to pinned memory.
+        seed: of everything random in this run.
+    """
+
+    dataset: Any
+    micro_batch: int | None
+    workers: int
+    collate: Callable[[Sequence[Any]], Any] | None
+    pin: bool
+    seed: int
+
+    def batches(
+        self, shares: Callable[[], Iterator[Share]], *, rank: int, step: int
+    ) -> Iterator[Batch]:
+        """The rank's batches; `shares` gives the plan from the present step on, twice over."""
+        generator = torch.Generator()
+        generator.manual_seed(mixed(self.seed, step, rank))
+        fetched = iter(
+            DataLoader(
+                self.dataset,
+                batch_sampler=_Plan(shares, self.micro_batch),
+                num_workers=self.workers,
+                collate_fn=self.collate,
+                pin_memory=self.pin,
+                worker_init_fn=ignore_in_worker,
+                generator=generator,
+            )
+        )
+        for share in shares():
+            reseed(mixed(self.seed, share.after.step, rank))
+            parts = [next(fetched) for _ in share.micro_batches(self.micro_batch)]
+            yield Batch(
+                share.after.step,
+                share.before.epoch,
+                share.indices,
+                share.after.epoch != share.before.epoch,
+                parts,
+                share,
+            )
+
+
+class _Plan:
+    """The micro-batches of a whole run, as a DataLoader wants them."""
+
+    def __init__(self, shares: Callable[[], Iterator[Share]], size: int | None) -> None:
+        self._shares = shares
+        self._size = size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for share in self._shares():
+            yield from share.micro_batches(self._size)
+
+
+def mixed(seed: int, step: int, rank: int) -> int:
+    """One seed out of three numbers, different for neighbours."""
+    return (
+        seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    ) % 2**63
+
+
+def reseed(seed: int) -> None:
+    """Derive all random states anew, so that no checkpoint has to carry those of every rank."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)

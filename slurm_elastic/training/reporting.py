@@ -1,0 +1,110 @@
+"""What rank 0 tells esrun, and what it is told.
+
+Without an esrun everything here is silence. Reports are sent at most every
+`report_every_s` of the orders, except for those that somebody waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from slurm_elastic.job.local import LocalLink
+from slurm_elastic.training.measure import StepTimer
+
+#: How long a job waits, at its checkpoint, for somebody to end it or send it on. With an esrun that
+#: is a last resort: it sends the job on by itself when the controller falls silent.
+_WAIT_WITH_ESRUN_S = 900.0
+_WAIT_ALONE_S = 120.0
+
+
+class Reporter:
+    """The voice of one rank; mute on all but rank 0."""
+
+    def __init__(self, *, rank: int, world: int, global_batch: int) -> None:
+        self._link = (LocalLink.connect() if rank == 0 else None) or LocalLink.offline()
+        self._next = 0.0
+        self._answered: int | None = None
+        self.timer = StepTimer()
+        self._always: dict[str, Any] = {
+            "kind": "library",
+            "gpus": world,
+            "nodes": int(os.environ.get("SLURM_STEP_NUM_NODES", "1")),
+            "global_batch": global_batch,
+        }
+
+    def started(self, *, startup_s: float, restore_s: float | None, step: int | None) -> None:
+        """The first step of this attempt is done; `step` is the one it resumed from."""
+        self._always |= {"startup_s": startup_s, "restore_s": restore_s, "resumed_from": step}
+        self._send("starting")
+
+    def training(self, *, step: int, progress: float, checkpoint: dict[str, Any]) -> None:
+        """One more step is done."""
+        if time.monotonic() < self._next:
+            return
+        measured = self.timer.take()
+        fields = {"step": step, "progress": progress} | checkpoint
+        if measured:
+            fields |= {"step_time_s": measured[0], "steps_measured": measured[1]}
+        self._next = time.monotonic() + self._link.orders().report_every_s
+        self._send("training", **fields)
+
+    def notice(self) -> bool:
+        """Whether esrun asks for a save that has not been answered yet."""
+        orders = self._link.orders()
+        return orders.action == "notice" and orders.notice != self._answered
+
+    def rehearse(self) -> bool:
+        """Whether a proven checkpoint is wanted soon."""
+        return self._link.orders().action == "rehearse"
+
+    def saving(self, *, step: int) -> None:
+        """The save that the notice asks for begins."""
+        orders = self._link.orders()
+        self._answered = orders.notice if orders.action == "notice" else None
+        self._send("saving", step=step, notice=self._answered)
+
+    def saved(self, *, step: int, checkpoint: dict[str, Any]) -> None:
+        """The save is done; the job waits."""
+        self._send("saved", step=step, notice=self._answered, **checkpoint)
+
+    def not_saved(self, *, step: int, checkpoint: dict[str, Any]) -> None:
+        """The save failed; the job trains on and the notice stays unanswered."""
+        self._send("training", step=step, notice=None, **checkpoint)
+
+    def wait(self, *, step: int, checkpoint: dict[str, Any]) -> str:
+        """Wait to be sent on; SIGTERM ends the process from within.
+
+        Returns:
+            Why the job goes on.
+        """
+        orders = self._link.orders()
+        seen = orders.seq
+        linked = self._link.connected
+        limit = _WAIT_WITH_ESRUN_S if linked else _WAIT_ALONE_S
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            if self._link.connected:
+                # Short: a signal is heard between two waits.
+                orders = self._link.wait(0.1)
+            else:
+                time.sleep(0.1)
+            if orders.action == "resume" and (orders.seq != seen or self._answered is not None):
+                return orders.reason or "told to go on"
+            if orders.action != "notice" and self._answered is not None:
+                return orders.reason or "the notice is withdrawn"
+            if orders.action == "notice" and orders.notice != self._answered:
+                self._answered = orders.notice
+                self.saved(step=step, checkpoint=checkpoint)
+            if linked and not self._link.connected:
+                linked, end = False, time.monotonic() + _WAIT_ALONE_S
+        return f"nobody ended it within {limit:.0f} s"
+
+    def ended(self, *, step: int, progress: float, code: int, checkpoint: dict[str, Any]) -> None:
+        """The training is over, for good or for this attempt."""
+        self._send("ended", step=step, progress=progress, exit_code=code, **checkpoint)
+        self._link.close()
+
+    def _send(self, phase: str, **fields: Any) -> None:
+        self._link.send({"phase": phase} | self._always | fields)

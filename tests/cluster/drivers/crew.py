@@ -1,0 +1,43 @@
+"""Plays esrun for a user's jobs that only sleep; runs in ctld as that user.
+
+    crew.py ADDRESS
+
+Every running elastic job is reported as proven, and has saved as soon as it is asked; one whose
+name begins with `deaf` never has, `raw` is not proven, `slow` takes two seconds.
+"""
+
+import contextlib
+import subprocess
+import sys
+import time
+
+from slurm_elastic.job import channel
+
+asked: dict[tuple[int, int], float] = {}  # (job, notice) → when it was heard
+
+
+def report(address: str, job_id: int, run: int, name: str) -> None:
+    told = {"job_id": job_id, "run": run, "phase": "training", "proven": not name.startswith("raw")}
+    while True:
+        reply = channel.call(address, {"v": 1, "op": "report", "report": told}, timeout_s=5)
+        orders = reply["orders"]
+        if orders["action"] != "notice" or told["phase"] == "saved" or name.startswith("deaf"):
+            return
+        since = asked.setdefault((job_id, orders["notice"]), time.monotonic())
+        if name.startswith("slow") and time.monotonic() < since + 2:
+            return
+        told |= {"phase": "saved", "notice": orders["notice"]}
+
+
+while True:
+    listed = subprocess.run(
+        ["squeue", "-h", "--me", "-t", "R", "-O", "JobID:12,RestartCnt:12,Name:200"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for line in listed.stdout.splitlines():
+        number, run, name = line.split(maxsplit=2)
+        with contextlib.suppress(channel.ChannelError):
+            report(sys.argv[1], int(number), int(run), name)
+    time.sleep(0.2)

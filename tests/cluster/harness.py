@@ -1,0 +1,85 @@
+"""What tests do with the running container cluster."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CLUSTER_DIR = Path(__file__).resolve().parents[2] / "contrib" / "cluster"
+sys.path.insert(0, str(CLUSTER_DIR))
+
+from clusterlib.lifecycle import exec_command  # noqa: E402
+
+
+class Cluster:
+    """The running cluster: six nodes g01..g06 with four fake GPUs each, users alice and bob.
+
+    `exec` runs a command, `sbatch` submits a job, `state` and `wait` look at it, `free_gpus`
+    counts. Jobs submitted through `sbatch` are cancelled when their test ends. The cluster is the
+    one that `contrib/cluster/cluster` manages, SELASTIC_CLUSTER names another one; it stays up.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.jobs: list[int] = []
+
+    def exec(
+        self,
+        command: str | list[str],
+        *,
+        user: str = "root",
+        node: str = "ctld",
+        stdin: str = "",
+        check: bool = True,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `command` (a string: by bash) on a node; with `check`, a failure fails the test."""
+        words = ["bash", "-c", command] if isinstance(command, str) else command
+        done = subprocess.run(
+            [*exec_command(self.name, node, user), *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"{command}: rc {done.returncode}: {done.stderr}"
+        return done
+
+    def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
+        """Submit `script` (without its #! line) and return the job's id."""
+        text = f"#!/bin/bash\n{script}\n"
+        done = self.exec(["sbatch", "--parsable", *options], user=user, stdin=text)
+        self.jobs.append(int(done.stdout.split(";")[0]))
+        return self.jobs[-1]
+
+    def state(self, job: int) -> str:
+        """The job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
+        return self.exec(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]).stdout.strip()
+
+    def wait(self, job: int, *states: str, timeout: float = 60) -> str:
+        """Wait until the job is in one of `states`; return which."""
+        end = time.monotonic() + timeout
+        while (state := self.state(job)) not in states:
+            assert time.monotonic() < end, f"job {job} is {state} after {timeout} s, not {states}"
+            time.sleep(0.3)
+        return state
+
+    def free_gpus(self) -> int:
+        """GPUs that no job holds, on all nodes."""
+        report = self.exec("sinfo -h -N -O Gres:40,GresUsed:60").stdout
+        counts = [
+            [int(word.split("(")[0].rsplit(":", 1)[1]) for word in line.split()]
+            for line in report.splitlines()
+        ]
+        return sum(total - used for total, used in counts)
+
+    def cancel(self) -> None:
+        """Cancel the jobs submitted so far and wait until they hold nothing."""
+        if self.jobs:
+            ids = ",".join(map(str, self.jobs))
+            self.exec(f"scancel {ids.replace(',', ' ')}", check=False)
+            gone = f"! squeue -h -j {ids} | grep -q ."
+            self.exec(f"for _ in $(seq 100); do {gone} && break; sleep 0.2; done")
+            self.jobs.clear()

@@ -1,0 +1,76 @@
+"""The container cluster is what the other cluster tests believe it to be."""
+
+import json
+
+from harness import Cluster
+
+NODES = {"g01": "a100", "g02": "a100", "g03": "v100", "g04": "a100", "g05": "v100", "g06": "v100"}
+
+
+def test_nodes_have_their_gpus_and_answer(cluster: Cluster) -> None:
+    lines = cluster.exec("sinfo -h -N -o '%N %G %T'").stdout.split("\n")[:-1]
+    nodes = {name: (gres, state) for name, gres, state in map(str.split, lines)}
+    assert {name: gres for name, (gres, _) in nodes.items()} == {
+        name: f"gpu:{gpu}:4" for name, gpu in NODES.items()
+    }
+    assert {state for _, state in nodes.values()} <= {"idle", "mixed", "allocated"}
+
+
+def test_topology_has_two_racks_below_a_spine(cluster: Cluster) -> None:
+    text = cluster.exec("scontrol -o show topology").stdout
+    switches = {line.split()[0]: line for line in text.splitlines()}
+    assert set(switches) == {"SwitchName=rack1", "SwitchName=rack2", "SwitchName=spine"}
+    assert "Nodes=g01,g02,g03" in switches["SwitchName=rack1"]
+    assert "Nodes=g04,g05,g06" in switches["SwitchName=rack2"]
+
+
+def test_users_have_accounts_and_the_operator_its_level(cluster: Cluster) -> None:
+    text = cluster.exec("sacctmgr -nP show assoc format=account,user").stdout
+    assert {"research|alice", "teaching|bob", "operators|selastic"} <= set(text.splitlines())
+    text = cluster.exec("sacctmgr -nP show user selastic format=adminlevel").stdout
+    assert text.strip() == "Operator"
+
+
+def test_a_step_sees_its_gpus_only(cluster: Cluster) -> None:
+    done = cluster.exec(
+        "srun -l -N2 --ntasks-per-node=1 --gres=gpu:v100:2"
+        " sh -c 'echo $USER $CUDA_VISIBLE_DEVICES'",
+        user="alice",
+    )
+    assert sorted(done.stdout.splitlines()) == ["0: alice 0,1", "1: alice 0,1"]
+
+
+def test_accounting_counts_gpus(cluster: Cluster) -> None:
+    job = cluster.sbatch("true", "--gres=gpu:a100:3")
+    cluster.wait(job, "COMPLETED")
+    for _ in range(20):  # slurmdbd hears of it a moment later
+        tres = cluster.exec(f"sacct -nXP -j {job} -o alloctres").stdout.strip()
+        if tres:
+            break
+    assert {"gres/gpu=3", "gres/gpu:a100=3"} <= set(tres.split(","))
+
+
+def test_a_qos_limit_holds(cluster: Cluster) -> None:
+    first = cluster.sbatch("sleep 60", "--qos=small", "--gres=gpu:4")
+    cluster.wait(first, "RUNNING")
+    second = cluster.sbatch("sleep 60", "--qos=small", "--gres=gpu:1")
+    reason = ["bash", "-c", f"squeue -h -j {second} -o %r"]
+    for _ in range(50):
+        if (said := cluster.exec(reason).stdout.strip()) == "QOSMaxGRESPerUser":
+            break
+    assert said == "QOSMaxGRESPerUser"
+
+
+def test_pyslurm_reads_the_nodes(cluster: Cluster) -> None:
+    script = (
+        "import json, pyslurm; "
+        "print(json.dumps({n.name: n.configured_gres for n in pyslurm.Nodes.load().values()}))"
+    )
+    done = cluster.exec(["python", "-c", script], user="selastic")
+    assert json.loads(done.stdout) == {name: {f"gpu:{gpu}": 4} for name, gpu in NODES.items()}
+
+
+def test_the_shared_volume_is_shared(cluster: Cluster) -> None:
+    cluster.exec("echo hello >/shared/scratch/smoke", user="alice", node="g01")
+    assert cluster.exec("cat /shared/scratch/smoke", user="bob", node="g06").stdout == "hello\n"
+    cluster.exec("rm /shared/scratch/smoke", user="alice")

@@ -1,0 +1,189 @@
+"""selasticd is started, stopped, killed and told to read its file again; jobs come to no harm."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from daemon import Daemon, eager, held, reservations, shown, until
+from harness import Cluster
+
+FIRST = 4_000_000_000
+SCRATCH = "/shared/scratch/life"
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster, eager(mode="observe"))
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
+    begun = len(daemon.log())
+    yield
+    cluster.cancel()
+    until(lambda: not reservations(cluster), what="reservations are left")
+    log = daemon.log()[begun:]
+    assert "Traceback" not in log
+    assert "internal error" not in log
+
+
+@pytest.fixture
+def act(daemon: Daemon) -> None:
+    daemon.configure(eager())
+    daemon.signal("HUP")
+
+
+def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
+    job = cluster.sbatch(
+        "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
+    )
+    cluster.wait(job, "RUNNING")
+    return job
+
+
+def gpus(cluster: Cluster, job: int) -> int:
+    return sum(held(cluster, job).values())
+
+
+# --- modes, and the configuration read again ---
+
+
+def test_observe_changes_nothing_advise_only_says_act_acts(
+    daemon: Daemon, cluster: Cluster
+) -> None:
+    begun = len(daemon.log())
+    daemon.configure(eager(mode="observe"))
+    daemon.signal("HUP")
+    daemon.wait_for("configuration read again: Mode=observe", after=begun)
+    begun = len(daemon.log())
+    job = submit(cluster)
+    before = cluster.exec(f"scontrol show job {job} | grep -v RunTime").stdout
+    time.sleep(5)
+    daemon.configure(eager(mode="advise"))
+    daemon.signal("HUP")
+    daemon.wait_for("configuration read again: Mode=advise", after=begun)
+    daemon.wait_for(f"JobId={job} Action=grow .* Mode=advise", after=begun)
+    assert cluster.exec(f"scontrol show job {job} | grep -v RunTime").stdout == before
+    assert "scontrol words=" not in daemon.log()[begun:]
+    daemon.configure(eager(mode="act"))
+    daemon.signal("HUP")
+    until(lambda: gpus(cluster, job) == 4)
+
+
+def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: Cluster) -> None:
+    for text, complaint in (
+        ('[controller]\nmode = "ect"\n', 'elastic.toml:2: mode "ect" is unknown'),
+        ("[controller\n", "elastic.toml"),
+        ('[controller]\npolicy = "none"\n', 'elastic.toml:2: policy "none" is unknown'),
+    ):
+        daemon.configure(text)
+        begun = len(daemon.log())
+        daemon.signal("HUP")
+        daemon.wait_for(f"error: configuration not changed: {complaint}", after=begun)
+        done = cluster.exec(["selastic", "reconfigure"], user="root", check=False)
+        assert complaint in done.stdout + done.stderr
+    daemon.configure(eager())
+    daemon.signal("HUP")
+
+
+# --- stopped and killed ---
+
+
+@pytest.mark.parametrize("state", ["NOTIFY", "COOL", "VERIFY"])
+def test_stopped_in_a_change_and_started_again(
+    daemon: Daemon, cluster: Cluster, act: None, state: str
+) -> None:
+    job = submit(cluster, "-Jslow")
+    daemon.when(job, state, f"kill {daemon.pid}; while kill -0 {daemon.pid}; do sleep 0.05; done")
+    assert "selasticd stops" in daemon.log()
+    daemon.start()
+    until(lambda: gpus(cluster, job) == 4)
+    until(lambda: shown(cluster, job)["priority"]["number"] < FIRST)
+    until(lambda: not reservations(cluster))
+
+
+# --- real training ---
+
+
+@pytest.fixture
+def training(cluster: Cluster) -> Iterator[int]:
+    """Trains for about half a minute on one emulated v100, faster on more."""
+    cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
+    options = ["--samples=2048", "--epochs=2", "--rate=100", "--workers=0"]
+    job = cluster.sbatch(
+        f"esrun python3 /opt/src/slurm-elastic/examples/train_library.py"
+        f" --out {SCRATCH}/out {' '.join(options)}",
+        "--elastic=1-2,types=v100",
+        "--gres=gpu:v100:1",
+        "--open-mode=append",
+        f"--output={SCRATCH}/log",
+    )
+    yield job
+    cluster.cancel()
+    cluster.exec(f"rm -rf {SCRATCH}")
+
+
+def every_sample_once(cluster: Cluster) -> str:
+    check = "python3 /opt/src/slurm-elastic/examples/check_run.py"
+    done = cluster.exec(f"{check} {SCRATCH}/out --samples 2048 --epochs 2", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_controller_and_a_node_die_and_nothing_is_lost(
+    daemon: Daemon, cluster: Cluster, act: None, training: int
+) -> None:
+    """The one in the middle of a resize; the other under a job that was resized to it."""
+    unlucky = cluster.sbatch(
+        "exec sleep 600", "--elastic=1-4,types=a100", "-o/dev/null", "-x", "g01,g02"
+    )
+    daemon.when(training, "COOL", f"kill -9 {daemon.pid}")
+    assert not daemon.runs()
+    daemon.start()
+    until(lambda: gpus(cluster, training) == 2)
+    until(lambda: held(cluster, unlucky) == {"g04": 4})
+    begun = len(daemon.log())
+    cluster.exec("pkill -9 slurmd", node="g04", check=False)
+    try:
+        cluster.wait(training, "COMPLETED", timeout=120)
+        assert "ranks 1 -> 2" in every_sample_once(cluster)
+        daemon.wait_for(f"JobId={unlucky} Mended=node list", after=begun, timeout=60)
+        cluster.exec(["scontrol", "update", f"jobid={unlucky}", "ExcNodeList="], user="alice")
+        cluster.wait(unlucky, "RUNNING", timeout=20)
+        assert "g04" not in held(cluster, unlucky)
+    finally:
+        cluster.exec("cluster-start slurmd", node="g04")
+        until(lambda: cluster.exec("sinfo -h -n g04 -o %t").stdout.strip() == "idle", seconds=60)
+
+
+def test_without_a_controller_nobody_waits_for_ever(
+    daemon: Daemon, cluster: Cluster, training: int
+) -> None:
+    """One job has a lease: Slurm starts it at its MIN. One has saved and waits: it goes on."""
+    daemon.configure(eager(queue="controller").replace("notice_s = 10", "notice_s = 3"))
+    daemon.signal("HUP")
+    rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "-wg04", "--gres=gpu:4", user="bob")
+    leased = cluster.sbatch("exec sleep 600", "-o/dev/null", "--elastic=2-8", "-Ca100&rack2")
+    # the notice itself has to get out before everything stops
+    daemon.when(training, "NOTIFY", f"sleep 0.1; kill -STOP {daemon.pid}")
+    try:
+        assert shown(cluster, leased)["state_reason"] == "BeginTime"
+        until(lambda: "waiting to be moved" in cluster.exec(f"cat {SCRATCH}/log").stdout)
+        daemon.kill()
+        cluster.exec(["scancel", str(rigid)])
+        log = f"grep -q 'goes on after step' {SCRATCH}/log"
+        until(lambda: cluster.exec(log, check=False).returncode == 0, seconds=60)
+        cluster.wait(training, "COMPLETED", timeout=120)
+        assert shown(cluster, training)["restart_cnt"] == 0
+        every_sample_once(cluster)
+        cluster.wait(leased, "RUNNING", timeout=90)
+        assert held(cluster, leased) == {"g04": 2}
+    finally:
+        daemon.kill()
+        daemon.configure(eager())
+        daemon.start()

@@ -1,0 +1,231 @@
+"""Owners and administrators interfere with their jobs: selasticd sees it, and leaves it to them.
+
+Each scene plays several jobs at once, each on a node of its own; the tests look at what became
+of them.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from daemon import Daemon, held, reservations, shown, together, until
+from harness import Cluster
+
+FIRST = 4_000_000_000
+NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.cancel()
+    until(lambda: not reservations(cluster), what="reservations are left")
+    assert daemon.runs()
+    log = daemon.log()
+    assert "Traceback" not in log
+    assert "internal error" not in log
+
+
+def submit(cluster: Cluster, node: str, *options: str, directive: str = "1-4") -> int:
+    """Begins on one GPU of a node, whose other three are free."""
+    options = (f"--elastic={directive}", "-o/dev/null", f"-w{node}", *options)
+    return cluster.sbatch("exec sleep 600", *options)
+
+
+def gpus(cluster: Cluster, job: int) -> int:
+    return sum(held(cluster, job).values())
+
+
+def ended(daemon: Daemon, job: int) -> str:
+    """The line that tells how the job's transition ended."""
+    return daemon.wait_for(rf"JobId={job} Transition=\d+ State=(DONE|UNDONE|ENDED) .*").group(0)
+
+
+def is_itself_again(cluster: Cluster, job: int, node: str) -> None:
+    """Nothing of ours is left on a pending job but its time limit."""
+    found = shown(cluster, job)
+    assert found["required_nodes"] == node
+    assert found["resv_name"] == ""
+    assert found["priority"]["number"] < FIRST
+    assert found["node_count"]["number"] == 1
+    assert "gres/gpu=1" in found["tres_req_str"]
+
+
+def test_while_a_job_cools_down_its_owner_may_do_anything(daemon: Daemon, cluster: Cluster) -> None:
+    acts = {
+        "held": "scontrol hold {}",
+        "released": "scontrol release {}",
+        "started": "scontrol update jobid={} StartTime=now",
+        "cancelled": "scancel {}",
+        "reshaped": "scontrol update jobid={} TresPerNode=gres/gpu:2",
+        "least": ":",
+    }
+    least = ("--time=5", "--time-min=5")
+    job = {
+        name: submit(cluster, node, *(least if name == "least" else ()))
+        for name, node in zip(acts, NODES, strict=True)
+    }
+    together(
+        *(
+            lambda name=name, act=act: daemon.when(
+                job[name], "COOL", act.format(job[name]), user="alice"
+            )
+            for name, act in acts.items()
+        )
+    )
+    assert "UNDONE" in ended(daemon, job["held"])
+    assert "ENDED" in ended(daemon, job["cancelled"])
+    for name in ("released", "started", "reshaped", "least"):
+        until(lambda name=name: gpus(cluster, job[name]) == 4, what=name)
+        until(lambda name=name: shown(cluster, job[name])["priority"]["number"] < FIRST, what=name)
+    assert shown(cluster, job["least"])["time_limit"]["number"] == 4
+    assert shown(cluster, job["held"])["state_reason"] == "JobHeldUser"
+    is_itself_again(cluster, job["held"], NODES[0])
+    cluster.exec(["scontrol", "release", str(job["held"])], user="alice")
+    cluster.wait(job["held"], "RUNNING")
+
+
+def test_before_and_after_a_change(daemon: Daemon, cluster: Cluster) -> None:
+    job = {
+        "about to start": submit(cluster, "g01"),
+        "hidden": cluster.sbatch(
+            "exec sleep 600", "--comment=elastic:1-4", "-o/dev/null", "-wg02", "--gres=gpu:1"
+        ),
+        "not requeueable": submit(cluster, "g03", "-Jslow"),
+        "deaf": submit(cluster, "g04", "-Jdeaf", directive="1-4,notice=2"),
+        "held": submit(cluster, "g05", "-Jraw"),
+        "shell": 0,
+    }
+    cluster.wait(job["held"], "RUNNING")
+    cluster.exec(["scontrol", "hold", str(job["held"])], user="alice")
+    cluster.exec(["scontrol", "update", f"jobid={job['held']}", "JobName=now"])
+    first, hidden = job["about to start"], job["hidden"]
+    hold = f"for i in 1 2 3 4 5 6; do scontrol hold {first}; done"
+    hide = (
+        f"scontrol update jobid={hidden} Comment=x; scontrol update jobid={hidden} AdminComment=x"
+    )
+    no = f"scontrol update jobid={job['not requeueable']} Requeue=0"
+    together(
+        lambda: daemon.when(first, "RELEASE", hold, user="alice"),
+        lambda: daemon.when(hidden, "VERIFY", hide),
+        lambda: daemon.when(job["not requeueable"], "NOTIFY", no, user="alice"),
+    )
+    # A hold is never lifted, but the job may have started just before.
+    line = ended(daemon, first)
+    if "UNDONE" in line:
+        assert shown(cluster, first)["state_reason"] == "JobHeldUser"
+        is_itself_again(cluster, first, "g01")
+    # Without the plugin the directive stands in Comment, which belongs to the owner: whoever
+    # hides it keeps neither priority nor reservation.
+    until(lambda: shown(cluster, hidden)["priority"]["number"] < FIRST)
+    until(lambda: shown(cluster, hidden)["resv_name"] == "")
+    # What Slurm refuses for ever is given up.
+    assert "presently disabled" in ended(daemon, job["not requeueable"])
+    # Who did not save in time is not asked again at once.
+    assert "no checkpoint within 2 s" in ended(daemon, job["deaf"])
+    time.sleep(3)
+    assert daemon.log().count(f"JobId={job['deaf']} Action=") == 1
+    assert "it did not save in time" in daemon.ask("explain", str(job["deaf"]))
+    # A job that its owner holds while it runs would land held in the queue.
+    assert "held by" in daemon.ask("show", str(job["held"]))
+    for name in ("not requeueable", "deaf", "held"):
+        assert shown(cluster, job[name])["restart_cnt"] == 0, name
+    cluster.exec(["scontrol", "release", str(job["held"])], user="alice")
+    until(lambda: gpus(cluster, job["held"]) == 4)
+
+
+def test_administrators_may_do_anything_too(daemon: Daemon, cluster: Cluster) -> None:
+    """A target is drained on the way, a node under a running job, a reservation is deleted."""
+    moving = submit(cluster, "g01", "-Crack1", directive="1-8,types=a100")
+    stays = submit(cluster, "g04", directive="1-2")
+    robbed = submit(cluster, "g05", "-Jraw")
+    try:
+        together(
+            lambda: daemon.when(moving, "COOL", "scontrol update node=g02 state=drain reason=x"),
+            lambda: until(lambda: gpus(cluster, stays) == 2),
+        )
+        begun = time.monotonic()
+        assert "UNDONE" in ended(daemon, moving)
+        cluster.wait(moving, "RUNNING")
+        assert time.monotonic() - begun < 15
+        assert set(held(cluster, moving)) == {"g01"}
+        cluster.exec("scontrol update node=g04 state=drain reason=x")
+        delete = "scontrol show res -o | grep -o 'selastic_[0-9]*' | xargs -n1 scontrol delete res"
+        rename = f"scontrol update jobid={robbed} JobName=now"
+        daemon.when(robbed, "COOL", delete, first=rename)
+        assert "DONE" in ended(daemon, robbed)
+        until(lambda: gpus(cluster, robbed) == 4)
+        assert (gpus(cluster, stays), shown(cluster, stays)["restart_cnt"]) == (2, 1)
+    finally:
+        cluster.exec("scontrol update node=g02,g04 state=resume")
+
+
+def test_requeued_by_its_owner_it_starts_as_submitted(daemon: Daemon, cluster: Cluster) -> None:
+    job = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Ca100&rack2")
+    until(lambda: gpus(cluster, job) == 4)
+    begun = len(daemon.log())
+    cluster.exec(["scontrol", "requeuehold", str(job)], user="alice")
+    daemon.wait_for(f"JobId={job} Mended=node list", after=begun)
+    is_itself_again(cluster, job, "")
+    assert shown(cluster, job)["state_reason"] in ("JobHeldUser", "job_requeued_in_held_state")
+    own = f"scontrol update jobid={job} ReqNodeList=g05 Features="
+    cluster.exec(own, user="alice")
+    time.sleep(3)
+    assert shown(cluster, job)["required_nodes"] == "g05"  # theirs, not ours
+    go = f"scontrol release {job}; scontrol update jobid={job} StartTime=now"
+    cluster.exec(go, user="alice")
+    cluster.wait(job, "RUNNING")
+    assert "g05" in held(cluster, job)
+
+
+def test_hold_release_and_update(daemon: Daemon, cluster: Cluster) -> None:
+    job = submit(cluster, "g04")
+    until(lambda: gpus(cluster, job) == 4)
+    daemon.ask("update", str(job), "--elastic=1-2")
+    until(lambda: gpus(cluster, job) == 2)
+    daemon.ask("hold", str(job))
+    daemon.ask("update", str(job), "--elastic=1-4")
+    time.sleep(4)
+    assert gpus(cluster, job) == 2
+    assert "1-4" in daemon.ask("update", str(job), "--elastic=4-1", check=False)
+    assert "held" in daemon.ask("status")
+    daemon.ask("release", str(job))
+    until(lambda: gpus(cluster, job) == 4)
+
+
+def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: Cluster) -> None:
+    rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:1")
+    stays = submit(cluster, "g02", "--gres=gpu:1")
+    cluster.exec(["scontrol", "update", f"jobid={stays}", "Requeue=0"], user="alice")
+    salloc = (
+        "salloc -J shell --comment=elastic:1-4 --gres=gpu:1 sleep 30 >/tmp/salloc 2>&1 & echo $!"
+    )
+    pid = cluster.exec(salloc, user="alice").stdout.strip()
+    try:
+        squeue = "until j=$(squeue -h -n shell -t R -o %i | grep .); do sleep 0.2; done; echo $j"
+        shell = cluster.exec(squeue).stdout.strip()
+        cluster.jobs.append(int(shell))
+        until(lambda: "interactive" in daemon.ask("show", shell), what=daemon.ask("show", shell))
+        until(lambda: "--no-requeue" in daemon.ask("show", str(stays)))
+        time.sleep(3)
+        for job in (rigid, stays, int(shell)):
+            assert shown(cluster, job)["restart_cnt"] == 0
+            assert gpus(cluster, job) == 1
+    finally:
+        cluster.exec(f"kill {pid}", check=False)
+    refused = cluster.exec(
+        "sbatch --comment=elastic:1-4 --gres=gpu:1 : --gres=gpu:1 <<<'#!/bin/sh'",
+        user="alice",
+        check=False,
+    )
+    assert "heterogeneous" in refused.stderr

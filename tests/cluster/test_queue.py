@@ -1,0 +1,156 @@
+"""queue = "controller": pending elastic jobs wait for selasticd, never without end."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from daemon import Daemon, eager, held, reservations, shown, until
+from harness import Cluster
+
+FIRST = 4_000_000_000
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster, eager(queue="controller"))
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
+    begun = len(daemon.log())
+    yield
+    cluster.cancel()
+    until(lambda: not reservations(cluster), what="reservations are left")
+    log = daemon.log()[begun:]
+    assert "Traceback" not in log
+    assert "internal error" not in log
+
+
+def submit(cluster: Cluster, *options: str, directive: str = "4-8,types=a100") -> int:
+    return cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", *options)
+
+
+def gpus(cluster: Cluster, job: int) -> int:
+    return sum(held(cluster, job).values())
+
+
+def fill(cluster: Cluster, *nodes: str) -> list[int]:
+    """Rigid jobs on whole nodes."""
+    jobs = [
+        cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:4", "-w", node, user="bob")
+        for node in nodes
+    ]
+    for job in jobs:
+        cluster.wait(job, "RUNNING")
+    return jobs
+
+
+def leased(cluster: Cluster, job: int) -> bool:
+    found = shown(cluster, job)
+    return found["state_reason"] == "BeginTime" and found["eligible_time"]["number"] > time.time()
+
+
+def test_waiting_jobs_are_leased_renewed_and_started_by_the_controller(
+    daemon: Daemon, cluster: Cluster
+) -> None:
+    rigid = fill(cluster, "g01", "g02", "g04")
+    job = submit(cluster, "--nice=5", "--exclude=g02,g04")
+    broken = submit(cluster, "-Ca100&rack2")
+    until(lambda: leased(cluster, job) and leased(cluster, broken))
+    first = shown(cluster, job)["eligible_time"]["number"]
+    later = submit(cluster, "--begin=now+1hour")
+    begin = shown(cluster, later)["eligible_time"]["number"]
+    waits = submit(cluster, f"--dependency=afterany:{rigid[1]}")
+    # A lease is its owner's to break, and then it is not made again.
+    cluster.exec(["scontrol", "update", f"jobid={broken}", "StartTime=now"], user="alice")
+    held_ = submit(cluster, "-Ca100&rack2")
+    until(lambda: leased(cluster, held_))
+    cluster.exec(["scontrol", "hold", str(held_)], user="alice")
+    until(lambda: shown(cluster, job)["eligible_time"]["number"] > first, what="not renewed")
+    assert not leased(cluster, broken)
+    assert shown(cluster, later)["eligible_time"]["number"] == begin
+    assert shown(cluster, waits)["state_reason"] == "Dependency"
+    cluster.exec(["scancel", str(rigid[0]), str(rigid[2])])
+    until(lambda: held(cluster, job) == {"g01": 4})
+    until(lambda: gpus(cluster, broken) == 4)
+    until(lambda: shown(cluster, job)["priority"]["number"] < FIRST)
+    found = shown(cluster, job)
+    assert (found["nice"], found["restart_cnt"], found["resv_name"]) == (5, 0, "")
+    assert found["excluded_nodes"] == "g[02,04]"
+    assert f"JobId={job} Action=start" in daemon.log()
+    # A hold is respected; after its release the job starts as soon as there is room.
+    cluster.exec(["scancel", str(broken)])
+    time.sleep(3)
+    assert shown(cluster, held_)["state_reason"] == "JobHeldUser"
+    cluster.exec(["scontrol", "release", str(held_)], user="alice")
+    until(lambda: gpus(cluster, held_) == 4)
+
+
+def test_one_that_is_preempted_comes_back_as_it_was_submitted(
+    daemon: Daemon, cluster: Cluster
+) -> None:
+    fill(cluster, "g01", "g02")
+    job = submit(cluster, "-C", "rack2", "--exclude=g01,g05", "--time=30")
+    until(lambda: gpus(cluster, job) == 4)
+    rigid = cluster.sbatch("exec sleep 8", "-o/dev/null", "--gres=gpu:a100:4", user="bob")
+    cluster.exec(["scontrol", "update", f"jobid={rigid}", "Priority=100000"])
+    cluster.wait(rigid, "RUNNING")
+    until(lambda: leased(cluster, job), what=str(shown(cluster, job)["state_reason"]))
+    found = shown(cluster, job)
+    assert (found["features"], found["excluded_nodes"]) == ("rack2", "g[01,05]")
+    assert (found["required_nodes"], found["resv_name"]) == ("", "")
+    assert found["time_limit"]["number"] == 29
+    assert found["priority"]["number"] < FIRST
+    until(lambda: gpus(cluster, job) == 4)
+    assert held(cluster, job) == {"g04": 4}
+
+
+def test_held_and_retired_jobs_are_given_to_slurm(daemon: Daemon, cluster: Cluster) -> None:
+    rigid = fill(cluster, "g01", "g02", "g04")
+    job, other = submit(cluster), submit(cluster)
+    until(lambda: leased(cluster, job) and leased(cluster, other))
+    daemon.ask("hold", str(job))
+    until(lambda: not leased(cluster, job))
+    try:
+        assert "1 waiting jobs" in daemon.ask("retire", "--yes", user="root")
+        until(lambda: not leased(cluster, other))
+        cluster.exec(["scancel", *map(str, rigid)])
+        until(lambda: gpus(cluster, job) == gpus(cluster, other) == 4)
+        assert shown(cluster, job)["required_nodes"] == ""
+        time.sleep(5)
+        assert (gpus(cluster, job), gpus(cluster, other)) == (4, 4)
+    finally:
+        daemon.ask("reconfigure", user="root")
+
+
+def test_the_queue_goes_back_to_slurm_when_the_configuration_says_so(
+    daemon: Daemon, cluster: Cluster
+) -> None:
+    fill(cluster, "g01", "g02", "g04")
+    job = submit(cluster)
+    until(lambda: leased(cluster, job))
+    daemon.configure(eager(queue="slurm"))
+    daemon.signal("HUP")
+    until(lambda: not leased(cluster, job))
+    daemon.configure(eager(queue="controller"))
+    daemon.signal("HUP")
+    until(lambda: leased(cluster, job))
+
+
+def test_a_start_that_a_crash_interrupted_is_finished(daemon: Daemon, cluster: Cluster) -> None:
+    """In RESHAPE it has left nothing behind; it must not be taken for a job that lost its nodes."""
+    (rigid,) = fill(cluster, "g04")
+    job = submit(cluster, "-C", "a100&rack2")
+    until(lambda: leased(cluster, job))
+    cluster.exec(["scancel", str(rigid)])
+    daemon.when(job, "RESHAPE", f"kill -9 {daemon.pid}")
+    daemon.start()
+    until(lambda: gpus(cluster, job) == 4)
+    time.sleep(8)
+    assert shown(cluster, job)["restart_cnt"] == 0
+    assert shown(cluster, job)["priority"]["number"] < FIRST

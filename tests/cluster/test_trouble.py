@@ -1,0 +1,275 @@
+"""Bad input and broken surroundings: selasticd says one line, stays up, and harms no job."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from daemon import PYTHON, Daemon, eager, held, reservations, shown, until
+from harness import Cluster
+
+SHM = "/dev/shm/selastic"
+FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
+
+NEWER = "import sqlite3; sqlite3.connect('{}').execute('PRAGMA user_version = 9')"
+#: Sends the reports on its standard input, one JSON object a line; prints what became of each.
+REPORTER = """
+import sys
+from slurm_elastic.job import channel
+for line in sys.stdin:
+    try:
+        report = eval(line)
+        reply = channel.call("ctld:7321", {"v": 1, "op": "report", "report": report}, timeout_s=5)
+        print(reply["orders"]["action"])
+    except channel.ChannelError as error:
+        print("refused:", error)
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
+    """Whatever was done to it: it runs, and has never been lost for words."""
+    if not daemon.runs():
+        daemon.start()
+    begun = len(daemon.log())
+    yield
+    cluster.cancel()
+    if not daemon.runs():
+        daemon.start()
+    until(lambda: not reservations(cluster), what="reservations are left")
+    log = daemon.log()[begun:]
+    assert "Traceback" not in log
+    assert "internal error" not in log
+
+
+def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
+    job = cluster.sbatch(
+        "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
+    )
+    cluster.wait(job, "RUNNING")
+    return job
+
+
+def gpus(cluster: Cluster, job: int) -> int:
+    return sum(held(cluster, job).values())
+
+
+def lines(log: str, pattern: str) -> list[str]:
+    return [line for line in log.splitlines() if re.search(pattern, line)]
+
+
+# --- the configuration ---
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[controller]\npolicy = "genius"\n', 'broken.toml:2: policy "genius" is unknown; known: '),
+        (
+            "[controller]\nintervall_s = 3\n",
+            "broken.toml:2: intervall_s is unknown in [controller]",
+        ),
+        ("[controller]\ninterval_s = 0\n", "broken.toml:2: interval_s is 0; it must be from 1 to"),
+        ("[controler]\n", "broken.toml:1: section [controler] is unknown; known: controller"),
+        ("[controller]\nmode = act\n", "broken.toml"),
+        (None, "/tmp/broken.toml: No such file or directory; name another file with --config"),
+    ],
+    ids=["policy", "key", "value", "section", "toml", "missing"],
+)
+def test_a_broken_configuration_is_one_line(cluster: Cluster, text: str | None, said: str) -> None:
+    cluster.exec("rm -f /tmp/broken.toml", user="selastic")
+    if text is not None:
+        cluster.exec("cat >/tmp/broken.toml", stdin=text, user="selastic")
+    done = cluster.exec("selasticd --config /tmp/broken.toml", user="selastic", check=False)
+    assert done.returncode == 1
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+    assert done.stderr.startswith(f"selasticd: {said}")
+    if "policy" not in said and "unknown" in said:
+        checked = cluster.exec("selastic --config /tmp/broken.toml ping", user="alice", check=False)
+        assert said in checked.stderr
+
+
+def test_a_second_selasticd_says_who_is_in_the_way(cluster: Cluster, daemon: Daemon) -> None:
+    command = f"selasticd --config {daemon.home}/elastic.toml"
+    done = cluster.exec(command, user="selastic", check=False)
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr
+
+
+# --- Slurm and munge ---
+
+
+def test_slurmctld_is_down_at_the_start(cluster: Cluster, daemon: Daemon) -> None:
+    daemon.stop()
+    job = submit(cluster)
+    time.sleep(6)  # slurmctld forgets what is younger
+    cluster.exec("pkill -9 slurmctld")
+    begun = len(daemon.log())
+    try:
+        daemon.start()
+        daemon.wait_for("error: slurmctld: .*nothing is changed", after=begun)
+        assert "note: slurmctld" in daemon.ask("status")
+        time.sleep(5)
+    finally:
+        cluster.exec("cluster-start slurmctld")
+    daemon.wait_for("slurmctld answers again", after=begun)
+    until(lambda: gpus(cluster, job) == 4)
+    assert len(lines(daemon.log()[begun:], "error")) == 1
+
+
+def test_slurmctld_dies_in_a_change(cluster: Cluster, daemon: Daemon) -> None:
+    job = submit(cluster, "-Jraw")
+    time.sleep(6)  # slurmctld forgets what is younger
+    begun = len(daemon.log())
+    die = "sleep 0.2; pkill -9 slurmctld; sleep 3; cluster-start slurmctld"
+    daemon.when(job, "COOL", die, first=f"scontrol update jobid={job} JobName=now")
+    until(lambda: gpus(cluster, job) == 4, seconds=60)
+    assert len(lines(daemon.log()[begun:], "nothing is changed until it answers")) <= 1
+
+
+def test_munged_is_down(cluster: Cluster, daemon: Daemon) -> None:
+    job = submit(cluster, "-Jraw")
+    begun = len(daemon.log())
+    cluster.exec("pkill munged")
+    try:
+        daemon.wait_for("error: .*(munge|Munge|Protocol authentication)", after=begun)
+        time.sleep(5)
+    finally:
+        cluster.exec("cluster-start munged")
+    daemon.wait_for("answers again", after=begun)
+    cluster.exec(["scontrol", "update", f"jobid={job}", "JobName=now"])
+    until(lambda: gpus(cluster, job) == 4)
+
+
+# --- the ledger ---
+
+
+@pytest.fixture
+def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
+    """A state directory on a small file system of its own."""
+    cluster.exec(f"mkdir -p {SHM}", user="selastic")
+    daemon.stop()
+    daemon.configure(eager().replace("{state}", SHM))
+    daemon.start()
+    yield SHM
+    daemon.stop()
+    cluster.exec("rm -rf /dev/shm/*")
+    daemon.configure(eager())
+    daemon.start()
+
+
+def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
+    """What has begun ends well, who was only asked to save goes on, and nothing new is begun."""
+    job = submit(cluster)
+    asked = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jslow", "-wg05")
+    daemon.when(job, "COOL", FILL)
+    until(lambda: gpus(cluster, job) == 4)
+    daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*it could not be written down")
+    begun = len(daemon.log())
+    other = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-wg06")
+    cluster.wait(other, "RUNNING")
+    time.sleep(6)
+    assert daemon.runs()
+    for untouched in (asked, other):
+        assert gpus(cluster, untouched) == 1
+        assert shown(cluster, untouched)["restart_cnt"] == 0
+    complaints = lines(daemon.log(), "error: ledger .*no new change is begun")
+    assert 1 <= len(complaints) <= 2, complaints
+    assert "ledger" in daemon.ask("status")
+    cluster.exec("rm /dev/shm/fill")
+    daemon.wait_for("the ledger can be written again", after=begun)
+    until(lambda: gpus(cluster, other) == gpus(cluster, asked) == 4)
+    assert "done" in daemon.ask("history", str(job))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("head -c 5000 /dev/urandom >{}", "file is not a database; move the file away"),
+        ("truncate -s 6000 {}", "malformed.*move the file away"),
+        ("dd if=/dev/urandom of={} bs=1 seek=4096 count=20000 conv=notrunc", "move the file away"),
+        (f'{PYTHON} -c "{NEWER}"', "written by a newer slurm-elastic"),
+        ("rm {}; mkdir {}", "unable to open database file"),
+    ],
+    ids=["noise", "truncated", "damaged", "newer", "directory"],
+)
+def test_a_ledger_that_cannot_be_used_is_one_line(
+    cluster: Cluster, daemon: Daemon, spoil: str, said: str
+) -> None:
+    state = cluster.exec("mktemp -d /tmp/state.XXXX", user="selastic").stdout.strip()
+    whole = f"c('{daemon.home}/ledger.sqlite').backup(c('{state}/ledger.sqlite'))"  # WAL included
+    cluster.exec(f'{PYTHON} -c "from sqlite3 import connect as c; {whole}"', user="selastic")
+    cluster.exec(spoil.replace("{}", f"{state}/ledger.sqlite"))
+    text = eager().replace("{state}", state)
+    cluster.exec(f"cat >{state}/elastic.toml", stdin=text, user="selastic")
+    command = f"timeout 20 selasticd --config {state}/elastic.toml"
+    done = cluster.exec(command, user="selastic", check=False)
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert re.search(f"^selasticd: ledger {state}/ledger.sqlite: .*{said}", done.stderr)
+
+
+def test_rubbish_within_the_ledger_is_left_out(cluster: Cluster, daemon: Daemon) -> None:
+    job = submit(cluster)
+    until(lambda: gpus(cluster, job) == 4)
+    daemon.stop()
+    spoil = (
+        "import sqlite3; db = sqlite3.connect(argv[1]);"
+        "db.execute(\"update jobs set record = '{broken'\");"
+        "db.execute(\"update transitions set body = '[1', live = 1\");"
+        "db.execute(\"insert or replace into meta values ('policy_state', 'x')\"); db.commit()"
+    )
+    cluster.exec([PYTHON, "-c", f"from sys import argv; {spoil}", f"{daemon.home}/ledger.sqlite"])
+    begun = len(daemon.log())
+    daemon.start()
+    daemon.ask("history", str(job))
+    until(lambda: f"{job} " in daemon.ask("status"))
+    assert len(lines(daemon.log()[begun:], "unreadable|cannot be read")) >= 1
+    assert gpus(cluster, job) == 4
+
+
+# --- lies ---
+
+
+def tell(cluster: Cluster, user: str, *reports: dict) -> list[str]:
+    text = "".join(f"{report!r}\n".replace("inf", "1e999") for report in reports)
+    done = cluster.exec([PYTHON, "-c", REPORTER], user=user, stdin=text)
+    return done.stdout.splitlines()
+
+
+def test_lies_harm_nobody(cluster: Cluster, daemon: Daemon) -> None:
+    job = submit(cluster)
+    until(lambda: f"JobId={job}" in daemon.ask("show", str(job), check=False))
+    fast = {"job_id": job, "run": 0, "phase": "training", "proven": True, "gpus": 1}
+    lies = [
+        {**fast, "step_time_s": 5e-324, "global_batch": 2**31, "steps_measured": 99},
+        {**fast, "step_time_s": 1e6, "global_batch": 1, "steps_measured": 2**31},
+        {**fast, "restore_s": 1e6, "checkpoint_s": 1e6, "startup_s": 0.0},
+        {**fast, "run": 2**31, "phase": "saved", "notice": 2**62},
+        {**fast, "step_time_s": float("inf")},
+        {**fast, "progress": 7.0},
+        {**fast, "job_id": 2**32 - 1},
+        {**fast, "phase": "conquering"},
+        {**fast, "kind": "\x1b[31m"},
+    ]
+    answers = tell(cluster, "alice", *lies)
+    assert [a.startswith("refused") for a in answers] == [False] * 4 + [True] * 5
+    (answer,) = tell(cluster, "bob", {**fast, "phase": "saved", "notice": 1})
+    assert answer == f"refused: job {job} belongs to somebody else"
+    daemon.wait_for(f"JobId={job} Uid=2002 Refused=report: not the owner")
+    begun = len(daemon.log())
+    honest = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", user="bob")
+    until(lambda: gpus(cluster, honest) == 4, seconds=60)
+    assert "error" not in daemon.log()[begun:]
+    assert json.loads(daemon.ask("status", "--json"))["jobs"]

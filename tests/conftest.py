@@ -1,0 +1,9 @@
+"""Settings of all tests."""
+
+from hypothesis import HealthCheck, settings
+
+# No test asserts a time: machines are shared and slow at times.
+settings.register_profile(
+    "project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("project")

@@ -1,0 +1,308 @@
+"""`selastic` from its command line to its exit code; the controller is a fake behind the socket."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import click
+import pytest
+import ux_scene as scene
+from fake_desk import FakeDesk, FakeLog
+from munge import environment, munged
+
+from slurm_elastic import config
+from slurm_elastic.cli import main
+from slurm_elastic.cli.words import clock
+from slurm_elastic.controller import answers
+from slurm_elastic.controller.answers import Viewer
+from slurm_elastic.controller.api import Server
+
+ME = os.getuid()
+
+
+class SceneDesk(FakeDesk):
+    """Answers from the scene of UX.md."""
+
+    def __init__(self):
+        super().__init__({j.job_id: j.uid for j in scene.JOBS})
+
+    def find(self, name):
+        return answers.find(scene.VIEW, name)
+
+    def question(self, uid, op, args):
+        if op == "check":
+            return {"version": "0.1.0", "mode": "act", "account": "selastic"}
+        return answers.answer(
+            op, scene.VIEW, Viewer(uid=uid), args, history=scene.HISTORY, segments=scene.SEGMENTS
+        )
+
+    def command(self, uid, op, args):
+        self.asked.append((uid, op, args))
+        if op == "retire":
+            return {"text": "would finish 1 change" if args["dry_run"] else "finished 1 change"}
+        ids = args.get("job_ids", ())
+        return {"results": [{"job_id": i, "ok": i != 4720, "text": f"{op} done"} for i in ids]}
+
+
+@pytest.fixture(scope="module")
+def munge_socket():
+    with munged() as path, environment(path):
+        yield path
+
+
+@pytest.fixture
+def desk():
+    return SceneDesk()
+
+
+@pytest.fixture
+def controller(desk, munge_socket, monkeypatch):
+    server = Server(config.Api(listen="127.0.0.1:0"), desk, FakeLog())
+    server.start()
+    address = "{}:{}".format(*server.address)
+    monkeypatch.setenv("SLURM_ELASTIC_CONTROLLER", address)
+    yield address
+    server.stop()
+
+
+@pytest.fixture
+def selastic(capsys):
+    def run(*words):
+        code = main.run(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@contextmanager
+def dead_end():
+    """An address where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+# --- questions ---
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        (("status",), "PARTITION gpu   24 GPUs (12 a100, 12 v100)"),
+        (("status", "--all", "-h", "-o", "jobid"), "4700\n4711\n"),
+        (("explain", "4711"), "4711 gpt-small holds 8 a100 on g01, g02 (rack1)"),
+        (("show", "job", "4711"), "JobId=4711 JobName=gpt-small\n"),
+        (("show", "4711"), "JobId=4711 JobName=gpt-small\n"),
+        (("plan",), "2 changes would be made now, nothing was done:\n"),
+        (("history",), "TIME "),
+        (("history", "4711", "-P", "-h"), "2026-11-20T14:02:01|4711|grow|4|8|done|9.1 s|idle GPUs"),
+        (("usage", "-S", "2026-11-20T14:00", "-E", "2026-11-20T14:05"), "JOBID "),
+        (("usage", "--by-user", "-P", "-S", "2026-11-20"), "USER|GPUHOURS|TYPES\nalice|"),
+        (("ping",), "selasticd 0.1.0 at 127.0.0.1:"),
+    ],
+)  # fmt: skip
+def test_questions(selastic, controller, words, begins, monkeypatch):
+    code, out, err = selastic(*words)
+    assert (code, err) == (0, "")
+    assert out.removeprefix(" ").startswith(begins.replace("2026-11-20T14:02:01", _when()))
+
+
+def _when():
+    return clock(scene.HISTORY[0]["time"], scene.NOW)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("status",), ("explain", "4711"), ("show", "4711"), ("plan",), ("history",), ("usage",),
+     ("ping",), ("hold", "4711"), ("retire", "--yes")],
+)  # fmt: skip
+def test_json_everywhere(selastic, controller, words):
+    code, out, _ = selastic(*words, "--json")
+    assert code == 0
+    assert isinstance(json.loads(out), dict)
+    assert out.isascii()
+
+
+def test_a_watch_that_is_not_on_a_terminal_prints_plain_lines(controller):
+    with subprocess.Popen(
+        [sys.executable, "-c", "from slurm_elastic.cli.main import main; main()",
+         "status", "--watch=0.5"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as watch:  # fmt: skip
+        seen = [watch.stdout.readline() for _ in range(8)]
+        watch.stdout.close()  # as `| head` does
+        assert watch.wait(10) == 1
+        assert watch.stderr.read() == ""
+    assert seen[0].startswith("PARTITION")
+    assert seen[6] == "\n"
+    assert seen[7] == seen[0]
+
+
+# --- commands ---
+
+
+def test_commands_say_what_was_done(selastic, desk, controller):
+    assert selastic("hold", "4711", "4713") == (0, "4711: hold done\n4713: hold done\n", "")
+    assert desk.asked == [(ME, "hold", {"job_ids": (4711, 4713), "dry_run": False})]
+
+
+def test_what_was_not_done_goes_to_stderr_and_into_the_exit_code(selastic, controller):
+    assert selastic("release", "4711", "4720") == (
+        1,
+        "4711: release done\n",
+        "4720: release done\n",
+    )
+
+
+def test_dry_runs_are_passed_on(selastic, desk, controller):
+    selastic("release", "-n", "4711")
+    selastic("update", "4711", "--elastic=2-4", "--dry-run")
+    assert [a["dry_run"] for _, _, a in desk.asked] == [True, True]
+    assert selastic("hold", "-n", "4711")[1] == "4711: not done, would be: hold done\n"
+    assert desk.asked[1][2]["elastic"] == "2-4"
+
+
+def test_a_wrong_directive_is_refused_before_anybody_is_asked(selastic, desk, controller):
+    code, out, err = selastic("update", "4711", "--elastic=16-2")
+    assert (code, out) == (2, "")
+    assert err == "selastic: --elastic=16-2: MIN 16 is larger than MAX 2; write 2-16\n"
+    assert desk.asked == []
+
+
+def test_retire_asks_first(selastic, desk, controller, monkeypatch):
+    code, _, err = selastic("retire")
+    assert (code, err) == (2, "selastic: retire: nobody to ask; add --yes\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "confirm", _no)
+    assert selastic("retire")[0] == 130
+    assert desk.asked == []
+    assert selastic("retire", "-n")[:2] == (0, "would finish 1 change\n")
+    assert selastic("retire", "--yes")[:2] == (0, "finished 1 change\n")
+
+
+def _no(*_, **__):
+    raise click.Abort
+
+
+# --- when it does not work ---
+
+
+def test_nobody_answers(selastic, munge_socket, monkeypatch):
+    with dead_end() as address:
+        monkeypatch.setenv("SLURM_ELASTIC_CONTROLLER", address)
+        for verb in (("status",), ("ping",), ("hold", "1"), ("status", "--watch")):
+            code, out, err = selastic(*verb)
+            assert (code, out) == (3, "")
+            assert err == (
+                f"selastic: no controller at {address} (connection refused): is selasticd running"
+                " there? systemctl status selasticd\n"
+            )
+
+
+def test_the_host_is_unknown(selastic, munge_socket):
+    code, _, err = selastic("--controller", "nowhere.invalid:7321", "status")
+    assert code == 3
+    assert err.startswith("selastic: no controller at nowhere.invalid:7321 (")
+    assert err.count("\n") == 1
+
+
+def test_munge_does_not_answer(selastic, controller, tmp_path):
+    with environment(tmp_path / "nothing"):
+        code, _, err = selastic("status")
+    assert code == 3
+    assert "is munged running?" in err
+    assert err.count("\n") == 1
+
+
+def test_a_refusal_is_one_line(selastic, controller):
+    assert selastic("explain", "99") == (
+        1, "", "selastic: job 99 is neither running nor waiting: see `selastic history 99`\n",
+    )  # fmt: skip
+    assert selastic("hold", "99")[2] == "selastic: job 99: Invalid job id specified\n"
+    assert selastic("hold", "x")[2] == "selastic: job 'x': an id is written 4711 or 4711_3\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("frob",), ("hold",), ("status", "--foo"), ("status", "-o", "nme"), ("show", "node", "1"),
+     ("usage", "-S", "yesterday"), ("status", "--watch", "--json"), ("update", "4711"),
+     ("status", "--watch=0.1")],
+)  # fmt: skip
+def test_a_wrong_command_line_is_code_2(selastic, controller, words):
+    code, out, err = selastic(*words)
+    assert code == 2
+    assert "Traceback" not in out + err
+    assert not words or (err.startswith("selastic: ") and err.count("\n") == 1)
+
+
+def test_a_configuration_that_cannot_be_used_names_the_line(selastic, tmp_path):
+    path = tmp_path / "elastic.toml"
+    path.write_text('[controller]\nmode = "atc"\n')
+    code, _, err = selastic("--config", str(path), "status")
+    assert code == 2
+    assert err.startswith('selastic: elastic.toml:2: mode "atc" is unknown; known: observe')
+
+
+def test_the_controllers_address_comes_from_the_configuration(selastic, munge_socket, tmp_path):
+    path = tmp_path / "elastic.toml"
+    with dead_end() as address:
+        path.write_text(f'[api]\ncontroller = "{address}"\n')
+        assert address in selastic("--config", str(path), "status")[2]
+
+
+def test_check_works_without_a_controller_and_without_slurm(
+    selastic, munge_socket, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with dead_end() as address:
+        monkeypatch.setenv("SLURM_ELASTIC_CONTROLLER", address)
+        code, out, err = selastic("check")
+        findings = json.loads(selastic("check", "--json")[1])["findings"]
+    assert (code, err) == (1, "")
+    assert out.startswith("error: slurmctld cannot be asked (scontrol: No such file")
+    assert f"selasticd does not answer (no controller at {address} (connection refused))" in out
+    assert {f["severity"] for f in findings} == {"error", "warning"}
+
+
+# --- what it costs to start ---
+
+
+def test_help_needs_neither_torch_nor_pyslurm_nor_numpy():
+    code = (
+        "import sys; from slurm_elastic.cli.main import run\n"
+        "assert run(['--help']) == 0\n"
+        "heavy = ('torch', 'pyslurm', 'numpy', 'networkx', 'rich', 'slurm_elastic.controller')\n"
+        "print([m for m in heavy if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+    for verb in main.VERBS:
+        assert f"  {verb} " in done.stdout
+
+
+def test_status_needs_neither_torch_nor_pyslurm(controller):
+    code = (
+        "import sys; from slurm_elastic.cli.main import run\n"
+        "assert run(['status']) == 0\n"
+        "print([m for m in ('torch', 'pyslurm', 'numpy', 'networkx') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_every_verb_has_help(selastic, verb):
+    code, out, _ = selastic(verb, "--help")
+    assert code == 0
+    assert out.startswith(f"Usage: selastic {verb}")

@@ -1,0 +1,161 @@
+"""What people read, letter by letter: the examples of UX.md."""
+
+from dataclasses import replace
+
+import pytest
+import ux_scene as scene
+
+from slurm_elastic.cli import status, usage, why
+from slurm_elastic.cli.errors import CliError
+from slurm_elastic.cli.tables import Layout
+from slurm_elastic.controller import answers
+from slurm_elastic.controller.answers import Viewer
+from slurm_elastic.plan import JobRecord
+
+
+def ask(op, view=scene.VIEW, **args):
+    return answers.answer(op, view, Viewer(), args, history=scene.HISTORY, segments=scene.SEGMENTS)
+
+
+def text(lines):
+    return "\n".join(lines) + "\n"
+
+
+def explain(job_id, view=scene.PLANNED):
+    return text(why.explained(ask("explain", view, job_ids=(job_id,))))
+
+
+def test_status():
+    assert text(status.lines(ask("status"), Layout())) == (
+        "PARTITION gpu   24 GPUs (12 a100, 12 v100)   21 in use: 13 elastic, 8 rigid   3 idle   1 job waiting\n"  # noqa: E501
+        "  JOBID  NAME       USER   GPUS  WANTS  TYPE  WHERE                              SPEED     PROGRESS  RESIZES\n"  # noqa: E501
+        "   4711  gpt-small  alice     8  2-16   a100  rack1:g[01-02] -> 4 a100 (saving)  1.9 it/s       34%        3\n"  # noqa: E501
+        "   4713  resnet     alice     4  1-8    v100  rack2:g06                          5.1 it/s       71%        1\n"  # noqa: E501
+        "   4720  vit        alice     1  1-4    a100  rack1:g03                          0.8 it/s        2%        0\n"  # noqa: E501
+        "   4722  bert-ft    bob       -  4      any   waiting for 4 GPUs: 4711 gives them in about 4 s\n"  # noqa: E501
+    )
+
+
+def test_explain_a_job_that_is_going_to_shrink():
+    assert explain(4711) == (
+        "4711 gpt-small holds 8 a100 on g01, g02 (rack1) since 14:02:10.\n"
+        "  Why not more:   bob's 4722 needs 4 GPUs and freed ones are kept for it.\n"
+        "  Why not fewer:  each of its last 4 GPUs adds 0.21 it/s, more than any other job would gain from them.\n"  # noqa: E501
+        "  Why here:       across racks it would run at 0.62 of this speed (measured 13:40); it waited 3 min of at most 10 for one rack.\n"  # noqa: E501
+        "  Next:           shrinks to 4 at about 14:05:30 (checkpoint 2.1 s, restart 7.4 s, expected loss 19 GPU s).\n"  # noqa: E501
+        "  Because:        to start 4722 (rigid, waiting 2 min).\n"
+        "  Last resize:    4 → 8 at 14:02:01, 9.1 s from notice to first step, paid back after 41 s.\n"  # noqa: E501
+    )
+
+
+def test_explain_a_job_under_way():
+    assert "  Next:           on its way to 4 a100, saving for 0.5 s.\n" in explain(
+        4711, scene.VIEW
+    )
+
+
+def test_explain_says_that_a_mode_which_does_not_act_does_nothing():
+    observing = replace(scene.PLANNED, mode="advise")
+    assert "would shrink to 4, but mode is advise (" in explain(4711, observing)
+
+
+def test_explain_jobs_that_wait_or_are_rigid():
+    assert explain(4722) == (
+        "4722 bert-ft waits for 4 GPUs since 14:00:00: 4711 is to give them."
+        " Kept for it until 14:06:24.\n"
+    )
+    assert explain(4700) == (
+        "4700 rigid holds 8 v100 on g04, g05 (rack2)."
+        " It is not elastic: it keeps them until it ends.\n"
+    )
+
+
+def test_explain_tells_what_keeps_a_job_from_being_resized():
+    unproven = replace(scene.PLANNED, records={4711: JobRecord(job_id=4711, held=True)}, plan=None)
+    said = explain(4711, unproven)
+    assert "Not yet:        it is resized once it has written a checkpoint" in said
+    assert "Silent:         it has not reported yet; is it started with esrun?" in said
+    assert "Held:           nothing changes until `selastic release 4711`." in said
+
+
+def test_explain_does_not_promise_a_first_step_that_nobody_has_seen():
+    answer = ask("explain", job_ids=(4711,))
+    answer["last"] = {**answer["last"], "seconds": {"slurm": 3.0}, "total_s": 3.0}
+    assert ", 3 s from notice to start, paid back" in text(why.explained(answer))
+
+
+def test_plan():
+    assert text(why.planned(ask("plan"))) == (
+        "2 changes would be made now, nothing was done:\n"
+        "  4711  8 → 4 a100  to start 4722 (rigid, waiting 2 min)  costs 19 GPU s\n"
+        "  4720  1 → 2 a100  idle GPU on its node                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
+        "  4713  stays       moving to rack1 would gain 4 %, costs more than it gains in the 20 min it has left\n"  # noqa: E501
+        "  kept for 4722 until 14:06:24: 4 on g02\n"
+    )
+
+
+def test_plan_before_the_first_round():
+    assert why.planned(ask("plan", replace(scene.VIEW, plan=None))) == [
+        "no round yet: ask again in a moment"
+    ]
+
+
+def test_history():
+    assert text(why.past(ask("history"), Layout())) == (
+        "TIME      JOBID  ACTION  FROM  TO  OUTCOME   TOOK  REASON\n"
+        "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs\n"
+    )
+
+
+def test_usage_counts_every_shape():
+    assert text(usage.used(ask("usage"), Layout(), by_user=False)) == (
+        "JOBID  USER   TYPE  GPUHOURS   ELAPSED  SHAPES\n"
+        " 4640  bob    v100     0.500  00:15:00       1\n"
+        " 4711  alice  a100     12.00  02:00:00       2\n"
+    )
+    assert text(usage.used(ask("usage"), Layout(), by_user=True)) == (
+        "USER   GPUHOURS  TYPES\nalice     12.00  a100=12.00\nbob       0.500  v100=0.500\n"
+    )
+
+
+def test_show():
+    assert text(status.details(ask("show", job_ids=(4711,)))) == (
+        "JobId=4711 JobName=gpt-small\n"
+        "   User=alice Account=- QOS=-\n"
+        "   State=RUNNING Partition=gpu Restarts=0\n"
+        "   Elastic=2-16,types=a100:v100 Submitted=2-16,types=a100:v100\n"
+        "   GPUs=8 Type=a100 Where=rack1:g[01-02]\n"
+        "   SubmitTime=14:00:00 StartTime=14:02:10 EndTime=- TimeLimit=12:00:00\n"
+        "   Speed=1.9it/s Step=340 Progress=34% GlobalBatch=-\n"
+        "   Proven=yes Reporting=yes Checkpoint=2.1s Restart=7.4s LastCheckpointStep=-\n"
+        "   Held=no Resizes=3 LeftAlone=-\n"
+        "   Measured=486samples/s GPUs=8 Type=a100 Nodes=2\n"
+    )
+
+
+def test_chosen_columns_parsable_and_without_header():
+    parsable = Layout(columns="jobid,name,gpus", parsable=True, header=False)
+    assert status.lines(ask("status"), parsable)[0] == "4711|gpt-small|8"
+    narrow = Layout(columns="name%5,user%-7,gpus", header=False)
+    assert status.lines(ask("status"), narrow)[0] == "gpt-+  alice    8"
+
+
+def test_an_unknown_column_is_a_usage_error_that_names_the_known():
+    with pytest.raises(CliError, match='"nmae" is no column; known: jobid, name') as caught:
+        status.lines(ask("status"), Layout(columns="jobid,nmae"))
+    assert caught.value.exit_code == 2
+
+
+def test_terminal_escapes_in_names_are_disarmed():
+    evil = scene.job(1, "\x1b[2J\x1b]0;pwned\x07\nroot|x", "al\x9bice", "1-2",
+                     allocation=scene.JOBS[0].allocation)  # fmt: skip
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=(evil,)), plan=None)
+    for op, show in (
+        ("status", lambda a: status.lines(a, Layout(columns="jobid,name,user"))),
+        ("explain", why.explained),
+        ("show", status.details),
+    ):
+        printed = text(show(ask(op, view, job_ids=(1,))))
+        assert all(c.isprintable() or c == "\n" for c in printed)
+    (line,) = status.lines(ask("status", view), Layout(parsable=True, header=False))
+    assert line.count("|") == 9

@@ -1,0 +1,89 @@
+"""Jobs, transitions and a scontrol that remembers, for tests of what the controller does."""
+
+import dataclasses
+
+from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.controller.transition import State, Transition
+from slurm_elastic.directive import Directive
+from slurm_elastic.plan import Action
+from slurm_elastic.slurm.scontrol import ScontrolError
+from slurm_elastic.submission import Submission
+
+
+class FakeScontrol:
+    """Keeps what is written; `refuse` makes everything fail."""
+
+    def __init__(self):
+        self.calls, self.refuse = [], ""
+
+    def __getattr__(self, verb):
+        def call(*words, **named):
+            if self.refuse:
+                raise ScontrolError(self.refuse)
+            shown = [w.display_id if isinstance(w, Job) else w for w in words]
+            self.calls.append((verb, *shown, *named.values()))
+
+        return call
+
+    def fields(self):
+        """Of the last update."""
+        return next(c[2] for c in reversed(self.calls) if c[0] == "update")
+
+
+class Log:
+    """Keeps lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def info(self, line):
+        self.lines.append(line)
+
+    warning = error = debug = info
+
+
+def allocation(shares):
+    return Allocation.of("a100", shares) if shares else None
+
+
+def job(shares=None, *, directive="1-8", shape=(), **fields):
+    """Job 7: running on `shares`, or pending."""
+    values = {
+        "job_id": 7,
+        "display_id": "7",
+        "name": "",
+        "user": "alice",
+        "uid": 2001,
+        "partition": "gpu",
+        "state": JobState.RUNNING if shares else JobState.PENDING,
+        "allocation": allocation(shares),
+        "gpus": sum((shares or {}).values()),
+        "submission": Submission(Directive.parse(directive), dict(shape), "", 100),
+    }
+    return Job(**(values | fields))
+
+
+def transition(target, old=None, state=State.RESERVE, **fields):
+    """Of job 7, entered its state long ago."""
+    values = {
+        "id": 1,
+        "job_id": 7,
+        "display_id": "7",
+        "key": "7@100",
+        "user": "alice",
+        "uid": 2001,
+        "action": Action.MOVE,
+        "run": 0,
+        "old": allocation(old),
+        "target": allocation(target),
+        "planned": allocation(target),
+        "reason": "",
+        "reservation": "selastic_1",
+        "state": state,
+        "entered": {state.value: 0.0},
+    }
+    return Transition(**(values | fields))
+
+
+def changed(value, **fields):
+    return dataclasses.replace(value, **fields)

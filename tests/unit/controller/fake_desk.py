@@ -1,0 +1,92 @@
+"""A controller that knows two users' jobs, and a munge that believes what it is told."""
+
+import json
+import threading
+
+from slurm_elastic.controller.api import Refused
+from slurm_elastic.controller.api_seal import SealsError
+from slurm_elastic.job.channel import Message
+from slurm_elastic.report import Orders
+
+ALICE, BOB, OPERATOR = 2001, 2002, 2000
+
+
+class FakeDesk:
+    def __init__(self, owners=None):
+        self.owners = owners or {4711: ALICE, 4722: BOB}
+        self.is_private = False
+        self.seq = 0
+        self.asked = []
+        self.reports = []
+        self.threads = set()
+
+    def owner(self, job_id):
+        self.threads.add(threading.current_thread().name)
+        return self.owners.get(job_id)
+
+    def find(self, name):
+        if name == "5000":
+            return (5001, 5002)
+        return tuple(i for i in self.owners if str(i) == name)
+
+    def is_operator(self, uid):
+        return uid in (0, OPERATOR)
+
+    def private(self):
+        return self.is_private
+
+    def report(self, uid, report):
+        self.reports.append((uid, report))
+        return Orders(seq=self.seq)
+
+    def orders(self, job_id, run):
+        return Orders(seq=self.seq, reason=f"of {job_id}.{run}")
+
+    def question(self, uid, op, args):
+        self.asked.append((uid, op, args))
+        if args.get("fail") == "refuse":
+            raise Refused("not now: ask later")
+        if args.get("fail"):
+            raise ZeroDivisionError("a bug")
+        if args.get("size"):
+            return {"filling": "x" * args["size"]}
+        return {"op": op, "job_ids": args.get("job_ids")}
+
+    def command(self, uid, op, args):
+        self.asked.append((uid, op, args))
+        return {"results": [{"job_id": i, "ok": True, "text": op} for i in args.get("job_ids", ())]}
+
+
+class FakeLog:
+    def __init__(self):
+        self.lines = []
+
+    def info(self, event):
+        self.lines.append(("info", event))
+
+    def warning(self, event):
+        self.lines.append(("warning", event))
+
+    def error(self, event):
+        self.lines.append(("error", event))
+
+    def texts(self, level=None):
+        return [text for kind, text in self.lines if level in (None, kind)]
+
+
+class PlainSeals:
+    """Frames are JSON: {"uid": …, "nonce": …, "content": …}. Whoever says it is root, is root."""
+
+    def trouble(self):
+        return ""
+
+    def open(self, frame):
+        try:
+            value = json.loads(frame)
+            return Message(value["uid"], 0, value["content"], value["nonce"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise SealsError("no seal") from None
+
+    def close(self, reply, request):
+        body = json.dumps({"uid": request.uid, "nonce": request.nonce, "content": reply}).encode()
+        return len(body).to_bytes(4, "big") + body

@@ -1,0 +1,68 @@
+"""A munged of the tests' own: its key and its socket are nobody else's."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.job import seal
+
+
+@contextmanager
+def munged() -> Iterator[Path]:
+    """Run one and name its socket in the environment; skips where munge is not installed."""
+    program = shutil.which("munged") or shutil.which("munged", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("munged is not installed")
+    with tempfile.TemporaryDirectory(prefix="munge-") as name:
+        home = Path(name)
+        home.chmod(0o755)  # the socket is for every user
+        (home / "key").write_bytes(os.urandom(128))
+        (home / "key").chmod(0o600)
+        socket = home / "socket"
+        with subprocess.Popen(
+            [
+                program,
+                "--foreground",
+                "--force",
+                f"--socket={socket}",
+                *(f"--{what}={home / what}" for what in ("key-file", "pid-file", "seed-file")
+                  if what != "key-file"),
+                f"--key-file={home / 'key'}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            try:
+                _wait_for(socket, process)
+                yield socket
+            finally:
+                process.terminate()
+
+
+def _wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 10
+    while not socket.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            pytest.skip(f"munged does not start here (exit code {process.returncode})")
+        time.sleep(0.02)
+
+
+@contextmanager
+def environment(socket: Path) -> Iterator[None]:
+    """What `seal` reads."""
+    before = os.environ.get(seal.SOCKET_VARIABLE)
+    os.environ[seal.SOCKET_VARIABLE] = str(socket)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[seal.SOCKET_VARIABLE]
+        else:
+            os.environ[seal.SOCKET_VARIABLE] = before

@@ -1,0 +1,89 @@
+"""Who may be asked to save: those whose GPUs are free, and rings."""
+
+import dataclasses
+
+from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.controller.admission import admitted
+from slurm_elastic.controller.transition import State, Transition
+from slurm_elastic.plan import Action
+
+SIZES = {"n1": 4, "n2": 4, "n3": 4}
+
+
+def allocation(shares):
+    return Allocation.of("a100", shares) if shares else None
+
+
+def job(job_id, shares):
+    return Job(
+        job_id=job_id,
+        display_id=str(job_id),
+        name="",
+        user="alice",
+        uid=1,
+        state=JobState.RUNNING,
+        partition="gpu",
+        allocation=allocation(shares),
+    )
+
+
+def move(job_id, old, target, state=State.RESERVE):
+    return Transition(
+        id=job_id,
+        job_id=job_id,
+        display_id=str(job_id),
+        key=str(job_id),
+        user="alice",
+        uid=1,
+        action=Action.MOVE,
+        run=0,
+        old=allocation(old),
+        target=allocation(target),
+        reason="",
+        reservation="r",
+        state=state,
+    )
+
+
+def chosen(moves, others=()):
+    jobs = {t.job_id: job(t.job_id, dict(t.old.shares) if t.old else {}) for t in moves}
+    jobs |= {j.job_id: j for j in others}
+    return set(admitted(moves, jobs, SIZES))
+
+
+def test_free_gpus_admit_and_held_ones_do_not():
+    grow = move(1, {"n1": 2}, {"n1": 4})
+    assert chosen([grow]) == {1}
+    assert chosen([grow], [job(9, {"n1": 1})]) == set()
+
+
+def test_two_do_not_get_the_same_gpus():
+    both = [move(1, {"n1": 4}, {"n3": 3}), move(2, {"n2": 4}, {"n3": 3})]
+    assert len(chosen(both)) == 1
+
+
+def test_who_waits_for_a_giver_comes_after_it():
+    giver, taker = move(1, {"n1": 4}, {"n2": 1}), move(2, {"n3": 4}, {"n1": 4})
+    assert chosen([giver, taker]) == {1}
+
+
+def test_a_ring_goes_together():
+    ring = [
+        move(1, {"n1": 4}, {"n2": 4}),
+        move(2, {"n2": 4}, {"n3": 4}),
+        move(3, {"n3": 4}, {"n1": 4}),
+    ]
+    assert chosen(ring) == {1, 2, 3}
+    assert chosen(ring[:2], [job(3, {"n3": 4})]) == set()
+
+
+def test_gpus_on_their_way_to_somebody_are_taken():
+    ahead = move(1, {"n1": 4}, {"n2": 4}, state=State.COOL)
+    assert chosen([ahead, move(2, {"n3": 1}, {"n2": 1})]) == set()
+
+
+def test_a_transition_survives_the_ledger():
+    t = dataclasses.replace(move(1, {"n1": 4}, {"n2": 4}), entered={"NOTIFY": 1.0, "saved": 1.5})
+    again = Transition.from_body(t.to_body())
+    assert again == t
+    assert again.seconds()["checkpoint"] == 0.5

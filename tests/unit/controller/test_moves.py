@@ -1,0 +1,172 @@
+"""What is done to a job in each state, and who wins when somebody interferes."""
+
+import time
+
+import pytest
+from desk_jobs import FakeScontrol, Log, job, transition
+
+from slurm_elastic.cluster import JobState
+from slurm_elastic.controller.moves import Moves, Site
+from slurm_elastic.controller.transition import State
+from slurm_elastic.slurm.scontrol import ScontrolError
+
+PENDING = {"run": 1, "gpus": 4, "gpu_type": "a100", "min_nodes": 1}
+
+
+class Stage:
+    """One transition and its job."""
+
+    def __init__(self, t, *others, down=()):
+        self.scontrol, self.log, self.t, self.others = FakeScontrol(), Log(), t, others
+        self.moves = Moves(self.scontrol, self.log)
+        self.opened, self.down = [], frozenset(down)
+
+    def advance(self, seen, admitted=(1,)):
+        """Look at the job once; the state afterwards."""
+        jobs = {j.job_id: j for j in ((seen,) if seen else ()) + self.others}
+        site = Site(
+            jobs=jobs,
+            sizes={"n1": 4, "n2": 4},
+            down=self.down,
+            admitted=frozenset(admitted),
+            live=(self.t,),
+            open=self.opened.append,
+            per_node={"gpu": {"a100": 4}},
+            lease_s=300,
+        )
+        self.moves.advance(self.t, site.job(self.t), site, self.enter)
+        return self.t.state
+
+    def enter(self, t, state):
+        t.state, t.tries, t.refused = state, 0, 0
+        t.entered[state.value] = 0.0
+
+
+def moving(state, **fields):
+    return Stage(transition({"n2": 4}, {"n1": 1}, state, limit_s=600, **fields))
+
+
+def test_the_whole_way():
+    stage = moving(State.RESERVE)
+    running = job({"n1": 1})
+    assert stage.advance(running) is State.NOTIFY
+    stage.t.entered["saved"] = 1.0
+    assert stage.advance(running) is State.REQUEUE
+    assert stage.advance(running) is State.DRAIN
+    assert stage.scontrol.calls == [("requeue", "7")]
+    assert stage.advance(job({"n1": 1}, state=JobState.COMPLETING, run=1)) is State.DRAIN
+    assert stage.advance(job(run=1, gpus=1)) is State.RESHAPE
+    assert stage.advance(job(run=1, gpus=1)) is State.COOL
+    assert stage.scontrol.fields()["TresPerNode"] == "gres/gpu:a100:4"
+    assert "ReqNodeList" not in stage.scontrol.fields()  # pinned only when it may start
+    assert stage.advance(job(**PENDING)) is State.COOL  # Slurm's old credential is still alive
+    stage.t.entered["drained"] = 0.0
+    assert stage.advance(job(**PENDING)) is State.RELEASE
+    assert stage.advance(job(**PENDING)) is State.VERIFY
+    assert stage.opened == [stage.t]
+    assert stage.scontrol.fields()["ReqNodeList"] == "n2"
+    assert stage.advance(job({"n2": 4}, run=1)) is State.CLEAR
+    assert stage.advance(job({"n2": 4}, run=1, reservation="selastic_1")) is State.DONE
+    assert stage.scontrol.calls[-2:] == [("update", "7", {"ReservationName": ""}), ("release", "7")]
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "ends"),
+    [
+        (State.RESERVE, job(run=1), State.UNDONE),
+        (State.NOTIFY, job(run=1), State.UNDONE),
+        (State.NOTIFY, job({"n1": 1}, state=JobState.SUSPENDED), State.UNDONE),
+        (State.NOTIFY, job({"n1": 1}, reason="JobHeldUser"), State.UNDONE),
+        (State.DRAIN, job({"n2": 1}, run=1), State.CLEAR),
+        (State.RESHAPE, job(run=1, reason="JobHeldAdmin"), State.UNDONE),
+        (State.COOL, job({"n1": 1}, run=1), State.VERIFY),
+        (State.RELEASE, job(run=1, reason="JobHeldUser"), State.RESHAPE),
+        (State.VERIFY, job(run=1, reason="JobHeldUser"), State.RESHAPE),
+        (State.VERIFY, None, State.ENDED),
+        (State.VERIFY, job({"n2": 4}, state=JobState.ENDED), State.ENDED),
+    ],
+)
+def test_what_people_do_meanwhile_wins(state, seen, ends):
+    assert moving(state).advance(seen) is ends
+
+
+def test_a_held_job_is_never_given_a_priority():
+    """It would lift the hold."""
+    for state in (State.RESHAPE, State.RELEASE, State.VERIFY):
+        stage = moving(state)
+        for _ in range(3):
+            if stage.t.state.live:
+                stage.advance(job(run=1, reason="JobHeldUser"))
+        assert stage.t.state is State.UNDONE
+        assert all("Priority" not in c[2] for c in stage.scontrol.calls if c[0] == "update")
+
+
+def test_another_job_with_the_same_id_is_let_alone():
+    stage = moving(State.VERIFY)
+    other = job({"n1": 4}, run=1)
+    stage.t.key = "7@99"
+    assert stage.advance(other) is State.ENDED
+    assert stage.scontrol.calls == []
+
+
+def test_taken_gpus_send_it_back_and_at_last_into_the_queue_at_min():
+    taken = job({"n2": 4}, job_id=8, display_id="8")
+    stage = Stage(transition({"n2": 4}, {"n1": 1}, State.COOL, limit_s=600), taken)
+    stage.t.entered["drained"] = 0.0
+    assert stage.advance(job(**PENDING)) is State.RESHAPE
+    assert stage.t.target == stage.t.old
+    stage.others = (taken, job({"n1": 4}, job_id=9, display_id="9"))
+    stage.t.state = State.COOL
+    assert stage.advance(job(run=1, gpus=1, gpu_type="a100")) is State.RESHAPE
+    assert stage.t.target is None
+    assert stage.advance(job(run=1)) is State.UNDONE
+    assert stage.scontrol.fields()["StartTime"] == "now"
+    assert stage.scontrol.fields()["TimeLimit"] == "00:10:00"
+
+
+def test_a_drained_target_is_not_waited_for():
+    stage = Stage(transition({"n2": 4}, {"n1": 1}, State.VERIFY), down=["n2"])
+    assert stage.advance(job(**PENDING)) is State.RESHAPE
+    assert stage.t.target == stage.t.old
+
+
+def test_what_slurm_refuses_for_ever_ends():
+    for state, ends in ((State.REQUEUE, State.UNDONE), (State.RESHAPE, State.UNDONE)):
+        stage = moving(state)
+        stage.scontrol.refuse = "no"
+        seen = job({"n1": 1}) if state is State.REQUEUE else job(run=1)
+        for _ in range(100):
+            try:
+                stage.advance(seen)
+            except ScontrolError:
+                continue
+            if not stage.t.state.live:
+                break
+        assert stage.t.state is ends
+        assert "no" in stage.t.problem
+
+
+def test_a_job_that_does_not_answer_is_left_where_it_is():
+    stage = moving(State.NOTIFY, notice_s=5.0)
+    stage.t.entered["NOTIFY"] = time.time() - 6
+    assert stage.advance(job({"n1": 1})) is State.UNDONE
+    assert "no checkpoint within 5 s" in stage.t.problem
+    assert stage.scontrol.calls == []
+
+
+def test_its_time_limit_is_what_is_left_to_the_second():
+    stage = moving(State.NOTIFY, spare_s=30)
+    stage.t.entered |= {"saved": 0.0}
+    seen = job({"n1": 1}, time_limit_s=600, start_time=time.time() - 100)
+    stage.advance(seen)
+    assert stage.t.limit_s in (529, 530)
+
+
+def test_a_job_that_is_preempted_waits_with_a_lease_in_its_own_shape():
+    stage = Stage(transition(None, {"n1": 4}, State.RESHAPE, reservation=""))
+    seen = job(run=1, directive="2-8", shape={"req_nodes": "n[1-2]"}, priority=4_000_000_000)
+    assert stage.advance(seen) is State.DONE
+    fields = stage.scontrol.calls[0][2]
+    assert (fields["TresPerNode"], fields["ReqNodeList"]) == ("gres/gpu:a100:2", "n[1-2]")
+    assert fields["StartTime"] == "now+300"
+    assert stage.scontrol.calls[1] == ("release", "7")

@@ -1,0 +1,193 @@
+"""The channel, against a server that behaves and several that do not."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.job import channel, seal
+
+Answer = Callable[[socket.socket, channel.Message], None]
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    """One connection is read and handed to `answer`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            frame = channel.read_frame(peer.recv, limit=channel.MAX_REQUEST)
+            answer(peer, channel.decode(frame, purpose="request"))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        thread.join(10)
+        listener.close()
+
+
+def replying(content: dict[str, Any], **changes: Any) -> Answer:
+    def answer(peer: socket.socket, message: channel.Message) -> None:
+        seals = {"purpose": "reply", "nonce": message.nonce, "limit": channel.MAX_REPLY, **changes}
+        peer.sendall(channel.encode(content, **seals))
+
+    return answer
+
+
+def test_question_and_answer(munge: dict[str, str]) -> None:
+    asked: list[channel.Message] = []
+
+    def answer(peer: socket.socket, message: channel.Message) -> None:
+        asked.append(message)
+        replying({"orders": {"text": "x" * 2_000_000}})(peer, message)
+
+    with serving(answer) as address:
+        reply = channel.call(address, {"v": 1, "op": "orders"}, timeout_s=20)
+    assert len(reply["orders"]["text"]) == 2_000_000
+    assert asked[0].content == {"v": 1, "op": "orders"}
+    assert (asked[0].uid, asked[0].gid) == (os.getuid(), os.getgid())
+
+
+def test_a_refusal_carries_its_reason(munge: dict[str, str]) -> None:
+    with (
+        serving(replying({"error": "job 7 is not elastic"})) as address,
+        pytest.raises(channel.Refused, match="job 7 is not elastic"),
+    ):
+        channel.call(address, {}, timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (replying({}, purpose="request"), "is a request, not a reply"),
+        (replying({}, nonce="0" * 32), "answers another request"),
+        (replying({}, uid=os.getuid() + 4242), "another user"),
+        (lambda peer, _: peer.sendall(b"\0\0\0\4null"), "no munge credential"),
+    ],
+)
+def test_a_false_reply_is_not_believed(munge: dict[str, str], answer: Answer, words: str) -> None:
+    with serving(answer) as address, pytest.raises(channel.Untrusted, match=words):
+        channel.call(address, {}, timeout_s=5)
+
+
+def test_json_that_is_no_object_is_not_believed(munge: dict[str, str]) -> None:
+    def answer(peer: socket.socket, message: channel.Message) -> None:
+        frame = seal.seal(b"[1]", purpose="reply", nonce=message.nonce)
+        peer.sendall(len(frame).to_bytes(4, "big") + frame)
+
+    with serving(answer) as address, pytest.raises(channel.Untrusted, match="not a JSON object"):
+        channel.call(address, {}, timeout_s=5)
+
+
+def test_only_the_controllers_account_may_answer(
+    munge: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "trusted_uids", lambda: {os.getuid() + 1})
+    with (
+        serving(replying({})) as address,
+        pytest.raises(channel.Untrusted, match="which is not its account"),
+    ):
+        channel.call(address, {}, timeout_s=5)
+
+
+def test_who_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configuration = tmp_path / "elastic.toml"
+    monkeypatch.setattr(channel, "CONFIGURATION", configuration)
+    assert channel.trusted_uids() >= {0, os.getuid()}
+    configuration.write_text('[api]\nuser = "daemon"\ncontroller = "head:99"\n')
+    assert 1 in channel.trusted_uids()
+    assert channel.controller_address() == "head:99"
+    monkeypatch.setenv(channel.ADDRESS_VARIABLE, "other")
+    assert channel.controller_address() == "other"
+    monkeypatch.delenv(channel.ADDRESS_VARIABLE)
+    configuration.write_text("api = 3\n")
+    assert channel.controller_address() is None
+    configuration.write_text("not toml")
+    assert channel.controller_address() is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda peer, _: None, "closed early"),
+        (lambda peer, _: peer.sendall(b"\0\0"), "closed early"),
+        (lambda peer, _: peer.sendall(b"\xff\xff\xff\xff"), "4294967295 bytes is announced"),
+    ],
+)
+def test_a_broken_server_is_unreachable(munge: dict[str, str], answer: Answer, words: str) -> None:
+    with serving(answer) as address, pytest.raises(channel.Unreachable, match=words):
+        channel.call(address, {}, timeout_s=5)
+
+
+def test_one_deadline_covers_a_trickle(munge: dict[str, str]) -> None:
+    def answer(peer: socket.socket, _: channel.Message) -> None:
+        peer.sendall(b"\0\0\0\x40")
+        try:
+            for _second in range(50):
+                peer.sendall(b"x")
+                time.sleep(0.1)
+        except OSError:
+            pass
+
+    began = time.monotonic()
+    with serving(answer) as address, pytest.raises(channel.Unreachable, match=r"time|timed out"):
+        channel.call(address, {}, timeout_s=0.5)
+    assert time.monotonic() - began < 4
+
+
+def test_nobody_there(munge: dict[str, str]) -> None:
+    with pytest.raises(channel.Unreachable, match="Connection refused"):
+        channel.call("127.0.0.1:1", {}, timeout_s=5)
+
+
+def test_a_request_has_a_limit(munge: dict[str, str]) -> None:
+    with pytest.raises(channel.ChannelError, match="more than 65536"):
+        channel.call("127.0.0.1:1", {"text": "x" * 70_000}, timeout_s=5)
+
+
+def test_without_munge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(seal.SOCKET_VARIABLE, "/nowhere/socket")
+    with pytest.raises(channel.Untrusted, match="is munged running"):
+        channel.call("127.0.0.1:1", {}, timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("ctl", ("ctl", 7321)),
+        ("ctl:99", ("ctl", 99)),
+        ("10.0.0.1:7321", ("10.0.0.1", 7321)),
+        ("[fe80::1]:99", ("fe80::1", 99)),
+        ("fe80::1", ("fe80::1", 7321)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert channel.parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":99", "ctl:", "ctl:0", "ctl:99999", "ctl:http"])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(channel.Unreachable, match="write HOST:PORT"):
+        channel.parse_address(text)
+
+
+def test_the_frame_as_documented(munge: dict[str, str]) -> None:
+    frame = channel.encode({"v": 1}, purpose="request", nonce="n", limit=1000)
+    size = channel.frame_size(frame[: channel.HEADER_SIZE], limit=1000)
+    assert size == len(frame) - 4
+    line, body = frame[4:].split(b"\n", 1)
+    assert line.startswith(b"MUNGE:")
+    assert json.loads(body) == {"v": 1}
+    with pytest.raises(EOFError):
+        channel.frame_size(frame[:3], limit=1000)

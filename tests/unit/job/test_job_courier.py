@@ -1,0 +1,204 @@
+"""The courier, with a controller that the test plays."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from slurm_elastic.job import channel, courier
+from slurm_elastic.job.courier import Courier
+from slurm_elastic.job.desk import Desk
+from slurm_elastic.report import Orders, Report
+
+
+class Controller:
+    """Takes every call; answers with the present orders, or raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.polls: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.orders = Orders(report_every_s=1000)
+        self.trouble: Exception | None = None
+        self.changed = threading.Event()
+
+    def call(self, address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        assert address == "ctl:1"
+        if self.trouble:
+            raise self.trouble
+        if request["op"] == "report":
+            self.reports.put(request["report"])
+        else:
+            self.polls.put(request)
+            if request["seen"] == self.orders.seq:
+                self.changed.wait(5)
+                self.changed.clear()
+        return {"orders": self.orders.to_wire()}
+
+    def give(self, orders: Orders) -> None:
+        self.orders = orders
+        self.changed.set()
+
+
+@pytest.fixture(autouse=True)
+def _all_end() -> Iterator[None]:
+    """No courier outlives its test: it would call the next one's controller."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name in ("report", "orders"):
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    controller = Controller()
+    monkeypatch.setattr(channel, "call", controller.call)
+    monkeypatch.setattr(courier, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(courier, "_LAST_PAUSE_S", 0.05)
+    return controller
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(Report(job_id=7, run=2, phase="starting"))
+
+
+@pytest.fixture
+def running(controller: Controller, desk: Desk) -> Iterator[Courier]:
+    running = Courier(desk, "ctl:1")
+    running.start()
+    yield running
+    controller.give(Orders(seq=99))
+    running.stop(farewell_s=5)
+
+
+def eventually(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_it_reports_at_once_and_on_every_change_of_phase(
+    controller: Controller, desk: Desk, running: Courier
+) -> None:
+    assert controller.reports.get(timeout=5)["phase"] == "starting"
+    desk.tell({"step": 4})
+    desk.tell({"phase": "saved", "notice": 3})
+    report = controller.reports.get(timeout=5)
+    assert (report["phase"], report["notice"], report["step"]) == ("saved", 3, 4)
+
+
+def test_it_reports_regularly(controller: Controller, desk: Desk) -> None:
+    controller.orders = Orders(report_every_s=0.05)
+    running = Courier(desk, "ctl:1")
+    running.start()
+    for _ in range(4):
+        controller.reports.get(timeout=5)
+    running.stop(farewell_s=5)
+
+
+def test_the_long_poll_brings_orders(controller: Controller, desk: Desk, running: Courier) -> None:
+    poll = controller.polls.get(timeout=5)
+    assert {k: poll[k] for k in ("v", "job_id", "run", "seen")} == {
+        "v": 1,
+        "job_id": 7,
+        "run": 2,
+        "seen": 0,
+    }
+    controller.give(Orders(seq=5, action="notice", notice=1))
+    eventually(lambda: desk.orders().action == "notice")
+    assert controller.polls.get(timeout=5)["seen"] == 5
+
+
+def test_a_silent_controller_is_said_once_and_its_return_too(
+    controller: Controller, desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    controller.trouble = channel.Unreachable("controller ctl:1: Connection refused")
+    running = Courier(desk, "ctl:1")
+    running.start()
+    time.sleep(0.5)
+    assert desk.orders() == Orders()
+    controller.trouble = None
+    controller.reports.get(timeout=10)
+    running.stop(farewell_s=5)
+    said = capfd.readouterr().err
+    assert said.count("Connection refused; the job goes on without it") == 1
+    assert said.count("answers again") == 1
+
+
+def test_a_notice_runs_out_although_the_controller_is_dead(
+    controller: Controller, desk: Desk, running: Courier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_elastic.job.desk.GRACE_S", 0.1)
+    controller.polls.get(timeout=5)
+    controller.give(Orders(seq=5, action="notice", notice=1, deadline_s=0.1))
+    eventually(lambda: desk.orders().action == "notice")
+    controller.trouble = channel.Unreachable("controller ctl:1: Connection refused")
+    desk.tell({"phase": "saved", "notice": 1})
+    eventually(lambda: desk.orders().action == "resume")
+
+
+def test_a_refusal_is_said_once(
+    controller: Controller, desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    controller.trouble = channel.Refused("job 7 is not elastic")
+    running = Courier(desk, "ctl:1")
+    running.start()
+    time.sleep(0.3)
+    running.stop(farewell_s=0)
+    assert capfd.readouterr().err.count("ctl:1 refuses: job 7 is not elastic") == 1
+
+
+def test_a_controller_that_does_not_know_the_job_yet_is_no_news(
+    controller: Controller, desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    controller.trouble = channel.Refused("job 7 is not known", "unknown_job")
+    running = Courier(desk, "ctl:1")
+    running.start()
+    time.sleep(0.2)
+    controller.trouble = None
+    controller.reports.get(timeout=10)
+    controller.give(Orders(seq=1))
+    running.stop(farewell_s=5)
+    assert capfd.readouterr().err == ""
+
+
+def test_orders_that_are_not_understood_are_said(
+    controller: Controller, desk: Desk, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(channel, "call", lambda *_, **__: {"orders": {"action": "dance"}})
+    running = Courier(desk, "ctl:1")
+    running.start()
+    time.sleep(0.3)
+    running.stop(farewell_s=1)
+    assert capfd.readouterr().err.count("'dance' is none of") == 1
+    assert desk.orders() == Orders()
+
+
+def test_the_last_report_is_waited_for(controller: Controller, desk: Desk) -> None:
+    running = Courier(desk, "ctl:1")
+    running.start()
+    controller.reports.get(timeout=5)
+    desk.tell({"phase": "ended", "exit_code": 3})
+    controller.give(Orders(seq=1))
+    running.stop(farewell_s=5)
+    reports = [controller.reports.get(timeout=5)]
+    while not controller.reports.empty():
+        reports.append(controller.reports.get())
+    assert (reports[-1]["phase"], reports[-1]["exit_code"]) == ("ended", 3)
+
+
+def test_a_controller_that_never_answered_is_not_waited_for(
+    controller: Controller, desk: Desk
+) -> None:
+    controller.trouble = channel.Unreachable("nobody")
+    running = Courier(desk, "ctl:1")
+    running.start()
+    began = time.monotonic()
+    running.stop(farewell_s=30)
+    assert time.monotonic() - began < 5

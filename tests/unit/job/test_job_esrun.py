@@ -1,0 +1,253 @@
+"""The command esrun: words, exit codes, signals. What Slurm does is in tests/cluster."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.job.options import UsageError, parse
+from slurm_elastic.job.step import failure_code
+
+ESRUN = Path(__file__).resolve().parents[3] / "wrappers" / "esrun"
+
+#: Runs the program of the first rank and speaks as srun does.
+FAKE_SRUN = """#!/bin/sh
+echo "$@" >>"$HOME/calls"
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2
+while [ "$1" != sh ]; do shift; done
+"$@" & child=$!
+trap 'kill -USR1 $child' USR1
+trap 'echo "srun: forcing job termination" >&2; kill -KILL $child' TERM
+wait $child; code=$?
+while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+case $code in
+    0) exit 0;;
+    138) echo "srun: error: g01: task 1: User defined signal 1" >&2; exit 143;;
+    *) echo "srun: error: g01: task 1: Exited with exit code $code" >&2; exit 143;;
+esac
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """The environment of a batch script on one node with two GPUs."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(FAKE_SRUN)
+    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
+    path = f"{srun.parent}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    return {
+        "PATH": path,
+        "HOME": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "g01",
+        "SLURM_JOB_CPUS_PER_NODE": "4",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURMD_NODENAME": "g01",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+    }
+
+
+def run(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ESRUN), *words], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def outside(**env: str) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    return {"PATH": path, **env}
+
+
+def test_the_program_runs_as_a_rank(job: dict[str, str]) -> None:
+    done = run(job, "sh", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR $SLURM_ELASTIC_RUN_ID")
+    assert done.stdout == "0/2 127.0.0.1 slurm-7\n"
+    assert done.returncode == 0
+    assert done.stderr.startswith("esrun: attempt 1: 2 ranks on g01, port ")
+
+
+def test_arguments_arrive_as_they_are(job: dict[str, str]) -> None:
+    done = run(job, "printf", "%s|", "a b", "$HOME", "", "'", "--checkpoint", "*")
+    assert done.stdout == "a b|$HOME||'|--checkpoint|*|"
+
+
+def test_the_exit_code_is_the_first_failing_ranks(job: dict[str, str]) -> None:
+    done = run(job, "sh", "-c", "exit 85")
+    assert done.returncode == 85
+    assert "Exited with exit code 85" in done.stderr, "srun's words pass through"
+    assert "esrun: the program ended with exit code 85" in done.stderr
+
+
+def begun(job: dict[str, str], program: str, *options: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [str(ESRUN), *options, "sh", "-c", f"touch $HOME/up; {program}"],
+        env=job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 20
+    while not Path(job["HOME"], "up").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return process
+
+
+def test_signals_reach_the_program(job: dict[str, str]) -> None:
+    process = begun(job, "trap 'exit 9' USR1; while :; do sleep 0.05; done")
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=20)
+    assert process.returncode == 9
+
+
+def test_a_signal_as_exit_code(job: dict[str, str]) -> None:
+    process = begun(job, "exec sleep 60")
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGUSR1
+
+
+def test_sigterm_after_sigcont_is_slurms_affair(job: dict[str, str]) -> None:
+    process = begun(job, "sleep 2; exit 4")
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 4, "the ranks were left alone"
+
+
+def test_a_second_sigterm_ends_the_step_at_once(job: dict[str, str]) -> None:
+    process = begun(job, "exec sleep 60")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert "forcing job termination" in errors
+
+
+def test_dry_run(job: dict[str, str]) -> None:
+    done = run(job, "-n", "--srun-args", "--container-image=x --label", "python", "train.py")
+    assert done.stdout.startswith("srun --ntasks=2 --nodes=1 --ntasks-per-node=2 --cpus-per-task=2")
+    assert "--container-image=x --label sh -c" in done.stdout
+    assert not Path(job["HOME"], "calls").exists()
+
+
+def test_without_srun(job: dict[str, str]) -> None:
+    tools = Path(job["HOME"], "bin")
+    (tools / "srun").unlink()
+    (tools / "readlink").symlink_to(shutil.which("readlink") or "")
+    done = run({**job, "PATH": f"{tools}:{Path(sys.executable).parent}"}, "true")
+    assert (done.returncode, done.stderr) == (127, "esrun: srun: not found\n")
+
+
+def test_inside_an_srun_of_several_tasks(job: dict[str, str]) -> None:
+    done = run({**job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "true")
+    assert done.returncode == 2
+    assert "start esrun itself, without srun" in done.stderr
+
+
+def test_a_heterogeneous_job_is_refused(job: dict[str, str]) -> None:
+    done = run({**job, "SLURM_HET_SIZE": "2"}, "true")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "esrun: heterogeneous jobs cannot be elastic: start their parts with srun\n"
+    )
+
+
+def test_outside_slurm_one_rank_runs() -> None:
+    done = run(outside(), "sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR; exit 3")
+    assert done.stdout == "0/1 0 127.0.0.1\n"
+    assert done.returncode == 3
+
+
+def test_local_ranks_and_the_first_failure() -> None:
+    done = run(outside(), "--local", "2", "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 60")
+    assert done.returncode == 7
+    done = run(outside(), "--local=3", "sh", "-c", "echo $RANK $CUDA_VISIBLE_DEVICES")
+    assert sorted(done.stdout.split("\n")) == ["", "0 0", "1 1", "2 2"]
+
+
+def test_local_signals() -> None:
+    done = run(outside(), "--local", "2", "sh", "-c", "kill -SEGV $$")
+    assert done.returncode == 128 + signal.SIGSEGV
+
+
+def test_help_and_version() -> None:
+    done = run(outside(), "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: esrun [options] program")
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert run(outside(), "--version").stdout.startswith("esrun ")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "no program given"),
+        (["--checkpoint", "x"], "no program given"),
+        (["--chekpoint", "x", "a"], "--chekpoint: no such option"),
+        (["--checkpoint"], "--checkpoint: a value is missing"),
+        (["--checkpoint=", "a"], "the pattern is empty"),
+        (["--signal", "USR2", "a"], "--signal needs --checkpoint"),
+        (["--checkpoint", "x", "--signal", "KILL", "a"], "--signal KILL: use one of USR1"),
+        (["--local", "0", "a"], "--local 0: write a number"),
+        (["--local", "two", "a"], "--local two: write a number"),
+        (["--srun-args", "'", "a"], "--srun-args ': No closing quotation"),
+    ],
+)
+def test_wrong_words_are_named(words: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        parse(words)
+    done = run(outside(), *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("esrun: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_options_end_with_the_program() -> None:
+    options = parse(["--checkpoint=c/*", "--signal", "sigusr2", "prog", "--signal", "x", "-n"])
+    assert (options.checkpoint, options.signal) == ("c/*", "USR2")
+    assert options.program == ["prog", "--signal", "x", "-n"]
+    assert not options.dry_run
+    assert parse(["--", "-n"]).program == ["-n"]
+    assert parse(["--srun-args", "-l", "--srun-args=-u -v", "p"]).srun_args == ["-l", "-u", "-v"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"srun: error: g01: task 1: Exited with exit code 3", 3),
+        (b"srun: error: g[01-02]: tasks 0-3,7: Exited with exit code 85", 85),
+        (b"srun: error: g02: task 3: Segmentation fault (core dumped)", 139),
+        (b"srun: error: g02: task 3: Killed", 137),
+        (b"srun: error: g02: task 3: Terminated", 143),
+        (b"srun: error: Unable to create step for job 5: Requested nodes are busy", None),
+        (b"srun: Terminating StepId=24.0", None),
+        (b"g02: task 3: Killed", None),
+        (b"srun: error: g01: task 1: Exited with exit code", None),
+        (b"", None),
+    ],
+)
+def test_sruns_words_for_a_failure(line: bytes, code: int | None) -> None:
+    assert failure_code(line) == code
+
+
+@pytest.mark.parametrize("make", [os.symlink, shutil.copy])
+def test_the_wrapper_finds_its_python(tmp_path: Path, make: Callable[[Path, Path], object]) -> None:
+    make(ESRUN, tmp_path / "esrun")
+    if make is shutil.copy:
+        (tmp_path / "python3").write_text('#!/bin/sh\necho "my python $2"\n')
+        (tmp_path / "python3").chmod(0o755)
+    done = subprocess.run(
+        [str(tmp_path / "esrun"), "--version"], capture_output=True, text=True, check=False
+    )
+    if make is shutil.copy:
+        assert done.stdout == f"my python {tmp_path / 'esrun'}\n"
+    else:
+        assert done.stdout.startswith("esrun ")

@@ -1,0 +1,31 @@
+"""esrun loads next to nothing before the ranks run, and never what is not its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def modules(name: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import {name}, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+def test_the_way_to_srun_is_short() -> None:
+    slow = {"argparse", "subprocess", "socket", "threading", "dataclasses", "json", "re", "typing"}
+    slow |= {"ctypes", "tomllib", "pathlib", "asyncio", "logging", "shlex", "signal"}
+    before = modules("sys")
+    assert not (modules("slurm_elastic.job.launcher") - before) & slow
+
+
+@pytest.mark.parametrize("name", ["supervisor", "local", "channel", "local_ranks"])
+def test_nothing_but_the_standard_library(name: str) -> None:
+    before = modules("sys")
+    tops = {module.partition(".")[0] for module in modules(f"slurm_elastic.job.{name}") - before}
+    assert tops <= sys.stdlib_module_names | {"slurm_elastic"}
+    assert "asyncio" not in tops

@@ -1,0 +1,96 @@
+"""Reads are seen, writes and looks are not taken for them."""
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.job.inotify import DirectoryWatch, ReadWatch
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"x" * 10_000)
+    return path
+
+
+@pytest.fixture
+def watch(file: Path) -> Iterator[ReadWatch]:
+    watch = ReadWatch([str(file)])
+    assert watch.works
+    yield watch
+    watch.close()
+
+
+def by_mapping(path: Path) -> None:
+    with path.open("rb") as file:
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:10]
+
+
+@pytest.mark.parametrize("read", [Path.read_bytes, by_mapping])
+def test_reading_is_seen(file: Path, watch: ReadWatch, read: Callable[[Path], object]) -> None:
+    assert watch.seen() == set()
+    read(file)
+    assert watch.seen(1.0) == {str(file)}
+
+
+def test_looking_is_not_reading(file: Path, watch: ReadWatch) -> None:
+    file.stat()
+    os.listdir(file.parent)  # noqa: PTH208 - as scripts do
+    file.exists()
+    assert watch.seen() == set()
+
+
+def test_overwriting_is_not_reading(file: Path, watch: ReadWatch) -> None:
+    file.write_bytes(b"y")
+    assert watch.seen() == set()
+    with file.open("ab") as opened:
+        opened.write(b"z")
+    assert watch.seen() == set()
+
+
+def test_replacing_is_not_reading(file: Path, watch: ReadWatch) -> None:
+    other = file.with_suffix(".new")
+    other.write_bytes(b"y")
+    other.replace(file)
+    assert watch.seen() == set()
+
+
+def test_any_file_of_a_directory_counts(tmp_path: Path) -> None:
+    deep = tmp_path / "step-1" / "shards"
+    deep.mkdir(parents=True)
+    (deep / "0").write_text("1")
+    watch = ReadWatch([str(tmp_path / "step-1")])
+    (deep / "0").read_text()
+    assert watch.seen(1.0) == {str(tmp_path / "step-1")}
+    watch.close()
+
+
+def test_nothing_to_watch() -> None:
+    watch = ReadWatch(["/nowhere"])
+    assert not watch.works
+    watch.close()
+
+
+def test_a_directory_wakes_who_waits_for_it(tmp_path: Path) -> None:
+    watch = DirectoryWatch()
+    watch.watch([str(tmp_path)])
+    began = time.monotonic()
+    for wake in ((tmp_path / "a").touch, watch.poke):
+        timer = threading.Timer(0.05, wake)
+        timer.start()
+        watch.wait(20)
+        timer.join()
+        watch.wait(0)
+    assert time.monotonic() - began < 10
+    assert watch.renamed() == set()
+    (tmp_path / "a").rename(tmp_path / "b")
+    watch.wait(0)
+    assert watch.renamed() == {str(tmp_path / "b")}
+    assert watch.renamed() == set()
+    watch.close()

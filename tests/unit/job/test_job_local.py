@@ -1,0 +1,193 @@
+"""The line between rank 0 and esrun, both ends."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from slurm_elastic.job import local, local_server
+from slurm_elastic.job.desk import Desk
+from slurm_elastic.job.local import SOCKET_VARIABLE, LocalLink
+from slurm_elastic.job.local_server import LocalServer
+from slurm_elastic.report import Orders, Report
+
+
+class Esrun:
+    """A desk behind a socket, as esrun has it."""
+
+    def __init__(self) -> None:
+        self.path = f"@slurm-elastic-test-{os.urandom(6).hex()}"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(local.socket_address(self.path))
+        self.listener.listen()
+        self.desk = Desk(Report(job_id=7, run=0, phase="starting"))
+        self.joined = 0
+        LocalServer(self.desk, self.listener, joined=self._join).start()
+
+    def _join(self) -> None:
+        self.joined += 1
+
+
+@pytest.fixture
+def esrun(monkeypatch: pytest.MonkeyPatch) -> Esrun:
+    server = Esrun()
+    monkeypatch.setenv(SOCKET_VARIABLE, server.path)
+    return server
+
+
+@pytest.fixture
+def link(esrun: Esrun) -> Iterator[LocalLink]:
+    link = LocalLink.connect()
+    assert link is not None
+    yield link
+    link.close()
+
+
+def eventually(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_reports_arrive(esrun: Esrun, link: LocalLink) -> None:
+    link.send({"phase": "training", "step": 3})
+    link.send({"step": 4})
+    eventually(lambda: esrun.desk.report().step == 4)
+    assert esrun.desk.report().phase == "training"
+    assert esrun.joined
+
+
+def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: LocalLink) -> None:
+    assert link.wait(0.05) == Orders()
+    esrun.desk.take(Orders(seq=1, action="notice", notice=3, deadline_s=30), authoritative=True)
+    orders = link.wait(10)
+    assert (orders.action, orders.notice) == ("notice", 3)
+    left = link.deadline_left()
+    assert left is not None
+    assert 20 < left <= 30
+    esrun.desk.take(Orders(seq=2), authoritative=True)
+    eventually(lambda: link.orders().action == "run")
+    assert link.deadline_left() is None
+
+
+def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
+    esrun.desk.take(Orders(seq=1, action="rehearse"), authoritative=True)
+    link = LocalLink.connect()
+    assert link is not None
+    assert link.wait(10).action == "rehearse"
+    link.close()
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+    assert LocalLink.connect() is None
+    assert LocalLink.connect("/nowhere") is None
+    assert LocalLink.connect("@slurm-elastic-nowhere") is None
+
+
+def test_another_user_is_nobody(esrun: Esrun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "peer_uid", lambda _: os.getuid() + 1)
+    assert LocalLink.connect() is None
+
+
+def test_esrun_hangs_up_on_another_user(esrun: Esrun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "peer_uid", lambda _: os.getuid() + 1)
+    link = LocalLink.connect()
+    assert link is not None
+    link.wait(10)
+    assert not link.connected
+    assert not esrun.joined
+
+
+def test_offline_swallows_everything() -> None:
+    link = LocalLink.offline()
+    link.send({"step": 1})
+    assert link.orders() == Orders()
+    assert link.wait(30) == Orders(), "and waits for nobody"
+    assert not link.connected
+
+
+def pair() -> tuple[LocalLink, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return LocalLink(ours), theirs
+
+
+def test_an_esrun_that_dies_leaves_its_last_orders() -> None:
+    link, esrun = pair()
+    esrun.sendall(json.dumps({"orders": {"seq": 3, "action": "notice"}}).encode() + b"\n")
+    esrun.close()
+    assert link.orders().action == "notice"
+    link.send({"step": 1})
+    assert link.wait(30).action == "notice"
+    assert not link.connected
+
+
+def test_a_stopped_esrun_costs_no_time_and_gets_the_newest_values() -> None:
+    link, esrun = pair()
+    for step in range(20_000):
+        link.send({"step": step, "text": "x" * 50})
+    link.send({"phase": "saved"})
+    received = b""
+    esrun.settimeout(1)
+    while b"saved" not in received:
+        link.orders()
+        received += esrun.recv(1 << 20)
+    fields: dict[str, object] = {}
+    for line in received.splitlines():
+        fields |= json.loads(line)["report"]
+    assert (fields["step"], fields["phase"]) == (19_999, "saved")
+    link.close()
+    esrun.close()
+
+
+def test_what_is_not_understood_is_passed_over() -> None:
+    link, esrun = pair()
+    for line in (b"nonsense", b"[]", b'{"orders": {"action": "dance"}}', b'{"orders": {"seq": 2}}'):
+        esrun.sendall(line + b"\n")
+    assert link.orders() == Orders(seq=2)
+    link.close()
+    esrun.close()
+
+
+def test_a_forked_child_is_silent() -> None:
+    link, esrun = pair()
+    child = os.fork()
+    if child == 0:
+        link.send({"step": 1})
+        esrun.close()
+        os._exit(0 if not link.connected and link.wait(30) == Orders() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    esrun.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        esrun.recv(10)
+    link.close()
+    esrun.close()
+
+
+def test_a_tensor_of_one_element_can_be_reported() -> None:
+    class Tensor:
+        def __float__(self) -> float:
+            return 2.5
+
+    link, esrun = pair()
+    link.send({"step_time_s": Tensor()})
+    assert json.loads(esrun.recv(1000)) == {"report": {"step_time_s": 2.5}}
+    link.close()
+    esrun.close()
+
+
+def test_looking_at_the_orders_is_cheap() -> None:
+    link, esrun = pair()
+    best = 1.0
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(100):
+            link.orders()
+        best = min(best, (time.perf_counter() - began) / 100)
+    assert best < 50e-6
+    link.close()
+    esrun.close()

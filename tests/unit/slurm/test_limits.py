@@ -1,0 +1,59 @@
+"""Limits of QOS and associations, from sacctmgr's lines."""
+
+import doctest
+
+from slurm_elastic.cluster import Job, JobState
+from slurm_elastic.slurm import limits
+from slurm_elastic.slurm.limits import LimitBook, parse_associations, parse_qos
+
+
+def job(job_id, user="alice", account="vision", qos="normal"):
+    return Job(
+        job_id=job_id,
+        display_id=str(job_id),
+        name="",
+        user=user,
+        uid=1,
+        state=JobState.RUNNING,
+        partition="gpu",
+        account=account,
+        qos=qos,
+    )
+
+
+def found(book, jobs):
+    return {(limit.name, limit.cap, tuple(sorted(limit.jobs))) for limit in book.limits(jobs)}
+
+
+def test_examples_in_the_docs():
+    assert doctest.testmod(limits).failed == 0
+
+
+def test_each_kind_of_limit_counts_its_own_jobs():
+    book = LimitBook(
+        refresh_s=1e9,
+        qos=parse_qos("normal|gres/gpu=10|gres/gpu=4||cpu=64\n"),
+        associations=parse_associations(
+            "root||||gres/gpu=100|\nscience|||root|node=5|\nvision|||science||\n"
+            "vision|alice|||gres/gpu=2|\n"
+        ),
+    )
+    book._read = 1e12
+    jobs = [job(1), job(2, user="bob"), job(3, account="other")]
+    assert found(book, jobs) == {
+        ("QOS normal GrpTRES gres/gpu=10", 10, (1, 2, 3)),
+        ("QOS normal MaxTRESPerUser gres/gpu=4", 4, (1, 3)),
+        ("QOS normal MaxTRESPerUser gres/gpu=4", 4, (2,)),
+        ("QOS normal MaxTRES cpu=64", 64, (1,)),
+        ("QOS normal MaxTRES cpu=64", 64, (2,)),
+        ("QOS normal MaxTRES cpu=64", 64, (3,)),
+        ("association root GrpTRES gres/gpu=100", 100, (1, 2)),
+        ("association science GrpTRES node=5", 5, (1, 2)),
+        ("association vision/alice GrpTRES gres/gpu=2", 2, (1,)),
+    }
+
+
+def test_accounts_that_name_each_other_as_parents_do_not_hang():
+    book = LimitBook(refresh_s=1e9, associations=parse_associations("a|||b|cpu=1|\nb|||a|cpu=2|\n"))
+    book._read = 1e12
+    assert len(book.limits([job(1, account="a")])) == 2

@@ -1,0 +1,70 @@
+"""The words of `scontrol update` for a job's new shape."""
+
+import pytest
+
+from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.directive import Directive
+from slurm_elastic.slurm import shape
+from slurm_elastic.submission import Submission
+
+TYPES = {"a100": 4, "v100": 8}
+
+
+def job(directive="1-8", **submitted):
+    return Job(
+        job_id=7,
+        display_id="7",
+        name="",
+        user="alice",
+        uid=2001,
+        state=JobState.PENDING,
+        partition="gpu",
+        submission=Submission(Directive.parse(directive), submitted),
+    )
+
+
+def test_even_shares_are_asked_per_node_and_uneven_ones_in_all():
+    even = shape.sized(job(), Allocation.of("a100", {"n1": 2, "n2": 2}), time_limit_s=None)
+    assert (even["NumNodes"], even["TresPerNode"], even["TresPerJob"]) == (
+        "2-2",
+        "gres/gpu:a100:2",
+        "",
+    )
+    uneven = shape.sized(job(), Allocation.of("a100", {"n1": 4, "n2": 2}), time_limit_s=None)
+    assert (uneven["TresPerNode"], uneven["TresPerJob"]) == ("", "gres/gpu:a100:6")
+
+
+@pytest.mark.parametrize(
+    ("submitted", "cpus", "memory"),
+    [
+        ({}, "4", None),
+        ({"cpus_per_task": 2, "min_mem_per_node": 1000}, "8", "4000"),
+        ({"tres_per_node": "gres/gpu:2", "min_mem_per_node": 1000}, "2", "2000"),
+        ({"num_tasks": 4, "tres_per_job": "gres/gpu:4", "cpus_per_task": 3}, "12", None),
+        ({"cpus_per_tres": "gres/gpu:2", "mem_per_tres": "gres/gpu:400"}, None, None),
+    ],
+)
+def test_cpus_and_memory_go_with_the_gpus_of_a_node(submitted, cpus, memory):
+    fields = shape.sized(job(**submitted), Allocation.of("a100", {"n1": 4}), time_limit_s=None)
+    assert (fields.get("MinCPUsNode"), fields.get("MinMemoryNode")) == (cpus, memory)
+    assert fields.get("CPUsPerTask") == cpus
+
+
+def test_time_left_is_never_rounded_up():
+    fields = shape.sized(job(), Allocation.of("a100", {"n1": 1}), time_limit_s=3_659)
+    assert fields["TimeLimit"] == "01:00:00"
+
+
+def test_back_in_the_queue_the_users_own_constraints_hold_again():
+    fields = shape.queued(
+        job("2-8", req_nodes="n[1-2]", reservation="course"),
+        Directive.parse("2-8"),
+        gpus_per_node=TYPES,
+    )
+    assert (fields["ReqNodeList"], fields["ReservationName"]) == ("n[1-2]", "course")
+    assert (fields["NumNodes"], fields["TresPerNode"]) == ("1-1", "gres/gpu:2")
+
+
+def test_a_min_wider_than_a_node_asks_for_one_type():
+    fields = shape.queued(job("8"), Directive.parse("8,types=a100:v100"), gpus_per_node=TYPES)
+    assert (fields["NumNodes"], fields["TresPerNode"]) == ("2-2", "gres/gpu:a100:4")

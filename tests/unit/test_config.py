@@ -1,0 +1,45 @@
+"""elastic.toml: every mistake is one line that says where and what to write."""
+
+import doctest
+
+import pytest
+
+from slurm_elastic import config
+from slurm_elastic.config import ConfigError, load, parse
+
+PREFIX = '[controller]\nmode = "act"\n'
+
+
+def test_examples_in_the_docs():
+    assert doctest.testmod(config).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[controller]\n\npolicy = "sai"', 'f.toml:3: policy "sai" is unknown; known: fair, sia'),
+        ("[contoller]", "f.toml:1: section [contoller] is unknown; known: controller, api"),
+        (PREFIX + "intervall = 3", "f.toml:3: intervall is unknown in [controller]; known: mode"),
+        (PREFIX + "interval_s = 0", "f.toml:3: interval_s is 0; it must be from 1 to 3600"),
+        (PREFIX + 'interval_s = "30"', "f.toml:3: interval_s must be a number, not '30'"),
+        (PREFIX + "interval_s = nan", "f.toml:3: interval_s is nan; it must be from 1 to 3600"),
+        (PREFIX + 'operators = "root"', 'f.toml:3: operators must be a list of text, e.g. ["gpu"]'),
+        ("[speedup]\ntypes = { a100 = -1 }", "f.toml:2: types is -1; it must be from 1e-06"),
+        ("controller = 3", "f.toml:1: controller must be a section: write [controller]"),
+        ("[controller", "f.toml: Expected"),
+    ],
+)
+def test_mistakes(text, line):
+    with pytest.raises(ConfigError) as caught:
+        parse(text, name="f.toml", policies=("fair", "sia"))
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_unreadable_files(tmp_path, content):
+    path = tmp_path / "elastic.toml"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match="name another file with --config"):
+        load(path)

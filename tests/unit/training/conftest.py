@@ -1,0 +1,39 @@
+"""Everything here needs torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from worlds import Esrun, Worlds
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.torch)
+            item.add_marker(pytest.mark.timeout(120))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Iterator[Worlds]:
+    """Starts training runs of several ranks; none survives the test."""
+    started = Worlds(tmp_path / "run")
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def esrun(tmp_path: Path) -> Iterator[Esrun]:
+    """A stand-in for esrun's end of the local socket."""
+    stand_in = Esrun(tmp_path / "socket")
+    yield stand_in
+    stand_in.close()

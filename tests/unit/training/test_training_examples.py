@@ -1,0 +1,133 @@
+"""The example scripts, started as a user starts them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+import check_run  # noqa: E402
+import emulate  # noqa: E402
+
+SMALL = ("--samples", "96", "--epochs", "2", "--global-batch", "24")
+
+
+def run(script: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "EMULATED_DEVICES": "/absent"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """OUT of a whole run of train_library.py."""
+    out = tmp_path_factory.mktemp("library")
+    run("train_library.py", "--out", str(out), *SMALL)
+    return out
+
+
+def test_a_whole_run_passes_its_check(finished: Path) -> None:
+    said = run("check_run.py", str(finished), "--samples", "96", "--epochs", "2")
+    assert said == "every sample once per epoch, no step twice: 8 steps, ranks 1\n"
+
+
+def _drop(lines: list[str]) -> list[str]:
+    return lines[:3] + lines[4:]
+
+
+def _repeat(lines: list[str]) -> list[str]:
+    return [*lines, lines[2]]
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"), [(_drop, "24 samples never seen"), (_repeat, "step 3 was computed 2")]
+)
+def test_the_check_finds_what_is_wrong(finished: Path, tmp_path: Path, harm, complaint) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    log = out / "samples-rank0.jsonl"
+    log.write_text("".join(harm(log.read_text().splitlines(keepends=True))))
+    assert complaint in "; ".join(check_run.faults(out, 96, 2))
+
+
+def test_the_plain_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path), "--save-every", "3")
+    run("train_plain.py", *out, *SMALL)
+    whole = check_run.losses(tmp_path)
+    for name in ("step_000008.pt", "step_000006.pt"):
+        (tmp_path / "ckpt" / name).unlink()
+    (tmp_path / "losses.jsonl").unlink()
+    assert "rank 0 of 1: goes on from step_000003.pt" in run("train_plain.py", *out, *SMALL)
+    assert check_run.losses(tmp_path) == {s: v for s, v in whole.items() if s > 3}
+
+
+DEVICES = """
+speed = {v100 = 1.0, a100 = 2.0}
+communication = {gpu = 0.0, node = 0.005, rack = 0.02, spine = 0.08}
+types = {g01 = "a100", g02 = "v100", g03 = "v100"}
+racks = {g01 = "rack1", g02 = "rack1", g03 = "rack2"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("here", "nodes", "world", "expected"),
+    [
+        ("g01", "g01", 1, ("a100", 320.0, 0.0)),
+        ("g02", "g02", 4, ("v100", 160.0, 0.005)),
+        ("g01", "g[01-02]", 8, ("a100", 320.0, 0.02)),
+        ("g02", "g[01-03]", 12, ("v100", 160.0, 0.08)),
+    ],
+)
+def test_emulated_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, nodes: str, world: int, expected
+) -> None:
+    file = tmp_path / "devices.toml"
+    file.write_text(DEVICES)
+    monkeypatch.setattr(emulate, "SLURM_CONF", tmp_path / "absent")
+    for name, value in {
+        "EMULATED_DEVICES": str(file),
+        "SLURMD_NODENAME": here,
+        "SLURM_STEP_NODELIST": nodes,
+        "WORLD_SIZE": str(world),
+    }.items():
+        monkeypatch.setenv(name, value)
+    device = emulate.device(160.0)
+    assert device is not None
+    assert (device.kind, device.samples_per_s, device.communication_s) == expected
+
+
+def test_the_clusters_own_devices_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = EXAMPLES.parent / "contrib" / "cluster" / "devices.toml"
+    monkeypatch.setenv("EMULATED_DEVICES", str(file))
+    monkeypatch.setenv("EMULATED_TYPE", "a100")
+    device = emulate.device(100.0)
+    assert device is not None
+    assert device.samples_per_s == 200.0
+
+
+def test_an_emulated_step_takes_its_time(tmp_path: Path) -> None:
+    file = tmp_path / "devices.toml"
+    file.write_text("speed = {v100 = 1.0}\ncommunication = {gpu = 0.01}\n")
+    begun = time.monotonic()
+    run(
+        "train_library.py", "--out", str(tmp_path / "out"), *SMALL, "--rate", "240",
+        EMULATED_DEVICES=str(file),
+    )  # fmt: skip
+    # 8 steps of 24 samples at 240 samples/s, and 10 ms each for communication.
+    assert time.monotonic() - begun > 8 * 0.11
+    lines = (tmp_path / "out" / "losses.jsonl").read_text().splitlines()
+    assert len([json.loads(line) for line in lines]) == 8

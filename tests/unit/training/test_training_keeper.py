@@ -1,0 +1,127 @@
+"""When a run is saved, what proves it, and what it refuses to begin with."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from slurm_elastic.training import keeper as module
+from slurm_elastic.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from slurm_elastic.training.keeper import Keeper
+from slurm_elastic.training.parallel import World
+from slurm_elastic.training.sampler import Cursor
+from slurm_elastic.training.state import State
+
+FIRST, SECOND = Cursor(3, 0, 30), Cursor(4, 1, 0)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(tmp_path: Path, said: list[str]):
+    def keeper(**identity: int) -> Keeper:
+        model = torch.nn.Linear(2, 2)
+        state = State(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        return Keeper(
+            Checkpoints(tmp_path, keep=2, say=said.append),
+            state,
+            World(),
+            every_s=100.0,
+            identity={"samples": 40} | identity,
+            say=said.append,
+        )
+
+    return keeper
+
+
+def test_the_first_checkpoint_proves_the_run_and_is_remembered(make, said: list[str]) -> None:
+    keeper = make()
+    assert keeper.restore() is None
+    assert keeper.facts() == {"proven": False}
+    assert keeper.save(FIRST)
+    facts = keeper.facts()
+    assert (facts["proven"], facts["checkpoint_step"]) == (True, 3)
+    assert facts["checkpoint_age_s"] >= 0
+    again = make()
+    assert again.restore() == FIRST
+    assert again.facts()["proven"] is True
+    assert again.facts()["checkpoint_step"] == 3
+    assert said == []
+
+
+def test_what_a_save_costs_is_remembered(make) -> None:
+    keeper = make()
+    keeper.save(FIRST)
+    cost = keeper.facts()["checkpoint_s"]
+    keeper.save(SECOND)
+    again = make()
+    assert again.restore() == SECOND
+    assert again.facts()["checkpoint_s"] == cost
+
+
+def test_what_reads_back_differently_proves_nothing(
+    make, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Checkpoint.read_cold
+
+    def lie(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+        tensors = honest(checkpoint)
+        tensors["model.bias"] = torch.nextafter(tensors["model.bias"], torch.tensor(9.0))
+        return tensors
+
+    monkeypatch.setattr(Checkpoint, "read_cold", lie)
+    keeper = make()
+    assert keeper.save(FIRST)
+    assert keeper.facts()["proven"] is False
+    assert said == ["step 3 reads back differently: model.bias"]
+
+
+def test_other_data_is_refused(make) -> None:
+    make().save(FIRST)
+    with pytest.raises(CheckpointError, match="its samples is 40, now it is 41"):
+        make(samples=41).restore()
+
+
+def test_a_step_is_saved_once(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = make()
+    keeper.save(FIRST)
+    monkeypatch.setattr(Checkpoints, "save", lambda *_: pytest.fail("saved again"))
+    assert keeper.save(FIRST)
+
+
+def test_a_save_that_fails_says_so_in_one_line(make, tmp_path: Path, said: list[str]) -> None:
+    keeper = make()
+    (tmp_path / ".tmp.step_00000003").write_text("not a directory, and not to be removed")
+    assert not keeper.save(FIRST)
+    (line,) = said
+    assert line.startswith("no checkpoint at step 3: File exists")
+    assert line.endswith("none yet, training goes on")
+    assert keeper.facts() == {"proven": False}
+
+
+def test_the_first_save_is_early_and_the_others_are_not(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.tensorfile, "prepare", lambda: None)
+    keeper = make()
+    keeper.begin()
+    assert not keeper.due()
+    now += module.FIRST_SAVE_S
+    assert keeper.due()
+    keeper.save(FIRST)
+    now += 99.0
+    assert not keeper.due()
+    keeper.hurry()  # for a proven run there is no hurry
+    assert not keeper.due()
+    now += 1.0
+    assert keeper.due()
+    unproven = make()
+    unproven.begin()
+    unproven.hurry()
+    assert unproven.due()

@@ -1,0 +1,142 @@
+"""What a job does when it is told to save, to wait, to go on, to end."""
+
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds, wait
+
+from slurm_elastic.report import Report
+from slurm_elastic.training.signals import STOPPED
+
+ONCE = [Counter(range(SAMPLES))] * EPOCHS
+
+
+def test_a_withdrawn_notice_leaves_no_trace(worlds: Worlds, esrun: Esrun, tmp_path: Path) -> None:
+    plain = Worlds(tmp_path / "plain")
+    plain.run(1)
+    worlds.start(2, esrun=esrun, step_s=0.02)
+    worlds.wait_for_step(3)
+    for notice in (7, 8):
+        esrun.order("notice", notice=notice)
+        esrun.wait_for("saving", notice=notice)
+        saved = esrun.wait_for("saved", notice=notice)
+        assert saved["checkpoint_step"] == saved["step"] == max(worlds.losses())
+        assert saved["checkpoint_s"] > 0
+        esrun.order("resume")
+        esrun.wait_for("training", step=saved["step"] + 1)
+    assert worlds.join() == [0, 0], worlds.log()
+    assert worlds.samples() == ONCE
+    assert worlds.losses() == pytest.approx(plain.losses(), abs=1e-6)
+
+
+def test_reports_are_what_the_controller_reads(worlds: Worlds, esrun: Esrun) -> None:
+    worlds.start(2, esrun=esrun, step_s=0.02, every_s=0.1)
+    assert worlds.join() == [0, 0], worlds.log()
+    reports = [Report.from_wire({"job_id": 1, "run": 0} | r) for r in esrun.reports]
+    phases = [r.phase for r in reports]
+    assert phases[0] == "starting"
+    assert phases[-1] == "ended"
+    assert set(phases[1:-1]) == {"training"}
+    first, last = reports[0], reports[-1]
+    assert first.startup_s is not None
+    assert first.startup_s > 0
+    assert first.resumed_from is None
+    assert first.proven is False
+    assert (last.step, last.progress, last.exit_code) == (STEPS, 1.0, 0)
+    assert last.proven is True
+    assert last.checkpoint_step == STEPS
+    assert {(r.kind, r.gpus, r.global_batch) for r in reports} == {("library", 2, 12)}
+    measured = [r for r in reports if r.step_time_s is not None]
+    assert all(0.01 < r.step_time_s < 10 for r in measured)
+    # Not the first two steps, and none that a save interrupted.
+    assert sum(r.steps_measured for r in measured) < STEPS - 2
+
+
+def test_a_rehearsal_proves_the_run_at_once(worlds: Worlds, esrun: Esrun) -> None:
+    esrun.order("rehearse")
+    worlds.start(2, esrun=esrun, step_s=0.05)
+    proven = esrun.wait_for("training", proven=True)
+    assert proven["checkpoint_step"] <= proven["step"] < STEPS
+
+
+def test_a_restored_run_says_from_where_and_is_proven(worlds: Worlds, esrun: Esrun) -> None:
+    worlds.start(1, step_s=0.02, signal_at=4, signal=signal.SIGTERM)
+    assert worlds.join() == [STOPPED], worlds.log()
+    worlds.start(1, esrun=esrun)
+    assert worlds.join() == [0], worlds.log()
+    first = esrun.wait_for("starting")
+    assert first["resumed_from"] == 5
+    assert first["restore_s"] > 0
+    assert esrun.wait_for("training")["proven"] is True
+
+
+def test_sigusr2_alone_is_a_notice(worlds: Worlds) -> None:
+    worlds.start(2, step_s=0.02, signal_at=4, signal=signal.SIGUSR2)
+    wait(lambda: "waiting to be moved" in worlds.log(), "the save")
+    worlds.signal(signal.SIGTERM)
+    assert worlds.join() == [STOPPED] * 2, worlds.log()
+    assert worlds.saved_steps() == [max(worlds.losses())] == [5]
+    worlds.run(3)
+    assert worlds.samples() == ONCE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sigterm_at_any_moment_loses_and_repeats_nothing(worlds: Worlds, seed: int) -> None:
+    chance = random.Random(seed)
+    for size in (2, 3):
+        worlds.start(size, step_s=0.03, workers=seed % 2)
+        if size == 2:
+            worlds.wait_for_step(1)
+        wait(lambda: chance.random() < 0.1, "a random moment")
+        worlds.signal(signal.SIGTERM)
+        # Before the first step nothing is to be saved, and SIGTERM may come before its handler;
+        # or when all is over.
+        assert set(worlds.join()) <= {STOPPED, -signal.SIGTERM, 0}, worlds.log()
+    worlds.run(1)
+    assert worlds.samples() == ONCE
+    assert sorted(worlds.losses()) == list(range(1, STEPS + 1))
+
+
+def test_loader_workers_survive_a_notice_and_end_with_the_job(worlds: Worlds) -> None:
+    worlds.start(1, step_s=0.02, workers=2)
+    worlds.wait_for_step(2)
+    (rank,) = worlds.ranks
+    workers = [int(pid) for pid in _children(rank.pid)]
+    assert len(workers) == 2
+    for pid in [*workers, rank.pid]:
+        os.kill(pid, signal.SIGUSR2)
+    wait(lambda: "waiting to be moved" in worlds.log(), "the save")
+    assert _children(rank.pid) == [str(pid) for pid in workers]
+    for pid in [*workers, rank.pid]:
+        os.kill(pid, signal.SIGTERM)
+    assert worlds.join() == [STOPPED]
+    wait(lambda: not any(map(_alive, workers)), "the workers' end")
+
+
+def test_a_save_that_fails_is_not_acknowledged(worlds: Worlds, esrun: Esrun) -> None:
+    worlds.start(2, esrun=esrun, step_s=0.05)
+    worlds.wait_for_step(2)
+    (worlds.out / "ckpt").write_text("a file stands where the directory should be")
+    esrun.order("notice", notice=1)
+    esrun.wait_for("saving", notice=1)
+    saving = len(esrun.reports)
+    assert worlds.join() == [0, 0], worlds.log()
+    assert "saved" not in [r["phase"] for r in esrun.reports[saving:]]
+    assert "no checkpoint at step" in worlds.log()
+    assert worlds.samples() == ONCE
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _alive(pid: int) -> bool:
+    """Whether it still runs; in a container nobody may collect it after its end."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

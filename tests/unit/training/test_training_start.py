@@ -1,0 +1,73 @@
+"""What stands between a process start and its first step, and how it is measured."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slurm_elastic.training.measure import StepTimer, process_age
+
+SCRIPT = """
+from slurm_elastic.training import init
+import sys, torch, torch.distributed as dist
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, use_libuv=False)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+unwanted = [m for m in ("torch._dynamo.eval_frame", "torch.distributed.checkpoint")
+            if m in sys.modules]
+print("loaded too early:", unwanted)
+compiled = torch.compile(model, backend="eager")
+print("compiled:", torch.equal(compiled(torch.ones(1, 3)), model(torch.ones(1, 3))))
+print("real:", hasattr(torch._dynamo, "optimize") and "torch._dynamo.eval_frame" in sys.modules)
+optimizer.zero_grad()
+compiled(torch.ones(1, 3)).sum().backward()
+optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_the_compiler_is_loaded_for_those_who_compile_only() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.splitlines() == ["loaded too early: []", "compiled: True", "real: True"], (
+        done.stderr
+    )
+
+
+def test_age_counts_from_the_process_start() -> None:
+    before = time.monotonic()
+    script = (
+        "import time; time.sleep(0.3);"
+        "from slurm_elastic.training.measure import process_age; print(process_age())"
+    )
+    environment = {"SLURM_ELASTIC_FASTSTART": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert 0.3 <= float(done.stdout) <= time.monotonic() - before + 0.02
+    assert process_age() > 0
+
+
+def test_steps_are_measured_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    timer = StepTimer()
+    assert timer.take() is None
+    for duration in (50.0, 9.0, 2.0, 3.0, 4.0):  # the first two are not measured
+        now += duration
+        timer.end()
+    assert timer.take() == (3.0, 3)
+    assert timer.take() is None
+    timer.pause()
+    now += 1000.0
+    timer.end()  # the step after a save
+    now += 5.0
+    timer.end()
+    assert timer.take() == (5.0, 1)

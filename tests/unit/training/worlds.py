@@ -1,0 +1,246 @@
+"""Training runs of several real processes, and a stand-in for the esrun they talk to.
+
+Ranks are forked from a server that has imported torch once: they start in
+milliseconds, so that a chain of five worlds costs a second, not a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurm_elastic.training import init
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["slurm_elastic.training", "torch.distributed.checkpoint", "worlds"]
+)
+
+SAMPLES, BATCH, EPOCHS = 70, 12, 3
+STEPS = EPOCHS * 6
+PATIENCE_S = 60.0
+
+
+def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
+    """What each rank runs; `options` are those of `Worlds.start`."""
+    os.environ.update(environment)
+    # As in a job, where no fork server stands behind the data loader's workers.
+    multiprocessing.set_start_method("fork", force=True)
+    log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(5)
+    points = torch.randn(SAMPLES, 6, generator=generator)
+    labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
+    layers = [
+        ("front", torch.nn.Linear(6, 16)),
+        ("act", torch.nn.Tanh()),
+        ("drop", torch.nn.Dropout(options.get("dropout", 0.0))),
+        ("back", torch.nn.Linear(16, 4)),
+    ]
+    job = init(
+        layers,
+        torch.nn.CrossEntropyLoss(),
+        OPTIMIZERS[options.get("optimizer", "adamw")],
+        torch.utils.data.TensorDataset(points, labels),
+        global_batch=BATCH,
+        epochs=EPOCHS,
+        checkpoint_dir=out / "ckpt",
+        seed=3,
+        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS),
+        micro_batch=options.get("micro_batch"),
+        workers=options.get("workers", 0),
+        checkpoint_every_s=options.get("every_s", 600.0),
+    )
+    (out / f"pid{rank}").write_text(str(os.getpid()))
+    with (
+        (out / f"samples-rank{rank}.jsonl").open("a", buffering=1) as samples,
+        (out / "losses.jsonl").open("a", buffering=1) as losses,
+    ):
+        for batch in job:
+            loss = job.step(batch)
+            line = {"step": batch.step, "epoch": batch.epoch}
+            samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
+            if rank == 0:
+                losses.write(json.dumps(line | {"loss": loss, "world": job.world_size}) + "\n")
+            time.sleep(options.get("step_s", 0.0))
+            if batch.step == options.get("signal_at") and rank == 0:
+                os.kill(os.getpid(), options["signal"])
+    job.finish()
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd}
+
+
+class Worlds:
+    """Attempts of one training run, in one directory."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+        self.ranks: list[Any] = []
+
+    def start(self, size: int, *, esrun: Esrun | None = None, **options: Any) -> None:
+        """Begin an attempt with this many ranks."""
+        port = _free_port()
+        for rank in range(size):
+            environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
+            if size > 1:
+                environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+                environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            if esrun is not None:
+                environment["SLURM_ELASTIC_SOCKET"] = str(esrun.path)
+            process = PROCESSES.Process(target=train, args=(rank, environment, self.out, options))
+            process.start()
+            self.ranks.append(process)
+
+    def run(self, size: int, **options: Any) -> None:
+        """A whole attempt that ends by itself."""
+        self.start(size, **options)
+        assert self.join() == [0] * size, self.log()
+
+    def join(self, timeout: float = PATIENCE_S) -> list[int | None]:
+        """The exit codes of the attempt's ranks."""
+        end = time.monotonic() + timeout
+        for process in self.ranks:
+            process.join(max(0.0, end - time.monotonic()))
+        codes = [process.exitcode for process in self.ranks]
+        self.kill()
+        return codes
+
+    def signal(self, number: int) -> None:
+        """To every rank, as Slurm does."""
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        for process in self.ranks:
+            process.join()
+        self.ranks = []
+
+    def wait_for_step(self, step: int) -> None:
+        wait(lambda: max(self.losses(), default=0) >= step, f"step {step}\n{self.log()}")
+
+    def losses(self) -> dict[int, float]:
+        """By step; as last computed."""
+        return {line["step"]: line["loss"] for line in _lines(self.out / "losses.jsonl")}
+
+    def sizes(self) -> list[int]:
+        """World sizes in their order."""
+        sizes = [line["world"] for line in _lines(self.out / "losses.jsonl")]
+        return [b for a, b in zip([0, *sizes], sizes, strict=False) if a != b]
+
+    def samples(self) -> list[Counter[int]]:
+        """How often each sample was trained on, by epoch."""
+        seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
+        for path in self.out.glob("samples-rank*.jsonl"):
+            for line in _lines(path):
+                seen[line["epoch"]].update(line["indices"])
+        return seen
+
+    def log(self) -> str:
+        return "".join(p.read_text() for p in sorted(self.out.glob("rank*.err")))
+
+    def saved_steps(self) -> list[int]:
+        return sorted(int(p.name[5:]) for p in (self.out / "ckpt").glob("step_*"))
+
+
+class Esrun:
+    """The other end of `slurm_elastic.job.local`: collects reports, gives orders."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reports: list[dict[str, Any]] = []
+        self._orders: dict[str, Any] = {"seq": 0, "action": "run", "report_every_s": 0.0}
+        self._line: socket.socket | None = None
+        self._closed = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def order(self, action: str, notice: int | None = None) -> None:
+        self._orders |= {"seq": self._orders["seq"] + 1, "action": action, "notice": notice}
+        self._tell()
+
+    def wait_for(self, phase: str, **fields: Any) -> dict[str, Any]:
+        """The first report of this phase with these fields, since the last call of `forget`."""
+
+        def match() -> dict[str, Any] | None:
+            for report in list(self.reports):
+                if report["phase"] == phase and fields.items() <= report.items():
+                    return report
+            return None
+
+        return wait(match, f"{phase} {fields}; reports: {self.reports[-3:]}")
+
+    def forget(self) -> None:
+        self.reports.clear()
+
+    def close(self) -> None:
+        self._closed = True
+        with socket.socket(socket.AF_UNIX) as last:  # wakes `accept`
+            last.connect(str(self.path))
+        self._thread.join(PATIENCE_S)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            self._line, _ = self._listener.accept()
+            with self._line, self._line.makefile() as lines, contextlib.suppress(OSError):
+                self._tell()
+                for line in lines:
+                    self.reports.append(json.loads(line)["report"])
+
+    def _tell(self) -> None:
+        if self._line is not None:
+            orders = {k: v for k, v in self._orders.items() if v is not None}
+            with contextlib.suppress(OSError):
+                self._line.sendall(json.dumps({"orders": orders}).encode() + b"\n")
+
+
+def wait(what: Callable[[], Any], name: str) -> Any:
+    """Until `what` gives something true."""
+    end = time.monotonic() + PATIENCE_S
+    while not (result := what()):
+        assert time.monotonic() < end, f"waited in vain for {name}"
+        time.sleep(0.02)
+    return result
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError):
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return []
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
