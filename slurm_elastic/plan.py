@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from slurm_elastic.application import Learned
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.directive import Directive
 
@@ -140,6 +141,8 @@ class JobRecord:
         override: `selastic update --elastic`: replaces the submitted directive.
         in_transition: a transition is under way towards `target`.
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
+        resizes: changes made to it in its life.
+        learned: what goodput models are fitted to; None: nothing is known but `measurements`.
     """
 
     job_id: int
@@ -157,3 +160,5 @@ class JobRecord:
     in_transition: bool = False
     target: Allocation | None = None
     leased: bool = False
+    resizes: int = 0
+    learned: Learned | None = None

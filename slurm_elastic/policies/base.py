@@ -39,7 +39,11 @@ class Question:
 
 
 class Policy(Protocol):
-    """One published system, or our own."""
+    """One published system, or our own.
+
+    A policy with a true attribute `decisive` has already weighed what each change costs:
+    placement carries its first alternatives out without judging them again.
+    """
 
     def __init__(self, config: Config) -> None: ...
 

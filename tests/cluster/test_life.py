@@ -165,12 +165,22 @@ def test_without_a_controller_nobody_waits_for_ever(
     daemon: Daemon, cluster: Cluster, training: int
 ) -> None:
     """One job has a lease: Slurm starts it at its MIN. One has saved and waits: it goes on."""
-    daemon.configure(eager(queue="controller").replace("notice_s = 10", "notice_s = 3"))
+    begun = len(daemon.log())
+    daemon.configure(eager(mode="advise"))
     daemon.signal("HUP")
     rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "-wg04", "--gres=gpu:4", user="bob")
     leased = cluster.sbatch("exec sleep 600", "-o/dev/null", "--elastic=2-8", "-Ca100&rack2")
-    # the notice itself has to get out before everything stops
-    daemon.when(training, "NOTIFY", f"sleep 0.1; kill -STOP {daemon.pid}")
+    daemon.wait_for(f"JobId={training} Action=grow .* Mode=advise", after=begun)
+    # its rank stands still while the notice comes: it saves when the controller is stopped
+    rank = f"scancel {training}.0 --signal"
+    cluster.exec(f"{rank} STOP")
+    daemon.configure(eager(queue="controller"))
+    daemon.when(
+        training,
+        "NOTIFY",
+        f"sleep 1; kill -STOP {daemon.pid}; {rank} CONT",
+        first=f"kill -HUP {daemon.pid}",
+    )
     try:
         assert shown(cluster, leased)["state_reason"] == "BeginTime"
         until(lambda: "waiting to be moved" in cluster.exec(f"cat {SCRATCH}/log").stdout)
