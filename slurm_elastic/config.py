@@ -109,6 +109,53 @@ class Slurm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sia:
+    """`[sia]`: the policy `sia` (docs/sia.md); defaults as published."""
+
+    #: Fairness power: below 0 evens the jobs' goodput out, above 0 maximises its sum.
+    p: float = field(default=-0.5, metadata={"min": -10.0, "max": 10.0})
+    #: What leaving a job without GPUs costs, beside a cost of 1 for its smallest configuration.
+    lambda_n: float = field(default=1.1, metadata={"min": 0.0, "max": 1e6})
+    #: No configuration costs more than this.
+    max_cost: float = field(default=3000.0, metadata={"min": 1.0, "max": 1e9})
+    #: Seconds for the integer program; the best answer found by then is used.
+    time_limit_s: float = field(default=5.0, metadata={"min": 0.01, "max": 3600.0})
+    #: A job grows to at most this many times the most GPUs it was measured on.
+    growth: float = field(default=2.0, metadata={"min": 1.0, "max": 1e6})
+    #: Whole-node configurations of up to this many nodes; above that, only in growing steps.
+    whole_nodes: int = field(default=16, metadata={"min": 1, "max": 10000})
+    #: A new job counts on what earlier jobs of the same application were measured at.
+    share: bool = False
+    #: Decide as the published artifact does where it differs from its paper.
+    artifact_compat: bool = False
+    #: Single rules of the artifact to follow, by their names in docs/sia.md.
+    artifact_rules: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "known": (
+                "batch-cap",
+                "first-type",
+                "first-observed",
+                "restart-constants",
+                "restart-window",
+                "free-suspension",
+                "rounding",
+            )
+        },
+    )
+    #: Seconds a restart is taken for by the rule `restart-constants`, by application.
+    restart_s: dict[str, float] = field(
+        default_factory=lambda: {
+            "cifar10": 30.0,
+            "deepspeech2": 25.0,
+            "bert": 120.0,
+            "yolov3": 45.0,
+            "imagenet": 250.0,
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
 
@@ -116,6 +163,7 @@ class Config:
     api: Api = field(default_factory=Api)
     resize: Resize = field(default_factory=Resize)
     speedup: Speedup = field(default_factory=Speedup)
+    sia: Sia = field(default_factory=Sia)
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -179,6 +227,10 @@ def _section(cls: Any, section: str, content: dict[str, Any], text: str, name: s
 
 
 def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, not {value!r}")
+        return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if hint in (int, float):
@@ -191,17 +243,21 @@ def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
     if hint is str:
         if not isinstance(value, str):
             raise ValueError(f"must be text, not {value!r}")
-        known = bounds.get("known")
-        if known and value not in known:
-            raise ValueError(f'"{value}" is unknown; known: {", ".join(known)}')
-        return value
+        return _known(value, bounds)
     if get_args(hint)[-1] is float:
         if not isinstance(value, dict):
             raise ValueError("must be a table, e.g. { a100 = 2.0 }")
         return {k: _value(float, v, {"min": 1e-6, "max": 1e6}) for k, v in value.items()}
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise ValueError('must be a list of text, e.g. ["gpu"]')
-    return tuple(value)
+    return tuple(_known(v, bounds) for v in value)
+
+
+def _known(value: str, bounds: dict[str, Any]) -> str:
+    known = bounds.get("known")
+    if known and value not in known:
+        raise ValueError(f'"{value}" is unknown; known: {", ".join(known)}')
+    return value
 
 
 def _where(text: str, name: str, section: str, key: str | None = None) -> str:

@@ -26,6 +26,8 @@ def test_examples_in_the_docs():
         (PREFIX + 'operators = "root"', 'f.toml:3: operators must be a list of text, e.g. ["gpu"]'),
         ("[speedup]\ntypes = { a100 = -1 }", "f.toml:2: types is -1; it must be from 1e-06"),
         ("controller = 3", "f.toml:1: controller must be a section: write [controller]"),
+        ("[sia]\nshare = 1", "f.toml:2: share must be true or false, not 1"),
+        ('[sia]\nartifact_rules = ["x"]', 'f.toml:2: artifact_rules "x" is unknown; known: batch'),
         ("[controller", "f.toml: Expected"),
     ],
 )
