@@ -19,6 +19,7 @@ choice, and says how far that can be from the optimum.
 ...     config_gpus=np.array([1, 2]),
 ...     capacity=np.array([4]),
 ...     not_running=1.1,
+...     fixed=np.array([-1, -1, -1]),
 ... )
 >>> solution = solve(program)
 >>> solution.choice.tolist(), round(solution.objective, 6), solution.proven
@@ -27,7 +28,7 @@ choice, and says how far that can be from the optimum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ class Program:
         config_gpus: [C] GPUs of the configuration, > 0.
         capacity: [T] GPUs that all jobs may hold together.
         not_running: cost of a job that gets nothing (lambda_n in the paper).
-        fixed: [J] the configuration a job has to keep, valid or not; -1: free. None: all free.
+        fixed: [J] the configuration a job has to keep, valid or not; -1: free.
 
     Raises:
         ValueError: shapes that differ, indices out of range, a cost that is not finite.
@@ -65,12 +66,10 @@ class Program:
     config_gpus: Ints
     capacity: Ints
     not_running: float
-    fixed: Ints = field(default=None)  # type: ignore[assignment]  # None becomes all free
+    fixed: Ints
 
     def __post_init__(self) -> None:
         jobs, configs = self.cost.shape
-        if self.fixed is None:
-            object.__setattr__(self, "fixed", np.full(jobs, -1, dtype=np.int64))
         shapes = (
             self.valid.shape == (jobs, configs)
             and self.config_type.shape == self.config_gpus.shape == (configs,)
