@@ -1,0 +1,200 @@
+"""What a simulation found: figures of each job, of each round, and their summary.
+
+Definitions (after `print_run_stats.py` of Sia's artifact, SOSP'23, section 5):
+JCT = completion less submission; makespan = last completion less first
+submission; p99 = `sorted[int(0.99 n)]`, pooled over workloads, and beside it
+the mean of each workload's own; contention of a round = jobs submitted and not
+complete. GPU hours count every second that a job held its GPUs, restarts
+included.
+
+Finish-time fairness rho of a job (after Themis, NSDI'20, and Sia, section 5.4) is its JCT
+over its JCT on its own fair share: 1/n of the cluster, n the mean contention
+over its life. **Our definition** of the latter is an estimate, not a second simulation: the job
+alone, on the best single type among those of which a share of at least one
+whole GPU is left, in the shape of floor(gpus/n) GPUs, with its batch chosen knowing the truth,
+one restart included; weighted over types by their GPUs. rho > 1: it would have been better off
+with a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """One job. Times are seconds since the workload's beginning.
+
+    Attributes:
+        gpu_s: GPU seconds held.
+        lost_gpu_s: of these, held while restarting.
+        restarts: restarts after the first start.
+        contention: mean over the rounds of its life.
+        rho: finish-time fairness, see the module; NaN: not computed.
+    """
+
+    name: str
+    application: str
+    job_class: str
+    submission_s: float
+    start_s: float
+    completion_s: float
+    jct_s: float
+    restarts: int
+    gpu_s: float
+    lost_gpu_s: float
+    contention: float
+    rho: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A job held one allocation from `begin_s` to `end_s`."""
+
+    job: str
+    begin_s: float
+    end_s: float
+    gpu_type: str
+    #: GPUs on each of its nodes.
+    shape: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all nodes."""
+        return sum(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """One round: its time, jobs submitted and not complete, GPUs held by type after it."""
+
+    time_s: float
+    contention: int
+    #: (type, GPUs held).
+    held: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One workload under one policy.
+
+    Attributes:
+        workload, policy, cluster: as shown to people.
+        gpus: (type, GPUs) of the cluster.
+        jobs: in order of submission.
+        segments: who held what when, in order of their ends.
+        policy_s: wall seconds of each call of the policy.
+        cpu_s: CPU seconds of the whole simulation.
+        stages_s: CPU seconds by what they were spent on.
+    """
+
+    workload: str
+    policy: str
+    cluster: str
+    gpus: tuple[tuple[str, int], ...]
+    jobs: tuple[JobResult, ...]
+    rounds: tuple[RoundResult, ...]
+    segments: tuple[Segment, ...]
+    policy_s: tuple[float, ...]
+    cpu_s: float
+    stages_s: tuple[tuple[str, float], ...] = ()
+    #: Decisions that recorded something out of the ordinary, e.g. a solver's time limit.
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of this workload; see `summary`."""
+        return summary((self,))
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """Figures over the workloads of one trace; hours and milliseconds.
+
+    Averages are over all jobs; `makespan_h`, `contention` and the `*_mean_h` keys are means of
+    each workload's own figure, and `*_std` keys their standard deviation.
+    """
+    jobs = [j for r in results for j in r.jobs]
+    jct = sorted(j.jct_s / HOUR_S for j in jobs)
+    each = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
+    rho = sorted(j.rho for j in jobs if not math.isnan(j.rho))
+    policy = sorted(1000 * s for r in results for s in r.policy_s)
+    busy = [x.contention for r in results for x in r.rounds if x.contention]
+    return {
+        "workloads": [r.workload for r in results],
+        "policy": results[0].policy if results else "",
+        "cluster": results[0].cluster if results else "",
+        "jobs": len(jobs),
+        "avg_jct_h": mean(jct),
+        "avg_jct_std_h": _std([mean(one) for one in each]),
+        "p50_jct_h": _rank(jct, 0.5),
+        "p99_jct_h": _rank(jct, 0.99),
+        "p99_jct_mean_h": mean([_rank(one, 0.99) for one in each]),
+        "makespan_h": mean([_makespan_h(r) for r in results]),
+        "makespan_std_h": _std([_makespan_h(r) for r in results]),
+        "gpu_h_per_job": mean([j.gpu_s / HOUR_S for j in jobs]),
+        "gpu_h_lost_per_job": mean([j.lost_gpu_s / HOUR_S for j in jobs]),
+        "restarts_per_job": mean([float(j.restarts) for j in jobs]),
+        "contention_mean": mean([float(c) for c in busy]),
+        "contention_max": max(busy, default=0),
+        "rho_mean": mean(rho),
+        "rho_max": rho[-1] if rho else math.nan,
+        "unfair_fraction": mean([float(r > 1) for r in rho]),
+        "utilisation": mean([_utilisation(r) for r in results]),
+        "rounds": sum(len(r.rounds) for r in results),
+        "policy_ms_p50": _rank(policy, 0.5),
+        "policy_ms_p95": _rank(policy, 0.95),
+        "cpu_s": sum(r.cpu_s for r in results),
+    }
+
+
+def jobs_csv(results: Iterable[Result]) -> str:
+    """One row per job, with the workload and policy it ran under."""
+    out = io.StringIO()
+    names = [f.name for f in fields(JobResult)]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["workload", "policy", *names])
+    for result in results:
+        for job in result.jobs:
+            writer.writerow(
+                [result.workload, result.policy, *(_cell(getattr(job, n)) for n in names)]
+            )
+    return out.getvalue()
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean; NaN of nothing."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.3f}".rstrip("0").rstrip(".")
+    return value
+
+
+def _rank(ordered: Sequence[float], fraction: float) -> float:
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else math.nan
+
+
+def _std(values: Sequence[float]) -> float:
+    centre = mean(values)
+    return math.sqrt(mean([(v - centre) ** 2 for v in values])) if values else math.nan
+
+
+def _makespan_h(result: Result) -> float:
+    if not result.jobs:
+        return math.nan
+    first = min(j.submission_s for j in result.jobs)
+    return (max(j.completion_s for j in result.jobs) - first) / HOUR_S
+
+
+def _utilisation(result: Result) -> float:
+    """GPU seconds held over those there were during the makespan."""
+    total = sum(g for _, g in result.gpus) * _makespan_h(result) * HOUR_S
+    return sum(j.gpu_s for j in result.jobs) / total if total else math.nan
