@@ -118,6 +118,7 @@ def training(cluster: Cluster) -> Iterator[int]:
     job = cluster.sbatch(
         f"esrun python3 /opt/src/slurm-elastic/examples/train_library.py"
         f" --out {SCRATCH}/out {' '.join(options)}",
+        "-Jreal",
         "--elastic=1-2,types=v100",
         "--gres=gpu:v100:1",
         "--open-mode=append",
@@ -172,13 +173,15 @@ def test_without_a_controller_nobody_waits_for_ever(
     leased = cluster.sbatch("exec sleep 600", "-o/dev/null", "--elastic=2-8", "-Ca100&rack2")
     daemon.wait_for(f"JobId={training} Action=grow .* Mode=advise", after=begun)
     # its rank stands still while the notice comes: it saves when the controller is stopped
-    rank = f"scancel {training}.0 --signal"
+    step = cluster.exec(f"squeue -hs -j {training} -o %i | grep -E '[.][0-9]+$'").stdout.strip()
+    rank = f"scancel {step} --signal"
     cluster.exec(f"{rank} STOP")
     daemon.configure(eager(queue="controller"))
+    lease = f"for _ in $(seq 80); do squeue -hj {leased} -o %r | grep -q BeginTime && break; done"
     daemon.when(
         training,
         "NOTIFY",
-        f"sleep 1; kill -STOP {daemon.pid}; {rank} CONT",
+        f"sleep 1; {lease}; kill -STOP {daemon.pid}; {rank} CONT",
         first=f"kill -HUP {daemon.pid}",
     )
     try:
