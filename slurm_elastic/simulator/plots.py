@@ -1,0 +1,288 @@
+"""Pictures of simulations: completion times, who held which GPUs when, utilisation.
+
+matplotlib is the extra `plot`, imported when something is drawn; without a display (Agg).
+Colours are those of Okabe and Ito (2008), told apart by everybody; lines also differ in dashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_elastic.simulator.results import HOUR_S, Result, mean
+
+#: By the ending of the file's name.
+FORMATS = (".png", ".svg", ".pdf")
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
+_WAITING = "#666666"
+#: A stacked picture is drawn with at most this many steps in time.
+_STEPS = 600
+#: Bars of `compare`: title and key of the summary, lower is better for all.
+_BARS = (
+    ("average JCT", "avg_jct_h"),
+    ("median JCT", "p50_jct_h"),
+    ("p99 JCT", "p99_jct_h"),
+    ("makespan", "makespan_h"),
+    ("GPU hours\nper job", "gpu_h_per_job"),
+)
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "slurm-elastic",
+    "figure.dpi": 110,
+}
+
+
+class PlotError(ValueError):
+    """A picture cannot be drawn; the message says why and what to do."""
+
+
+def check(path: Path) -> None:
+    """Before a long run: can this be drawn and written?
+
+    Raises:
+        PlotError: unknown format, no such folder, or matplotlib is not installed.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise PlotError(f'{path}: no format "{path.suffix}"; end the name in {", ".join(FORMATS)}')
+    if not path.resolve().parent.is_dir():
+        raise PlotError(f"{path}: no such folder; make it first")
+    _matplotlib()
+
+
+def draw_run(results: Sequence[Result], path: Path) -> None:
+    """Draw workloads under one policy; the stacks are those of the first workload.
+
+    Raises:
+        PlotError: see `check`; or the file cannot be written.
+    """
+    plt = _matplotlib()
+    first = results[0]
+    with plt.rc_context(_STYLE):
+        figure = plt.figure(figsize=(9, 8.5), layout="constrained")
+        top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.1, 1.7, 1.0))
+        _cdf(top, {_many(results): _jct(results)})
+        top.get_legend().remove()
+        top.set_title(f"Job completion times, policy {first.policy}, {_many(results)}")
+        _stack(middle, first)
+        of = f" of {first.workload}" if len(results) > 1 else ""
+        middle.set_title(f"GPUs held{of}, one band per job, coloured by application")
+        _use(bottom, first)
+        bottom.set_title(f"GPUs in use by type{of}")
+        middle.sharex(bottom)
+        middle.set_xlabel("")
+        _save(figure, path)
+        plt.close(figure)
+
+
+def draw_comparison(
+    results: Mapping[str, Sequence[Result]], summaries: Mapping[str, Mapping[str, Any]], path: Path
+) -> None:
+    """Draw policies beside each other: distributions, and ratios to the first one.
+
+    Raises:
+        PlotError: see `check`; or the file cannot be written.
+    """
+    plt = _matplotlib()
+    with plt.rc_context(_STYLE):
+        figure = plt.figure(figsize=(9, 7.2), layout="constrained")
+        top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
+        _cdf(top, {name: _jct(runs) for name, runs in results.items()})
+        some = next(iter(results.values()))
+        top.set_title(f"Job completion times, {_many(some)}")
+        _bars(bottom, summaries)
+        _save(figure, path)
+        plt.close(figure)
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib as mpl  # noqa: PLC0415
+    except ImportError:
+        raise PlotError(
+            "--plot needs matplotlib: python3 -m pip install 'slurm-elastic[plot]'"
+        ) from None
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+
+    return plt
+
+
+def _save(figure: Any, path: Path) -> None:
+    # No time of drawing inside: the same results, the same file.
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    try:
+        figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix.lower()))
+    except OSError as error:
+        raise PlotError(f"{path}: {error.strerror or error}") from None
+
+
+def _jct(results: Sequence[Result]) -> list[float]:
+    return sorted(j.jct_s / HOUR_S for r in results for j in r.jobs)
+
+
+def _many(results: Sequence[Result]) -> str:
+    jobs = sum(len(r.jobs) for r in results)
+    where = results[0].workload if len(results) == 1 else f"{len(results)} workloads"
+    return f"{where} ({jobs} jobs)"
+
+
+def _cdf(axes: Any, curves: Mapping[str, Sequence[float]]) -> None:
+    for i, (name, values) in enumerate(curves.items()):
+        hours = np.maximum(np.asarray(values, dtype=float), 1e-3)
+        share = np.arange(1, len(hours) + 1) / len(hours)
+        axes.step(
+            np.concatenate([hours[:1], hours]),
+            np.concatenate([[0.0], share]),
+            where="post",
+            color=_COLOURS[i % len(_COLOURS)],
+            linestyle=_DASHES[i % len(_DASHES)],
+            linewidth=1.7,
+            label=f"{name}  (mean {mean(values):.2f} h)",
+        )
+        axes.axvline(mean(values), color=_COLOURS[i % len(_COLOURS)], linewidth=0.7, alpha=0.6)
+    axes.set_xscale("log")
+    _plain_hours(axes)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("completion time, from submission (hours, logarithmic; thin line: mean)")
+    axes.set_ylabel("part of the jobs")
+    axes.legend(loc="lower right")
+
+
+def _plain_hours(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
+
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=30))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _stack(axes: Any, result: Result) -> None:
+    """Bands of GPUs, one per job, in order of submission from below; above them the waiting."""
+    edges = _edges(result)
+    jobs = {j.name: i for i, j in enumerate(result.jobs)}
+    held = np.zeros((len(jobs), len(edges) - 1))
+    for part in result.segments:
+        if part.job in jobs:
+            held[jobs[part.job]] += part.gpus * _overlap(edges, part.begin_s, part.end_s)
+    names = sorted({j.application for j in result.jobs})
+    hours = edges / HOUR_S
+    tops = np.vstack([np.zeros(held.shape[1]), np.cumsum(held, axis=0)])
+    for i, job in enumerate(result.jobs):
+        live = np.flatnonzero(held[i])
+        if len(live):
+            a, b = live[0], live[-1] + 1
+            axes.fill_between(
+                hours[a : b + 1],
+                np.append(tops[i, a:b], tops[i, b - 1]),
+                np.append(tops[i + 1, a:b], tops[i + 1, b - 1]),
+                step="post",
+                facecolor=_COLOURS[names.index(job.application) % len(_COLOURS)],
+                edgecolor="white",
+                linewidth=0.3,
+            )
+    total = sum(g for _, g in result.gpus)
+    axes.axhline(total, color="black", linewidth=0.8)
+    axes.set_ylim(0, total * 1.04)
+    axes.set_xlim(hours[0], hours[-1])
+    axes.set_ylabel("GPUs")
+    axes.set_xlabel("time (hours)")
+    _swatches(axes, names)
+
+
+def _swatches(axes: Any, names: Sequence[str]) -> None:
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    shown = names[: len(_COLOURS)]
+    patches = [Patch(color=_COLOURS[i], label=name) for i, name in enumerate(shown)]
+    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _use(axes: Any, result: Result) -> None:
+    """Part of each type's GPUs that is held, and how many jobs there are."""
+    edges = _edges(result, 120)
+    hours = edges / HOUR_S
+    for i, (kind, total) in enumerate(result.gpus):
+        used = np.zeros(len(edges) - 1)
+        for part in result.segments:
+            if part.gpu_type == kind:
+                used += part.gpus * _overlap(edges, part.begin_s, part.end_s)
+        axes.stairs(
+            100 * used / total,
+            hours,
+            baseline=None,
+            color=_COLOURS[i % len(_COLOURS)],
+            linestyle=_DASHES[i % len(_DASHES)],
+            linewidth=1.5,
+            label=f"{kind or 'GPU'} ({total})",
+        )
+    axes.set_ylim(0, 104)
+    axes.set_xlim(hours[0], hours[-1])
+    axes.set_ylabel("in use (%)")
+    axes.set_xlabel("time (hours)")
+    handles, labels = axes.get_legend_handles_labels()
+    if result.rounds:
+        other = axes.twinx()
+        other.grid(visible=False)
+        times = np.array([r.time_s for r in result.rounds]) / HOUR_S
+        other.fill_between(
+            times,
+            [r.contention for r in result.rounds],
+            step="post",
+            color=_WAITING,
+            alpha=0.15,
+            linewidth=0,
+        )
+        other.set_ylim(bottom=0)
+        other.set_ylabel("jobs in the system (grey)", color=_WAITING)
+        other.spines["right"].set_visible(True)
+    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.08, 1.0))
+
+
+def _bars(axes: Any, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    base = next(iter(summaries.values()))
+    first = next(iter(summaries))
+    width = 0.8 / len(summaries)
+    highest = 1.0
+    for i, (name, figures) in enumerate(summaries.items()):
+        ratios = [figures[key] / base[key] if base[key] else np.nan for _, key in _BARS]
+        highest = max(highest, *(r for r in ratios if np.isfinite(r)))
+        where = np.arange(len(_BARS)) - 0.4 + width * (i + 0.5)
+        bars = axes.bar(
+            where, ratios, 0.92 * width, color=_COLOURS[i % len(_COLOURS)], label=name
+        )
+        axes.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=1, fontsize=7.5)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_ylim(0, highest * 1.12)
+    axes.set_xticks(np.arange(len(_BARS)), [title for title, _ in _BARS])
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel(f"times {first}'s")
+    axes.set_title(f"Beside {first} = 1 (lower is better)")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _edges(result: Result, most: int = _STEPS) -> NDArray[np.float64]:
+    ends = [p.end_s for p in result.segments] + [j.completion_s for j in result.jobs]
+    begin = min((j.submission_s for j in result.jobs), default=0.0)
+    return np.linspace(begin, max([*ends, begin + 1.0]), most + 1)
+
+
+def _overlap(edges: NDArray[np.float64], begin: float, end: float) -> NDArray[np.float64]:
+    """Part of each interval between edges that lies in [begin, end]."""
+    inside = np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin)
+    return np.asarray(np.clip(inside, 0, None) / np.diff(edges), dtype=float)
