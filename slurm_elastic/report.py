@@ -56,6 +56,14 @@ class Report:
         step_time_s: median seconds per step in this shape since the last report.
         steps_measured: steps behind that median.
         global_batch: samples per optimisation step.
+        micro_batch: samples that a rank puts through the model at once.
+        accumulation: micro-batches of a rank beyond the first in one step.
+        micro_step_s: one micro-batch without gradient synchronisation (docs/training.md,
+            "What is measured"), in this shape since the last report.
+        grad_sqr, grad_var: squared norm of the gradient, and its variance at `initial_batch`.
+        initial_batch: global batch that the training was begun with.
+        max_micro_batch: most samples that a rank may put through the model at once.
+        application: what the script calls what it trains; "" leaves it to the job's name.
         checkpoint_step, checkpoint_age_s: newest complete checkpoint.
         checkpoint_s: how long training stood still for the last save.
         startup_s: from process start to the first step of this attempt, restore included.
@@ -79,6 +87,14 @@ class Report:
     step_time_s: float | None = None
     steps_measured: int = 0
     global_batch: int | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    micro_step_s: float | None = None
+    grad_sqr: float | None = None
+    grad_var: float | None = None
+    initial_batch: int | None = None
+    max_micro_batch: int | None = None
+    application: str = ""
     checkpoint_step: int | None = None
     checkpoint_age_s: float | None = None
     checkpoint_s: float | None = None
@@ -146,12 +162,19 @@ _REPORT_BOUNDS = {
     "step": 2**62,
     "steps_measured": 2**31,
     "global_batch": 2**31,
+    "micro_batch": 2**31,
+    "accumulation": 2**31,
+    "initial_batch": 2**31,
+    "max_micro_batch": 2**31,
     "checkpoint_step": 2**62,
     "resumed_from": 2**62,
     "notice": 2**62,
     "exit_code": 2**31,
     "progress": 1.0,
     "step_time_s": 1e6,
+    "micro_step_s": 1e6,
+    "grad_sqr": 1e30,
+    "grad_var": 1e30,
     "checkpoint_age_s": 1e9,
     "checkpoint_s": 1e6,
     "startup_s": 1e6,

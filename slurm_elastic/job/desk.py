@@ -20,7 +20,7 @@ _URGENT = frozenset({"phase", "notice", "proven", "exit_code", "kind"})
 #: Facts that only esrun knows.
 _OWN = frozenset({"job_id", "run", "gpus", "nodes"})
 #: Measured since the last report: said once.
-_ONCE: dict[str, Any] = {"step_time_s": None, "steps_measured": 0}
+_ONCE: dict[str, Any] = {"step_time_s": None, "steps_measured": 0, "micro_step_s": None}
 
 #: After a notice's deadline the job goes on if the controller has been silent for this long.
 GRACE_S = 30.0
@@ -156,5 +156,5 @@ class Desk:
 
 
 _FRACTIONS = frozenset(
-    {"progress", "step_time_s", "checkpoint_age_s", "checkpoint_s", "startup_s", "restore_s"}
+    name for name, spec in Report.__dataclass_fields__.items() if "float" in str(spec.type)
 )

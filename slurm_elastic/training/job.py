@@ -35,6 +35,7 @@ from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.requests import Requests, say
 from slurm_elastic.training.sampler import Cursor, Sampler
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.watch import Watch
 
 #: A module, or its layers in order.
 Model: TypeAlias = torch.nn.Module | Sequence[tuple[str, torch.nn.Module]]
@@ -58,6 +59,7 @@ def init(
     checkpoint_every_s: float = 600.0,
     keep: int = 2,
     extra: Mapping[str, states.Stateful] | None = None,
+    application: str = "",
 ) -> Job:
     """Make a job out of the usual parts, and restore it if there is a checkpoint.
 
@@ -79,6 +81,8 @@ def init(
         checkpoint_every_s: seconds of training between two checkpoints.
         keep: how many checkpoints stay.
         extra: objects with `state_dict` and `load_state_dict` that join the checkpoint.
+        application: what this script trains; jobs of one user with equal names of job and
+            application scale alike. "" leaves it to the job's name.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
@@ -114,7 +118,13 @@ def init(
         identity={"samples": sampler.samples, "order": sampler.fingerprint()},
         say=say,
     )
-    reporter = Reporter(rank=world.rank, world=world.size, global_batch=global_batch)
+    reporter = Reporter(
+        rank=world.rank,
+        world=world.size,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        application=application,
+    )
     return Job(
         state=state,
         loss_fn=loss_fn,
@@ -180,6 +190,12 @@ class Job:
         elif self.rank == 0:
             say(f"went on from step {cursor.step} with {world.size} rank(s)")
         self._reducer = Reducer(self.model.parameters(), world)
+        self._watch = Watch(
+            timer=reporter.timer,
+            noise=reporter.noise,
+            parameters=[p for p in self.model.parameters() if p.requires_grad],
+            world=world,
+        )
 
     @property
     def steps_done(self) -> int:
@@ -207,13 +223,16 @@ class Job:
         if share.before != self._cursor:
             raise RuntimeError("job.step takes every batch of the loop once, in their order")
         self._reducer.clear()
+        self._watch.begin()
         total = torch.zeros((), device=self.device)
         sizes = [len(part) for part in share.micro_batches(self._loader.micro_batch)]
         for part, size in zip(batch.parts, sizes, strict=True):
+            self._watch.piece()
             inputs, targets = _moved(part, self.device)
             loss = self._loss_fn(self.model(inputs), targets)
             summed = loss.sum() if loss.dim() else loss * size
             summed.backward()
+            self._watch.piece_done(size)
             total += summed.detach()
         loss = self._reduce(total, share.count)
         if self._clip_norm is not None:
@@ -232,8 +251,11 @@ class Job:
     def _reduce(self, total: torch.Tensor, count: int) -> float:
         """Mean loss over the whole batch; gradients follow, and what the ranks agree on."""
         notice, stop = (total.new_tensor(float(heard)) for heard in self._requests.heard())
+        small, inverse = self._watch.reducing()
+        control = torch.stack([total, notice, stop, small, total.new_tensor(inverse)])
         with self._requests.together():
-            summed = self._reducer.reduce(torch.stack([total, notice, stop]), count)
+            summed = self._reducer.reduce(control, count)
+        self._watch.reduced(summed[3:], count)
         self._notice, self._stop = summed[1] > 0, summed[2] > 0
         return summed[0] / count
 

@@ -23,8 +23,8 @@ import torch
 
 #: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
-#: Control values that ride along: sum of the losses, notice, stop.
-CONTROL = 3
+#: Control values that ride along: sum of the losses, notice, stop, and two of `watch`.
+CONTROL = 5
 _POLL_S = 0.25
 #: Below this torch release, destroying a group right after a collective can hang (Debian's 2.6).
 _SAFE_DESTROY = (2, 7)

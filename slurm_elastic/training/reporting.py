@@ -12,6 +12,7 @@ from typing import Any
 
 from slurm_elastic.job.local import LocalLink
 from slurm_elastic.training.measure import StepTimer
+from slurm_elastic.training.noise import GradientNoise
 
 #: How long a job waits, at its checkpoint, for somebody to end it or send it on. With an esrun that
 #: is a last resort: it sends the job on by itself when the controller falls silent.
@@ -20,19 +21,46 @@ _WAIT_ALONE_S = 120.0
 
 
 class Reporter:
-    """The voice of one rank; mute on all but rank 0."""
+    """The voice of one rank; mute on all but rank 0.
 
-    def __init__(self, *, rank: int, world: int, global_batch: int) -> None:
+    Args:
+        rank, world: place among the ranks, and their number.
+        global_batch: samples per step over all ranks.
+        micro_batch: most samples through the model at once; None: a rank's whole share.
+        application: what the script calls what it trains, or "".
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world: int,
+        global_batch: int,
+        micro_batch: int | None = None,
+        application: str = "",
+    ) -> None:
         self._link = (LocalLink.connect() if rank == 0 else None) or LocalLink.offline()
         self._next = 0.0
         self._answered: int | None = None
         self.timer = StepTimer()
+        self.noise = GradientNoise(global_batch)
+        # The shares of ranks, and the micro-batches in them, differ by one sample at most or by
+        # a rest: what models want is their mean.
+        share = -(-global_batch // world)
+        pieces = -(-share // micro_batch) if micro_batch else 1
         self._always: dict[str, Any] = {
             "kind": "library",
             "gpus": world,
             "nodes": int(os.environ.get("SLURM_STEP_NUM_NODES", "1")),
             "global_batch": global_batch,
+            "micro_batch": -(-share // pieces),
+            "accumulation": pieces - 1,
+            "initial_batch": global_batch,
         }
+        if micro_batch:
+            self._always["max_micro_batch"] = micro_batch
+        if application:
+            self._always["application"] = application
 
     def started(self, *, startup_s: float, restore_s: float | None, step: int | None) -> None:
         """The first step of this attempt is done; `step` is the one it resumed from."""
@@ -44,9 +72,10 @@ class Reporter:
         if time.monotonic() < self._next:
             return
         measured = self.timer.take()
-        fields = {"step": step, "progress": progress} | checkpoint
+        fields = {"step": step, "progress": progress} | checkpoint | self.noise.fields()
         if measured:
-            fields |= {"step_time_s": measured[0], "steps_measured": measured[1]}
+            fields |= {"step_time_s": measured.step_s, "steps_measured": measured.steps}
+            fields["micro_step_s"] = measured.micro_step_s
         self._next = time.monotonic() + self._link.orders().report_every_s
         self._send("training", **fields)
 

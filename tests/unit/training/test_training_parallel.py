@@ -43,7 +43,8 @@ def gradients(rank: int, size: int) -> tuple[dict[str, torch.Tensor | None], lis
             loss = model["wide"](hidden.double()).sum().float()
             loss.backward()
             total += loss.detach()
-        control = torch.stack([total, torch.tensor(float(rank == 1)), torch.tensor(1.0)])
+        others = torch.full((CONTROL - 2,), 1.0)
+        control = torch.cat([total[None], torch.tensor([float(rank == 1)]), others])
         summed = reducer.reduce(control, BATCH)
     # In size 1, as in a job, the values are those of this rank.
     found = {name: p.grad for name, p in model.named_parameters()}
@@ -76,7 +77,7 @@ def test_uneven_shards_add_up(tmp_path: Path) -> None:
     for size in (2, 3):
         for rank in range(size):
             found, summed = torch.load(tmp_path / f"{size}-{rank}.pt")
-            assert summed[1:] == [1.0, float(size)]
+            assert summed[1:] == [1.0] + [float(size)] * (CONTROL - 2)
             assert abs(summed[0] - control[0]) < 1e-4
             for name, gradient in alone.items():
                 if gradient is None:

@@ -1,0 +1,136 @@
+"""How noisy the gradient is: its squared norm and its variance, from what a step computes anyway.
+
+McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), appendix
+A.1: the expected squared norm of a gradient over b samples is |G|^2 + S/b, with
+the true gradient G and the trace S of the covariance of one sample's gradient.
+So two batch sizes, small b and large B, give both without bias:
+
+    |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)
+    S     = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
+
+The large batch is the step's. The small one is each rank's first micro-batch,
+averaged over the ranks. A single rank that takes its batch at once has no
+smaller one; there two consecutive steps are taken for two samples at equal
+parameters (Pollux, OSDI'21, section 3.1): they are the small batches, and
+their mean is the large one. |G|^2 and S are averaged separately, and reported
+as Pollux states them: `sqr` = |G|^2 and `var` = S / initial batch.
+
+Gradients are taken as they are, before clipping and not weighted by what the
+optimizer knows (Pollux divides by Adam's second moments).
+
+>>> noise = GradientNoise(initial_batch=32)
+>>> for _ in range(LEAST): noise.add(small=3.0, small_batch=8.0, large=1.5, large_batch=32.0)
+>>> noise.fields()
+{'grad_sqr': 1.0, 'grad_var': 0.5}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+
+#: Weight of the past in the averages; a step is looked at every `measure.EVERY` steps.
+SMOOTHING = 0.95
+#: Samples of the two averages before anything is said.
+LEAST = 8
+
+
+class GradientNoise:
+    """Averages of |G|^2 and S over the steps that were looked at.
+
+    Args:
+        initial_batch: the global batch at which the variance is stated.
+    """
+
+    def __init__(self, initial_batch: int) -> None:
+        self._initial_batch = initial_batch
+        self._sqr = self._trace = self._weight = 0.0
+        self._count = 0
+
+    def add(self, *, small: float, small_batch: float, large: float, large_batch: float) -> None:
+        """One step's squared norms of mean gradients over two numbers of samples.
+
+        Args:
+            small: over `small_batch` samples.
+            small_batch: may be a harmonic mean.
+            large: over `large_batch` samples.
+            large_batch: more than `small_batch`; else nothing is learned.
+        """
+        if not (math.isfinite(small) and math.isfinite(large)) or large_batch <= small_batch:
+            return  # an overflow of half precision, or the ranks' shares are one sample each
+        sqr = (large_batch * large - small_batch * small) / (large_batch - small_batch)
+        trace = (small - large) / (1 / small_batch - 1 / large_batch)
+        self._sqr = SMOOTHING * self._sqr + (1 - SMOOTHING) * sqr
+        self._trace = SMOOTHING * self._trace + (1 - SMOOTHING) * trace
+        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+        self._count += 1
+
+    def fields(self) -> dict[str, float]:
+        """As a report names them; nothing before `LEAST` steps, or while noise hides them."""
+        if self._count < LEAST or self._trace <= 0:
+            return {}
+        # The estimate of |G|^2 can be negative where the noise is much larger.
+        sqr = max(0.0, self._sqr / self._weight)
+        var = self._trace / self._weight / self._initial_batch
+        if not 0 < sqr + var < 1e30:
+            return {}
+        return {"grad_sqr": float(f"{sqr:.6g}"), "grad_var": float(f"{var:.6g}")}
+
+
+class Consecutive:
+    """The difference of two consecutive steps' gradients, for one rank without micro-batches.
+
+    It keeps a copy of the gradients from one step to the next, and only where memory is left.
+    """
+
+    def __init__(self, noise: GradientNoise) -> None:
+        self._noise = noise
+        self._kept: list[torch.Tensor] | None = None
+        self._kept_sqr = 0.0
+        self._kept_count = 0
+
+    def see(self, gradients: Sequence[torch.Tensor], count: int, *, keep: bool) -> None:
+        """Mean gradients over `count` samples, of every step in its order.
+
+        Args:
+            gradients: of all parameters, before clipping.
+            count: samples behind them.
+            keep: whether to compare them with those of the next step.
+        """
+        kept, self._kept = self._kept, None
+        if kept is None and not keep:
+            return
+        sqr = float(squared_norm(gradients))
+        if kept is not None and len(kept) == len(gradients) and count == self._kept_count:
+            product = float(
+                sum((a * b).sum(dtype=torch.float32) for a, b in zip(kept, gradients, strict=True))
+            )
+            mean = (self._kept_sqr + sqr + 2 * product) / 4
+            self._noise.add(
+                small=(self._kept_sqr + sqr) / 2,
+                small_batch=count,
+                large=mean,
+                large_batch=2 * count,
+            )
+        if keep and _room_for(gradients):
+            self._kept = [g.clone() for g in gradients]
+            self._kept_sqr, self._kept_count = sqr, count
+
+
+def squared_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Sum of all squares, in float32 whatever the tensors are, on their device."""
+    norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
+    return torch.stack(norms).square().sum() if norms else torch.zeros(())
+
+
+def _room_for(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether a copy fits with as much again to spare."""
+    if not gradients or gradients[0].device.type != "cuda":
+        return True
+    device = gradients[0].device
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+    wanted = sum(g.numel() * g.element_size() for g in gradients)
+    return bool(free + max(0, cached) > 2 * wanted)

@@ -1,0 +1,170 @@
+"""What a job measures of itself: times of a step's parts, and the noise of its gradient."""
+
+import time
+
+import pytest
+import torch
+from worlds import Esrun, Worlds
+
+from slurm_elastic.training.measure import CLOSELY, EVERY, WARM_UP, StepTimer, Times
+from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
+from slurm_elastic.training.parallel import World
+from slurm_elastic.training.reporting import Reporter
+from slurm_elastic.training.watch import Watch
+
+DIMENSIONS = 400
+#: |G|^2 and the trace of a sample's covariance: the true values of what is estimated.
+SQR, TRACE = 4.0, float(DIMENSIONS)
+
+
+def sample_gradients(count: int, generator: torch.Generator) -> torch.Tensor:
+    """(count, DIMENSIONS): gradients of single samples."""
+    true = torch.full((DIMENSIONS,), (SQR / DIMENSIONS) ** 0.5)
+    return true + torch.randn(count, DIMENSIONS, generator=generator)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def steps(timer: StepTimer, now: list[float], durations, **parts) -> None:
+    for duration in durations:
+        now[0] += duration
+        if parts:
+            timer.parts(**parts)
+        timer.end()
+
+
+def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -> None:
+    timer = StepTimer()
+    steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], compute_s=1.8, pieces=1, sync_s=0.5)
+    assert timer.take() == Times(2.0, 3, 1.5)
+    steps(timer, now, [2.0, 2.0], compute_s=1.8, pieces=4, sync_s=0.5)
+    assert timer.take() == Times(2.0, 2, 0.45)
+    steps(timer, now, [2.0])
+    assert timer.take() == Times(2.0, 1, None)
+
+
+def test_an_all_reduce_that_takes_longer_than_a_step_leaves_something(now) -> None:
+    timer = StepTimer()
+    steps(timer, now, [1.0] * 4, compute_s=0.1, pieces=1, sync_s=5.0)
+    taken = timer.take()
+    assert taken is not None
+    assert taken.micro_step_s == pytest.approx(0.01)
+
+
+def test_few_steps_are_looked_into() -> None:
+    timer, looked = StepTimer(), []
+    for step in range(200):
+        if timer.looks:
+            looked.append(step)
+        timer.end()
+    assert looked[:CLOSELY] == list(range(WARM_UP, WARM_UP + CLOSELY))
+    assert set(looked[CLOSELY:]) == {s for s in range(WARM_UP + EVERY, 200) if s % EVERY == WARM_UP}
+
+
+@pytest.mark.parametrize(("small", "large"), [(8, 64), (16, 32), (1, 1000)])
+def test_two_batch_sizes_tell_norm_and_variance(small: int, large: int) -> None:
+    generator = torch.Generator().manual_seed(small)
+    noise = GradientNoise(initial_batch=50)
+    for _ in range(300):
+        samples = sample_gradients(large, generator)
+        noise.add(
+            small=float(samples[:small].mean(0).square().sum()),
+            small_batch=small,
+            large=float(samples.mean(0).square().sum()),
+            large_batch=large,
+        )
+    fields = noise.fields()
+    assert fields["grad_var"] == pytest.approx(TRACE / 50, rel=0.1)
+    assert fields["grad_sqr"] == pytest.approx(SQR, abs=TRACE / large / 2 + 0.5)
+
+
+def test_consecutive_steps_tell_them_too() -> None:
+    generator = torch.Generator().manual_seed(1)
+    noise = GradientNoise(initial_batch=64)
+    pairs = Consecutive(noise)
+    for step in range(600):
+        mean = sample_gradients(64, generator).mean(0)
+        pairs.see([mean[:100], mean[100:]], 64, keep=step % 2 == 0)
+    fields = noise.fields()
+    assert fields["grad_var"] == pytest.approx(TRACE / 64, rel=0.1)
+    assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.15)
+
+
+def test_steps_of_different_sizes_are_not_compared() -> None:
+    noise = GradientNoise(initial_batch=64)
+    pairs = Consecutive(noise)
+    for step in range(40):
+        pairs.see([torch.ones(3)], 64 + step % 2, keep=True)
+    assert noise.fields() == {}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_overflow_is_left_out(bad: float) -> None:
+    noise = GradientNoise(initial_batch=8)
+    for small in (3.0, bad) * 10:
+        noise.add(small=small, small_batch=8, large=1.5, large_batch=32)
+    assert noise.fields() == {"grad_sqr": 1.0, "grad_var": 2.0}
+
+
+def test_noise_that_hides_the_gradient_is_no_negative_norm() -> None:
+    noise = GradientNoise(initial_batch=8)
+    for _ in range(20):
+        noise.add(small=4.0, small_batch=8, large=0.5, large_batch=32)
+    assert noise.fields()["grad_sqr"] == 0.0
+
+
+def test_half_precision_does_not_overflow() -> None:
+    assert float(squared_norm([torch.full((4,), 300.0, dtype=torch.float16)])) == 360000.0
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_watched_job_knows_its_noise(pieces: int) -> None:
+    """One rank, with and without micro-batches; the model's gradient is the mean of its inputs."""
+    generator = torch.Generator().manual_seed(pieces)
+    weights = torch.nn.Parameter(torch.zeros(DIMENSIONS))
+    timer, noise = StepTimer(), GradientNoise(initial_batch=32)
+    watch = Watch(timer=timer, noise=noise, parameters=[weights], world=World())
+    for _ in range(1500):
+        weights.grad = None
+        watch.begin()
+        for part in sample_gradients(32, generator).chunk(pieces):
+            watch.piece()
+            (part @ weights).sum().backward()
+            watch.piece_done(len(part))
+        small, inverse = watch.reducing()
+        assert weights.grad is not None
+        weights.grad.div_(32)
+        watch.reduced([float(small), inverse], 32)
+        weights.grad.zero_()  # as clipping may: what was kept is a copy
+        timer.end()
+    fields = noise.fields()
+    assert fields["grad_var"] == pytest.approx(TRACE / 32, rel=0.2)
+    assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("world", "micro_batch", "expected"),
+    [(1, None, (64, 0)), (3, None, (22, 0)), (1, 20, (16, 3)), (2, 8, (8, 3)), (100, 8, (1, 0))],
+)
+def test_what_a_rank_runs_with(world: int, micro_batch, expected) -> None:
+    told = Reporter(rank=1, world=world, global_batch=64, micro_batch=micro_batch)._always
+    assert (told["micro_batch"], told["accumulation"]) == expected
+    assert told.get("max_micro_batch") == micro_batch
+
+
+@pytest.mark.parametrize(("size", "micro_batch"), [(1, None), (2, None), (2, 3)])
+def test_reports_tell_it(worlds: Worlds, esrun: Esrun, size: int, micro_batch: int | None) -> None:
+    worlds.run(size, esrun=esrun, micro_batch=micro_batch, step_s=0.01)
+    measured = [r for r in esrun.reports if r.get("micro_step_s")]
+    last = [r for r in esrun.reports if r["phase"] == "training"][-1]
+    assert measured
+    assert all(0 < r["micro_step_s"] <= r["step_time_s"] for r in measured)
+    assert last["initial_batch"] == last["global_batch"] == 12
+    assert last["micro_batch"] * size * (last["accumulation"] + 1) == 12
+    if size > 1:  # one rank sees fewer pairs than it wants in so short a run
+        assert last["grad_var"] > 0
