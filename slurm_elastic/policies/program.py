@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.policies.program_search import Columns, Search
+from slurm_elastic.policies.program_search import Clock, Columns, search
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -143,11 +143,11 @@ def solve(
     Fixed jobs that exceed a capacity (a node died) do not make the program infeasible: taken
     in the order of their rows, those that no longer fit are treated as free jobs.
     """
+    clock = Clock(time_limit_s)
     choice, room, relaxed = _fixed(program)
     columns = _columns(program, choice, room, seed)
     settled = program.objective(choice)
-    search = Search(columns, time_limit_s=time_limit_s)
-    found = search.run(offset=settled, gap=gap)
+    found = search(columns, offset=settled, gap=gap, clock=clock)
     picked = found.picked
     choice[columns.job[columns.row[picked]]] = columns.config[picked]
     objective = program.objective(choice)
@@ -187,7 +187,8 @@ def _columns(program: Program, choice: Ints, room: Ints, seed: int) -> Columns:
     _drop_dominated(program, profit, useful)
     jobs, configs = np.nonzero(useful)
     draw = np.random.default_rng(seed).random(len(jobs))
-    present, row = np.unique(jobs, return_inverse=True)
+    present = np.flatnonzero(useful.any(axis=1))
+    row = np.searchsorted(present, jobs)
     return Columns(
         row=row,
         config=configs,
@@ -195,7 +196,7 @@ def _columns(program: Program, choice: Ints, room: Ints, seed: int) -> Columns:
         gpus=program.config_gpus[configs],
         profit=profit[jobs, configs] * (1.0 + _JITTER * draw),
         job=present,
-        room=room,
+        room=room.astype(np.float64),
     )
 
 

@@ -1,15 +1,21 @@
 """How the integer program of a round is solved (program.py states it).
 
-In terms of profit, which is what a column saves against its job not running.
-`bound` is an upper bound of the profit: the Lagrangian bound
-`sum_t price_t room_t + sum_j max(0, max_c profit_jc - price_t gpus_c)`, which holds for any
-prices >= 0 (Fisher 1981), so it is right whatever the linear solver's tolerances are.
+In terms of profit: what a column saves against its job not running. With prices >= 0 for a GPU
+of each type, no choice has more profit than the Lagrangian bound (Fisher 1981)
+
+    sum_t price_t room_t  +  sum_j best_j,    best_j = max(0, max_c profit_jc - price_t gpus_c)
+
+and none that contains a column has more than the bound less the column's *regret*,
+`best_j - (profit_jc - price_t gpus_c)`. Both hold for any prices, whatever the tolerances of a
+linear solver are. So the relaxation is solved over the columns that a sample's prices leave
+plausible, and accepted when the bound over all columns meets it (sifting; Bixby et al. 1992);
+and branch and bound sees only columns whose regret is smaller than the gap.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
@@ -17,6 +23,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _COLUMN_WISE = 1
 _MINIMISE = 1
@@ -25,6 +32,16 @@ _LP_TOLERANCE = 1e-9
 _WHOLE = 1 - 1e-6
 #: Most improving moves after rounding.
 _MOST_MOVES = 200
+#: Programs of so many rows are solved without a sample's help; else every so manieth row is one.
+_FEW_ROWS = 128
+_SAMPLE = 8
+#: How far a sample's prices may be off at first, relatively, and how often that is widened.
+_WIDTH = 1.0
+_LEAST_DOUBT = 0.25
+_WIDER, _NARROWER = 2.0, 0.3
+_MOST_SIFTS = 8
+#: The relaxation may miss its own bound by this part of the gap that is allowed in the end.
+_SIFTED = 0.1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +62,26 @@ class Columns:
     gpus: Ints
     profit: Floats
     job: Ints
-    room: Ints
+    room: Floats
+
+    def used(self, picked: Ints) -> Floats:
+        """[T] GPUs that these variables take."""
+        kinds, gpus = self.kind[picked], self.gpus[picked]
+        return np.bincount(kinds, weights=gpus, minlength=len(self.room))
+
+    def only(self, at: Ints, room: Floats) -> Columns:
+        """These variables alone, rows numbered anew."""
+        row = self.row[at]
+        first = _first(row)
+        return Columns(
+            row=np.repeat(np.arange(len(first)), np.diff(np.r_[first, len(row)])),
+            config=self.config[at],
+            kind=self.kind[at],
+            gpus=self.gpus[at],
+            profit=self.profit[at],
+            job=self.job[row[first]],
+            room=room,
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,120 +94,225 @@ class Found:
     how: str
 
 
-class Search:
-    """One search; its clock starts when it is made."""
+class Clock:
+    """What is left of a time limit, in seconds."""
 
-    def __init__(self, columns: Columns, *, time_limit_s: float) -> None:
-        self._columns = columns
-        self._end = time.perf_counter() + time_limit_s
-        self._first = np.flatnonzero(np.r_[True, columns.row[1:] != columns.row[:-1]])
+    def __init__(self, limit_s: float) -> None:
+        self._end = time.perf_counter() + limit_s
 
-    def run(self, *, offset: float, gap: float) -> Found:
-        """Search until the gap, relative to `offset` - profit, is closed."""
-        c = self._columns
-        if not len(c.row):
-            return Found(picked=np.empty(0, np.int64), bound=0.0, limit_hit=False, how="relaxation")
-        if self._left() <= 0:
-            picked = self._improve(np.empty(0, np.int64))
-            bound = self._bound(np.zeros(len(c.room)))
-            return Found(picked=picked, bound=bound, limit_hit=True, how="greedy")
-        x, prices = self._relaxation()
-        picked = self._improve(np.flatnonzero(x >= _WHOLE))
-        profit = float(c.profit[picked].sum())
-        bound = self._bound(prices)
-        allowed = gap * max(abs(offset - profit), 1e-9)
-        if bound - profit <= allowed:
-            return Found(picked=picked, bound=bound, limit_hit=False, how="relaxation")
-        return self._branch(picked, prices, bound, allowed)
-
-    def _left(self) -> float:
+    @property
+    def left(self) -> float:
         return self._end - time.perf_counter()
 
-    def _scores(self, prices: Floats) -> tuple[Floats, Floats]:
-        """[K] profit less the price of the GPUs; [R] the best of each row, at least 0."""
-        c = self._columns
-        scores = c.profit - prices[c.kind] * c.gpus
-        return scores, np.maximum(np.maximum.reduceat(scores, self._first), 0.0)
 
-    def _bound(self, prices: Floats) -> float:
-        _, best = self._scores(prices)
-        return float(best.sum() + prices @ self._columns.room)
-
-    def _relaxation(self) -> tuple[Floats, Floats]:
-        """The linear relaxation: [K] values and [T] prices of a GPU."""
-        c = self._columns
-        highs = _highs(self._left())
-        _pass(highs, c, len(c.job), integer=False)
-        highs.run()
-        solution = highs.getSolution()
-        x = np.asarray(solution.col_value, dtype=np.float64)
-        duals = np.asarray(solution.row_dual, dtype=np.float64)
-        if len(x) != len(c.row) or len(duals) != len(c.job) + len(c.room):
-            return np.zeros(len(c.row)), np.zeros(len(c.room))
-        return x, np.maximum(-duals[len(c.job) :], 0.0)
-
-    def _improve(self, picked: Ints) -> Ints:
-        """Give what is left to the moves that gain most, one move at a time."""
-        c = self._columns
-        at = np.full(len(c.job), -1, dtype=np.int64)
-        at[c.row[picked]] = picked
-        free = c.room - np.bincount(
-            c.kind[picked], weights=c.gpus[picked], minlength=len(c.room)
-        ).astype(np.int64)
-        for _ in range(max(_MOST_MOVES, len(c.job)) if not len(picked) else _MOST_MOVES):
-            now = at[c.row]
-            gain = c.profit - np.where(now >= 0, c.profit[now], 0.0)
-            back = np.where((now >= 0) & (c.kind[now] == c.kind), c.gpus[now], 0)
-            gain[c.gpus - back > free[c.kind]] = 0.0
-            best = int(np.argmax(gain))
-            if gain[best] <= 1e-12:
-                break
-            old = at[c.row[best]]
-            if old >= 0:
-                free[c.kind[old]] += c.gpus[old]
-            free[c.kind[best]] -= c.gpus[best]
-            at[c.row[best]] = best
-        return at[at >= 0]
-
-    def _branch(self, picked: Ints, prices: Floats, bound: float, allowed: float) -> Found:
-        """Branch and bound over the columns that could still be part of something better."""
-        c = self._columns
-        profit = float(c.profit[picked].sum())
-        highs = _highs(self._left())
-        highs.setOptionValue("mip_rel_gap", 0.0)
-        highs.setOptionValue("mip_abs_gap", allowed)
-        _pass(highs, c, len(c.job), integer=True)
-        highs.setSolution(len(picked), picked.astype(np.int32), np.ones(len(picked)))
-        highs.run()
-        x = np.asarray(highs.getSolution().col_value, dtype=np.float64)
-        better = np.flatnonzero(x > 0.5) if len(x) == len(c.row) else picked
-        if float(c.profit[better].sum()) > profit and self._fits(better):
-            picked = better
-        info = highs.getInfo()
-        bound = min(bound, -float(info.mip_dual_bound))
-        done = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        return Found(picked=picked, bound=bound, limit_hit=not done, how="branch and bound")
-
-    def _fits(self, picked: Ints) -> bool:
-        c = self._columns
-        used = np.bincount(c.kind[picked], weights=c.gpus[picked], minlength=len(c.room))
-        return bool((used <= c.room).all()) and len(np.unique(c.row[picked])) == len(picked)
+def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Found:
+    """Search until the gap, relative to `offset` - profit, is closed or the time is over."""
+    c = columns
+    nothing = np.empty(0, dtype=np.int64)
+    if not len(c.row):
+        return Found(picked=nothing, bound=0.0, limit_hit=False, how="relaxation")
+    picked = _greedy(c)
+    profit = float(c.profit[picked].sum())
+    relaxed = _relax(c, gap * max(abs(offset - profit), 1e-9) * _SIFTED, clock)
+    if relaxed is None:
+        bound = _bound(c, np.zeros(len(c.room)))
+        return Found(picked=picked, bound=bound, limit_hit=True, how="greedy")
+    x, prices = relaxed
+    regret, best = _regrets(c, prices)
+    bound = _worth(c, best, prices)
+    rounded = _improve(c, np.flatnonzero(x >= _WHOLE), regret, bound)
+    if float(c.profit[rounded].sum()) >= profit:
+        picked, profit = rounded, float(c.profit[rounded].sum())
+    allowed = gap * max(abs(offset - profit), 1e-9)
+    if bound - profit <= allowed:
+        return Found(picked=picked, bound=bound, limit_hit=False, how="relaxation")
+    slack = bound - profit - allowed
+    core = _restrict(c, regret <= slack, best <= slack)
+    if core is None:
+        # What every better choice would have to contain does not fit: there is none.
+        bound = min(bound, profit + allowed)
+        return Found(picked=picked, bound=bound, limit_hit=False, how="branch and bound")
+    return _branch(c, core, picked, bound=bound, allowed=allowed, clock=clock)
 
 
-def _highs(time_limit_s: float) -> highspy.Highs:
+@dataclass(frozen=True, eq=False)
+class _Core:
+    """What is open: `columns` are the variables `at` of the whole; `settled` ones are picked."""
+
+    columns: Columns
+    at: Ints
+    settled: Ints
+
+
+def _restrict(c: Columns, near: Bools, idle: Bools) -> _Core | None:
+    """Rows with one option only are settled; None if what is settled does not fit.
+
+    Args:
+        c: the whole program.
+        near: [K] variables that remain possible.
+        idle: [R] rows that may go without.
+    """
+    options = np.bincount(c.row[near], minlength=len(idle)) + idle
+    is_open = (options > 1)[c.row]
+    settled = np.flatnonzero(near & ~is_open)
+    room = c.room - c.used(settled)
+    if (room < 0).any():
+        return None
+    at = np.flatnonzero(near & is_open)
+    return _Core(c.only(at, room), at, settled)
+
+
+def _relax(c: Columns, tolerance: float, clock: Clock) -> tuple[Floats, Floats] | None:
+    """The linear relaxation: [K] values and [T] prices of a GPU; None when the time is over.
+
+    The values' profit is within `tolerance` of the bound at these prices, or the program was
+    handed to the linear solver as a whole.
+    """
+    rows = len(c.job)
+    if rows > _FEW_ROWS:
+        sample = np.flatnonzero(c.row % _SAMPLE == 0)
+        guess = _relax(c.only(sample, c.room / _SAMPLE), tolerance, clock)
+        if guess is None:
+            return None
+        _, prices = guess
+        near, idle = np.zeros(len(c.row), dtype=np.bool_), np.zeros(rows, dtype=np.bool_)
+        width = _WIDTH / np.sqrt(rows / _SAMPLE)
+        for _ in range(_MOST_SIFTS):
+            regret, best = _regrets(c, prices)
+            doubt = width * np.maximum(prices, prices.mean() * _LEAST_DOUBT)[c.kind] * c.gpus
+            top = np.maximum.reduceat(np.where(regret <= 0, doubt, 0.0), _first(c.row))
+            near |= regret <= doubt + top[c.row]
+            idle |= best <= top
+            core = _restrict(c, near, idle)
+            width *= _WIDER if core is None else _NARROWER
+            if core is None:
+                continue
+            found = _linear(core.columns, clock)
+            if found is None:
+                return None
+            values, prices = found
+            x = np.zeros(len(c.row))
+            x[core.at] = values
+            x[core.settled] = 1.0
+            if _bound(c, prices) - float(c.profit @ x) <= tolerance:
+                return x, prices
+    return _linear(c, clock)
+
+
+def _linear(c: Columns, clock: Clock) -> tuple[Floats, Floats] | None:
+    """The linear relaxation as HiGHS solves it; None when the time is over."""
+    if not len(c.row):
+        return np.empty(0), np.zeros(len(c.room))
+    if clock.left <= 0:
+        return None
+    highs = _highs(c, clock, integer=False)
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    solution = highs.getSolution()
+    x = np.asarray(solution.col_value, dtype=np.float64)
+    duals = np.asarray(solution.row_dual, dtype=np.float64)
+    return x, np.maximum(-duals[len(c.job) :], 0.0)
+
+
+def _branch(
+    c: Columns, core: _Core, picked: Ints, *, bound: float, allowed: float, clock: Clock
+) -> Found:
+    """Branch and bound over what is open, from `picked` on."""
+    profit = float(c.profit[picked].sum())
+    settled = float(c.profit[core.settled].sum())
+    highs = _highs(core.columns, clock, integer=True)
+    highs.setOptionValue("mip_rel_gap", 0.0)
+    highs.setOptionValue("mip_abs_gap", allowed)
+    if np.isin(core.settled, picked).all():
+        known = np.flatnonzero(np.isin(core.at, picked)).astype(np.int32)
+        highs.setSolution(len(known), known, np.ones(len(known)))
+    highs.run()
+    x = np.asarray(highs.getSolution().col_value, dtype=np.float64)
+    if len(x) == len(core.at):
+        better = np.r_[core.settled, core.at[x > 0.5]]
+        fits = (c.used(better) <= c.room).all() and len(np.unique(c.row[better])) == len(better)
+        if fits and float(c.profit[better].sum()) > profit:
+            picked, profit = np.sort(better), float(c.profit[better].sum())
+    done = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    # Choices outside the core have at most the first profit + allowed.
+    dual = settled - float(highs.getInfo().mip_dual_bound)
+    bound = min(bound, max(dual, profit + allowed))
+    return Found(picked=picked, bound=bound, limit_hit=not done, how="branch and bound")
+
+
+def _greedy(c: Columns) -> Ints:
+    """Each row's column of most profit per GPU, best first, as far as there is room."""
+    density = c.profit / c.gpus
+    best = np.maximum.reduceat(density, _first(c.row))
+    at = np.flatnonzero(density >= best[c.row])
+    at = at[_first(c.row[at])]
+    at = at[np.argsort(-density[at], kind="stable")]
+    picked = []
+    for kind, room in enumerate(c.room):
+        mine = at[c.kind[at] == kind]
+        picked.append(mine[np.cumsum(c.gpus[mine]) <= room])
+    return np.sort(np.concatenate(picked))
+
+
+def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
+    """Give what is left to the moves that gain most, one move at a time.
+
+    A column whose regret exceeds what rounding lost leads to nothing better.
+    """
+    at = np.full(len(c.job), -1, dtype=np.int64)
+    at[c.row[picked]] = picked
+    free = c.room - c.used(picked)
+    near = np.flatnonzero(regret <= bound - float(c.profit[picked].sum()))
+    row, kind, gpus, profit = c.row[near], c.kind[near], c.gpus[near], c.profit[near]
+    for _ in range(_MOST_MOVES if len(near) else 0):
+        now = at[row]
+        runs = now >= 0
+        gain = profit - np.where(runs, c.profit[now], 0.0)
+        back = np.where(runs & (c.kind[now] == kind), c.gpus[now], 0)
+        gain[gpus - back > free[kind]] = 0.0
+        best = int(np.argmax(gain))
+        if gain[best] <= 1e-12:
+            break
+        old = now[best]
+        if old >= 0:
+            free[c.kind[old]] += c.gpus[old]
+        free[kind[best]] -= gpus[best]
+        at[row[best]] = near[best]
+    return at[at >= 0]
+
+
+def _regrets(c: Columns, prices: Floats) -> tuple[Floats, Floats]:
+    """[K] what choosing a variable loses against the best of its row; [R] that best."""
+    scores = c.profit - prices[c.kind] * c.gpus
+    best = np.maximum(np.maximum.reduceat(scores, _first(c.row)), 0.0)
+    return best[c.row] - scores, best
+
+
+def _worth(c: Columns, best: Floats, prices: Floats) -> float:
+    return float(best.sum() + prices @ c.room)
+
+
+def _bound(c: Columns, prices: Floats) -> float:
+    """The Lagrangian bound."""
+    return _worth(c, _regrets(c, prices)[1], prices)
+
+
+def _first(row: Ints) -> Ints:
+    """Where each row begins."""
+    return np.flatnonzero(np.r_[True, row[1:] != row[:-1]]) if len(row) else row
+
+
+def _highs(c: Columns, clock: Clock, *, integer: bool) -> highspy.Highs:
+    """HiGHS with the program in it: a row per job, then a row per GPU type."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("presolve", "off")
-    highs.setOptionValue("time_limit", max(time_limit_s, 1e-3))
+    highs.setOptionValue("time_limit", max(clock.left, 1e-3))
     highs.setOptionValue("primal_feasibility_tolerance", _LP_TOLERANCE)
     highs.setOptionValue("dual_feasibility_tolerance", _LP_TOLERANCE)
-    return highs
-
-
-def _pass(highs: highspy.Highs, c: Columns, rows: int, *, integer: bool) -> None:
-    """Hand the program over: a row per job, then a row per GPU type."""
-    count, kinds = len(c.row), len(c.room)
+    count, rows, kinds = len(c.row), len(c.job), len(c.room)
     index = np.empty(2 * count, dtype=np.int32)
     index[0::2], index[1::2] = c.row, rows + c.kind
     value = np.ones(2 * count)
@@ -187,9 +328,10 @@ def _pass(highs: highspy.Highs, c: Columns, rows: int, *, integer: bool) -> None
         np.zeros(count),
         np.ones(count),
         np.full(rows + kinds, -highspy.kHighsInf),
-        np.r_[np.ones(rows), c.room.astype(np.float64)],
+        np.r_[np.ones(rows), c.room],
         np.arange(0, 2 * count, 2, dtype=np.int32),
         index,
         value,
         np.full(count, int(integer), dtype=np.int32),
     )
+    return highs
