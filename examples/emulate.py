@@ -3,7 +3,8 @@
 In the test cluster all "GPUs" share the host's few CPUs. So the example scripts
 do a small real computation and then sleep until the step has taken as long as
 it would on such a device. The sleep stands where a GPU would compute: within
-backward, and for the communication just before the optimizer's update.
+backward, and for the communication in the step's first all-reduce (or, where none is seen,
+just before the optimizer's update).
 
 Speeds and communication times come from the file that the environment variable
 EMULATED_DEVICES names, or /etc/slurm-elastic/devices.toml:
@@ -21,6 +22,9 @@ EMULATED_DEVICES names, or /etc/slurm-elastic/devices.toml:
     [racks]
     g01 = "rack1"
 
+Applications differ in what a faster device is worth to them: `typed` (the default) runs at the
+speeds of the file, `even` at 1.0 on every type.
+
 Without the file nothing is emulated. Nothing but the examples uses this module.
 """
 
@@ -35,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+APPLICATIONS = ("typed", "even")
 DEFAULT_FILE = Path("/etc/slurm-elastic/devices.toml")
 SLURM_CONF = Path("/etc/slurm/slurm.conf")
 
@@ -54,32 +59,48 @@ class Device:
     communication_s: float
     _begun: float = 0.0
     _samples: int = 0
+    _talked: bool = False
 
     def attach(self, model: Any, optimizer: Any) -> None:
         """Make training this model, on this rank, as slow as the device is."""
+        import torch
+
         first = next(model.parameters())
         model.register_forward_pre_hook(self._begin)
         # The first layer's gradient is the last that backward computes.
         first.register_post_accumulate_grad_hook(self._compute)
         optimizer.register_step_pre_hook(self._communicate)
+        if torch.distributed.is_available():
+            torch.distributed.all_reduce = self._slowed(torch.distributed.all_reduce)
 
     def _begin(self, _module: Any, inputs: Any) -> None:
         self._begun = time.monotonic()
         self._samples = len(inputs[0])
+        self._talked = False
 
     def _compute(self, _parameter: Any) -> None:
         left = self._begun + self._samples / self.samples_per_s - time.monotonic()
         time.sleep(max(0.0, left))
 
     def _communicate(self, *_: Any) -> None:
-        time.sleep(self.communication_s)
+        if not self._talked:
+            time.sleep(self.communication_s)
+        self._talked = True
+
+    def _slowed(self, all_reduce: Any) -> Any:
+        def slowed(*arguments: Any, **options: Any) -> Any:
+            self._communicate()
+            return all_reduce(*arguments, **options)
+
+        return slowed
 
 
-def device(rate: float) -> Device | None:
+def device(rate: float, application: str = "typed") -> Device | None:
     """The device of this rank; None where nothing is emulated.
 
     Args:
         rate: samples per second on a device of speed 1.
+        application: one of `APPLICATIONS`.
     """
     file = Path(os.environ.get("EMULATED_DEVICES", DEFAULT_FILE))
     if not file.is_file():
@@ -94,7 +115,8 @@ def device(rate: float) -> Device | None:
     speeds = table["speed"]
     kind = os.environ.get("EMULATED_TYPE") or types.get(here, next(iter(speeds)))
     tier = _tier(_nodes() or [here], racks, int(os.environ.get("WORLD_SIZE", "1")))
-    return Device(kind, rate * speeds[kind], table.get("communication", {}).get(tier, 0.0))
+    speed = 1.0 if application == "even" else speeds[kind]
+    return Device(kind, rate * speed, table.get("communication", {}).get(tier, 0.0))
 
 
 def _features(conf: str) -> list[tuple[str, str, str]]:

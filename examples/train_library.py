@@ -37,6 +37,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes per rank")
     parser.add_argument("--checkpoint-every", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--rate", type=float, default=160.0, help="samples/s of an emulated v100")
+    parser.add_argument(
+        "--app",
+        choices=emulate.APPLICATIONS,
+        default="typed",
+        help="`even` runs equally fast on every emulated GPU type",
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -64,7 +70,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))
     )
-    device = emulate.device(args.rate)
+    device = emulate.device(args.rate, args.app)
     if device is not None:
         device.attach(model, optimizer)
 
@@ -81,6 +87,7 @@ def main() -> None:
         micro_batch=args.micro_batch,
         workers=args.workers,
         checkpoint_every_s=args.checkpoint_every,
+        application=args.app,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     run = int(os.environ.get("SLURM_RESTART_COUNT", "0"))

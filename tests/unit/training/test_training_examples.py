@@ -117,6 +117,9 @@ def test_the_clusters_own_devices_are_understood(monkeypatch: pytest.MonkeyPatch
     device = emulate.device(100.0)
     assert device is not None
     assert device.samples_per_s == 200.0
+    even = emulate.device(100.0, "even")
+    assert even is not None
+    assert (even.kind, even.samples_per_s) == ("a100", 100.0)
 
 
 def test_an_emulated_step_takes_its_time(tmp_path: Path) -> None:
