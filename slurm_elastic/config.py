@@ -138,7 +138,6 @@ class Sia:
                 "first-observed",
                 "restart-constants",
                 "restart-window",
-                "free-suspension",
                 "rounding",
             )
         },

@@ -1,0 +1,336 @@
+"""What Sia's policy gives to whom, and why; placement has no part in it."""
+
+import dataclasses
+import doctest
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.clusters import NOW, Cluster, node
+from slurm_elastic.application import (
+    Application,
+    JobClass,
+    Learned,
+    Noise,
+    Observation,
+    TypeProfile,
+)
+from slurm_elastic.config import Config, Controller, Resize, Speedup
+from slurm_elastic.config import Sia as Settings
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.plan import Action, Measurement
+from slurm_elastic.policies import sia, sia_configurations
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.program import Solution
+from slurm_elastic.policies.sia import Sia
+from slurm_elastic.policies.sia_configurations import configurations, node_counts, shapes
+from slurm_elastic.round import decide_round
+
+OURS = Controller(queue="controller", mode="act", policy="sia")
+PLAIN = Config(controller=OURS, resize=Resize(restart_s=10.0, min_interval_s=0.0, per_hour=999))
+COMPAT = dataclasses.replace(PLAIN, sia=Settings(artifact_compat=True))
+
+
+def cluster():
+    """8 GPUs in two v100 nodes, 8 in one a100 node."""
+    return Cluster([node("v1", 4, "v100"), node("v2", 4, "v100"), node("a1", 8, "a100")])
+
+
+def application(name="net", *, a100=2.0, batch=64, units=(1, 1), **more):
+    """Twice as fast on a100 unless said otherwise."""
+    types = (
+        TypeProfile("a100", least=1, most=64, single=100.0 * a100, unit=units[0]),
+        TypeProfile("v100", least=1, most=64, single=100.0, unit=units[1]),
+    )
+    fields = {"initial_batch": 16, "max_batch": 512, "batch": batch, "types": types}
+    return Application(name=name, **(fields | more))
+
+
+def learned(app, *shapes_seen):
+    """Nearly perfect scaling of a job seen in these (type, GPUs)."""
+    speed = {t.gpu_type: t.single for t in app.types}
+    seen = tuple(
+        Observation(
+            kind,
+            nodes=1,
+            gpus=gpus,
+            micro_batch=16,
+            step_s=17 / speed[kind],
+            micro_step_s=16 / speed[kind],
+        )
+        for kind, gpus in shapes_seen
+    )
+    return Learned(app, seen, Noise(sqr=1.0, var=400.0))
+
+
+def question(c, config=PLAIN, capacity=None, seed=0):
+    free = {"a100": 8, "v100": 8} if capacity is None else capacity
+    return Question(
+        snapshot=c.snapshot(),
+        records=c.records,
+        models={j: SpeedModel.fit(config.speedup, r.measurements) for j, r in c.records.items()},
+        jobs=tuple(c.records),
+        capacity=free,
+        seed=seed,
+    )
+
+
+def ask(c, config=PLAIN, capacity=None, seed=0, state=None):
+    proposals, _ = Sia(config).decide(question(c, config, capacity, seed), state or {})
+    return {p.job_id: p for p in proposals}
+
+
+def first(c, config=PLAIN, capacity=None, seed=0):
+    return {
+        j: (p.alternatives[0].gpu_type, p.alternatives[0].gpus)
+        for j, p in ask(c, config, capacity, seed).items()
+    }
+
+
+def test_examples_in_the_docs():
+    assert doctest.testmod(sia_configurations).failed == 0
+
+
+def test_configurations_are_powers_of_two_then_whole_nodes():
+    nodes = [node(f"t{i}", 4, "t4") for i in range(6)] + [node(f"a{i}", 8, "a") for i in range(2)]
+    found = configurations(node_counts(nodes), ())
+    sizes = {t: [int(g) for g in found.gpus[found.kind == i]] for i, t in enumerate(found.types)}
+    assert sizes == {"a": [1, 2, 4, 8, 16], "t4": [1, 2, 4, 8, 12, 16, 20, 24]}
+    assert configurations(node_counts(nodes), ()) is found
+
+
+def test_nodes_of_several_sizes_give_the_whole_nodes_of_each():
+    assert shapes(((4, 2), (8, 1)), 1, 16, 99) == ((1, 1), (1, 2), (1, 4), (1, 8), (3, 12))
+    assert shapes(((6, 2),), 1, 16, 99) == ((1, 1), (1, 2), (1, 4), (1, 6), (2, 12))
+
+
+def test_replicas_of_several_gpus_are_never_split():
+    assert shapes(((8, 3),), 8, 16, 99) == ((1, 8), (2, 16), (3, 24))
+    assert shapes(((4, 8),), 8, 16, 99) == ((2, 8), (4, 16), (6, 24), (8, 32))
+
+
+def test_many_nodes_give_growing_steps():
+    sizes = [g // 4 for _, g in shapes(((4, 1000),), 1, 4, 10**6)][2:]
+    assert sizes[:6] == [1, 2, 3, 4, 5, 6]
+    assert sizes[-1] == 1000
+    assert len(sizes) < 40
+
+
+def test_a_new_job_starts_at_its_least_on_the_type_that_suits_it():
+    c = cluster()
+    c.add(1, elastic="1-16", record={"learned": Learned(application())})
+    c.add(2, elastic="2-16", record={"learned": Learned(application(a100=0.5))})
+    assert first(c) == {1: ("a100", 1), 2: ("v100", 2)}
+
+
+def test_the_artifact_gives_a_new_job_any_type():
+    c = cluster()
+    c.add(1, elastic="1-16", record={"learned": Learned(application())})
+    found = [first(c, COMPAT, seed=s)[1] for s in range(20)]
+    assert set(found) == {("a100", 1), ("v100", 1)}
+    assert found == [first(c, COMPAT, seed=s)[1] for s in range(20)]
+
+
+def test_it_at_most_doubles_what_was_measured():
+    c = cluster()
+    c.add(1, elastic="1-16", on={"a1": 1}, record={"learned": learned(application(), ("a100", 1))})
+    assert first(c) == {1: ("a100", 2)}
+    assert first(c, dataclasses.replace(PLAIN, sia=Settings(growth=4.0))) == {1: ("a100", 4)}
+
+
+def test_the_directive_bounds_sizes_and_types():
+    app = application()
+    c = cluster()
+    seen = learned(app, ("a100", 8), ("v100", 8))
+    c.add(1, elastic="1-3", on={"a1": 1}, record={"learned": seen})
+    c.add(2, elastic="1-16,types=v100", on={"v1": 1}, record={"learned": seen})
+    assert first(c) == {1: ("a100", 2), 2: ("v100", 8)}
+
+
+def test_each_application_gets_the_type_it_gains_most_from():
+    c = cluster()
+    fast, even = application("fast", a100=3.0), application("even", a100=1.0)
+    c.add(1, elastic="1-8", on={"v1": 4}, record={"learned": learned(fast, ("v100", 4))})
+    c.add(2, elastic="1-8", on={"a1": 8}, record={"learned": learned(even, ("a100", 8))})
+    assert first(c) == {1: ("a100", 8), 2: ("v100", 8)}
+
+
+def test_a_rigid_job_keeps_its_size_and_gets_another_type():
+    app = application(job_class=JobClass.RIGID, gpus=6)
+    c = cluster()
+    c.add(1, elastic="6", record={"learned": Learned(app)})
+    c.add(2, elastic="6", record={"learned": Learned(app)})
+    assert sorted(first(c).values()) == [("a100", 6), ("v100", 6)]
+
+
+def test_replicas_of_another_size_on_each_type():
+    app = application(units=(4, 8), a100=1.0)
+    c = Cluster([node("v1", 8, "v100"), node("v2", 8, "v100"), node("a1", 8, "a100")])
+    seen = learned(app, ("a100", 4))
+    c.add(1, elastic="4-16,unit=a100:4/v100:8", on={"a1": 4}, record={"learned": seen})
+    found = first(c, capacity={"a100": 8, "v100": 16})[1]
+    assert found in {("a100", 8), ("v100", 16)}
+
+
+def test_a_shape_outside_the_set_may_be_kept():
+    c = cluster()
+    seen = learned(application(a100=0.1), ("v100", 8), ("v100", 3))
+    c.add(1, elastic="1-3", on={"v1": 3}, record={"learned": seen})
+    c.add(2, elastic="1-4", on={"v1": 1, "v2": 3}, record={"learned": seen})
+    assert first(c) == {1: ("v100", 3), 2: ("v100", 4)}
+
+
+@pytest.mark.parametrize(
+    ("age", "restarts", "compat", "factor"),
+    [
+        (1000, 0, False, 1000 / 1010),
+        (1000, 20, False, 800 / 1010),
+        (1000, 200, False, 0.0),
+        (5, 0, False, 5 / 15),
+        (5, 0, True, 1.0),
+        (1000, 20, True, 400 / 1030),
+    ],
+)
+def test_restart_factors(age, restarts, compat, factor):
+    c = cluster()
+    seen = learned(application(), ("v100", 4))
+    record = {"learned": seen, "resizes": restarts}
+    c.add(1, elastic="1-8", on={"v1": 2}, record=record, submit_time=NOW - age)
+    c.add(2, elastic="1-8", record={"learned": seen, "resizes": 3})
+    config = COMPAT if compat else PLAIN
+    weighed = Sia(config).weigh(question(c, config))
+    assert weighed.factor.tolist() == pytest.approx([factor, 1.0])
+    held = weighed.table.held[0]
+    assert weighed.scaled[0, held] == weighed.gain[0, held]
+    others = np.arange(weighed.gain.shape[1]) != held
+    assert weighed.scaled[0, others] == pytest.approx(factor * weighed.gain[0, others])
+
+
+def test_a_young_job_is_left_alone_and_an_old_one_grows():
+    seen = learned(application(), ("a100", 4))
+    for age, gpus in ((3, 2), (5000, 8)):
+        c = cluster()
+        c.add(1, elastic="1-8", on={"a1": 2}, record={"learned": seen}, submit_time=NOW - age)
+        assert first(c) == {1: ("a100", gpus)}
+
+
+def test_rows_count_in_gpus_of_the_slowest_type():
+    c = cluster()
+    c.add(1, elastic="1-8", on={"v1": 1}, record={"learned": learned(application(), ("v100", 1))})
+    c.add(2, elastic="4-8", on={"v2": 4}, record={"learned": learned(application(), ("v100", 4))})
+    weighed = Sia(PLAIN).weigh(question(c))
+    gain = np.where(weighed.table.valid, weighed.gain, np.inf)
+    assert gain.min(axis=1).tolist() == pytest.approx([1.0, 4.0])
+
+
+def test_running_jobs_are_suspended_only_if_we_start_them_again():
+    seen = learned(application(), ("v100", 4))
+    c = cluster()
+    for i in range(1, 7):
+        c.add(i, elastic="4", on={f"v{i}": 4} if i < 3 else None, record={"learned": seen})
+    assert sum(g for _, g in first(c, capacity={"v100": 8}).values()) == 8
+    slurms = dataclasses.replace(PLAIN, controller=Controller(policy="sia"))
+    c = cluster()
+    c.add(1, elastic="8", on={"v1": 4, "v2": 4}, record={"learned": seen})
+    c.add(2, elastic="1-4", on={"a1": 1}, record={"learned": seen})
+    assert first(c, slurms, {"v100": 4, "a100": 4})[1][1] in {0, 8}
+    assert first(c, slurms, {"v100": 8, "a100": 1})[1] == ("v100", 8)
+
+
+def test_jobs_that_have_reported_nothing_count_with_their_stated_speed():
+    stated = dataclasses.replace(PLAIN, speedup=Speedup(types={"a100": 2.0, "v100": 1.0}))
+    c = cluster()
+    c.add(1, elastic="1-8")
+    assert first(c, stated) == {1: ("a100", 1)}
+    seen = Measurement(gpu_type="v100", gpus=2, nodes=1, samples_per_s=100.0, steps=9)
+    c = cluster()
+    c.add(1, elastic="1-8", on={"v1": 2}, record={"measurements": (seen,)})
+    assert first(c, stated) == {1: ("a100", 4)}
+
+
+def test_alternatives_end_with_the_present_shape_and_waiting():
+    c = cluster()
+    c.add(1, elastic="1-8", on={"a1": 1}, record={"learned": learned(application(), ("a100", 4))})
+    c.add(2, elastic="1-8", record={"learned": learned(application(), ("v100", 4))})
+    found = ask(c, capacity={"a100": 8, "v100": 0})
+    assert [(a.gpu_type, a.gpus) for a in found[1].alternatives] == [
+        ("a100", 4),
+        ("a100", 2),
+        ("a100", 1),
+        ("", 0),
+    ]
+    assert [a.gpus for a in found[2].alternatives] == [4, 2, 1, 0]
+
+
+def test_the_reason_says_what_the_types_give():
+    c = cluster()
+    c.add(1, elastic="1-4", on={"v1": 4}, record={"learned": learned(application(), ("v100", 4))})
+    reason = ask(c)[1].alternatives[0].reason
+    assert reason.startswith("4 a100: goodput 7.")
+    assert "times one v100; 4 v100 would give 3." in reason
+    c.add(2, elastic="1-16", record={"learned": learned(application(), ("v100", 8))})
+    waits = ask(c, capacity={"v100": 4})[2].alternatives[0].reason
+    assert waits.endswith("v100 would be its best") or "v100" in waits
+
+
+def test_nothing_fits():
+    c = cluster()
+    c.add(1, elastic="1-4,types=h100")
+    (only,) = ask(c)[1].alternatives
+    assert only.gpus == 0
+    assert only.reason.startswith("no GPUs of this cluster")
+    assert ask(cluster()) == {}
+
+
+def test_the_time_limit_is_written_down(monkeypatch):
+    def late(program, **_):
+        return Solution(
+            choice=np.array([0]),
+            objective=1.0,
+            bound=0.9,
+            proven=False,
+            limit_hit=True,
+            how="greedy",
+        )
+
+    monkeypatch.setattr(sia, "solve", late)
+    c = cluster()
+    c.add(1, elastic="1-4", record={"learned": Learned(application())})
+    proposals, state = Sia(PLAIN).decide(question(c), {"limit_hits": 2})
+    assert "time limit" in proposals[0].alternatives[0].reason
+    assert json.loads(json.dumps(state))["limit_hits"] == 3
+    assert state["limit_hit"]["gap"] == pytest.approx(0.1)
+
+
+def test_a_single_rule_of_the_artifact():
+    config = dataclasses.replace(PLAIN, sia=Settings(artifact_rules=("rounding",)))
+    c = cluster()
+    c.add(1, elastic="1-8", on={"v1": 1}, record={"learned": learned(application(), ("v100", 4))})
+    cost = Sia(config).weigh(question(c, config)).cost
+    assert cost == pytest.approx(np.round(cost, 2))
+    other = Sia(PLAIN).weigh(question(c)).cost
+    assert not np.allclose(other, np.round(other, 2))
+
+
+def test_above_zero_p_maximises_the_sum():
+    config = dataclasses.replace(PLAIN, sia=Settings(p=1.0, lambda_n=0.0))
+    c = cluster()
+    fast, slow = (
+        learned(application(a100=4.0), ("a100", 8)),
+        learned(application(a100=1.0), ("a100", 8)),
+    )
+    c.add(1, elastic="1-8", on={"a1": 4}, record={"learned": fast})
+    c.add(2, elastic="1-8", on={"v1": 4}, record={"learned": slow})
+    assert first(c, config, {"a100": 8})[1] == ("a100", 8)
+
+
+def test_a_whole_round():
+    c = cluster()
+    fast, even = application("fast", a100=3.0), application("even", a100=1.0)
+    c.add(1, elastic="1-8", on={"v1": 4}, record={"learned": learned(fast, ("v100", 4))})
+    c.add(2, elastic="1-4", record={"learned": learned(even, ("a100", 4))})
+    plan, state = decide_round(c.snapshot(), c.records, config=PLAIN, policy=Sia(PLAIN), state={})
+    assert json.loads(json.dumps(state)) == state
+    assert plan.decision[1].target.gpu_type == "a100"
+    assert plan.decision[2].action is Action.START
