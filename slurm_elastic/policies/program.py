@@ -109,7 +109,8 @@ class Solution:
         choice: [J] configuration of each job, -1: none.
         objective: its cost, by the program's own figures.
         bound: no choice costs less.
-        proven: whether objective and bound are as close as was asked for.
+        proven: whether objective and bound are as close as was asked for. Ties are decided by
+            raising profits by up to 1e-7 of themselves: to that extent a bound is not exact.
         limit_hit: the time limit ended the search: the same seed may give another answer.
         how: what found it: "relaxation", "branch and bound" or "greedy".
         relaxed: jobs whose fixing did not fit the capacity and was lifted.
@@ -156,7 +157,7 @@ def solve(
         choice=choice,
         objective=objective,
         bound=bound,
-        proven=objective - bound <= gap * max(abs(objective), 1e-9) + 1e-9,
+        proven=objective - bound <= gap * abs(objective) + _JITTER * found.bound + 1e-8,
         limit_hit=found.limit_hit,
         how=found.how,
         relaxed=relaxed,

@@ -9,7 +9,8 @@ and none that contains a column has more than the bound less the column's *regre
 `best_j - (profit_jc - price_t gpus_c)`. Both hold for any prices, whatever the tolerances of a
 linear solver are. So the relaxation is solved over the columns that a sample's prices leave
 plausible, and accepted when the bound over all columns meets it (sifting; Bixby et al. 1992);
-and branch and bound sees only columns whose regret is smaller than the gap.
+and branch and bound sees only columns whose regret is smaller than the gap, those of the least
+regret first: a small core mostly holds the optimum (Balas and Zemel 1980, Pisinger 1995).
 """
 
 from __future__ import annotations
@@ -40,6 +41,21 @@ _WIDTH = 1.0
 _LEAST_DOUBT = 0.25
 _WIDER, _NARROWER = 2.0, 0.3
 _MOST_SIFTS = 8
+#: Variables of the first core, and how much wider each further one is.
+_FIRST_CORE = 200
+_WIDER_CORE = 4.0
+#: There is a good choice already and the core is small: no heuristics, no restarts.
+_BRANCHING = {
+    "mip_rel_gap": 0.0,
+    "mip_heuristic_effort": 0.0,
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_rins": False,
+    "mip_allow_restart": False,
+    "mip_detect_symmetry": False,
+}
+_NOTHING = 1e-9
 #: The relaxation may miss its own bound by this part of the gap that is allowed in the end.
 _SIFTED = 0.1
 
@@ -123,16 +139,31 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
     rounded = _improve(c, np.flatnonzero(x >= _WHOLE), regret, bound)
     if float(c.profit[rounded].sum()) >= profit:
         picked, profit = rounded, float(c.profit[rounded].sum())
-    allowed = gap * max(abs(offset - profit), 1e-9)
-    if bound - profit <= allowed:
-        return Found(picked=picked, bound=bound, limit_hit=False, how="relaxation")
-    slack = bound - profit - allowed
-    core = _restrict(c, regret <= slack, best <= slack)
-    if core is None:
-        # What every better choice would have to contain does not fit: there is none.
-        bound = min(bound, profit + allowed)
-        return Found(picked=picked, bound=bound, limit_hit=False, how="branch and bound")
-    return _branch(c, core, picked, bound=bound, allowed=allowed, clock=clock)
+    # The answer's objective lies between these two: the smaller one keeps the gap's promise.
+    allowed = gap * min(abs(offset - profit), abs(offset - bound)) + _NOTHING
+    how = "relaxation"
+    widest = bound - profit - allowed
+    slack = min(widest, _small(regret)) if widest > 0 else 0.0
+    while bound - profit > allowed and clock.left > 0:
+        # Outside of the core nothing has more profit than outside.
+        how, outside = "branch and bound", _worth(c, best, prices) - slack
+        core = _restrict(c, regret <= slack, best <= slack)
+        if core is not None:
+            picked, inside = _branch(c, core, picked, allowed=allowed, clock=clock)
+            profit = float(c.profit[picked].sum())
+            outside = max(outside, inside)
+        bound = min(bound, max(outside, profit))
+        if slack >= widest:
+            break
+        slack = min(slack * _WIDER_CORE, widest)
+    return Found(picked=picked, bound=bound, limit_hit=clock.left <= 0, how=how)
+
+
+def _small(regret: Floats) -> float:
+    """The regret up to which a first core has a number of variables that is solved at once."""
+    if len(regret) <= _FIRST_CORE:
+        return float(regret.max())
+    return max(float(np.partition(regret, _FIRST_CORE)[_FIRST_CORE]), _NOTHING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,29 +247,25 @@ def _linear(c: Columns, clock: Clock) -> tuple[Floats, Floats] | None:
 
 
 def _branch(
-    c: Columns, core: _Core, picked: Ints, *, bound: float, allowed: float, clock: Clock
-) -> Found:
-    """Branch and bound over what is open, from `picked` on."""
-    profit = float(c.profit[picked].sum())
-    settled = float(c.profit[core.settled].sum())
+    c: Columns, core: _Core, picked: Ints, *, allowed: float, clock: Clock
+) -> tuple[Ints, float]:
+    """The better of `picked` and the core's best; no choice in the core has more profit than."""
     highs = _highs(core.columns, clock, integer=True)
-    highs.setOptionValue("mip_rel_gap", 0.0)
-    highs.setOptionValue("mip_abs_gap", allowed)
+    for name, value in _BRANCHING.items():
+        highs.setOptionValue(name, value)
+    highs.setOptionValue("mip_abs_gap", allowed / 2)
     if np.isin(core.settled, picked).all():
         known = np.flatnonzero(np.isin(core.at, picked)).astype(np.int32)
         highs.setSolution(len(known), known, np.ones(len(known)))
     highs.run()
     x = np.asarray(highs.getSolution().col_value, dtype=np.float64)
     if len(x) == len(core.at):
-        better = np.r_[core.settled, core.at[x > 0.5]]
-        fits = (c.used(better) <= c.room).all() and len(np.unique(c.row[better])) == len(better)
-        if fits and float(c.profit[better].sum()) > profit:
-            picked, profit = np.sort(better), float(c.profit[better].sum())
-    done = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    # Choices outside the core have at most the first profit + allowed.
-    dual = settled - float(highs.getInfo().mip_dual_bound)
-    bound = min(bound, max(dual, profit + allowed))
-    return Found(picked=picked, bound=bound, limit_hit=not done, how="branch and bound")
+        found = np.sort(np.r_[core.settled, core.at[x > 0.5]])
+        fits = (c.used(found) <= c.room).all() and len(_first(c.row[found])) == len(found)
+        if fits and c.profit[found].sum() > c.profit[picked].sum():
+            picked = found
+    dual = highs.getInfo().mip_dual_bound
+    return picked, float(c.profit[core.settled].sum() - dual)
 
 
 def _greedy(c: Columns) -> Ints:

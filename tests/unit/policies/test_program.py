@@ -1,0 +1,154 @@
+"""The round's integer program on the published instance, and what it does with bad fixings."""
+
+import doctest
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import solver
+from slurm_elastic.policies import program as module
+from slurm_elastic.policies.program import Program, solve
+from slurm_elastic.policies.program_reference import export, solve_reference
+
+DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
+HARD = DATA / "hard_instance.json"
+published = pytest.mark.skipif(not HARD.exists(), reason=f"needs {HARD.name} in ../shared/data/sia")
+
+
+def simple(**changes):
+    """Two types; three jobs with the same costs: 1 and 2 GPUs of type 0, 1 of type 1."""
+    fields = {
+        "cost": np.tile([0.9, 0.5, 0.8], (3, 1)),
+        "valid": np.ones((3, 3), dtype=bool),
+        "config_type": np.array([0, 0, 1]),
+        "config_gpus": np.array([1, 2, 1]),
+        "capacity": np.array([3, 1]),
+        "not_running": 1.1,
+        "fixed": np.array([-1, -1, -1]),
+    }
+    return Program(**(fields | changes))
+
+
+def test_examples_in_the_docs():
+    assert doctest.testmod(module).failed == 0
+
+
+def test_every_job_gets_the_most_useful_of_what_there_is():
+    found = solve(simple())
+    assert sorted(found.choice.tolist()) == [0, 1, 2]
+    assert found.objective == pytest.approx(2.2)
+    assert (found.proven, found.limit_hit, found.relaxed) == (True, False, ())
+
+
+def test_ties_are_decided_by_the_seed():
+    answers = {tuple(solve(simple(), seed=seed).choice) for seed in range(20)}
+    assert len(answers) > 1
+    assert {solve(simple(), seed=seed).objective for seed in range(20)} == {
+        solve(simple()).objective
+    }
+
+
+def test_running_that_costs_more_than_waiting_is_for_fixed_jobs_only():
+    costs = np.full((3, 3), 2.0)
+    found = solve(simple(cost=costs, fixed=np.array([-1, 1, -1])))
+    assert found.choice.tolist() == [-1, 1, -1]
+    assert found.objective == pytest.approx(4.2)
+
+
+def test_a_fixed_job_keeps_what_is_not_valid_for_it():
+    valid = np.ones((3, 3), dtype=bool)
+    valid[0, 1] = False
+    assert solve(simple(valid=valid, fixed=np.array([1, -1, -1]))).choice[0] == 1
+
+
+def test_fixed_jobs_that_no_longer_fit_become_free_in_the_order_of_rows():
+    found = solve(simple(capacity=np.array([2, 1]), fixed=np.array([1, 1, -1])))
+    assert found.relaxed == (1,)
+    assert found.choice[0] == 1
+    assert sorted(found.choice[1:].tolist()) == [-1, 2]
+
+
+def test_nothing_to_give_and_nobody_to_give_it_to():
+    assert solve(simple(capacity=np.array([0, -3]))).choice.tolist() == [-1, -1, -1]
+    nobody = simple(
+        cost=np.empty((0, 3)), valid=np.empty((0, 3), dtype=bool), fixed=np.empty(0, dtype=int)
+    )
+    assert solve(nobody).choice.tolist() == []
+
+
+def test_out_of_time_means_greedy_and_says_so():
+    found = solve(simple(), time_limit_s=0.0)
+    assert (found.how, found.limit_hit) == ("greedy", True)
+    assert found.bound <= found.objective <= 3.3
+    assert (found.choice >= 0).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fixed": np.array([-1])}, "differ"),
+        ({"cost": np.full((3, 3), np.nan)}, "not finite; mask it"),
+        ({"config_gpus": np.array([0, 2, 1])}, "at least one GPU"),
+        ({"config_type": np.array([0, 0, 2])}, "has no capacity"),
+        ({"fixed": np.array([3, -1, -1])}, "does not exist"),
+    ],
+)
+def test_programs_that_cannot_be(changes, words):
+    with pytest.raises(ValueError, match=words):
+        simple(**changes)
+
+
+def test_costs_that_are_masked_are_not_read():
+    costs = np.tile([np.nan, 0.5, np.inf], (3, 1))
+    valid = np.tile([False, True, False], (3, 1))
+    assert sorted(solve(simple(cost=costs, valid=valid)).choice.tolist()) == [-1, -1, 1]
+
+
+@published
+def test_the_round_on_which_the_published_solver_stalls():
+    _, program = solver.published(HARD)
+    found = solve(program)
+    assert found.objective <= 117.06
+    assert found.proven
+    assert not found.limit_hit
+    assert (program.used(found.choice) <= program.capacity).all()
+
+
+@published
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+def test_parts_of_it_are_solved_as_by_the_reference(share):
+    _, program = solver.published(HARD)
+    part = np.arange(0, 306, 9)
+    smaller = replace(
+        program,
+        cost=program.cost[part],
+        valid=program.valid[part],
+        fixed=program.fixed[part] * 0 - 1,
+        capacity=(program.capacity * len(part) / 306 * share).astype(np.int64),
+    )
+    found = solve(smaller, gap=0.0)
+    _, objective = solve_reference(smaller)
+    assert found.objective == pytest.approx(objective, abs=1e-6)
+
+
+def test_invented_rows_need_no_file():
+    rows = solver.invented(50, seed=1)
+    program = solver.instance(rows, gpus=64, jobs=30, seed=1)
+    found = solver.measure(program, limit_s=20, cbc=True, repeat=1)
+    assert found["proven"]
+    assert found["cbc_finished"]
+    assert abs(found["better"]) <= 2e-4
+
+
+def test_export(tmp_path):
+    export(simple(), tmp_path / "round.lp")
+    assert "type_1: x_0_2 + x_1_2 + x_2_2 <= 1" in (tmp_path / "round.lp").read_text()
+
+
+def test_without_pulp_the_reference_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install"):
+        solve_reference(simple())
