@@ -87,7 +87,6 @@ def run(task: Run) -> tuple[Run, Result]:
         config=config,
         policy=load(config),
         interval_s=INTERVAL_S.get(task.policy, 60.0),
-        artifact_compat=task.compat,
         seed=task.seed,
         job_class=task.job_class,
     )

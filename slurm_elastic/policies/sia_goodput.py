@@ -67,6 +67,8 @@ class Goodputs:
 
     def rows(self, jobs: Sequence[Candidate], columns: Configurations) -> Floats:
         """[J, C] goodput of each job in each configuration, in the job's own unit; 0: cannot."""
+        if not jobs or not len(columns):
+            return np.zeros((len(jobs), len(columns)))
         kept: dict[int, tuple[object, Configurations, Floats]] = {}
         fresh = []
         for job in jobs:
@@ -80,8 +82,6 @@ class Goodputs:
             known = job.model if job.learned is None else job.learned
             kept[job.job.job_id] = (known, columns, row)
         self._kept = kept
-        if not jobs:
-            return np.zeros((0, len(columns)))
         return np.stack([kept[job.job.job_id][2] for job in jobs])
 
     def one(self, job: Candidate, columns: Configurations, column: int) -> float:
