@@ -28,6 +28,7 @@ choice, and says how far that can be from the optimum.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,10 @@ Bools = NDArray[np.bool_]
 
 #: Profits are raised by at most this part, drawn by the seed, so that ties are decided by it.
 _JITTER = 1e-7
+#: Grains that are looked for, at first in some profits; how near a multiple has to be.
+_GRAINS = (1.0, 0.1, 0.01, 0.001)
+_SOME = 64
+_ON_GRID = 1e-6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,7 +157,10 @@ def solve(
     picked = found.picked
     choice[columns.job[columns.row[picked]]] = columns.config[picked]
     objective = program.objective(choice)
-    bound = min(objective, settled - found.bound)
+    most = found.bound
+    if columns.grain:
+        most = math.floor(most / columns.grain + _ON_GRID) * columns.grain
+    bound = min(objective, settled - most)
     return Solution(
         choice=choice,
         objective=objective,
@@ -188,6 +196,7 @@ def _columns(program: Program, choice: Ints, room: Ints, seed: int) -> Columns:
     _drop_dominated(program, profit, useful)
     jobs, configs = np.nonzero(useful)
     draw = np.random.default_rng(seed).random(len(jobs))
+    gains = profit[jobs, configs]
     present = np.flatnonzero(useful.any(axis=1))
     row = np.searchsorted(present, jobs)
     return Columns(
@@ -195,10 +204,23 @@ def _columns(program: Program, choice: Ints, room: Ints, seed: int) -> Columns:
         config=configs,
         kind=program.config_type[configs],
         gpus=program.config_gpus[configs],
-        profit=profit[jobs, configs] * (1.0 + _JITTER * draw),
+        profit=gains * (1.0 + _JITTER * draw),
         job=present,
         room=room.astype(np.float64),
+        grain=_grain(gains),
+        ties=_JITTER,
     )
+
+
+def _grain(gains: Floats) -> float:
+    """The largest of a few grains that divides all gains (rounded costs have one), or 0."""
+    for grain in _GRAINS:
+        some = gains[:_SOME] / grain
+        if (np.abs(some - np.rint(some)) < _ON_GRID).all():
+            every = gains / grain
+            if (np.abs(every - np.rint(every)) < _ON_GRID).all():
+                return grain
+    return 0.0
 
 
 def _drop_dominated(program: Program, profit: Floats, useful: Bools) -> None:

@@ -41,8 +41,9 @@ def to_pulp(program: Program) -> tuple[Any, dict[tuple[int, int], Any]]:
         problem += pulp.lpSum(terms) <= 1, f"job_{j}"
     for kind, terms in of_type.items():
         problem += pulp.lpSum(terms) <= int(program.capacity[kind]), f"type_{kind}"
-    for j in np.flatnonzero(program.fixed >= 0):
-        problem += variables[int(j), int(program.fixed[j])] == 1, f"fixed_{j}"
+    for j, held in enumerate(program.fixed.tolist()):
+        if held >= 0:
+            problem += variables[j, held] == 1, f"fixed_{j}"
     return problem, variables
 
 

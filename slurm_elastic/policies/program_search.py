@@ -16,7 +16,7 @@ regret first: a small core mostly holds the optimum (Balas and Zemel 1980, Pisin
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import highspy
 import numpy as np
@@ -41,6 +41,7 @@ _WIDTH = 1.0
 _LEAST_DOUBT = 0.25
 _WIDER, _NARROWER = 2.0, 0.3
 _MOST_SIFTS = 8
+_NOTHING = 1e-9
 #: Variables of the first core, and how much wider each further one is.
 _FIRST_CORE = 200
 _WIDER_CORE = 4.0
@@ -55,7 +56,6 @@ _BRANCHING = {
     "mip_allow_restart": False,
     "mip_detect_symmetry": False,
 }
-_NOTHING = 1e-9
 #: The relaxation may miss its own bound by this part of the gap that is allowed in the end.
 _SIFTED = 0.1
 
@@ -70,6 +70,8 @@ class Columns:
         profit: [K] > 0.
         job: [R] the job of each row.
         room: [T] GPUs to give.
+        grain: every choice's profit is a multiple of this, ties aside; 0: of nothing.
+        ties: the part of a profit by which ties are decided.
     """
 
     row: Ints
@@ -79,11 +81,14 @@ class Columns:
     profit: Floats
     job: Ints
     room: Floats
+    grain: float = 0.0
+    ties: float = 0.0
 
     def used(self, picked: Ints) -> Floats:
         """[T] GPUs that these variables take."""
         kinds, gpus = self.kind[picked], self.gpus[picked]
-        return np.bincount(kinds, weights=gpus, minlength=len(self.room))
+        used = np.bincount(kinds, weights=gpus, minlength=len(self.room))
+        return used.astype(np.float64)
 
     def only(self, at: Ints, room: Floats) -> Columns:
         """These variables alone, rows numbered anew."""
@@ -118,6 +123,7 @@ class Clock:
 
     @property
     def left(self) -> float:
+        """Seconds; negative when it is over."""
         return self._end - time.perf_counter()
 
 
@@ -140,7 +146,9 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
     if float(c.profit[rounded].sum()) >= profit:
         picked, profit = rounded, float(c.profit[rounded].sum())
     # The answer's objective lies between these two: the smaller one keeps the gap's promise.
-    allowed = gap * min(abs(offset - profit), abs(offset - bound)) + _NOTHING
+    allowed = gap * min(abs(offset - profit), abs(offset - bound))
+    # Within one grain of the bound there is no better multiple of it.
+    allowed = max(allowed, c.grain * (1 - _NOTHING) - 2 * c.ties * profit) + _NOTHING
     how = "relaxation"
     widest = bound - profit - allowed
     slack = min(widest, _small(regret)) if widest > 0 else 0.0
