@@ -31,6 +31,9 @@ VERBS = {
     "check": "site",
     "config": "site",
     "ping": "site",
+    "simulate": "simulate",
+    "compare": "compare",
+    "workload": "workload",
 }
 
 

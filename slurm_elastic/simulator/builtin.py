@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from slurm_elastic.simulator.generate import Ask
+
 #: A cluster that suits the set; `selastic simulate` without --cluster.
 CLUSTER = "t4:6x4,v100:4x4,a100:2x8"
 
@@ -132,6 +134,11 @@ def family(name: str) -> Family:
     return found
 
 
+def asks() -> dict[str, Ask]:
+    """What a generated workload is drawn from."""
+    return {f.name: Ask(batches=f.batches, weight=f.weight, sizes=f.sizes) for f in FAMILIES}
+
+
 def most(model: Family, gpu: Gpu) -> int:
     """Samples that fit a GPU at once; 0: the model does not."""
     room = gpu.memory_gb - _FRAMEWORK_GB - 16e-9 * model.parameters
@@ -167,7 +174,7 @@ def gain(scale: float, noise: float) -> float:
 def noise(model: Family, epoch: int) -> float:
     """Noise scale in an epoch (0-based), in initial batches."""
     first, last = model.noise
-    return first * (last / first) ** (epoch / max(1, model.epochs - 1))
+    return first * math.pow(last / first, epoch / max(1, model.epochs - 1))
 
 
 def micro_batches(model: Family, gpu: Gpu) -> list[int]:
@@ -199,7 +206,9 @@ def write(folder: Path) -> None:
                     ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"),
                     _scalability(model, gpu),
                 )
-        text = f"# Invented; see slurm_elastic/simulator/builtin.py.\nrestart_s = {model.restart_s}\n"
+        text = (
+            f"# Invented; see slurm_elastic/simulator/builtin.py.\nrestart_s = {model.restart_s}\n"
+        )
         (home / "application.toml").write_text(text, encoding="ascii")
         for batch, rows in _validation(model):
             _write_csv(

@@ -90,7 +90,7 @@ def generate(
     classes = classes or {"adaptive": 1.0}
     kinds = _weights(classes, CLASSES)
     drawn: dict[int, tuple[str, int]] = {}
-    lines = []
+    lines: list[Line] = []
     for index in np.argsort(times, kind="stable"):
         group = int(groups[index])
         if group not in drawn:
@@ -123,9 +123,10 @@ def write(lines: Iterable[Line], stream: TextIO) -> None:
 
 def _size(rng: np.random.Generator, ask: Ask) -> int:
     sizes = [s for s, _ in ask.sizes]
-    chances = _weights({str(s): w for s, w in ask.sizes}, [str(s) for s in sizes])
+    weights = _weights({str(s): w for s, w in ask.sizes}, [str(s) for s in sizes])
     # Each GPU needs a sample of the largest batch.
-    return min(int(rng.choice(sizes, p=chances)), ask.batches[1])
+    drawn = int(rng.choice(sizes, p=weights))
+    return min(drawn, int(ask.batches[1]))
 
 
 def _batch(ask: Ask, gpus: int) -> int:

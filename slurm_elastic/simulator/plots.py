@@ -263,9 +263,7 @@ def _bars(axes: Any, summaries: Mapping[str, Mapping[str, Any]]) -> None:
         ratios = [figures[key] / base[key] if base[key] else np.nan for _, key in _BARS]
         highest = max(highest, *(r for r in ratios if np.isfinite(r)))
         where = np.arange(len(_BARS)) - 0.4 + width * (i + 0.5)
-        bars = axes.bar(
-            where, ratios, 0.92 * width, color=_COLOURS[i % len(_COLOURS)], label=name
-        )
+        bars = axes.bar(where, ratios, 0.92 * width, color=_COLOURS[i % len(_COLOURS)], label=name)
         axes.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=1, fontsize=7.5)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylim(0, highest * 1.12)

@@ -153,9 +153,9 @@ def _points(name: str) -> tuple[tuple[int, float], ...]:
         points.append((int(gpus), value))
     if points[0] != (1, 1.0) or any(a[0] >= b[0] for a, b in pairwise(points)):
         raise ScalingError(f'"{name}": must begin with 1=1 and count GPUs upwards')
-    for gpus, speed in points:
-        if speed > 2 * gpus:
-            raise ScalingError(f'"{name}": {gpus} GPUs cannot be {speed:g} times as fast as one')
+    for count, factor in points:
+        if factor > 2 * count:
+            raise ScalingError(f'"{name}": {count} GPUs cannot be {factor:g} times as fast as one')
     return tuple(points)
 
 

@@ -1,0 +1,304 @@
+"""`selastic compare`: policies beside each other, also on what a site's accounting says it ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import options, simulations
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.tables import Column, Layout, render
+from slurm_elastic.cli.words import clean
+
+if TYPE_CHECKING:
+    from slurm_elastic.simulator.clusters import Cluster
+    from slurm_elastic.simulator.results import Result
+    from slurm_elastic.simulator.sacct import Past
+
+#: Believed of jobs when nobody says how they scale: from pessimistic to optimistic.
+SCALINGS = ("amdahl:0.9", "amdahl:0.99")
+
+#: Header, key of the summary, decimals.
+_FIGURES = (
+    ("AVG_JCT_H", "avg_jct_h", 2),
+    ("P50_JCT_H", "p50_jct_h", 2),
+    ("P99_JCT_H", "p99_jct_h", 2),
+    ("MAKESPAN_H", "makespan_h", 2),
+    ("GPU_H_PER_JOB", "gpu_h_per_job", 2),
+    ("RESTARTS_PER_JOB", "restarts_per_job", 2),
+    ("POLICY_MS_P50", "policy_ms_p50", 1),
+)
+#: Of these a ratio says something.
+_RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
+_AS_IT_WAS = "as it was"
+
+
+@options.verb
+@simulations.shared
+@click.option(
+    "--policies", default="sia,gavel,las,fifo", show_default=True, metavar="NAME,…",
+    help="Who decides; ratios are to the first.",
+)  # fmt: skip
+@click.option("--sacct", metavar="FILE", help="Jobs as a site's accounting has them.")
+@click.option(
+    "--scaling", "scalings", metavar="CURVE", multiple=True,
+    help="With --sacct, from pessimistic to optimistic (amdahl:0.9 and amdahl:0.99).",
+)  # fmt: skip
+@click.option(
+    "--grow", type=click.FloatRange(1, 1000), metavar="X",
+    help="With --sacct: jobs grow to X times what they asked for (4).",
+)  # fmt: skip
+@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that ended well.")
+@options.as_json
+def compare(
+    *,
+    workloads: tuple[str, ...],
+    policies: str,
+    sacct: str | None,
+    scalings: tuple[str, ...],
+    grow: float | None,
+    completed_only: bool,
+    jobs_csv: str | None,
+    plot: str | None,
+    json_: bool,
+    **shared: Any,
+) -> None:
+    """Run the same workloads under several policies.
+
+    With --sacct: what would elasticity have given us last month? Accounting does not hold how
+    jobs scale, so that the answer is a range over the stated curves.
+    """
+    inputs = simulations.Inputs(**shared)
+    with simulations.refusals():
+        names = _policies(policies)
+        simulations.check_outputs(plot, jobs_csv)
+        if sacct is None:
+            for given, option in (
+                (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),
+            ):  # fmt: skip
+                if given:
+                    raise CliError(f"{option} says something about --sacct FILE only", USAGE)
+            machines = simulations.cluster(inputs, builtin=inputs.profiles is None)
+            loaded = simulations.load(workloads, inputs, machines)
+            tasks = [simulations.task(one, machines, inputs, n) for n in names for one in loaded]
+            results = simulations.run(tasks, inputs)
+            found = {
+                name: results[i * len(loaded) : (i + 1) * len(loaded)]
+                for i, name in enumerate(names)
+            }
+            said = answer(found)
+            lines = shown(found, said)
+        else:
+            if workloads:
+                raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
+            found, said, lines = _past(
+                Path(sacct), names, scalings or SCALINGS, inputs,
+                grow=grow, completed_only=completed_only,
+            )  # fmt: skip
+        _write(found, jobs_csv, plot)
+    if json_:
+        options.put_json(simulations.plain(said))
+    elif jobs_csv != "-":
+        options.put(lines)
+
+
+def _policies(text: str) -> list[str]:
+    names = [simulations.known_policy(n.strip(), "--policies") for n in text.split(",")]
+    for name in names:
+        if names.count(name) > 1:
+            raise CliError(f"--policies: {name} is given twice", USAGE)
+    return names
+
+
+def _write(found: Mapping[str, Sequence[Result]], jobs_csv: str | None, plot: str | None) -> None:
+    from slurm_elastic.simulator import plots  # noqa: PLC0415
+    from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
+    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
+
+    if jobs_csv is not None:
+        everything = [r for results in found.values() for r in results]
+        simulations.write_text(jobs_csv, rows(everything), "--jobs-csv")
+    if plot is not None:
+        figures = {name: summary(results) for name, results in found.items()}
+        plots.draw_comparison(found, figures, Path(plot))
+
+
+def answer(found: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """Figures of each policy, with ratios to the first."""
+    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
+
+    figures = {name: summary(results) for name, results in found.items()}
+    first = next(iter(figures.values()))
+    return {
+        "workloads": first["workloads"],
+        "cluster": first["cluster"],
+        "jobs": first["jobs"],
+        "first": next(iter(figures)),
+        "policies": {name: {**one, "ratio": _ratios(one, first)} for name, one in figures.items()},
+    }
+
+
+def _ratios(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, float]:
+    return {key: one[key] / first[key] if first[key] else math.nan for key in _RATIOS}
+
+
+def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> list[str]:
+    """The table."""
+    some = next(iter(found.values()))
+    gpus = sum(g for _, g in some[0].gpus)
+    many = clean(some[0].workload) if len(some) == 1 else f"{len(some)} workloads"
+    rows = [
+        {"POLICY": name, **{h: _cell([one], key, places) for h, key, places in _FIGURES}}
+        for name, one in said["policies"].items()
+    ]
+    return [
+        (
+            f"{said['jobs']} jobs of {many} on {said['cluster']} ({gpus} GPUs);"
+            f" x: times {said['first']}'s"
+        ),
+        *_table(rows),
+    ]
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    headers = ["POLICY", *(h for h, _, _ in _FIGURES)]
+    columns = [_column(h) for h in headers]
+    return render(rows, columns, headers, Layout())
+
+
+def _column(header: str) -> Column:
+    return Column(header, lambda row: row.get(header, "-"), right=header != "POLICY")
+
+
+def _cell(figures: Sequence[Mapping[str, Any]], key: str, places: int) -> str:
+    """A figure, or its range, with its ratio to the first policy."""
+    text = _range([one[key] for one in figures], places)
+    ratios = [one["ratio"][key] for one in figures if key in one.get("ratio", ())]
+    return f"{text} x{_range(ratios, 2)}" if ratios else text
+
+
+def _range(values: Sequence[float], places: int) -> str:
+    texts = list(dict.fromkeys(f"{v:.{places}f}" for v in values))
+    return texts[0] if len(texts) == 1 else f"{texts[0]}..{texts[-1]}"
+
+
+def _past(
+    path: Path,
+    names: Sequence[str],
+    scalings: Sequence[str],
+    inputs: simulations.Inputs,
+    *,
+    grow: float | None,
+    completed_only: bool,
+) -> tuple[dict[str, list[Result]], dict[str, Any], list[str]]:
+    """Results by policy and curve; the JSON answer; the lines."""
+    from slurm_elastic.simulator import sacct, scaling, stated  # noqa: PLC0415
+
+    if inputs.profiles is not None:
+        raise CliError("--profiles says nothing about jobs of --sacct; leave it out", USAGE)
+    rules = [scaling.rules(text) for text in scalings]
+    past = sacct.read(path, completed_only=completed_only)
+    if inputs.cluster is None:
+        raise CliError(f"--cluster is missing; {clean(_most_used(past))}", USAGE)
+    machines = simulations.cluster(inputs, builtin=False)
+    speeds = simulations.weights(inputs.speeds, "--speeds")
+    factor = grow or stated.GROW
+    loaded = [
+        stated.build(
+            f"{path.stem} {text}",
+            stated.of_past(past, rule, grow=factor, speeds=speeds),
+            machines.types,
+            speeds=speeds,
+        )
+        for text, rule in zip(scalings, rules, strict=True)
+    ]
+    tasks = [simulations.task(one, machines, inputs, n) for n in names for one in loaded]
+    results = iter(simulations.run(tasks, inputs))
+    found = {name: {text: next(results) for text in scalings} for name in names}
+    figures = {
+        name: {text: result.summary() for text, result in runs.items()}
+        for name, runs in found.items()
+    }
+    first = figures[names[0]]
+    for runs in figures.values():
+        for text, one in runs.items():
+            one["ratio"] = _ratios(one, first[text])
+    was = _was(past)
+    said = {
+        "file": str(path), "read": past.said(), "cluster": str(machines), "grow": factor,
+        "scalings": list(scalings), "first": names[0], "as_it_was": was, "policies": figures,
+    }  # fmt: skip
+    by_name = {
+        (f"{name} ({text})" if len(scalings) > 1 else name): [result]
+        for name, runs in found.items()
+        for text, result in runs.items()
+    }
+    return by_name, said, _past_lines(said, machines, path)
+
+
+def _past_lines(said: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
+    rows = [
+        {
+            "POLICY": name,
+            **{h: _cell(list(runs.values()), key, places) for h, key, places in _FIGURES},
+        }
+        for name, runs in said["policies"].items()
+    ]
+    was = said["as_it_was"]
+    rows.insert(
+        0,
+        {"POLICY": _AS_IT_WAS, **{h: f"{was[k]:.{p}f}" for h, k, p in _FIGURES if k in was}},
+    )
+    curves = said["scalings"]
+    believed = (
+        f"pessimistic {curves[0]} .. optimistic {curves[-1]}" if len(curves) > 1 else curves[0]
+    )
+    return [
+        f"{clean(path.name)}: {clean(said['read'])}",
+        (
+            f"on {machines} ({machines.gpus} GPUs); believed, not measured: jobs scale as"
+            f" {clean(believed)} and grow to {said['grow']:g} times what they asked for;"
+            f" x: times {said['first']}'s"
+        ),
+        *_table(rows),
+    ]
+
+
+def _was(past: Past) -> dict[str, float]:
+    """The same figures as the accounting has them."""
+    jct = sorted((j.end - j.submit) / 3600 for j in past.jobs)
+    begin, end = min(j.submit for j in past.jobs), max(j.end for j in past.jobs)
+    gpu_s = sum(r.seconds * r.gpus for j in past.jobs for r in j.runs)
+    runs = sum(len(j.runs) - 1 for j in past.jobs)
+    return {
+        "avg_jct_h": sum(jct) / len(jct),
+        "p50_jct_h": jct[int(0.5 * len(jct))],
+        "p99_jct_h": jct[int(0.99 * len(jct))],
+        "makespan_h": (end - begin) / 3600,
+        "gpu_h_per_job": gpu_s / 3600 / len(jct),
+        "restarts_per_job": runs / len(jct),
+    }
+
+
+def _most_used(past: Past) -> str:
+    """What the cluster must at least have been, from what was in use at once."""
+    peaks: dict[str, tuple[int, int]] = {}
+    for kind in sorted({r.gpu_type for j in past.jobs for r in j.runs}):
+        runs = [r for j in past.jobs for r in j.runs if r.gpu_type == kind]
+        edges = sorted(
+            [(r.start, r.gpus) for r in runs] + [(r.start + r.seconds, -r.gpus) for r in runs]
+        )
+        peak = held = 0
+        for _, change in edges:
+            held += change
+            peak = max(peak, held)
+        peaks[kind] = (peak, max(math.ceil(r.gpus / r.nodes) for r in runs))
+    used = ", ".join(f"{peak} {kind or 'GPUs'}" for kind, (peak, _) in peaks.items())
+    example = ",".join(
+        f"{kind or 'gpu'}:{math.ceil(peak / each)}x{each}" for kind, (peak, each) in peaks.items()
+    )
+    return f"at once {used} were in use: write at least --cluster {example}"
