@@ -18,7 +18,7 @@ from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
-from slurm_elastic.placement import promises
+from slurm_elastic.placement import pack, promises
 from slurm_elastic.placement.assign import Assignment, Outcome
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.ledger import Books, Ledger, Need, union
@@ -51,6 +51,8 @@ def decide_round(
     state: Mapping[str, Any],
     previous: Plan | None = None,
     seed: int = 0,
+    at_once: bool = False,
+    explain: bool = True,
 ) -> tuple[Plan, Mapping[str, Any]]:
     """Decide what every elastic job shall hold.
 
@@ -58,14 +60,19 @@ def decide_round(
         snapshot: the cluster, time included.
         records: what is known of the elastic jobs; one without a record is not proven.
         config: the site's configuration.
-        policy: asked once, and again with what was refused.
+        policy: asked once, and again with what was refused; a decisive one only once, and what
+            it puts first is carried out as far as it fits.
         state: what the last round returned, or {}; JSON-serialisable.
         previous: the last plan, whose claims go on; None: claims begin anew.
         seed: for policies that draw lots.
+        at_once: all changes happen at the same instant (the simulator): nobody waits for GPUs
+            that others give up in this round.
+        explain: whether decisions say why they give neither more nor fewer GPUs nor others.
 
     Returns:
         The plan, and the state for the next round.
     """
+    decisive = bool(getattr(policy, "decisive", False))
     frame = Frame(snapshot)
     everyone = tenants(frame, records, config)
     ledger = Ledger(frame)
@@ -82,25 +89,29 @@ def decide_round(
         config,
         claims=_still_meant(previous, snapshot),
         refused=state.get("refused", {}),
+        at_once=at_once,
+        decisive=decisive,
     )
-    assignment = Assignment(books, config)
+    assignment = Assignment(books, config, at_once=at_once, judging=not decisive)
     free = [
         t
         for t in everyone.values()
         if t.standing is Standing.FREE and t.job.job_id not in owed.ways
     ]
-    promised = promises.valid(state.get("promised", {}), snapshot.time)
+    # A decisive policy looks at everything afresh: nothing was promised to anybody.
+    promised = {} if decisive else promises.valid(state.get("promised", {}), snapshot.time)
     for tenant in free:
         if tenant.job.key in promised:
             assignment.keep(tenant, promises.allocation(promised[tenant.job.key]))
     asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
     deciding = _Deciding(everyone, records, policy, state.get("policy", {}), seed)
     policy_state = deciding.assign(assignment, [*asked, *owed.ready])
-    plan = _plan(everyone, owed, assignment)
+    plan = _plan(everyone, owed, assignment, explain=explain)
+    made = {} if decisive else promises.made(plan, assignment.outcomes.values(), promised, config)
     return plan, {
         "policy": dict(policy_state),
         "refused": dict(sorted(owed.refused.items())),
-        "promised": promises.made(plan, assignment.outcomes.values(), promised, config),
+        "promised": made,
     }
 
 
@@ -128,6 +139,12 @@ class _Deciding:
             _add(capacity, self._tenants[job_id].current)
         snapshot = assignment.frame.snapshot
         proposals, state = self._ask(snapshot, asked, capacity)
+        if not assignment.judging:
+            if assignment.at_once:
+                pack.carry_out(assignment, proposals, self._tenants)
+            else:
+                assignment.place(proposals, self._tenants)
+            return state
         before, kept = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._tenants)
         assignment.restore()
@@ -193,11 +210,13 @@ class _Deciding:
         return Proposal(job_id=proposal.job_id, alternatives=(stay,))
 
 
-def _plan(everyone: Mapping[int, Tenant], owed: Neighbours, assignment: Assignment) -> Plan:
+def _plan(
+    everyone: Mapping[int, Tenant], owed: Neighbours, assignment: Assignment, *, explain: bool
+) -> Plan:
     """Targets to decisions, as far as they can be begun now, with their words."""
     frame, now = assignment.frame, assignment.now
     snapshot = frame.snapshot
-    explain = Explainer(frame, assignment.idle(), owed.claims)
+    explainer = Explainer(frame, assignment.idle(), owed.claims) if explain else None
     givers: dict[int, list[str]] = {}
     for given in owed.ways.values():
         givers.setdefault(given.beneficiary.job_id, []).append(whose(given.tenant.job))
@@ -217,11 +236,19 @@ def _plan(everyone: Mapping[int, Tenant], owed: Neighbours, assignment: Assignme
         elif tenant.current is None:
             waiting = _awaits(tenant, kept.get(job_id), givers.get(job_id, []))
             reason = "waits"
-        if way is None and target and target != current and not _begin(now, tenant, target):
+        begins = assignment.at_once or way is not None or not target or target == current
+        if target and not begins and not _begin(now, tenant, target):
             waiting = f"{gpus(target.gpus, target.gpu_type)} on {', '.join(target.nodes)}, which"
             waiting += " others give up first"
             target, reason = tenant.current, "keeps what it has for now"
         holds = target or tenant.current
+        words = {}
+        if explainer is not None and holds:
+            words = {
+                "why_not_more": explainer.why_not_more(tenant, holds, outcome, way),
+                "why_not_fewer": explainer.why_not_fewer(tenant, holds, outcome),
+                "why_here": explainer.why_here(tenant, holds),
+            }
         decisions.append(
             Decision(
                 job_id=job_id,
@@ -229,12 +256,10 @@ def _plan(everyone: Mapping[int, Tenant], owed: Neighbours, assignment: Assignme
                 target=target,
                 action=_action(tenant.current, target),
                 reason=reason,
-                why_not_more=explain.why_not_more(tenant, holds, outcome, way) if holds else "",
-                why_not_fewer=explain.why_not_fewer(tenant, holds, outcome) if holds else "",
-                why_here=explain.why_here(tenant, holds) if holds else "",
-                gain=_gain(frame, tenant, target),
+                gain=_gain(frame, tenant, target) if explain else 0.0,
                 cost_s=_cost_s(tenant, target),
                 waiting_for=waiting,
+                **words,
             )
         )
     decisions.sort(key=lambda d: _ORDER.index(d.action))

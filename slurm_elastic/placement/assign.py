@@ -54,13 +54,22 @@ class Outcome:
 
 
 class Assignment:
-    """The targets of one round while they are worked out on the ledger `later`."""
+    """The targets of one round while they are worked out on the ledger `later`.
 
-    def __init__(self, books: Books, config: Config) -> None:
+    Attributes:
+        at_once: starts may use GPUs that are given up in the same round.
+        judging: changes have to pay; False for a policy that has weighed them already.
+    """
+
+    def __init__(
+        self, books: Books, config: Config, *, at_once: bool = False, judging: bool = True
+    ) -> None:
         self.frame = books.later.frame
         self.later = books.later
         self.now = books.now
         self.config = config
+        self.at_once = at_once
+        self.judging = judging
         self.outcomes: dict[int, Outcome] = {}
 
     def place(self, proposals: Sequence[Proposal], tenants: Mapping[int, Tenant]) -> None:
@@ -70,6 +79,8 @@ class Assignment:
             outcome = Outcome(tenant, tenant.current, wished=proposal.alternatives[0])
             self.outcomes[proposal.job_id] = outcome
             self._first_fitting(outcome, proposal.alternatives)
+        if not self.judging:
+            return
         for outcome in self.outcomes.values():
             if not outcome.changed:
                 self._consolidate(outcome)
@@ -187,7 +198,7 @@ class Assignment:
     def _find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
         """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
         current = tenant.current
-        ledger = self.later if current else self.later.meet(self.now)
+        ledger = self.later if current or self.at_once else self.later.meet(self.now)
         unit = tenant.directive.unit_for(gpu_type)
         if current and gpu_type == current.gpu_type and gpus < current.gpus:
             found = fit(tenant.seat(self.frame, away=False), gpu_type, gpus, ledger, unit=unit)
@@ -233,7 +244,7 @@ class Assignment:
     def _unworthy(self, tenant: Tenant, target: Allocation) -> str:
         """Why a change does not pay, or ""."""
         current = tenant.current
-        if current is None or not tenant.allowed(current):
+        if not self.judging or current is None or not tenant.allowed(current):
             return ""
         if target.gpus < current.gpus and target.gpu_type == current.gpu_type:
             return ""

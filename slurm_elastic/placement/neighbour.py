@@ -60,6 +60,8 @@ def neighbours(
     *,
     claims: Iterable[Claim] = (),
     refused: Mapping[str, float] | None = None,
+    at_once: bool = False,
+    decisive: bool = False,
 ) -> Neighbours:
     """Decide what is owed.
 
@@ -69,18 +71,26 @@ def neighbours(
         config: `[resize]` and `queue` matter.
         claims: those of the last round, which go on.
         refused: until when jobs are not waited for, by their key.
+        at_once: what is decided happens at the same instant: what is free later is free now.
+        decisive: when our own pending jobs start is the policy's matter alone.
     """
     frame = books.later.frame
     at = frame.snapshot.time
     before = {claim.job_id: claim for claim in claims}
     found = Neighbours(refused={k: t for k, t in (refused or {}).items() if t > at})
+    waiting = _waiting(tenants, frame.snapshot.jobs, at)
+    if decisive:
+        found.ready = [j.job_id for j in waiting if _is_ours(tenants.get(j.job_id))]
+        waiting = [j for j in waiting if not _is_ours(tenants.get(j.job_id))]
+    if not waiting:
+        return found
     givers = [t for t in tenants.values() if t.standing in (Standing.FREE, Standing.YIELDS)]
     donors = Donors(frame, givers, config.resize.payback_s)
     tentative: list[tuple[Need, Allocation]] = []
     in_vain: set[tuple[object, ...]] = set()
-    for job in _waiting(tenants, frame.snapshot.jobs, at)[:_MOST_LOOKED_AT]:
+    for job in waiting[:_MOST_LOOKED_AT]:
         tenant = tenants.get(job.job_id)
-        ours = tenant is not None and tenant.standing is Standing.OURS
+        ours = _is_ours(tenant)
         claim = before.get(job.job_id)
         if not ours and (job.key in found.refused or _ran_out(claim, at, config)):
             found.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
@@ -102,7 +112,7 @@ def neighbours(
         for way in gave:
             found.ways[way.tenant.job.job_id] = way
         need = Need.of(job)
-        free_now = not gave and _is_free(place, need, books.now)
+        free_now = not gave and (at_once or _is_free(place, need, books.now))
         books.take(need, place)
         if ours and free_now:
             found.ready.append(job.job_id)
@@ -112,6 +122,10 @@ def neighbours(
     for need, place in tentative:
         books.give(need, place)
     return found
+
+
+def _is_ours(tenant: Tenant | None) -> bool:
+    return tenant is not None and tenant.standing is Standing.OURS
 
 
 def _waiting(tenants: Mapping[int, Tenant], jobs: Iterable[Job], at: float) -> list[Job]:

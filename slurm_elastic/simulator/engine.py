@@ -1,20 +1,48 @@
-"""The simulator's clock."""
+"""The simulator's clock: time passes, rounds decide, jobs follow.
+
+The same round as in the controller (`slurm_elastic.round`) decides on snapshots of
+an invented cluster, and all its changes happen at once. The *round clock* is
+that of Sia's artifact (SOSP'23, `cluster.py`): every `interval_s` all jobs
+advance, then the round sees those submitted by then. With the *event clock*
+an arrival, a completion or the end of a restart makes a round at once, and
+`interval_s` is only the most that passes between two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from slurm_elastic.application import JobClass
 from slurm_elastic.config import Config
-from slurm_elastic.policies.base import Policy
+from slurm_elastic.plan import Plan, Proposal
+from slurm_elastic.policies.base import Policy, Question
+from slurm_elastic.round import decide_round
+from slurm_elastic.simulator import fairness
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.clusters import Cluster
+from slurm_elastic.simulator.jobs import SimulatedJob
+from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Profiles
 from slurm_elastic.simulator.restarts import RestartCosts
-from slurm_elastic.simulator.results import Result
-from slurm_elastic.simulator.workload import Workload
+from slurm_elastic.simulator.results import JobResult, Result, RoundResult, Segment
+from slurm_elastic.simulator.workload import Workload, WorkloadError
+from slurm_elastic.simulator.world import World
 
 Clock = Literal["round", "event"]
+Progress = Callable[[int, int, float], None]
+
+#: Rounds in a row in which no job holds a GPU, all being submitted, before that is an error.
+_MOST_IDLE_ROUNDS = 1000
+#: Rounds between two calls of `progress`.
+_TELL_EVERY = 20
+
+
+class SimulationError(ValueError):
+    """The simulation cannot go on; the message names the job and the remedy."""
 
 
 def simulate(
@@ -26,11 +54,10 @@ def simulate(
     policy: Policy,
     interval_s: float = 60.0,
     clock: Clock = "round",
-    artifact_compat: bool = False,
     seed: int = 0,
     job_class: JobClass | None = None,
     restarts: RestartCosts | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Run a workload to its end.
 
@@ -38,18 +65,275 @@ def simulate(
         workload: what is submitted when.
         profiles: what its applications are, in truth.
         cluster: where it runs.
-        config: the site's configuration; `[controller] policy` names `policy` in the result.
+        config: the site's configuration; `[controller] policy` names `policy` in the result. A
+            decisive policy is bound neither by `min_interval_s` nor by `per_hour`.
         policy: decides.
         interval_s: seconds between rounds; the most with the event clock.
         clock: `round`: everything happens at multiples of `interval_s`; `event`: arrivals,
             completions and ends of restarts trigger a round at once.
-        artifact_compat: policies may count on the user's batch at most, as in Sia's artifact.
         seed: for policies that draw lots.
         job_class: forced on all jobs; None: each its own.
         restarts: what a restart costs; None: the profiles' own seconds.
         progress: called now and then with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
-        SimulationError: a job can never run on this cluster, or nothing runs any more.
+        WorkloadError: a job has no profile or can never run on this cluster.
+        ProfileError: the tables do not say how fast a job is where it was put.
+        SimulationError: nobody was given GPUs for a thousand rounds, or the interval cannot be.
     """
-    raise NotImplementedError
+    began = time.process_time()
+    if not interval_s >= 1.0:
+        raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
+    jobs = _jobs(workload.forced(job_class), profiles, cluster, restarts or RestartCosts())
+    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s)
+    if clock == "event":
+        run.by_events(progress)
+    else:
+        run.by_rounds(progress)
+    results = run.results()
+    return Result(
+        workload=workload.name,
+        policy=config.controller.policy,
+        cluster=str(cluster),
+        gpus=tuple((g.gpu_type, g.gpus) for g in cluster),
+        jobs=results,
+        rounds=tuple(run.rounds),
+        segments=tuple(run.segments),
+        policy_s=tuple(run.policy.wall_s),
+        cpu_s=time.process_time() - began,
+        stages_s=tuple(run.stages.items()),
+        notes=tuple(run.notes),
+    )
+
+
+class _Timed:
+    """A policy whose calls are timed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.decisive = bool(getattr(policy, "decisive", False))
+        self.wall_s: list[float] = []
+        self.cpu_s = 0.0
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Ask it."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        answer = self.policy.decide(question, state)
+        self.wall_s.append(time.perf_counter() - wall)
+        self.cpu_s += time.process_time() - cpu
+        return answer
+
+
+@dataclass
+class _Run:
+    """One simulation under way.
+
+    Attributes:
+        jobs: in order of submission; `active` are submitted and not complete, the first `arrived`
+            are submitted.
+        contention: for each job (sum over the rounds of its life, how many).
+        holding: since when each job has held what it holds.
+    """
+
+    cluster: Cluster
+    jobs: list[SimulatedJob]
+    policy: _Timed
+    config: Config
+    seed: int
+    interval_s: float
+    now_s: float = 0.0
+    arrived: int = 0
+    active: list[SimulatedJob] = field(default_factory=list)
+    rounds: list[RoundResult] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    contention: dict[int, tuple[int, int]] = field(default_factory=dict)
+    holding: dict[int, Segment] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    _state: Mapping[str, Any] = field(default_factory=dict)
+    _plan: Plan | None = None
+    _idle: int = 0
+
+    def __post_init__(self) -> None:
+        self.world = World(self.cluster, measure=not self.policy.decisive)
+        controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
+        resize = self.config.resize
+        if self.policy.decisive:
+            resize = dataclasses.replace(resize, min_interval_s=0.0, per_hour=3600)
+        self.config = dataclasses.replace(self.config, controller=controller, resize=resize)
+        self.stages = {"physics": 0.0, "policy": 0.0, "round": 0.0, "rest": 0.0}
+
+    def by_rounds(self, progress: Progress | None) -> None:
+        """The round clock."""
+        count = 0
+        while self.arrived < len(self.jobs) or self.active:
+            if not self.active:
+                # Nothing can happen before the round that sees the next arrival.
+                arrival = self.jobs[self.arrived].submitted.time_s
+                count = max(count, -int(-arrival // self.interval_s) - 1)
+            count += 1
+            self._advance(self.active, count * self.interval_s)
+            self._round(count * self.interval_s, progress)
+
+    def by_events(self, progress: Progress | None) -> None:
+        """The event clock."""
+        while self.arrived < len(self.jobs) or self.active:
+            horizon = self.now_s + self.interval_s
+            if self.arrived < len(self.jobs):
+                arrival = self.jobs[self.arrived].submitted.time_s
+                horizon = arrival if not self.active else min(horizon, arrival)
+            for job in self.active:
+                if job.restart_left_s > 0:
+                    horizon = min(horizon, self.now_s + job.restart_left_s)
+            # Jobs do not depend on each other between rounds: the first completion is found by
+            # looking ahead, and all others are taken there again.
+            ahead = [job.copy() for job in self.active]
+            self._advance(ahead, horizon)
+            ends = [job.completion_s for job in ahead if job.completion_s is not None]
+            if ends and min(ends) < horizon:
+                horizon = min(ends)
+                ahead = [job.copy() for job in self.active]
+                self._advance(ahead, horizon)
+            self._replace(ahead)
+            self._round(horizon, progress)
+
+    def results(self) -> tuple[JobResult, ...]:
+        """Figures of all jobs, which are complete."""
+        return tuple(self._result(job) for job in self.jobs)
+
+    def _advance(self, jobs: list[SimulatedJob], until_s: float) -> None:
+        begin = time.process_time()
+        for job in jobs:
+            job.advance(until_s)
+        self.stages["physics"] += time.process_time() - begin
+
+    def _replace(self, ahead: list[SimulatedJob]) -> None:
+        by_id = {job.job_id: job for job in ahead}
+        self.active = ahead
+        self.jobs = [by_id.get(job.job_id, job) for job in self.jobs]
+
+    def _round(self, at_s: float, progress: Progress | None) -> None:
+        """Completions, arrivals, a decision, its execution."""
+        begin, policy = time.process_time(), self.policy.cpu_s
+        self.now_s = at_s
+        for job in self.active:
+            if job.completion_s is not None:
+                self._ends(job, job.completion_s)
+                self.world.forget(job.job_id)
+        self.active = [job for job in self.active if job.completion_s is None]
+        while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
+            self.active.append(self.jobs[self.arrived])
+            self.jobs[self.arrived].now_s = at_s
+            self.arrived += 1
+        for job in self.active:
+            total, rounds = self.contention.get(job.job_id, (0, 0))
+            self.contention[job.job_id] = (total + len(self.active), rounds + 1)
+        prepared = time.process_time()
+        self._decide(at_s)
+        decided = time.process_time()
+        self._check(at_s)
+        if progress is not None and (len(self.rounds) % _TELL_EVERY == 0 or not self.active):
+            progress(self.arrived - len(self.active), len(self.jobs), at_s)
+        self.stages["policy"] += self.policy.cpu_s - policy
+        self.stages["round"] += decided - prepared - (self.policy.cpu_s - policy)
+        self.stages["rest"] += time.process_time() - decided + prepared - begin
+
+    def _decide(self, at_s: float) -> None:
+        if self.active:
+            plan, self._state = decide_round(
+                self.world.snapshot(at_s, self.active),
+                self.world.records(self.active),
+                config=self.config,
+                policy=self.policy,
+                state=self._state,
+                previous=self._plan,
+                seed=self.seed,
+                at_once=True,
+                explain=False,
+            )
+            self._plan = plan
+            self.notes.extend(note for note in plan.notes if note not in self.notes[-8:])
+            targets = {d.job_id: d.target for d in plan.decisions}
+            for job in self.active:
+                target = targets.get(job.job_id, job.allocation)
+                if target != job.allocation:
+                    self._ends(job, at_s)
+                    begin = time.process_time()
+                    job.hold(target)
+                    self.stages["physics"] += time.process_time() - begin
+                    self.stages["round"] -= time.process_time() - begin
+                    if target is not None:
+                        self.holding[job.job_id] = Segment(
+                            job.submitted.name, at_s, at_s, target.gpu_type, job.shape
+                        )
+        held: dict[str, int] = {}
+        for job in self.active:
+            if job.shape:
+                held[job.gpu_type] = held.get(job.gpu_type, 0) + job.gpus
+        self.rounds.append(RoundResult(at_s, len(self.active), tuple(sorted(held.items()))))
+
+    def _ends(self, job: SimulatedJob, at_s: float) -> None:
+        segment = self.holding.pop(job.job_id, None)
+        if segment is not None and at_s > segment.begin_s:
+            self.segments.append(dataclasses.replace(segment, end_s=at_s))
+
+    def _check(self, at_s: float) -> None:
+        """Whether anybody can still be expected to make progress."""
+        busy = not self.active or any(job.shape for job in self.active)
+        self._idle = 0 if busy or self.arrived < len(self.jobs) else self._idle + 1
+        if self._idle > _MOST_IDLE_ROUNDS:
+            job = self.active[0].submitted
+            raise SimulationError(
+                f"{job.source or job.name}: {job.name} was given no GPU for {_MOST_IDLE_ROUNDS}"
+                f" rounds although the cluster is idle (at {at_s:.0f} s, {len(self.active)} jobs"
+                f" wait); try another policy, or change what it asks for"
+            )
+
+    def _result(self, job: SimulatedJob) -> JobResult:
+        assert job.completion_s is not None
+        assert job.start_s is not None
+        total, rounds = self.contention[job.job_id]
+        contention = total / rounds
+        submitted = job.submitted
+        jct_s = job.completion_s - submitted.time_s
+        return JobResult(
+            name=submitted.name,
+            application=submitted.application,
+            job_class=submitted.job_class.value,
+            submission_s=submitted.time_s,
+            start_s=job.start_s,
+            completion_s=job.completion_s,
+            jct_s=jct_s,
+            restarts=job.restarts,
+            gpu_s=job.gpu_s,
+            lost_gpu_s=job.lost_gpu_s,
+            contention=contention,
+            rho=jct_s / fairness.isolated_s(job, self.cluster, contention),
+        )
+
+
+def _jobs(
+    workload: Workload, profiles: Profiles, cluster: Cluster, restarts: RestartCosts
+) -> list[SimulatedJob]:
+    physics: dict[str, Physics] = {}
+    jobs = []
+    for job_id, job in enumerate(workload.jobs, start=1):
+        profile = profiles.get(job.application)
+        if profile is None:
+            raise WorkloadError(
+                f"{job.source or job.name}: application {job.application[:60]} of {job.name} has no"
+                f" profile; known: {', '.join(sorted(profiles))}"
+            )
+        truth = physics.setdefault(job.application, Physics(profile))
+        jobs.append(
+            SimulatedJob(
+                job,
+                truth,
+                describe(job, truth, cluster),
+                job_id=job_id,
+                restart_s=restarts.of(job.application, profile.restart_s),
+            )
+        )
+    return jobs

@@ -7,13 +7,8 @@ the mean of each workload's own; contention of a round = jobs submitted and not
 complete. GPU hours count every second that a job held its GPUs, restarts
 included.
 
-Finish-time fairness rho of a job (after Themis, NSDI'20, and Sia, section 5.4) is its JCT
-over its JCT on its own fair share: 1/n of the cluster, n the mean contention
-over its life. **Our definition** of the latter is an estimate, not a second simulation: the job
-alone, on the best single type among those of which a share of at least one
-whole GPU is left, in the shape of floor(gpus/n) GPUs, with its batch chosen knowing the truth,
-one restart included; weighted over types by their GPUs. rho > 1: it would have been better off
-with a cluster of its own.
+Finish-time fairness rho of a job is its JCT over the time it would take alone on its share of
+the cluster, by our own definition: see `slurm_elastic.simulator.fairness`.
 """
 
 from __future__ import annotations

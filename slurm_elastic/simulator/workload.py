@@ -46,6 +46,7 @@ class SubmittedJob:
         job_class: what a scheduler may choose.
         source: `file:line` it was read from, "" when it was made.
         user: who submits it.
+        most: GPUs it may grow to when it is adaptive; None: as many as Sia's artifact allows.
     """
 
     name: str
@@ -56,6 +57,7 @@ class SubmittedJob:
     job_class: JobClass = JobClass.ADAPTIVE
     source: str = ""
     user: str = "user"
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,202 @@
+"""Where a decisive policy's choices go when the world carries them out all at once.
+
+Sia (SOSP'23, section 3.4): whole nodes first, what remains on as few GPUs as it needs. A
+job that keeps its type and size keeps its place. When that leaves somebody without a
+place although there are GPUs enough, all jobs of that type are placed anew, largest
+first: with sizes that are powers of two or whole nodes everybody then fits.
+Only other sizes are ever scattered over what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.placement.assign import Assignment, Outcome
+from slurm_elastic.placement.frame import Ints
+from slurm_elastic.placement.ledger import Ledger
+from slurm_elastic.placement.tenants import Standing, Tenant
+from slurm_elastic.plan import Alternative, Proposal
+
+
+@dataclass(slots=True)
+class _Wish:
+    """One job's alternatives from the present one on."""
+
+    outcome: Outcome
+    alternatives: Sequence[Alternative]
+    at: int = 0
+
+    @property
+    def chosen(self) -> Alternative:
+        return self.alternatives[self.at]
+
+
+def carry_out(
+    assignment: Assignment, proposals: Iterable[Proposal], tenants: Mapping[int, Tenant]
+) -> None:
+    """Give every job the first of its alternatives for which there are GPUs.
+
+    Jobs that are restarting may change nodes but not their shape: that costs nothing here.
+    """
+    later = assignment.later
+    staying: list[Outcome] = []
+    wishes: list[_Wish] = []
+    for proposal in proposals:
+        tenant, first = tenants[proposal.job_id], proposal.alternatives[0]
+        outcome = Outcome(tenant, tenant.current, first.reason, wished=first)
+        assignment.outcomes[proposal.job_id] = outcome
+        current = tenant.current
+        if current is not None and (current.gpu_type, current.gpus) == (first.gpu_type, first.gpus):
+            staying.append(outcome)
+        elif current is not None or first.gpus:
+            later.give(tenant.need, current)
+            outcome.target = None
+            wishes.append(_Wish(outcome, proposal.alternatives))
+    while wishes:
+        refused: list[_Wish] = []
+        for gpu_type in sorted({w.chosen.gpu_type for w in wishes if w.chosen.gpus}):
+            of_type = [w for w in wishes if w.chosen.gpus and w.chosen.gpu_type == gpu_type]
+            refused += _Packing(assignment, gpu_type, staying, tenants).place(of_type)
+        for wish in refused:
+            wish.at += 1
+            wish.outcome.refusals.append("there are not enough free GPUs for it")
+        wishes = [w for w in refused if w.at < len(w.alternatives)]
+        for wish in wishes:
+            wish.outcome.reason = wish.chosen.reason
+
+
+class _Packing:
+    """The jobs of one GPU type."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        gpu_type: str,
+        staying: list[Outcome],
+        tenants: Mapping[int, Tenant],
+    ) -> None:
+        self._assignment = assignment
+        self._frame = assignment.frame
+        self._type = gpu_type
+        self._most = self._frame.per_node.get(gpu_type, 0)
+        self._staying = staying
+        self._tenants = tenants
+
+    def place(self, wishes: Sequence[_Wish]) -> list[_Wish]:
+        """Place them; those for which there is no room."""
+        later, waiting = self._assignment.later, []
+        for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
+            outcome, wanted = wish.outcome, wish.chosen
+            found = self._clean(outcome.tenant, wanted.gpus, later)
+            if found is None:
+                waiting.append(wish)
+            else:
+                self._settle(outcome, found)
+        if not waiting:
+            return []
+        if self._again(waiting):
+            return []
+        refused = []
+        for wish in waiting:
+            found = self._scattered(wish.outcome.tenant, wish.chosen.gpus, later)
+            if found is None:
+                refused.append(wish)
+            else:
+                self._settle(wish.outcome, found)
+        return refused
+
+    def _settle(self, outcome: Outcome, found: Allocation) -> None:
+        outcome.target = found
+        self._assignment.later.take(outcome.tenant.need, found)
+        self._staying.append(outcome)
+
+    def _again(self, waiting: Sequence[_Wish]) -> bool:
+        """Place all jobs of the type anew, with these; False: not even that helps."""
+        later = self._assignment.later.copy()
+        jobs = [(o, o.target.gpus) for o in self._staying if o.target and self._mine(o.target)]
+        jobs += [(o, o.target.gpus) for o in self._restarting() if o.target]
+        for outcome, _ in jobs:
+            later.give(outcome.tenant.need, outcome.target)
+        jobs += [(w.outcome, w.chosen.gpus) for w in waiting]
+        found: list[tuple[Outcome, Allocation]] = []
+        for outcome, gpus in sorted(jobs, key=lambda job: -job[1]):
+            place = self._clean(outcome.tenant, gpus, later)
+            if place is None:
+                return False
+            later.take(outcome.tenant.need, place)
+            found.append((outcome, place))
+        self._assignment.later = later
+        for outcome, place in found:
+            outcome.target = place
+            self._assignment.outcomes[outcome.tenant.job.job_id] = outcome
+        self._staying.extend(w.outcome for w in waiting)
+        return True
+
+    def _restarting(self) -> list[Outcome]:
+        return [
+            Outcome(t, t.current, "changes nodes so that others find whole ones")
+            for t in self._tenants.values()
+            if t.standing is Standing.MOVING
+            and t.job.job_id not in self._assignment.outcomes
+            and t.current is not None
+            and t.record.target == t.current
+            and self._mine(t.current)
+        ]
+
+    def _mine(self, allocation: Allocation) -> bool:
+        return allocation.gpu_type == self._type
+
+    def _room(self, tenant: Tenant, ledger: Ledger) -> Ints:
+        room = ledger.room(tenant.need) * self._frame.of_type(self._type)
+        allowed = self._frame.allowed(tenant.job)
+        own = [i for i in self._own(tenant) if not allowed[i]]
+        kept = room[own]
+        room = np.where(allowed, room, 0)
+        room[own] = kept
+        return room
+
+    def _own(self, tenant: Tenant) -> Mapping[int, int]:
+        return self._frame.shares(tenant.current.shares) if tenant.current else {}
+
+    def _clean(self, tenant: Tenant, gpus: int, ledger: Ledger) -> Allocation | None:
+        """Whole nodes, and the rest on the node that has least to spare; own nodes first."""
+        if not self._most:
+            return None
+        room = self._room(tenant, ledger).tolist()
+        own = self._own(tenant)
+        full, rest = divmod(gpus, self._most)
+        chosen: dict[int, int] = {}
+        if full:
+            whole = [i for i, free in enumerate(room) if free >= self._most]
+            if len(whole) < full:
+                return None
+            whole.sort(key=lambda i: i not in own)
+            chosen = dict.fromkeys(whole[:full], self._most)
+        if rest:
+            fits = [i for i, free in enumerate(room) if free >= rest and i not in chosen]
+            if not fits:
+                return None
+            chosen[min(fits, key=lambda i: (i not in own, room[i], i))] = rest
+        return self._allocation(tenant, chosen, ledger)
+
+    def _scattered(self, tenant: Tenant, gpus: int, ledger: Ledger) -> Allocation | None:
+        """As few nodes as take it, whatever is free on them."""
+        room = self._room(tenant, ledger).tolist()
+        chosen: dict[int, int] = {}
+        for i in sorted(range(len(room)), key=lambda i: (-room[i], i)):
+            take = min(room[i], gpus - sum(chosen.values()))
+            if take > 0:
+                chosen[i] = take
+        if sum(chosen.values()) < gpus:
+            return None
+        return self._allocation(tenant, chosen, ledger)
+
+    def _allocation(
+        self, tenant: Tenant, chosen: Mapping[int, int], ledger: Ledger
+    ) -> Allocation | None:
+        found = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
+        return None if ledger.within_limits(tenant.need, found) else found

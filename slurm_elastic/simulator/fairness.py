@@ -1,0 +1,101 @@
+"""Finish-time fairness: how long a job would take on its fair share of the cluster.
+
+Themis (NSDI'20) and Sia (SOSP'23, section 5.4) divide a job's completion time by the one it
+would have alone on 1/n of the cluster, n the mean contention over its life. Sia's
+artifact (`ftf_simulator.py`) takes for that a cluster of one type with
+(all GPUs)/n GPUs, simulates its policy between the two nearest whole numbers, and weights the
+types by their GPUs.
+
+**Our definition** differs in one thing: the time alone is worked out from the truth,
+not simulated. The job holds its share from its start, pays one restart, and runs every
+epoch with the batch of the best progress per second among the measured
+ones (a fixed batch stays fixed); of a share it uses as few GPUs as are best for it. It knows
+everything from the beginning, so a job of even a good policy has rho > 1 where Sia's own
+definition may find 1: compare rho between policies, not with the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from slurm_elastic.application import JobClass
+from slurm_elastic.simulator.applications import MOST_GPUS, whole_nodes
+from slurm_elastic.simulator.clusters import Cluster
+from slurm_elastic.simulator.jobs import SimulatedJob
+from slurm_elastic.simulator.physics import Physics
+from slurm_elastic.simulator.profiles import ProfileError, Shape, smallest_rotation
+
+
+def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
+    """Seconds that a job would take alone on its share; weighted over the types it can run on."""
+    share = cluster.gpus / max(1.0, contention)
+    total = weight = 0.0
+    application = job.described.application
+    batch = 0 if application.job_class is JobClass.ADAPTIVE else application.batch
+    gpus = application.gpus if application.job_class is not JobClass.ADAPTIVE else MOST_GPUS
+    rigid = application.job_class is JobClass.RIGID
+    for known in application.types:
+        group = cluster.group(known.gpu_type)
+        if group is None:
+            continue
+        where = (job.physics, known.gpu_type, group.per_node, batch)
+        if rigid:
+            alone = _exactly(*where, gpus) * max(1.0, gpus / share)
+        else:
+            least = float(known.unit)
+            at = max(least, min(share, float(gpus)))
+            low, high = math.floor(at), math.ceil(at)
+            alone = _at_most(*where, low)
+            if high > low:
+                alone += (at - low) * (_at_most(*where, high) - alone)
+            alone *= max(1.0, least / share)
+        if math.isfinite(alone):
+            total += group.gpus * (alone + job.restart_s)
+            weight += group.gpus
+    return total / weight if total else math.nan
+
+
+@lru_cache(maxsize=16384)
+def _at_most(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
+    """Seconds of training with the best of the sizes up to this one."""
+    sizes = {2**i for i in range(gpus.bit_length())} | set(range(per_node, gpus + 1, per_node))
+    return min(
+        (_exactly(physics, gpu_type, per_node, batch, size) for size in sizes if size <= gpus),
+        default=math.inf,
+    )
+
+
+@lru_cache(maxsize=16384)
+def _exactly(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
+    """Seconds of training on so many GPUs; infinite where the tables say nothing."""
+    if gpus % physics.profile.types[gpu_type].unit:
+        return math.inf
+    shape = smallest_rotation(whole_nodes(gpus, per_node))
+    try:
+        splits = _splits(physics, gpu_type, shape, batch)
+        seconds = before = 0.0
+        for epoch, target in enumerate(physics.targets):
+            best = max(physics.goodput(gpu_type, shape, m, s, epoch) for m, s in splits)
+            seconds += (target - before) / best
+            before = target
+    except ProfileError:
+        return math.inf
+    return seconds
+
+
+def _splits(physics: Physics, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:
+    """Ways to split a batch that are tried: measured micro-batches, the largest accumulated."""
+    if batch or physics.profile.micro_batches > 1:
+        return [physics.fixed_batch(gpu_type, shape, batch)]
+    curve = physics.profile.types[gpu_type].curves.get(shape)
+    first = physics.first_batch(gpu_type, shape)
+    if curve is None:
+        return [first]
+    replicas, most = sum(shape), curve.micro_batches[-1]
+    found = [(m, 0) for m in curve.micro_batches]
+    found += [(most, s) for s in (1, 2, 4, 8)]
+    fits = [
+        (m, s) for m, s in found if physics.initial <= replicas * m * (s + 1) <= physics.largest
+    ]
+    return fits or [first]

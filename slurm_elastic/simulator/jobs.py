@@ -1,0 +1,211 @@
+"""One simulated job: its training as time passes, and what is learned of it meanwhile.
+
+After `Job.step` and `update_local_bsz` of Sia's artifact (SOSP'23): a change of GPU type or shape
+costs the job its restart; then it makes progress epoch by epoch, each rounded
+to whole seconds, and chooses its batch anew at every epoch's and every interval's end. Nodes do
+not matter, only how many GPUs it has on each: changing places in the same shape is free.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from slurm_elastic.application import JobClass, Learned, Noise, Observation
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.models.goodput import GoodputModel
+from slurm_elastic.simulator.applications import Described
+from slurm_elastic.simulator.physics import Physics
+from slurm_elastic.simulator.profiles import Shape, smallest_rotation
+from slurm_elastic.simulator.workload import SubmittedJob
+
+
+class SimulatedJob:
+    """Mutable; times are seconds since the workload's beginning.
+
+    Attributes:
+        restart_s: what each restart of it takes; `restart_left_s` of the present one.
+        allocation: what it holds; None: it waits.
+        shape: GPUs on each of its nodes, in the smallest rotation.
+        micro_batch, accumulation: how its batch is split now.
+        epoch, progress: how far it is.
+        starts: how often it was given GPUs of another type or in another shape.
+        start_s, completion_s: first start and end; None before.
+        gpu_s, lost_gpu_s: GPU seconds held, and of them spent restarting.
+    """
+
+    __slots__ = (
+        "_learned",
+        "_seen",
+        "accumulation",
+        "allocation",
+        "changed_s",
+        "completion_s",
+        "described",
+        "epoch",
+        "gpu_s",
+        "gpu_type",
+        "job_id",
+        "lost_gpu_s",
+        "micro_batch",
+        "noise",
+        "now_s",
+        "observations",
+        "physics",
+        "progress",
+        "restart_left_s",
+        "restart_s",
+        "shape",
+        "start_s",
+        "starts",
+        "submitted",
+    )
+
+    def __init__(
+        self,
+        submitted: SubmittedJob,
+        physics: Physics,
+        described: Described,
+        *,
+        job_id: int,
+        restart_s: float,
+    ) -> None:
+        self.submitted = submitted
+        self.physics = physics
+        self.described = described
+        self.job_id = job_id
+        self.restart_s = restart_s
+        self.restart_left_s = 0.0
+        self.allocation: Allocation | None = None
+        self.gpu_type = ""
+        self.shape: Shape = ()
+        self.micro_batch = 0
+        self.accumulation = 0
+        self.epoch = 0
+        self.progress = 0.0
+        self.starts = 0
+        self.start_s: float | None = None
+        self.changed_s: float | None = None
+        self.completion_s: float | None = None
+        self.gpu_s = 0.0
+        self.lost_gpu_s = 0.0
+        self.now_s = submitted.time_s
+        self.observations: tuple[Observation, ...] = ()
+        self.noise: Noise | None = None
+        self._seen: frozenset[tuple[str, int, int, int]] = frozenset()
+        self._learned: Learned | None = None
+
+    @property
+    def restarts(self) -> int:
+        """Restarts after the first start."""
+        return max(0, self.starts - 1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs held."""
+        return sum(self.shape)
+
+    @property
+    def learned(self) -> Learned:
+        """What is known of it; the same object until something new is."""
+        if self._learned is None:
+            self._learned = Learned(self.described.application, self.observations, self.noise)
+        return self._learned
+
+    def copy(self) -> SimulatedJob:
+        """An independent copy; what is shared is immutable or a cache."""
+        return copy.copy(self)
+
+    def advance(self, until_s: float) -> None:
+        """Let time pass; it stops at the job's completion.
+
+        Raises:
+            ProfileError: the tables do not say how fast it is where it was put.
+        """
+        seconds = until_s - self.now_s
+        if not self.shape or self.completion_s is not None:
+            self.now_s = until_s
+            return
+        gpus, physics = self.gpus, self.physics
+        delay = min(self.restart_left_s, seconds)
+        if delay:
+            self.restart_left_s -= delay
+            self.gpu_s += delay * gpus
+            self.lost_gpu_s += delay * gpus
+            self.now_s += delay
+            seconds -= delay
+        while seconds > 0:
+            rate = physics.goodput(
+                self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
+            )
+            self._observe()
+            target = physics.targets[self.epoch]
+            if self.progress + rate * seconds < target:
+                self.progress += rate * seconds
+                self._pass(seconds, gpus)
+                seconds = 0.0
+            else:
+                # Epochs last whole seconds, as in the artifact.
+                delta = min(float(round((target - self.progress) / rate)), seconds)
+                self.progress = target
+                self.epoch += 1
+                self._pass(delta, gpus)
+                seconds -= delta
+                if self.epoch == len(physics.targets):
+                    self.completion_s = self.now_s
+                    return
+            self._choose_batch()
+        self.now_s = until_s
+
+    def hold(self, allocation: Allocation | None) -> None:
+        """Give it other GPUs, or none."""
+        self.allocation = allocation
+        if allocation is None:
+            self.gpu_type, self.shape = "", ()
+            self.restart_left_s = 0.0
+            return
+        shape = smallest_rotation(g for _, g in allocation.shares)
+        if (allocation.gpu_type, shape) == (self.gpu_type, self.shape):
+            return
+        self.gpu_type, self.shape = allocation.gpu_type, shape
+        self.starts += 1
+        self.changed_s = self.now_s
+        self.start_s = self.now_s if self.start_s is None else self.start_s
+        self.restart_left_s = self.restart_s
+        self._choose_batch()
+
+    def _pass(self, seconds: float, gpus: int) -> None:
+        self.now_s += seconds
+        self.gpu_s += seconds * gpus
+
+    def _observe(self) -> None:
+        """Measure the present configuration; of equal ones the first counts."""
+        key = (self.gpu_type, len(self.shape), self.gpus, self.micro_batch)
+        if key not in self._seen:
+            self._seen |= {key}
+            step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+            self.observations = (*self.observations, Observation(*key, step, micro))
+            self._learned = None
+        batch = self.physics.batch(self.gpu_type, self.shape, self.micro_batch, self.accumulation)
+        noise = self.physics.noise(batch, self.epoch)
+        if noise is not self.noise:
+            self.noise = noise
+            self._learned = None
+
+    def _choose_batch(self) -> None:
+        """The batch with the best goodput by its own model; a fixed one if it is not elastic."""
+        application, physics = self.described.application, self.physics
+        where = self.gpu_type, self.shape
+        if application.job_class is not JobClass.ADAPTIVE or application.micro_batches > 1:
+            self.micro_batch, self.accumulation = physics.fixed_batch(*where, application.batch)
+            return
+        if not any(o.gpu_type == self.gpu_type for o in self.observations):
+            self.micro_batch, self.accumulation = physics.first_batch(*where)
+            return
+        _, micro, accumulation = GoodputModel.of(self.learned).best(
+            self.gpu_type,
+            len(self.shape),
+            self.gpus,
+            max_batch=physics.largest,
+            most=physics.most(*where),
+        )
+        self.micro_batch, self.accumulation = physics.capped(*where, int(micro), int(accumulation))
