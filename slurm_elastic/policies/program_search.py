@@ -15,6 +15,7 @@ regret first: a small core mostly holds the optimum (Balas and Zemel 1980, Pisin
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -151,7 +152,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
     allowed = max(allowed, c.grain * (1 - _NOTHING) - 2 * c.ties * profit) + _NOTHING
     how = "relaxation"
     widest = bound - profit - allowed
-    slack = min(widest, _small(regret)) if widest > 0 else 0.0
+    slack = min(widest, max(allowed, _small(regret)))
     while bound - profit > allowed and clock.left > 0:
         # Outside of the core nothing has more profit than outside.
         how, outside = "branch and bound", _worth(c, best, prices) - slack
@@ -170,8 +171,8 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
 def _small(regret: Floats) -> float:
     """The regret up to which a first core has a number of variables that is solved at once."""
     if len(regret) <= _FIRST_CORE:
-        return float(regret.max())
-    return max(float(np.partition(regret, _FIRST_CORE)[_FIRST_CORE]), _NOTHING)
+        return math.inf
+    return float(np.partition(regret, _FIRST_CORE)[_FIRST_CORE])
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,6 +86,23 @@ def test_out_of_time_means_greedy_and_says_so():
     assert (found.choice >= 0).any()
 
 
+def test_equal_jobs_beside_too_few_gpus_are_decided_at_once():
+    costs = np.tile([0.488, 0.219, 0.172], (2, 1))
+    sizes = np.array([1, 3, 4])
+    asked = Program(
+        cost=costs,
+        valid=np.array([[False, True, False], [False, False, True]]),
+        config_type=np.array([0, 0, 0]),
+        config_gpus=sizes,
+        capacity=np.array([4]),
+        not_running=1.1,
+        fixed=np.array([-1, -1]),
+    )
+    found = solve(asked)
+    assert found.choice.tolist() == [-1, 2]
+    assert (found.proven, found.limit_hit) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
