@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.cluster import Job, JobState, Snapshot
+from slurm_elastic.config import Config
+from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.lesson import Lesson
 from slurm_elastic.controller.transition import Transition
 from slurm_elastic.directive import Directive
 from slurm_elastic.plan import JobRecord, Measurement
@@ -36,6 +39,7 @@ class Entry:
         pin: nodes that the job was last told to run on; None: nothing is known of it before now.
         broken: run whose lease its owner broke; he is not made to wait again.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
+        lesson: what models are fitted to.
     """
 
     job_id: int
@@ -55,12 +59,14 @@ class Entry:
     broken: int = -1
     spare: tuple[int, int] = (-1, 0)
     seen_run: int = -1
+    lesson: Lesson = field(default_factory=Lesson)
     dirty: bool = True
 
     def to_body(self) -> dict[str, Any]:
         """As JSON for the ledger."""
         body = dataclasses.asdict(self)
         body.pop("dirty")
+        body["lesson"] = self.lesson.to_body()
         return body
 
     @classmethod
@@ -69,6 +75,7 @@ class Entry:
         known = {f.name for f in dataclasses.fields(cls)}
         entry = cls(**{k: v for k, v in body.items() if k in known})
         entry.measurements = {k: Measurement(**m) for k, m in body["measurements"].items()}
+        entry.lesson = Lesson.from_body(body.get("lesson"))
         entry.dirty = False
         return entry
 
@@ -78,10 +85,15 @@ class Book:
 
     Args:
         ledger: where records and allocation segments are kept.
+        config: for what `learning` needs.
+
+    Attributes:
+        learning: what jobs of one application share.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
         self._ledger = ledger
+        self.learning = Learning(ledger, config)
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
@@ -120,14 +132,15 @@ class Book:
             entry.progress = report.progress if report.progress is not None else entry.progress
             entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
             held = job.allocation
-            if (
+            if not (
                 held
                 and job.run == report.run
                 and held.gpus == report.gpus
-                and report.step_time_s
-                and report.global_batch
                 and report.steps_measured >= _MIN_STEPS
             ):
+                held = None
+            learned = self.learning.take(entry.lesson, report, job, held)
+            if held and report.step_time_s and report.global_batch:
                 nodes = len(held.nodes)
                 entry.measurements[f"{held.gpu_type}:{held.gpus}:{nodes}"] = Measurement(
                     gpu_type=held.gpu_type,
@@ -137,7 +150,7 @@ class Book:
                     steps=report.steps_measured,
                 )
             entry.dirty = True
-            return before != (entry.proven, len(entry.measurements), False)
+            return learned or before != (entry.proven, len(entry.measurements), False)
 
     def last_report(self, job_id: int) -> Report | None:
         """The newest report of a job."""
@@ -201,6 +214,7 @@ class Book:
                 if entry.dirty:
                     self._ledger.put_job(key, entry.job_id, entry.to_body())
                     entry.dirty = False
+            self.learning.save(alive.values())
 
     def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}
@@ -235,9 +249,10 @@ class Book:
 
     def records(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> dict[int, JobRecord]:
         """What a decision may know of each elastic job."""
+        types = tuple(sorted({n.gpu_type for n in snapshot.nodes if n.gpus}))
         with self._lock:
             return {
-                j.job_id: self._record(j, live.get(j.job_id), snapshot.time)
+                j.job_id: self._record(j, live.get(j.job_id), snapshot.time, types)
                 for j in snapshot.jobs
                 if j.elastic and j.state is not JobState.ENDED
             }
@@ -247,7 +262,9 @@ class Book:
         with self._lock:
             return {e.job_id: e.resizes for e in self._entries.values()}
 
-    def _record(self, job: Job, transition: Transition | None, now: float) -> JobRecord:
+    def _record(
+        self, job: Job, transition: Transition | None, now: float, types: tuple[str, ...]
+    ) -> JobRecord:
         entry = self.entry(job)
         heard, report = self._reports.get(job.job_id, (0.0, None))
         override = Directive.parse(entry.override) if entry.override else None
@@ -267,4 +284,6 @@ class Book:
             in_transition=transition is not None,
             target=transition.target if transition else None,
             leased=entry.leased,
+            resizes=entry.resizes,
+            learned=self.learning.learned(job, entry.lesson, override or job.directive, types),
         )

@@ -63,7 +63,7 @@ class Controller:
     ) -> None:
         self.config, self.reader, self.ledger, self.policy = config, reader, ledger, policy
         self._log = log
-        self.book = Book(ledger)
+        self.book = Book(ledger, config)
         self.housekeeping = Housekeeping(scontrol, config, self.book, log)
         self.engine = Engine(
             scontrol=scontrol,
@@ -350,6 +350,7 @@ class Controller:
         self.config = config
         self.engine.config = config
         self.housekeeping.config = config
+        self.book.learning.config = config
         self.retired = False
         self._next_round = 0.0
 

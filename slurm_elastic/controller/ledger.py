@@ -36,10 +36,18 @@ CREATE TABLE segments (
     start REAL NOT NULL, end REAL, PRIMARY KEY (key, run, start));
 CREATE INDEX segments_open ON segments (end) WHERE end IS NULL;
 """
-_VERSION = 1
+_APPLICATIONS = """
+CREATE TABLE applications (
+    user TEXT NOT NULL, name TEXT NOT NULL, stated TEXT NOT NULL, seen REAL NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (user, name, stated));
+CREATE INDEX applications_seen ON applications (user, seen);
+"""
+_VERSION = 2
 
-#: Days that ended transitions, segments and jobs are kept.
+#: Days that ended transitions, segments, jobs and applications are kept.
 RETENTION_DAYS = 90
+#: Applications kept of each user, the latest: names cost nothing.
+APPLICATIONS = 500
 
 Body = dict[str, Any]
 
@@ -60,6 +68,8 @@ class Ledger:
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
+        #: The version that it was found in; 0: it is new.
+        self.found_version = 0
         self._lock = threading.RLock()
         try:
             self._db = sqlite3.connect(
@@ -71,8 +81,13 @@ class Ledger:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 self._db.executescript(
-                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+                    f"BEGIN; {_SCHEMA} {_APPLICATIONS} PRAGMA user_version = {_VERSION}; COMMIT;"
                 )
+            elif version == 1:
+                self._db.executescript(
+                    f"BEGIN; {_APPLICATIONS} PRAGMA user_version = {_VERSION}; COMMIT;"
+                )
+            self.found_version = version
             damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         except sqlite3.Error as error:
             raise LedgerError(f"ledger {path}: {error}; {_remedy(path)}") from None
@@ -129,6 +144,44 @@ class Ledger:
         with self._open() as db:
             row = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
         return _body(row["record"], f"job {key}") if row else None
+
+    def named_jobs(self) -> list[tuple[str, str, Body]]:
+        """(user, name, record) of every job that ever held GPUs, the newest last."""
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT DISTINCT segments.user, segments.name, jobs.record, jobs.seen "
+                "FROM jobs JOIN segments ON segments.key = jobs.key ORDER BY jobs.seen"
+            ).fetchall()
+        return [
+            (r["user"], r["name"], body)
+            for r in rows
+            if (body := _body(r["record"], f"a job {r['name']}"))
+        ]
+
+    # --- what jobs of one application share ---
+
+    def put_application(self, user: str, name: str, stated: str, body: Mapping[str, Any]) -> None:
+        """Keep what is known of an application: a user's jobs of one name, and their own word."""
+        with self._open() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO applications VALUES (?, ?, ?, ?, ?)",
+                (user, name, stated, time.time(), json.dumps(body)),
+            )
+            db.execute(
+                "DELETE FROM applications WHERE user = ? AND seen < (SELECT min(seen) FROM "
+                "(SELECT seen FROM applications WHERE user = ? ORDER BY seen DESC LIMIT ?))",
+                (user, user, APPLICATIONS),
+            )
+
+    def applications(self, user: str, name: str) -> dict[str, Body]:
+        """What is known of a user's jobs of this name, by their own word; the newest first."""
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT stated, body FROM applications WHERE user = ? AND name = ? "
+                "ORDER BY seen DESC",
+                (user, name),
+            ).fetchall()
+        return {r["stated"]: _body(r["body"], f"application {name}") for r in rows}
 
     # --- transitions ---
 
@@ -218,6 +271,7 @@ class Ledger:
             db.execute("DELETE FROM transitions WHERE live = 0 AND updated < ?", (old,))
             db.execute("DELETE FROM segments WHERE end IS NOT NULL AND end < ?", (old,))
             db.execute("DELETE FROM jobs WHERE seen < ?", (old,))
+            db.execute("DELETE FROM applications WHERE seen < ?", (old,))
 
 
 def _body(text: str, name: str) -> Body:

@@ -1,0 +1,296 @@
+"""From jobs' reports to what goodput models are fitted to, and what applications remember.
+
+An *application* is the user's jobs of one name that state the same application
+(`init(application=...)`). It keeps the newest times of all of them, in the
+ledger: the next job of the application knows from the start what a GPU of each
+type is worth to it, and with `[sia] share` it begins with all these times. Users
+share with themselves only.
+
+Reports are hostile: what one claims changes what is believed of jobs of the
+same user and name, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_elastic.application import Application, JobClass, Learned, Noise, TypeProfile
+from slurm_elastic.cluster import Allocation, Job
+from slurm_elastic.config import Config
+from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.lesson import Lesson, Point, number
+from slurm_elastic.directive import Directive
+from slurm_elastic.report import Report
+
+#: Times that differ by this factor from those of earlier jobs are of something else.
+_OTHER = 3.0
+
+
+class Learning:
+    """What is learned of all jobs and applications. Its caller holds the lock.
+
+    Args:
+        ledger: where applications are kept.
+        config: for `[speedup] types` and `[sia] share`; may be replaced.
+    """
+
+    def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
+        self._ledger = ledger
+        self.config = config or Config()
+        self._applications: dict[tuple[str, str], dict[str, Lesson]] = {}
+        self._dirty: set[tuple[str, str, str]] = set()
+        self._kept: dict[str, tuple[object, Learned | None]] = {}
+        if ledger.found_version == 1:
+            self._carry_over()
+
+    def _carry_over(self) -> None:
+        """What a ledger of version 1 knows of applications: the speeds of their jobs."""
+        found: dict[tuple[str, str], Lesson] = {}
+        for user, name, record in self._ledger.named_jobs():
+            rates = found.setdefault((user, name), Lesson()).rates
+            measurements = record.get("measurements")
+            rows = list(measurements.values()) if isinstance(measurements, dict) else []
+            rows = [r for r in rows if isinstance(r, dict) and number(r.get("gpus"), 1, 2**16)]
+            for row in sorted(rows, key=lambda r: -int(r["gpus"])):  # the smallest counts
+                speed, kind = row.get("samples_per_s"), row.get("gpu_type")
+                if isinstance(kind, str) and number(speed, 1e-9, 1e12):
+                    rates[kind] = speed / row["gpus"]
+        for (user, name), lesson in found.items():
+            if lesson.rates:
+                self._ledger.put_application(user, name, "", lesson.to_body())
+
+    def take(self, lesson: Lesson, report: Report, job: Job, held: Allocation | None) -> bool:
+        """Learn from a report.
+
+        Args:
+            lesson: of the job.
+            report: believed as far as its times are concerned if `held` is given.
+            job: whose report it is.
+            held: the allocation that its times were measured in.
+
+        Returns:
+            Whether a configuration is known that was not.
+        """
+        directive = job.directive
+        unit = directive.unit_for(held.gpu_type) if held and directive else 1
+        known, version = len(lesson.points), lesson.version
+        point = lesson.hear(report, held, unit)
+        if lesson.version != version:
+            self._pass_on(lesson, point, job)
+        return len(lesson.points) > known
+
+    def _pass_on(self, lesson: Lesson, point: Point | None, job: Job) -> None:
+        """Let the application have it."""
+        if not lesson.batch:
+            return
+        lessons = self._of(job)
+        shared = lessons.get(lesson.stated)
+        if shared is None and lesson.stated and "" in lessons:
+            lessons[lesson.stated] = shared = lessons.pop("")
+            shared.stated = lesson.stated
+        if shared is None or (point and len(point.recent) == 1 and _contradicts(point, shared)):
+            shared = Lesson(stated=lesson.stated)
+            for known in lesson.points.values():
+                shared.keep(dataclasses.replace(known, recent=[]))
+        elif point:
+            shared.keep(dataclasses.replace(point, recent=[]))
+        shared.batch, shared.initial_batch = lesson.batch, lesson.initial_batch
+        shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
+        shared.version += 1
+        # The newest first: what a job that has not said anything yet is taken for.
+        others = {k: v for k, v in lessons.items() if k != lesson.stated}
+        self._applications[job.user, job.name] = {lesson.stated: shared, **others}
+        self._dirty.add((job.user, job.name, lesson.stated))
+
+    def save(self, alive: Iterable[Job]) -> None:
+        """Write down what has changed, and forget what no job needs.
+
+        Raises:
+            LedgerError: it could not be written; the next call tries again.
+        """
+        for user, name, stated in sorted(self._dirty):
+            lesson = self._applications.get((user, name), {}).get(stated)
+            if lesson is not None:
+                self._ledger.put_application(user, name, stated, lesson.to_body())
+            self._dirty.discard((user, name, stated))
+        jobs = list(alive)
+        names, keys = {(j.user, j.name) for j in jobs}, {j.key for j in jobs}
+        self._applications = {k: v for k, v in self._applications.items() if k in names}
+        self._kept = {k: v for k, v in self._kept.items() if k in keys}
+
+    def learned(
+        self, job: Job, lesson: Lesson, directive: Directive | None, cluster: Sequence[str]
+    ) -> Learned | None:
+        """What models may know of a job; the same object while nothing changes.
+
+        Args:
+            job: running or pending.
+            lesson: its own.
+            directive: in force.
+            cluster: GPU types that there are.
+
+        Returns:
+            None while nobody has said what its batch is.
+        """
+        if directive is None:
+            return None
+        shared = self.shared(job, lesson)
+        state = (lesson.version, shared and (id(shared), shared.version), directive, cluster)
+        known = self._kept.get(job.key)
+        if known is None or known[0] != (*state, self.config):
+            found = self._learned(job, lesson, shared, directive, cluster)
+            if known is not None and known[1] == found:
+                found = known[1]  # others know it by its identity
+            known = self._kept[job.key] = ((*state, self.config), found)
+        return known[1]
+
+    def shared(self, job: Job, lesson: Lesson) -> Lesson | None:
+        """What its application knows; that of its name's latest job before it has reported."""
+        lessons = self._of(job)
+        if lesson.batch:
+            return lessons.get(lesson.stated)
+        return next(iter(lessons.values()), None)
+
+    def _of(self, job: Job) -> dict[str, Lesson]:
+        name = (job.user, job.name)
+        if name not in self._applications:
+            try:
+                kept = self._ledger.applications(*name)
+            except LedgerError:
+                return {}  # the round says so
+            self._applications[name] = {s: Lesson.from_body(b) for s, b in kept.items()}
+        return self._applications[name]
+
+    def _learned(
+        self,
+        job: Job,
+        lesson: Lesson,
+        shared: Lesson | None,
+        directive: Directive,
+        cluster: Sequence[str],
+    ) -> Learned | None:
+        batch = lesson.batch or (shared.batch if shared else 0)
+        types = [t for t in directive.types or cluster if directive.sizes(t)]
+        if not batch or not types:
+            return None
+        inherited = shared.points if shared else {}
+        points = {**inherited, **lesson.points}
+        believed = points if self.config.sia.share else lesson.points
+        rigid = directive.min_gpus == directive.max_gpus
+        most = lesson.most or (shared.most if shared else 0) or batch
+        single = estimated(
+            points.values(),
+            types,
+            self.config.speedup.types,
+            earlier=shared.rates if shared else {},
+        )
+        rates = _rates(points.values(), directive, batch, single) if rigid else {}
+        noise = lesson.noise or (shared.noise if shared and self.config.sia.share else None)
+        return Learned(
+            Application(
+                name=(lesson.stated or (shared.stated if shared else "")) or job.name,
+                job_class=JobClass.RIGID if rigid else JobClass.STRONG_SCALING,
+                initial_batch=min(batch, lesson.initial_batch or batch),
+                max_batch=batch,
+                batch=batch,
+                gpus=directive.min_gpus,
+                types=tuple(
+                    TypeProfile(
+                        t,
+                        least=1,
+                        most=most,
+                        single=single[t],
+                        rate=rates.get(t),
+                        unit=directive.unit_for(t),
+                    )
+                    for t in types
+                ),
+            ),
+            tuple(
+                p.observation()
+                for p in believed.values()
+                if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
+            ),
+            Noise(*noise) if noise else None,
+        )
+
+
+def measured(points: Iterable[Point]) -> dict[str, float]:
+    """samples/s of one replica on each type that was measured, at the most comparable batches.
+
+    Our definition: micro-batch over micro-step, which needs no run on one GPU. Rates
+    rise with the micro-batch, so all types are read as near as possible (in ratio) to
+    the one size that is nearest to a size of every type; of several, the largest.
+    """
+    by_type: dict[str, dict[int, list[float]]] = {}
+    for p in points:
+        sizes = by_type.setdefault(p.gpu_type, {})
+        sizes.setdefault(p.micro_batch, []).append(p.micro_batch / p.micro_step_s)
+
+    def distance(size: int, sizes: Iterable[int]) -> float:
+        return min(abs(math.log(size / s)) for s in sizes)
+
+    every = {m for sizes in by_type.values() for m in sizes}
+    if not every:
+        return {}
+    chosen = min(every, key=lambda m: (sum(distance(m, s) for s in by_type.values()), -m))
+    found = {}
+    for name, sizes in by_type.items():
+        nearest = min(sizes, key=lambda m: (abs(math.log(chosen / m)), -m))
+        found[name] = statistics.median(sizes[nearest])
+    return found
+
+
+def estimated(
+    points: Iterable[Point],
+    types: Sequence[str],
+    stated: Mapping[str, float],
+    *,
+    earlier: Mapping[str, float],
+) -> dict[str, float]:
+    """samples/s of one replica on each of `types`; of types not measured, by the stated ratios.
+
+    Args:
+        points: of the application.
+        types: that are wanted.
+        stated: relative speeds of types, `[speedup] types`; 1 for those not named.
+        earlier: samples/s of types, for those not in `points`.
+
+    Returns:
+        Relative speeds, if nothing was measured.
+    """
+    configured = {t: stated.get(t, 1.0) for t in types}
+    seen = {**earlier, **measured(points)}
+    configured |= {t: stated.get(t, 1.0) for t in seen}
+    every = scaled(seen, configured) if seen else configured
+    return {t: every[t] for t in types}
+
+
+def _rates(
+    points: Iterable[Point], directive: Directive, batch: int, single: Mapping[str, float]
+) -> dict[str, float]:
+    """samples/s in the one size of a rigid job; types not measured in it by their `single`."""
+    gpus, seen = directive.min_gpus, {}
+    for p in points:
+        if p.gpus == gpus and p.gpu_type in single:
+            replicas = max(1, gpus // directive.unit_for(p.gpu_type))
+            micro_steps = max(1, round(batch / (p.micro_batch * replicas)))
+            seen[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
+    return scaled(seen, single) if seen else {t: gpus * s for t, s in single.items()}
+
+
+def scaled(seen: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
+    """`seen`, and for all other types their relative value at the mean ratio (in logarithms)."""
+    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in seen.items()))
+    return {t: seen.get(t, scale * value) for t, value in relative.items()}
+
+
+def _contradicts(point: Point, shared: Lesson) -> bool:
+    """Whether a job's first word on a configuration is far from what earlier jobs said."""
+    earlier = shared.points.get(point.key)
+    return earlier is not None and not (
+        1 / _OTHER < point.micro_step_s / earlier.micro_step_s < _OTHER
+    )
