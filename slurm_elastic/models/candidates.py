@@ -103,7 +103,9 @@ def candidates(
         application: states the limits of each type.
         configurations: those on types it cannot run on, or without whole replicas, have none.
         fixed: the batch is the user's.
-        compat: a lone replica accumulates although its batch is fixed, as in the artifact.
+        compat: as in the artifact: a lone replica accumulates although its batch is fixed, and
+            replicas whose smallest micro-batches exceed the largest batch may run them all the
+            same.
         max_batch: largest global batch, instead of the application's.
         most: largest micro-batch, instead of each type's.
     """
@@ -125,8 +127,12 @@ def candidates(
     else:
         largest = float(application.max_batch if max_batch is None else max_batch)
         smallest = np.maximum(float(application.initial_batch), low * spread)
-        possible &= smallest <= largest * (1 + 1e-12)
-        batches = np.geomspace(np.minimum(smallest, largest)[:, 0], largest, TRIED, axis=-1)
+        if compat:
+            # The artifact then counts down, and so allows the smallest batch above the largest.
+            batches = np.geomspace(smallest[:, 0], largest, TRIED, axis=-1)
+        else:
+            possible &= smallest <= largest * (1 + 1e-12)
+            batches = np.geomspace(np.minimum(smallest, largest)[:, 0], largest, TRIED, axis=-1)
     local = batches / spread
     accumulation = np.zeros_like(local)
     if application.accumulation:

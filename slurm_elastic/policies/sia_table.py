@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_elastic.application import JobClass
 from slurm_elastic.config import Sia
 from slurm_elastic.directive import Directive
 from slurm_elastic.plan import JobRecord
@@ -118,13 +119,18 @@ def _ranges(directive: Directive, types: tuple[str, ...]) -> tuple[tuple[int, ..
 
 
 def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: Ints) -> None:
-    """Take types away that an application is known not to run on, in place."""
+    """Bound by what an application is known to run on, and by its largest batch; in place."""
     for i, job in enumerate(jobs):
-        if job.learned is not None and job.learned.application.types:
-            known = {t.gpu_type for t in job.learned.application.types}
-            for t, name in enumerate(types):
-                if name not in known:
-                    most[i, t] = 0
+        if job.learned is None or not job.learned.application.types:
+            continue
+        application = job.learned.application
+        for t, name in enumerate(types):
+            known = application.on(name)
+            if known is None:
+                most[i, t] = 0
+            elif application.job_class is JobClass.ADAPTIVE:
+                replicas = application.max_batch // (known.least * application.micro_batches)
+                most[i, t] = min(most[i, t], max(1, replicas) * known.unit)
 
 
 def _cap(job: Candidate, growth: float) -> int:

@@ -84,7 +84,13 @@ def simulate(
     began = time.process_time()
     if not interval_s >= 1.0:
         raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
-    jobs = _jobs(workload.forced(job_class), profiles, cluster, restarts or RestartCosts())
+    jobs = _jobs(
+        workload.forced(job_class),
+        profiles,
+        cluster,
+        restarts or RestartCosts(),
+        compat=config.sia.artifact_compat,
+    )
     run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s)
     if clock == "event":
         run.by_events(progress)
@@ -315,7 +321,12 @@ class _Run:
 
 
 def _jobs(
-    workload: Workload, profiles: Profiles, cluster: Cluster, restarts: RestartCosts
+    workload: Workload,
+    profiles: Profiles,
+    cluster: Cluster,
+    restarts: RestartCosts,
+    *,
+    compat: bool,
 ) -> list[SimulatedJob]:
     physics: dict[str, Physics] = {}
     jobs = []
@@ -334,6 +345,7 @@ def _jobs(
                 describe(job, truth, cluster),
                 job_id=job_id,
                 restart_s=restarts.of(job.application, profile.restart_s),
+                compat=compat,
             )
         )
     return jobs

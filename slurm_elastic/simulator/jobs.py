@@ -23,6 +23,7 @@ class SimulatedJob:
     """Mutable; times are seconds since the workload's beginning.
 
     Attributes:
+        compat: it fits its model as the artifact does, which its batches then follow.
         restart_s: what each restart of it takes; `restart_left_s` of the present one.
         allocation: what it holds; None: it waits.
         shape: GPUs on each of its nodes, in the smallest rotation.
@@ -39,6 +40,7 @@ class SimulatedJob:
         "accumulation",
         "allocation",
         "changed_s",
+        "compat",
         "completion_s",
         "described",
         "epoch",
@@ -68,12 +70,14 @@ class SimulatedJob:
         *,
         job_id: int,
         restart_s: float,
+        compat: bool = False,
     ) -> None:
         self.submitted = submitted
         self.physics = physics
         self.described = described
         self.job_id = job_id
         self.restart_s = restart_s
+        self.compat = compat
         self.restart_left_s = 0.0
         self.allocation: Allocation | None = None
         self.gpu_type = ""
@@ -201,7 +205,7 @@ class SimulatedJob:
         if not any(o.gpu_type == self.gpu_type for o in self.observations):
             self.micro_batch, self.accumulation = physics.first_batch(*where)
             return
-        _, micro, accumulation = GoodputModel.of(self.learned).best(
+        _, micro, accumulation = GoodputModel.of(self.learned, compat=self.compat).best(
             self.gpu_type,
             len(self.shape),
             self.gpus,
