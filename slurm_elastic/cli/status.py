@@ -184,6 +184,28 @@ def details(answer: ShowAnswer) -> list[str]:
         )
         for m in answer["measurements"]
     ]
+    model = answer["model"]
+    if model:
+        scale = model["noise_scale"]
+        out.append(
+            pairs(
+                Application=model["application"],
+                Class=model["job_class"],
+                Batch=model["batch"],
+                NoiseScale=None if scale is None else words.digits(scale),
+                Observed=model["observed"],
+            )
+        )
+        out += [
+            pairs(
+                Goodput=f"{words.digits(t['goodput'])}samples/s" if t["goodput"] else None,
+                GPUs=t["gpus"],
+                Type=t["gpu_type"],
+                Nodes=t["nodes"],
+                Observed=t["observed"],
+            )
+            for t in model["types"]
+        ]
     return out
 
 

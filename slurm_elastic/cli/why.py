@@ -11,6 +11,7 @@ from slurm_elastic.cli.status import waits_for
 from slurm_elastic.cli.tables import Column, Layout, render
 
 if TYPE_CHECKING:
+    from slurm_elastic.controller.answers_model import ModelRow
     from slurm_elastic.controller.answers_schema import (
         ChangeRow,
         DecisionRow,
@@ -115,6 +116,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         ):
             add("Why", decision["reason"])
         add("Held back", decision["waiting_for"])
+    add("Learned", _learned(answer["model"]))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
         add("Not yet", "it is resized once it has written a checkpoint and read it back")
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
@@ -178,6 +180,24 @@ def _state(answer: ExplainAnswer) -> str:
     if job["unmanaged_reason"]:
         return f"{text} It is left alone: {words.clean(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
+
+
+def _learned(model: ModelRow | None) -> str:
+    """What goodput models expect of each GPU type: `4 a100 do 160 samples/s (measured), ...`."""
+    if model is None:
+        return ""
+    shown = [t for t in model["types"] if t["goodput"]]
+    if not model["observed"]:
+        least = min((t["goodput"] or 0.0 for t in shown), default=0.0)
+        ratios = [f"{words.clean(t['gpu_type'])} {(t['goodput'] or 0) / least:.1f}" for t in shown]
+        return "nothing measured yet; expected ratio of types " + " : ".join(ratios)
+    parts = [
+        f"{words.gpus(t['gpus'], t['gpu_type'])} do {words.digits(t['goodput'] or 0.0)} samples/s "
+        + ("(measured there)" if t["observed"] else "(estimated)")
+        for t in shown
+    ]
+    count = model["observed"]
+    return ", ".join(parts) + f"; fitted to {count} shape{'s' if count > 1 else ''}"
 
 
 def _next(answer: ExplainAnswer) -> str:

@@ -15,6 +15,7 @@ from slurm_elastic.controller.answers_inputs import (
     View,
     Viewer,
 )
+from slurm_elastic.controller.answers_model import model_row
 from slurm_elastic.controller.answers_schema import (
     ChangeRow,
     DecisionRow,
@@ -235,6 +236,7 @@ def explain(
         "checkpoint_s": record.checkpoint_s,
         "restart_s": record.restart_s,
         "decision": rows.decision(decision) if decision else None,
+        "model": model_row(view.snapshot, job, record.learned),
         "next_round": view.next_round,
         "last": change(rows, mine[-1]) if mine else None,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from slurm_elastic.controller.answers_inputs import ChangeSeconds
+from slurm_elastic.controller.answers_model import ModelRow
 
 
 class Place(TypedDict):
@@ -138,6 +139,7 @@ class ExplainAnswer(TypedDict):
     checkpoint_s: float | None
     restart_s: float | None
     decision: DecisionRow | None
+    model: ModelRow | None
     next_round: float | None
     last: ChangeRow | None
 
