@@ -329,7 +329,7 @@ def test_a_whole_round():
     c = cluster()
     fast, even = application("fast", a100=3.0), application("even", a100=1.0)
     c.add(1, elastic="1-8", on={"v1": 4}, record={"learned": learned(fast, ("v100", 4))})
-    c.add(2, elastic="1-4", record={"learned": learned(even, ("a100", 4))})
+    c.add(2, elastic="1-4", gpus=1, record={"learned": learned(even, ("a100", 4))})
     plan, state = decide_round(c.snapshot(), c.records, config=PLAIN, policy=Sia(PLAIN), state={})
     assert json.loads(json.dumps(state)) == state
     assert plan.decision[1].target.gpu_type == "a100"
