@@ -20,10 +20,10 @@ Objective = Callable[[Sequence[float]], tuple[float, list[float]]]
 
 #: Least value of every parameter but gamma, and the seconds a lone replica communicates.
 TINY = 1e-8
-#: Starts of a fit unless told otherwise.
-STARTS = 1
-_PUBLISHED = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
-_GAMMA = (1.0, 10.0)
+#: Sia's start: alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma.
+PUBLISHED = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
+#: Bounds of gamma.
+GAMMA = (1.0, 10.0)
 _TOLERANCE = 1e-5
 
 
@@ -153,8 +153,8 @@ def bounds(points: Sequence[Point], *, overlap: bool) -> tuple[Floats, Floats, F
     alpha_c is half the measured time if all points have one micro-batch; what no
     point travels over is fixed at `TINY`; so are both betas below three replicas.
     """
-    start, lower, upper = np.array(_PUBLISHED), np.full(7, TINY), np.full(7, np.inf)
-    lower[6], upper[6] = _GAMMA if overlap else (1.0, 1.0)
+    start, lower, upper = np.array(PUBLISHED), np.full(7, TINY), np.full(7, np.inf)
+    lower[6], upper[6] = GAMMA if overlap else (1.0, 1.0)
     fixed: dict[int, float] = {}
     if len({p.micro_batch for p in points}) == 1:
         fixed[0] = sum(math.exp(p.log_compute) for p in points) / len(points) / 2
@@ -169,16 +169,16 @@ def bounds(points: Sequence[Point], *, overlap: bool) -> tuple[Floats, Floats, F
     return np.clip(start, lower, upper), lower, upper
 
 
-def minimise(points: Sequence[Point], *, overlap: bool, starts: int) -> list[float]:
-    """The theta of the least objective found.
+def published(points: Sequence[Point], *, overlap: bool) -> list[float]:
+    """The theta that Sia's artifact finds: L-BFGS-B from its one start, to its tolerance.
+
+    It often stops well above the minimum, and the artifact's decisions rest on that.
 
     Args:
         points: at least one.
         overlap: whether gamma may leave 1.
-        starts: how many points to start from.
     """
     start, lower, upper = bounds(points, overlap=overlap)
-    del starts  # one, so far
     evaluate = objective(points)
 
     def lean(theta: Floats) -> tuple[float, Floats]:

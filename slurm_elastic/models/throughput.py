@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slurm_elastic.application import Observation
-from slurm_elastic.models import fitting
+from slurm_elastic.models import fitting, restarts
 from slurm_elastic.models.fitting import Link, Point
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 #: Seconds of communication of a single replica; also the least of alpha and beta.
 TINY = fitting.TINY
 #: Starts of a fit unless told otherwise.
-STARTS = fitting.STARTS
+STARTS = restarts.STARTS
 #: A type that never ran on several nodes pays this much more there than within one (artifact).
 _ACROSS = 1.1
 
@@ -156,8 +156,8 @@ def fit(
         observations: of one GPU type, at least one; of equal configurations the first counts.
         unit: GPUs per replica.
         overlap: whether communication may hide behind computation; False fixes gamma at 1.
-        starts: points from which to search. The first is the published one; another one's
-            result is only taken when it is clearly better.
+        starts: points to search from, at most 6. 1: the published search, which often stops
+            early, for the artifact's sake; more: `restarts`, which finds the better minimum.
 
     Raises:
         ValueError: none given, several GPU types, or a value that cannot be; names the field.
@@ -181,7 +181,10 @@ def _fit(
     observations: tuple[Observation, ...], unit: int, overlap: bool, starts: int
 ) -> ThroughputParameters:
     points = _points(observations, unit)
-    theta = fitting.minimise(points, overlap=overlap, starts=starts)
+    if starts == 1:
+        theta = fitting.published(points, overlap=overlap)
+    else:
+        theta = restarts.search(points, overlap=overlap, starts=starts)
     if not any(p.link is Link.ACROSS for p in points):
         theta[2] = max(theta[2], _ACROSS * theta[4])
         theta[3] = max(theta[3], _ACROSS * theta[5])
