@@ -8,14 +8,23 @@ _selastic_jobs() {
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local verbs='status show explain plan history usage hold release update retire reconfigure
-        check config ping'
+        check config ping simulate compare workload'
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
-    local i verb='' words=''
+    local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
+        --config --artifact-compat --jobs --jobs-csv --plot --json --help'
+    local i verb='' words='' sub=''
     COMPREPLY=()
 
     case $previous in
-        --config) compopt -o default; return ;;
+        --config | --profiles | --restarts | --jobs-csv | --plot | --sacct | --output | -o)
+            compopt -o default; return ;;
+        --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
+        --class)
+            mapfile -t COMPREPLY < <(compgen -W 'adaptive strong-scaling rigid' -- "$current")
+            return ;;
+        --arrivals)
+            mapfile -t COMPREPLY < <(compgen -W 'poisson diurnal bursts' -- "$current"); return ;;
         --controller) return ;;
         --user | -u) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
     esac
@@ -23,9 +32,10 @@ _selastic() {
         case ${COMP_WORDS[i]} in
             --config | --controller) ((i++)) ;;
             -*) ;;
-            *) verb=${COMP_WORDS[i]}; break ;;
+            *) verb=${COMP_WORDS[i]}; sub=${COMP_WORDS[i+1]-}; break ;;
         esac
     done
+    ((i + 1 < COMP_CWORD)) || sub=''
 
     case $verb in
         '') words="$verbs $global" ;;
@@ -41,6 +51,20 @@ _selastic() {
         reconfigure) words="--dry-run --json --help" ;;
         check | ping) words="--json --help" ;;
         config) words="--help" ;;
+        simulate) words="--policy $simulation" ;;
+        compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
+        workload)
+            case $sub:$current in
+                generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
+                    --profiles --output --help' ;;
+                from-sacct:*) words='--scaling --grow --speeds --completed-only --output --help' ;;
+                :-*) words='--help' ;;
+                :*) words='generate from-sacct profiles' ;;
+            esac ;;
+    esac
+    case $verb:$sub:$current in
+        simulate:*:-* | compare:*:-* | workload:?*:-*) ;;
+        simulate:* | compare:* | workload:?*) compopt -o default ;;
     esac
     case $verb:$current in
         :* | *:-*) ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ def simulate(
     inputs = simulations.Inputs(**shared)
     with simulations.refusals():
         simulations.known_policy(policy, "--policy")
-        simulations.check_outputs(plot, jobs_csv)
+        simulations.check(inputs, plot=plot, jobs_csv=jobs_csv)
         machines = simulations.cluster(inputs, builtin=inputs.profiles is None)
         loaded = simulations.load(workloads, inputs, machines)
         tasks = [simulations.task(one, machines, inputs, policy) for one in loaded]
@@ -96,7 +97,7 @@ def shown(results: Sequence[Result]) -> list[str]:
             f" {said['policy_ms_p95']:.1f} ms p95; simulation {digits(said['cpu_s'])} s of CPU"
         ),
     ]
-    if said["unfair_fraction"] == said["unfair_fraction"]:
+    if not math.isnan(said["unfair_fraction"]):
         lines.insert(
             -1,
             f"  fairness          rho {said['rho_mean']:.2f} on average,"
@@ -109,7 +110,9 @@ def shown(results: Sequence[Result]) -> list[str]:
             f" {_hours(s['makespan_h'])}, {s['restarts_per_job']:.2f} restarts per job"
             for r, s in zip(results, said["each"], strict=True)
         ]
-    return [*lines, *(f"  note: {clean(n)}" for n in said["notes"])]
+    if said["notes"]:
+        lines.append(f"  notes             {len(said['notes'])} of rounds; --json lists them")
+    return lines
 
 
 def _hours(hours: float) -> str:

@@ -162,6 +162,23 @@ def cluster(inputs: Inputs, *, builtin: bool) -> Cluster:
     return clusters.parse(inputs.cluster or own.CLUSTER)
 
 
+def check_builtin(machines: Cluster) -> None:
+    """Refuse a cluster on which the built-in applications cannot run.
+
+    Raises:
+        CliError: none of their types is there.
+    """
+    from slurm_elastic.simulator import builtin  # noqa: PLC0415
+
+    known = [gpu.name for gpu in builtin.GPUS]
+    if not set(known) & set(machines.types):
+        raise CliError(
+            f"--cluster {machines}: the built-in profiles know {', '.join(known)} only;"
+            " take one of these, or name --profiles DIR",
+            USAGE,
+        )
+
+
 def load(
     paths: Sequence[str], inputs: Inputs, machines: Cluster
 ) -> list[tuple[Workload, Profiles]]:
@@ -181,6 +198,7 @@ def load(
                 found.append(stated.build(name, jobs, machines.types, speeds=speeds))
                 continue
             if folder is None:
+                check_builtin(machines)
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 builtin.write(folder)
             known = profiles.applications(folder)
@@ -191,7 +209,19 @@ def load(
             found.append((jobs_, profiles.read(folder, jobs_.applications, machines.types)))
         if not paths:
             found.append(_invented(stack, inputs, machines))
-    return found
+    return _told_apart(found, paths)
+
+
+def _told_apart(
+    found: list[tuple[Workload, Profiles]], paths: Sequence[str]
+) -> list[tuple[Workload, Profiles]]:
+    """Where two files have one name, that of their folder before it."""
+    if len({jobs.name for jobs, _ in found}) == len(found):
+        return found
+    return [
+        (dataclasses.replace(jobs, name=f"{Path(path).resolve().parent.name}/{jobs.name}"), tables)
+        for (jobs, tables), path in zip(found, paths, strict=True)
+    ]
 
 
 def _with_hint(text: str, inputs: Inputs) -> str:
@@ -212,6 +242,7 @@ def _invented(
             f" {clean(inputs.profiles)} -o FILE.csv",
             USAGE,
         )
+    check_builtin(machines)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     builtin.write(folder)
     path = folder / "invented.csv"

@@ -6,6 +6,7 @@ Colours are those of Okabe and Ito (2008), told apart by everybody; lines also d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _WAITING = "#666666"
+_OTHERS = "others"
 #: A stacked picture is drawn with at most this many steps in time.
 _STEPS = 600
 #: Bars of `compare`: title and key of the summary, lower is better for all.
@@ -86,6 +88,7 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
         bottom.set_title(f"GPUs in use by type{of}")
         middle.sharex(bottom)
         middle.set_xlabel("")
+        figure.align_ylabels((top, middle, bottom))
         _save(figure, path)
         plt.close(figure)
 
@@ -180,7 +183,7 @@ def _stack(axes: Any, result: Result) -> None:
     for part in result.segments:
         if part.job in jobs:
             held[jobs[part.job]] += part.gpus * _overlap(edges, part.begin_s, part.end_s)
-    names = sorted({j.application for j in result.jobs})
+    names = _applications(result)
     hours = edges / HOUR_S
     tops = np.vstack([np.zeros(held.shape[1]), np.cumsum(held, axis=0)])
     for i, job in enumerate(result.jobs):
@@ -192,7 +195,7 @@ def _stack(axes: Any, result: Result) -> None:
                 np.append(tops[i, a:b], tops[i, b - 1]),
                 np.append(tops[i + 1, a:b], tops[i + 1, b - 1]),
                 step="post",
-                facecolor=_COLOURS[names.index(job.application) % len(_COLOURS)],
+                facecolor=_colour(names, _application(job.application)),
                 edgecolor="white",
                 linewidth=0.3,
             )
@@ -205,11 +208,28 @@ def _stack(axes: Any, result: Result) -> None:
     _swatches(axes, names)
 
 
+def _application(name: str) -> str:
+    """Without what tells jobs of one name apart (`stated.py`)."""
+    return name.partition("#")[0]
+
+
+def _applications(result: Result) -> list[str]:
+    """Those that get a colour of their own: the largest users of GPUs; the rest is `others`."""
+    used: Counter[str] = Counter()
+    for job in result.jobs:
+        used[_application(job.application)] += round(job.gpu_s)
+    names = sorted(name for name, _ in used.most_common(len(_COLOURS) - 1))
+    return [*names, _OTHERS] if len(used) > len(names) else names
+
+
+def _colour(names: Sequence[str], name: str) -> str:
+    return _COLOURS[names.index(name)] if name in names else _COLOURS[-1]
+
+
 def _swatches(axes: Any, names: Sequence[str]) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    shown = names[: len(_COLOURS)]
-    patches = [Patch(color=_COLOURS[i], label=name) for i, name in enumerate(shown)]
+    patches = [Patch(color=_colour(names, name), label=name) for name in names]
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
