@@ -1,0 +1,111 @@
+"""Policy sia with what reports taught: the cluster test's story (test_sia.py) in plain Python.
+
+Two applications: `typed` is twice as fast on an a100, `even` equally fast on both types.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.clusters import NOW, Cluster, node
+from slurm_elastic import config
+from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.plan import JobRecord
+from slurm_elastic.policies.sia import Sia
+from slurm_elastic.report import Report
+from slurm_elastic.round import decide_round
+
+CONFIG = config.parse(
+    '[controller]\npolicy = "sia"\n[resize]\nmin_interval_s = 2\nper_hour = 3600\nrestart_s = 1\n'
+    "[speedup]\ntypes = { a100 = 2.0, v100 = 1.0 }"
+)
+BATCH, RATE = 32, 80.0
+SPEED = {("typed", "a100"): 2.0}
+
+
+def cluster(*, at: float = 0.0, a100: int = 3):
+    """So many idle a100, and three idle v100; the others are taken."""
+    c = Cluster([node("g1", 4, gpu_type="a100"), node("g3", 4, gpu_type="v100")], time=NOW + at)
+    c.add(90, on={"g1": 4 - a100})
+    c.add(91, on={"g3": 1})
+    return c
+
+
+def start(c: Cluster, job_id: int, name: str, on: dict[str, int]) -> None:
+    c.add(job_id, elastic="1-2,types=v100:a100", on=on, submit_time=NOW, start_time=NOW)
+    c.jobs[-1] = replace(c.jobs[-1], name=name, user="alice")
+
+
+def measured(c: Cluster, job_id: int) -> Report:
+    """What the job reports where it is."""
+    job = next(j for j in c.jobs if j.job_id == job_id)
+    held = job.allocation
+    rate = RATE * SPEED.get((job.name, held.gpu_type), 1.0)
+    micro_s = BATCH / held.gpus / rate
+    return Report(job_id=job_id, run=0, phase="training", gpus=held.gpus, global_batch=BATCH,
+                  step_time_s=micro_s + (0.005 if held.gpus > 1 else 0.0), steps_measured=20,
+                  micro_batch=BATCH // held.gpus, accumulation=0, micro_step_s=micro_s,
+                  proven=True, initial_batch=BATCH, application=job.name)  # fmt: skip
+
+
+def tell(book: Book, c: Cluster, *jobs: int) -> None:
+    for job_id in jobs:
+        book.take(measured(c, job_id), next(j for j in c.jobs if j.job_id == job_id), c.time)
+    book.observe(c.snapshot())
+
+
+def decided(book: Book, c: Cluster):
+    snapshot = c.snapshot()
+    plan, _ = decide_round(snapshot, book.records(snapshot, {}), config=CONFIG, policy=Sia(CONFIG),
+                           state={})  # fmt: skip
+    return plan
+
+
+@pytest.fixture
+def taught():
+    """A ledger after one job of each application on each type."""
+    ledger = Ledger(":memory:")
+    book, c = Book(ledger, CONFIG), cluster()
+    for job_id, name, where in (
+        (1, "typed", "g1"), (2, "typed", "g3"), (3, "even", "g1"), (4, "even", "g3")
+    ):  # fmt: skip
+        start(c, job_id, name, {where: 1})
+    tell(book, c, 1, 2, 3, 4)
+    return ledger
+
+
+@pytest.mark.parametrize("a100", [2, 3])
+def test_each_application_ends_on_the_type_that_suits_it(taught, a100):
+    book, c = Book(taught, CONFIG), cluster(at=30.0, a100=a100)
+    start(c, 2, "typed", {"g3": 1})
+    start(c, 3, "even", {"g1": 1})
+    tell(book, c, 2, 3)
+    for _ in range(3):
+        c.records.update(book.records(c.snapshot(), {}))
+        c.carry_out(decided(book, c))
+        c.time += 20.0
+        tell(book, c, 2, 3)
+    held = {j.name: j.allocation.gpu_type for j in c.jobs if j.submission}
+    assert held == {"typed": "a100", "even": "v100"}
+    plan = decided(book, c)
+    assert not [d for d in plan.changes if d.target.gpu_type != d.current.gpu_type]
+    assert "v100 would give" in plan.decision[2].reason
+    assert "a100 would give" in plan.decision[3].reason
+
+
+def test_without_earlier_jobs_the_configuration_is_believed():
+    """Both are taken for twice as fast on an a100: nothing tells the applications apart."""
+    book, c = Book(Ledger(":memory:"), CONFIG), cluster(at=30.0)
+    start(c, 3, "even", {"g3": 1})
+    tell(book, c, 3)
+    (decision,) = decided(book, c).changes
+    assert (decision.target.gpu_type, decision.target.gpus) == ("a100", 2)
+
+
+def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
+    book, c = Book(taught, CONFIG), cluster(at=30.0)
+    start(c, 5, "never-seen", {"g1": 1})
+    record = book.records(c.snapshot(), {})[5]
+    assert record == replace(JobRecord(job_id=5), last_change=record.last_change)
+    decided(book, c)
