@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.application import JobClass, Learned
+from slurm_elastic.application import JobClass, Learned, Observation
 from slurm_elastic.cluster import Allocation, Job
 from slurm_elastic.directive import Directive
 from slurm_elastic.models.goodput import GoodputModel, goodput_matrix
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import JobRecord
+from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.policies.sia_configurations import Configurations
 from slurm_elastic.policies.sia_rules import Rules
 
@@ -49,13 +49,13 @@ class Candidate:
         learned = self.learned
         return learned is not None and learned.application.job_class is JobClass.RIGID
 
-    def measured(self) -> tuple[int, str]:
-        """The most GPUs that it was measured on, and their type; (0, "") before that."""
+    def measured(self) -> int:
+        """The most replicas that it was measured with; 0 before that."""
+        unit = self.directive.unit_for
+        seen: Sequence[Observation | Measurement] = self.record.measurements
         if self.learned is not None:
-            seen = [(o.gpus, o.gpu_type) for o in self.learned.observations]
-        else:
-            seen = [(m.gpus, m.gpu_type) for m in self.record.measurements]
-        return max(seen, default=(0, ""))
+            seen = self.learned.observations
+        return max((m.gpus // unit(m.gpu_type) for m in seen), default=0)
 
 
 class Goodputs:

@@ -137,8 +137,7 @@ def _cap(job: Candidate, growth: float) -> int:
     """Replicas that it may have at most: `growth` times those it was measured on."""
     if job.rigid:
         return 1 << 20
-    gpus, kind = job.measured()
-    return max(1, int(growth * gpus / job.directive.unit_for(kind)))
+    return max(1, int(growth * job.measured()))
 
 
 def _valid(columns: Configurations, least: Ints, top: Ints, unit: Ints) -> Bools:

@@ -334,3 +334,11 @@ def test_a_whole_round():
     assert json.loads(json.dumps(state)) == state
     assert plan.decision[1].target.gpu_type == "a100"
     assert plan.decision[2].action is Action.START
+
+
+def test_growth_counts_in_replicas():
+    app = application(units=(2, 8))
+    c = Cluster([node("v1", 8, "v100"), node("a1", 8, "a100"), node("a2", 8, "a100")])
+    seen = learned(app, ("v100", 8), ("a100", 4))
+    c.add(1, elastic="2-16,unit=a100:2/v100:8", on={"a1": 4}, record={"learned": seen})
+    assert first(c, capacity={"a100": 16, "v100": 8}) == {1: ("a100", 8)}
