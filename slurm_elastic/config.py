@@ -155,6 +155,18 @@ class Sia:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Las:
+    """`[las]`: the policy `las`, Tiresias' queues (docs/baselines.md)."""
+
+    #: GPU seconds of service from which on a job stands in the second queue.
+    queue_gpu_s: float = field(default=3250.0, metadata={"min": 0.0, "max": 1e12})
+    #: A job that waited this many times as long as it ran goes back to the first; 0: never.
+    promote: float = field(default=0.0, metadata={"min": 0.0, "max": 1e6})
+    #: A job that loses this part of its speed on twice the nodes runs on few nodes only.
+    pack_loss: float = field(default=0.1, metadata={"min": 0.0, "max": 1.0})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
 
@@ -163,6 +175,7 @@ class Config:
     resize: Resize = field(default_factory=Resize)
     speedup: Speedup = field(default_factory=Speedup)
     sia: Sia = field(default_factory=Sia)
+    las: Las = field(default_factory=Las)
     slurm: Slurm = field(default_factory=Slurm)
 
 

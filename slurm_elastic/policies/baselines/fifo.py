@@ -1,0 +1,50 @@
+"""`fifo`: first come, first served; nobody is preempted, and nobody overtakes.
+
+The order of Hadoop's and Slurm's oldest schedulers (`SchedulerType=sched/builtin`): the first
+job that does not fit blocks all that came after it. A job that this cluster can never run
+blocks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.config import Config
+from slurm_elastic.plan import Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.baselines.requested import Pool, answer, requests, waits
+
+
+class Fifo:
+    """The policy; it remembers nothing."""
+
+    decisive = True
+
+    def __init__(self, config: Config) -> None:
+        del config
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Whoever runs keeps on; then in order of submission, up to the first without room."""
+        pool = Pool(question.capacity)
+        asked = requests(question)
+        for request in asked:
+            if request.present:
+                pool.take(request.present)
+        proposals, head = [], ""
+        for request in asked:
+            chosen = request.present or (None if head else pool.first(request.shapes))
+            if request.present:
+                reason = "runs until it ends"
+            elif chosen:
+                pool.take(chosen)
+                reason = "its turn, and there is room"
+            elif head:
+                reason = f"job {head} came first"
+            else:
+                reason = waits(request)
+                head = request.job.display_id if request.shapes else ""
+            proposals.append(answer(request, chosen, reason))
+        return tuple(proposals), state

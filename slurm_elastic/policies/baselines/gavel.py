@@ -1,0 +1,205 @@
+"""`gavel`: shares of time on each GPU type for the largest total throughput, dealt out in rounds.
+
+Narayanan et al., OSDI'20. Two steps per round:
+
+1. Shares x (section 4, maximum total throughput), [jobs, types]:
+   `max sum_ij rate_ij x_ij`, `sum_j x_ij <= 1`, `sum_i gpus_ij x_ij <= GPUs of type j`.
+   Equal jobs shall get equal shares, so an interior-point method answers, without a crossover
+   to a vertex.
+2. Priorities (section 5): x_ij divided by the part of type j's time that job i has received.
+   Greedily, by priority, whoever still fits gets its GPUs until the next round; left-over GPUs
+   go on to those with no share. Who gets the same type again keeps its GPUs.
+
+As in the artifact of Sia (SOSP'23, `gavel.py`), which these figures are compared with: time
+received begins at half a round for each job and type, and shares are rounded to 5 decimals.
+Rounds have the length at which the caller asks; 360 s in the papers. Rates are the
+applications' in the requested shape; where they are missing, what the speed model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_elastic.config import Config
+from slurm_elastic.plan import Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.baselines.requested import (
+    Pool,
+    Request,
+    Shape,
+    answer,
+    elapsed,
+    nodes_for,
+    requests,
+    waits,
+)
+
+Floats = NDArray[np.float64]
+
+_DIGITS = 5
+_COLUMN_WISE = 1
+_MINIMISE = 1
+
+
+class Gavel:
+    """The policy; it remembers the seconds that each job has received on each type."""
+
+    decisive = True
+
+    def __init__(self, config: Config) -> None:
+        self._interval_s = config.controller.interval_s
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """By share and time received; see the module."""
+        asked = requests(question)
+        kinds = tuple(sorted(question.capacity))
+        received, given = self._account(question, state, kinds)
+        x = self._shares(asked, question, kinds)
+        wishes = []
+        for i, request in enumerate(asked):
+            for kind, gpus in request.shapes:
+                if kind in kinds:
+                    j = kinds.index(kind)
+                    part = received[request.job.key][kind] / given[kind]
+                    share = float(x[i, j])
+                    wishes.append((-share / part, -share, j, i, (kind, gpus)))
+        pool = Pool(question.capacity)
+        chosen: dict[int, Shape] = {}
+        values: dict[int, float] = {}
+        for priority, _, _, i, shape in sorted(wishes):
+            if i not in chosen and pool.room(shape):
+                pool.take(shape)
+                chosen[i], values[i] = shape, -priority
+        proposals = []
+        for i, request in enumerate(asked):
+            reason = "others' turn this round" if request.shapes else waits(request)
+            if i in chosen:
+                kind = chosen[i][0]
+                share = x[i, kinds.index(kind)]
+                reason = f"its share of {kind or 'GPU'} time is {share:.0%}; its turn"
+                reason = reason if share else "no share, but GPUs were left over"
+            proposals.append(answer(request, chosen.get(i), reason, values.get(i, 0.0)))
+        taken = {asked[i].job.key: shape[0] for i, shape in chosen.items()}
+        return tuple(proposals), {
+            "time": question.snapshot.time,
+            "received": received,
+            "given": given,
+            "taken": taken,
+        }
+
+    def _account(
+        self, question: Question, state: Mapping[str, Any], kinds: Sequence[str]
+    ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+        """Seconds received by job and type, and their sum by type, jobs that ended included."""
+        now, since = question.snapshot.time, state.get("time")
+        half_s = self._interval_s / 2
+        known: Mapping[str, Mapping[str, float]] = state.get("received", {})
+        given = {kind: float(state.get("given", {}).get(kind, 0.0)) for kind in kinds}
+        held = elapsed(question, since) if since is not None else {}
+        received = {}
+        for job in question.snapshot.jobs:
+            if job.submission is None:
+                continue
+            mine = dict(known.get(job.key, {}))
+            for kind in kinds:
+                if kind not in mine:
+                    mine[kind] = half_s
+                    given[kind] += half_s
+            if job.allocation is not None and job.allocation.gpu_type in mine:
+                mine[job.allocation.gpu_type] += held.get(job.key, 0.0)
+                if job.allocation.gpu_type in given:
+                    given[job.allocation.gpu_type] += held.get(job.key, 0.0)
+            received[job.key] = mine
+        for key, kind in state.get("taken", {}).items():
+            if key not in received and kind in given and since is not None:
+                given[kind] += now - since
+        return received, given
+
+    def _shares(self, asked: Sequence[Request], question: Question, kinds: Sequence[str]) -> Floats:
+        """[jobs, types] share of time."""
+        per_node = nodes_for(question)
+        rates = np.zeros((len(asked), len(kinds)))
+        gpus = np.ones((len(asked), len(kinds)))
+        for i, request in enumerate(asked):
+            for (kind, count), rate in _rates(request, question, per_node).items():
+                if kind in kinds:
+                    rates[i, kinds.index(kind)] = rate
+                    gpus[i, kinds.index(kind)] = count
+        room = np.array([float(question.capacity[k]) for k in kinds])
+        return np.clip(np.round(shares(rates, gpus, room), _DIGITS), 0.0, 1.0)
+
+
+def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
+    """Shares of time with the largest sum of rates.
+
+    Args:
+        rates: [J, T] speed of each job on each type; 0: it cannot run there.
+        gpus: [J, T] GPUs that it would hold.
+        room: [T] GPUs of each type.
+
+    Returns:
+        [J, T] in [0, 1]; 0 everywhere if the linear solver gave up.
+    """
+    x = np.zeros(rates.shape)
+    job, kind = np.nonzero((rates > 0) & (gpus <= room))
+    count, rows = len(job), len(rates)
+    if not count:
+        return x
+    highs = highspy.Highs()
+    for option, value in (
+        ("output_flag", False),
+        ("threads", 1),
+        ("solver", "ipx"),
+        ("run_crossover", "off"),
+        ("presolve", "off"),
+    ):
+        highs.setOptionValue(option, value)
+    values = np.ones(2 * count)
+    values[1::2] = gpus[job, kind]
+    # Only ratios matter: in units of the largest rate the tolerances mean the same everywhere.
+    highs.passModel(
+        count,
+        rows + len(room),
+        2 * count,
+        _COLUMN_WISE,
+        _MINIMISE,
+        0.0,
+        -rates[job, kind] / rates.max(),
+        np.zeros(count),
+        np.ones(count),
+        np.full(rows + len(room), -highspy.kHighsInf),
+        np.r_[np.ones(rows), room],
+        np.arange(0, 2 * count, 2, dtype=np.int32),
+        np.stack([job, rows + kind], axis=1).ravel().astype(np.int32),
+        values,
+        np.zeros(count, dtype=np.int32),
+    )
+    highs.run()
+    found = np.asarray(highs.getSolution().col_value, dtype=np.float64)
+    if len(found) == count and np.isfinite(found).all():
+        x[job, kind] = found
+    return x
+
+
+def _rates(request: Request, question: Question, per_node: Mapping[str, int]) -> dict[Shape, float]:
+    """Throughput in each shape: measured, else in the proportion of the speed model."""
+    model = question.models[request.job.job_id]
+    learned = request.record.learned
+    speeds, known = {}, {}
+    for kind, gpus in request.shapes:
+        nodes = -(-gpus // per_node.get(kind, gpus))
+        speeds[kind, gpus] = model.speed(kind, gpus, nodes)
+        profile = learned.application.on(kind) if learned else None
+        if profile is not None and profile.rate:
+            known[kind, gpus] = profile.rate
+    if not known:
+        return speeds
+    scale = sum(known[s] / speeds[s] for s in known) / len(known)
+    return {s: known.get(s, scale * speeds[s]) for s in speeds}

@@ -1,0 +1,113 @@
+"""`las`: Tiresias' discretised two-dimensional least attained service.
+
+Gu et al., NSDI'19, section 3.2: a job's attained service is its GPUs times the seconds it held
+them. Jobs below a threshold stand in the first of two queues, the others in the second; inside
+a queue they go in the order of their first start (jobs that never started: of their arrival,
+after those). Whoever does not fit is passed over; who is not reached is preempted. A job that
+has waited `promote` times as long as it ran goes back to the first queue with both counters at
+0 (PROMOTEKNOB). Threshold and knob default to those of the authors' simulator
+(SymbioticLab/Tiresias: first limit 3,250 GPU seconds, no promotion).
+
+Consolidation (section 3.3) asks whether a job's tensors are skewed; what is known here is its
+speed: a job that loses more than `pack_loss` on twice the fewest nodes counts as skewed and
+runs only on types where it needs the fewest nodes. Where exactly, placement decides, and it
+consolidates everybody (our reading).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.config import Config
+from slurm_elastic.plan import Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.baselines.requested import (
+    Pool,
+    Request,
+    Shape,
+    answer,
+    arrival,
+    elapsed,
+    nodes_for,
+    requests,
+    waits,
+)
+
+
+class LeastAttainedService:
+    """The policy; it remembers each job's service (GPU s), run and waiting time (s) and start."""
+
+    decisive = True
+
+    def __init__(self, config: Config) -> None:
+        self._las = config.las
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """By queue, then by first start; see the module."""
+        books = self._account(question, state)
+        pool = Pool(question.capacity)
+        proposals = []
+        per_node = nodes_for(question)
+        for request in sorted(requests(question), key=lambda r: self._order(r, books)):
+            first = books[request.job.key]["service"] < self._las.queue_gpu_s
+            chosen = pool.first(self._shapes(request, question, per_node))
+            if chosen:
+                pool.take(chosen)
+                reason = f"in the {'first' if first else 'second'} queue, and there is room"
+            else:
+                reason = waits(request) if not request.held else "others have attained less"
+            proposals.append(answer(request, chosen, reason, float(first)))
+        return tuple(proposals), {"time": question.snapshot.time, "jobs": books}
+
+    def _account(self, question: Question, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Counters up to now of every job that still exists."""
+        now, since = question.snapshot.time, state.get("time")
+        held = elapsed(question, since)
+        books = {}
+        for job in question.snapshot.jobs:
+            if job.submission is None:
+                continue
+            book: dict[str, Any] = {"service": 0.0, "ran": 0.0, "waited": 0.0, "started": None}
+            book |= state.get("jobs", {}).get(job.key, {})
+            if job.allocation is not None:
+                book["service"] += held[job.key] * job.allocation.gpus
+                book["ran"] += held[job.key]
+                if book["started"] is None:
+                    book["started"] = now if job.start_time is None else job.start_time
+            elif since is not None:
+                book["waited"] += max(0.0, now - max(since, arrival(job)))
+            starved = book["service"] >= self._las.queue_gpu_s and self._las.promote > 0
+            if starved and book["waited"] >= self._las.promote * book["ran"]:
+                book |= {"service": 0.0, "ran": 0.0, "waited": 0.0}
+            books[job.key] = book
+        return books
+
+    def _order(self, request: Request, books: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
+        book = books[request.job.key]
+        start = book["started"]
+        never = start is None
+        return (
+            book["service"] >= self._las.queue_gpu_s,
+            never,
+            arrival(request.job) if never else start,
+            request.job.job_id,
+        )
+
+    def _shapes(
+        self, request: Request, question: Question, per_node: Mapping[str, int]
+    ) -> tuple[Shape, ...]:
+        """Where it may run: the type it has first, and if it is skewed, on few nodes only."""
+        shapes = request.staying_first
+        model = question.models[request.job.job_id]
+        nodes = {kind: -(-gpus // per_node.get(kind, gpus)) for kind, gpus in shapes}
+        fewest = min(nodes.values(), default=1)
+
+        def skewed(kind: str, gpus: int) -> bool:
+            wide = min(gpus, 2 * nodes[kind])
+            packed = model.speed(kind, gpus, nodes[kind])
+            return model.speed(kind, gpus, wide) < (1 - self._las.pack_loss) * packed
+
+        return tuple(s for s in shapes if nodes[s[0]] == fewest or not skewed(*s))

@@ -1,0 +1,86 @@
+"""`srtf`: preemptive shortest remaining time first.
+
+The textbook rule (Schrage 1968), which needs to know what nobody knows. Remaining seconds are
+estimated, in this order:
+
+- from the reported progress: `ran * (1 - progress) / progress`, with the seconds that the job
+  has held GPUs (restarts included) since this policy first saw it;
+- from its time limit: what is left of it;
+- nothing known: as long again as it has run (our definition), so that new jobs are tried first.
+
+Whoever does not fit is passed over; who is not reached is preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.cluster import Job
+from slurm_elastic.config import Config
+from slurm_elastic.plan import JobRecord, Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.baselines.requested import (
+    Pool,
+    answer,
+    arrival,
+    elapsed,
+    requests,
+    waits,
+)
+
+
+class ShortestRemaining:
+    """The policy; it remembers for how long each job has held GPUs, in seconds."""
+
+    decisive = True
+
+    def __init__(self, config: Config) -> None:
+        del config
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """By remaining time; see the module."""
+        ran = self._account(question, state)
+        left = {
+            r.job.job_id: remaining_s(r.job, r.record, ran[r.job.key], question.snapshot.time)
+            for r in requests(question)
+        }
+        pool = Pool(question.capacity)
+        proposals = []
+        for request in sorted(
+            requests(question),
+            key=lambda r: (left[r.job.job_id], arrival(r.job), r.job.job_id),
+        ):
+            seconds = left[request.job.job_id]
+            chosen = pool.first(request.staying_first)
+            if chosen:
+                pool.take(chosen)
+                reason = f"about {seconds:.0f} s are left, and there is room"
+            else:
+                reason = waits(request) if not request.held else "others have less left to do"
+            proposals.append(answer(request, chosen, reason, -seconds))
+        return tuple(proposals), {"time": question.snapshot.time, "ran": ran}
+
+    def _account(self, question: Question, state: Mapping[str, Any]) -> dict[str, float]:
+        """Seconds with GPUs of every job that still exists; of one not seen before: this run's."""
+        known = state.get("ran", {})
+        later, whole = elapsed(question, state.get("time")), elapsed(question, None)
+        return {
+            job.key: known[job.key] + later.get(job.key, 0.0)
+            if job.key in known
+            else whole.get(job.key, 0.0)
+            for job in question.snapshot.jobs
+            if job.submission is not None
+        }
+
+
+def remaining_s(job: Job, record: JobRecord, ran_s: float, now: float) -> float:
+    """Estimated seconds until a job's end at its requested size."""
+    if record.progress and ran_s > 0:
+        return ran_s * max(0.0, 1 - record.progress) / record.progress
+    if job.time_limit_s is not None:
+        begin = now if job.start_time is None or job.allocation is None else job.start_time
+        return max(0.0, begin + job.time_limit_s - now)
+    return ran_s

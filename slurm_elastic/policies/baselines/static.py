@@ -1,0 +1,124 @@
+"""`static`: plain Slurm: the requested size for good, by priority, with EASY backfill.
+
+EASY (Lifka, JSSPP 1995; the idea of Slurm's `sched/backfill`): the first job without room is
+promised the earliest moment at which the time limits of running jobs leave enough GPUs of one
+type; others may go before it if that does not delay it: they end before, or leave enough.
+Nobody is preempted or resized. Without time limits no end is known: then nobody overtakes on
+the type that the first job waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.cluster import Job
+from slurm_elastic.config import Config
+from slurm_elastic.plan import Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.baselines.requested import (
+    Pool,
+    Request,
+    Shape,
+    answer,
+    arrival,
+    requests,
+    waits,
+)
+
+
+@dataclass(slots=True)
+class _Promise:
+    """The first waiting job's: `gpu_type` from `begins` on, when `spare` GPUs are left over."""
+
+    job_id: str
+    gpu_type: str
+    begins: float
+    spare: int
+
+
+class Static:
+    """The policy; it remembers nothing."""
+
+    decisive = True
+
+    def __init__(self, config: Config) -> None:
+        del config
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Whoever runs keeps on; then by priority and age, with backfill."""
+        now = question.snapshot.time
+        pool = Pool(question.capacity)
+        asked = requests(question)
+        ends = [
+            (_end(job, now), job.allocation.gpu_type, job.allocation.gpus)
+            for job in question.snapshot.jobs
+            if job.allocation is not None
+        ]
+        for request in asked:
+            if request.present:
+                pool.take(request.present)
+        asked.sort(key=lambda r: (-r.job.priority, arrival(r.job), r.job.job_id))
+        proposals: list[Proposal] = []
+        promise: _Promise | None = None
+        for request in asked:
+            if request.present:
+                proposals.append(answer(request, request.present, "runs until it ends"))
+                continue
+            end = now + _limit(request.job)
+            fitting = [s for s in request.shapes if pool.room(s)]
+            chosen = next((s for s in fitting if _harmless(s, end, promise)), None)
+            if chosen:
+                pool.take(chosen)
+                ends.append((end, *chosen))
+                if promise and chosen[0] == promise.gpu_type and end >= promise.begins:
+                    promise.spare -= chosen[1]
+                reason = f"fills a gap before job {promise.job_id}" if promise else "its turn"
+            else:
+                reason = waits(request) if not (fitting and promise) else ""
+                reason = reason or f"would delay job {promise.job_id if promise else ''}"
+                if promise is None and request.shapes:
+                    promise = _promise(request, pool, ends)
+            proposals.append(answer(request, chosen, reason))
+        return tuple(proposals), state
+
+
+def _limit(job: Job) -> float:
+    return math.inf if job.time_limit_s is None else float(job.time_limit_s)
+
+
+def _end(job: Job, now: float) -> float:
+    """When a running job ends at the latest, as far as that is known."""
+    if job.time_limit_s is None:
+        return math.inf
+    return (now if job.start_time is None else job.start_time) + job.time_limit_s
+
+
+def _harmless(shape: Shape, end: float, promise: _Promise | None) -> bool:
+    if promise is None or shape[0] != promise.gpu_type:
+        return True
+    return end < promise.begins or shape[1] <= promise.spare
+
+
+def _promise(
+    request: Request, pool: Pool, ends: Iterable[tuple[float, str, int]]
+) -> _Promise | None:
+    """The earliest moment, by what is known, at which one of its shapes has room."""
+    earliest: _Promise | None = None
+    order = sorted(ends)
+    for kind, gpus in request.shapes:
+        free, begins = pool.free.get(kind, 0), math.inf
+        for end, of_kind, given_back in order:
+            if of_kind == kind:
+                free += given_back
+                if free >= gpus:
+                    begins = end
+                    break
+        if earliest is None or begins < earliest.begins:
+            spare = max(0, free - gpus) if math.isfinite(begins) else 0
+            earliest = _Promise(request.job.display_id, kind, begins, spare)
+    return earliest
