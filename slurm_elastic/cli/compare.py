@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from slurm_elastic.simulator.results import Result
     from slurm_elastic.simulator.sacct import Past
 
+POLICIES = "sia,gavel,las,fifo"
+PAST_POLICIES = "static,fair,sia"
 #: Believed of jobs when nobody says how they scale: from pessimistic to optimistic.
 SCALINGS = ("amdahl:0.9", "amdahl:0.99")
 
@@ -40,8 +42,8 @@ _AS_IT_WAS = "as it was"
 @options.verb
 @simulations.shared
 @click.option(
-    "--policies", default="sia,gavel,las,fifo", show_default=True, metavar="NAME,…",
-    help="Who decides; ratios are to the first.",
+    "--policies", metavar="NAME,…",
+    help=f"Who decides; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
 )  # fmt: skip
 @click.option("--sacct", metavar="FILE", help="Jobs as a site's accounting has them.")
 @click.option(
@@ -57,7 +59,7 @@ _AS_IT_WAS = "as it was"
 def compare(
     *,
     workloads: tuple[str, ...],
-    policies: str,
+    policies: str | None,
     sacct: str | None,
     scalings: tuple[str, ...],
     grow: float | None,
@@ -74,8 +76,8 @@ def compare(
     """
     inputs = simulations.Inputs(**shared)
     with simulations.refusals():
-        names = _policies(policies)
-        simulations.check_outputs(plot, jobs_csv)
+        names = _policies(policies or (POLICIES if sacct is None else PAST_POLICIES))
+        simulations.check(inputs, plot=plot, jobs_csv=jobs_csv)
         if sacct is None:
             for given, option in (
                 (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),

@@ -324,9 +324,12 @@ def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:
         return run_all(tasks, processes=inputs.jobs or cpus, report=report)
 
 
-def check_outputs(plot: str | None, jobs_csv: str | None) -> None:
-    """Refuse before a long run what could not be written after it."""
+def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
+    """Refuse before a long run what cannot be read, or could not be written after it."""
     from slurm_elastic.simulator import plots  # noqa: PLC0415
+
+    restarts(inputs)
+    settings(inputs, "")
 
     if plot is not None:
         plots.check(Path(plot))

@@ -122,11 +122,10 @@ def write(lines: Iterable[Line], stream: TextIO) -> None:
 
 
 def _size(rng: np.random.Generator, ask: Ask) -> int:
-    sizes = [s for s, _ in ask.sizes]
-    weights = _weights({str(s): w for s, w in ask.sizes}, [str(s) for s in sizes])
+    weights = _weights({str(s): w for s, w in ask.sizes}, [str(s) for s, _ in ask.sizes])
+    drawn, _ = ask.sizes[int(rng.choice(len(ask.sizes), p=weights))]
     # Each GPU needs a sample of the largest batch.
-    drawn = int(rng.choice(sizes, p=weights))
-    return min(drawn, int(ask.batches[1]))
+    return min(drawn, ask.batches[1])
 
 
 def _batch(ask: Ask, gpus: int) -> int:
