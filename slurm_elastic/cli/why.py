@@ -111,9 +111,8 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add("Why not more", decision["why_not_more"])
         add("Why not fewer", decision["why_not_fewer"])
         add("Why here", decision["why_here"])
-        if decision["action"] == "keep" and not any(
-            decision[k] for k in ("why_not_more", "why_not_fewer", "why_here")
-        ):
+        told = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
+        if decision["action"] == "keep" and (answer["model"] or not told):
             add("Why", decision["reason"])
         add("Held back", decision["waiting_for"])
     add("Learned", _learned(answer["model"]))

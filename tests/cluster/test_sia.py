@@ -1,0 +1,151 @@
+"""Policy sia on a real cluster: each application ends on the type that suits it, and why.
+
+`typed` trains twice as fast on an a100, `even` equally fast on both (examples/emulate.py). Two
+a100 (g01) and three v100 (g03) are free; everything else is taken.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from daemon import ADDRESS, PYTHON, Daemon, eager, held, reservations, until
+from harness import Cluster
+
+PROJECT = "/opt/src/slurm-elastic"
+TYPES = {"g01": "a100", "g03": "v100"}
+FILLERS = (
+    ("-N4", "-wg02,g04,g05,g06", "--ntasks-per-node=1", "--gres=gpu:4"),
+    ("-wg01", "--gres=gpu:a100:2"),
+    ("-wg03", "--gres=gpu:v100:1"),
+)
+
+#: A report with a number that is none, from the job's own user.
+NAN = """
+import sys
+from slurm_elastic.job import channel
+report = {"job_id": int(sys.argv[2]), "run": 0, "phase": "training", "gpus": 1,
+          "step_time_s": 0.4, "steps_measured": 9, "global_batch": 32, "micro_batch": 32,
+          sys.argv[3]: float("nan")}
+try:
+    channel.call(sys.argv[1], {"v": 1, "op": "report", "report": report}, timeout_s=5)
+except channel.Refused as error:
+    print(error)
+"""
+
+
+def configuration(mode: str) -> str:
+    """Policy sia, as soon as it can."""
+    return eager(mode=mode).replace("[controller]", '[controller]\npolicy = "sia"', 1)
+
+
+@pytest.fixture
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster, configuration("observe"), crew=())
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def train(cluster: Cluster, application: str, kind: str, *options: str) -> int:
+    """One GPU of this type, and up to two of any."""
+    other = {"a100": "v100", "v100": "a100"}[kind]
+    out = f"/shared/home/alice/sia-{application}-{kind}"
+    cluster.exec(f"rm -rf {out} {out}.log", user="alice")
+    return cluster.sbatch(
+        f"export OMP_NUM_THREADS=1\n"
+        f"exec esrun python3 {PROJECT}/examples/train_library.py --out {out} --app {application}"
+        f" --samples 4096 --epochs 1000 --global-batch 32 --rate 80 --checkpoint-every 3",
+        *(f"--elastic=1-2,types={kind}:{other}", f"--gres=gpu:{kind}:1", f"-J{application}"),
+        *("-t30", "--requeue", "--open-mode=append", f"--output={out}.log", *options),
+    )
+
+
+def explained(daemon: Daemon, job: int) -> dict[str, Any]:
+    """What `explain` knows; {} while the job is not known."""
+    text = daemon.ask("explain", str(job), "--json", check=False)
+    return json.loads(text) if text.startswith("{") else {}
+
+
+def ratio(daemon: Daemon, job: int) -> float:
+    """How much faster its model takes an a100 for than a v100; 0 while there is none."""
+    model = explained(daemon, job).get("model") or {"types": []}
+    speed = {t["gpu_type"]: t["goodput"] for t in model["types"]}
+    return speed["a100"] / speed["v100"] if len(speed) == 2 else 0.0
+
+
+def measured(daemon: Daemon, job: int) -> bool:
+    """Whether its first reports have come, and it may be moved."""
+    found = explained(daemon, job)
+    return bool(found and found["proven"] and found["model"] and found["model"]["observed"])
+
+
+def kind(cluster: Cluster, job: int) -> str:
+    """The GPU type it runs on, "" while it does not."""
+    return "".join({TYPES[node] for node in held(cluster, job)})
+
+
+def test_each_application_ends_on_the_type_that_suits_it(daemon: Daemon, cluster: Cluster) -> None:
+    fillers = [
+        cluster.sbatch("exec sleep 600", "-o/dev/null", *options, user="bob") for options in FILLERS
+    ]
+    for job in fillers:
+        cluster.wait(job, "RUNNING")
+
+    # While the controller only observes, a job of each application runs on each type.
+    jobs = {(app, k): train(cluster, app, k) for app in ("typed", "even") for k in ("v100", "a100")}
+    for job in jobs.values():
+        until(lambda job=job: measured(daemon, job), seconds=90, what=f"{job} is not measured")
+    assert {key: kind(cluster, job) for key, job in jobs.items()} == {key: key[1] for key in jobs}
+
+    # Those on the type that suits them go; a new controller moves the others, from its ledger.
+    typed, even = jobs["typed", "v100"], jobs["even", "a100"]
+    gone = [jobs["typed", "a100"], jobs["even", "v100"]]
+    cluster.exec(["scancel", *map(str, gone)])
+    for job in gone:
+        cluster.wait(job, "CANCELLED")
+    daemon.stop()
+    daemon.configure(configuration("act"))
+    daemon.start()
+    until(
+        lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
+        seconds=60,
+        what=daemon.log(),
+    )
+
+    # Why, in words and in numbers.
+    for job, name in ((typed, "typed"), (even, "even")):
+        until(lambda job=job: "would give" in daemon.ask("explain", str(job)), what=name)
+        text = daemon.ask("explain", str(job))
+        assert re.search(r"Learned: .*\d a100 do \S+ samples/s .*\d v100 do \S+ samples/s", text)
+        shown = daemon.ask("show", str(job))
+        assert f"Application={name} Class=strong-scaling Batch=32" in shown
+    assert ratio(daemon, typed) > 1.5
+    assert ratio(daemon, even) < 1.5  # the configuration says 2
+
+    # A report that cannot be is refused by its name and changes nothing.
+    for name in ("step_time_s", "grad_var", "micro_step_s"):
+        said = cluster.exec([PYTHON, "-c", NAN, ADDRESS, str(typed), name], user="alice").stdout
+        assert f"field {name}: nan is outside" in said
+    assert ratio(daemon, typed) > 1.5
+
+    # The knowledge outlives the controller, and the jobs: the next one of its name begins with it.
+    daemon.kill()
+    daemon.start()
+    until(lambda: ratio(daemon, typed) > 1.5)
+    until(lambda: 0 < ratio(daemon, even) < 1.5)
+    late = train(cluster, "even", "v100", "--begin=now+1hour")
+    until(lambda: 0 < ratio(daemon, late) < 1.5)
+    assert "nothing measured yet" in daemon.ask("explain", str(late))
+    until(
+        lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
+        what=daemon.log(),
+    )
+    log = daemon.log()
+    assert "Traceback" not in log
+    assert "internal error" not in log
+    cluster.cancel()
+    until(lambda: not reservations(cluster), what="reservations are left")
