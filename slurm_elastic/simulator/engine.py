@@ -25,6 +25,7 @@ from slurm_elastic.simulator import fairness
 from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.jobs import SimulatedJob
+from slurm_elastic.simulator.lessons import Lessons
 from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Profiles
 from slurm_elastic.simulator.restarts import RestartCosts
@@ -161,6 +162,7 @@ class _Run:
     _state: Mapping[str, Any] = field(default_factory=dict)
     _plan: Plan | None = None
     _idle: int = 0
+    _lessons: Lessons = field(default_factory=Lessons)
 
     def __post_init__(self) -> None:
         self.world = World(self.cluster, measure=not self.policy.decisive)
@@ -228,10 +230,10 @@ class _Run:
             if job.completion_s is not None:
                 self._ends(job, job.completion_s)
                 self.world.forget(job.job_id)
+                self._lessons.remember(job)
         self.active = [job for job in self.active if job.completion_s is None]
         while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
-            self.active.append(self.jobs[self.arrived])
-            self.jobs[self.arrived].now_s = at_s
+            self._arrives(self.jobs[self.arrived], at_s)
             self.arrived += 1
         for job in self.active:
             total, rounds = self.contention.get(job.job_id, (0, 0))
@@ -245,6 +247,15 @@ class _Run:
         self.stages["policy"] += self.policy.cpu_s - policy
         self.stages["round"] += decided - prepared - (self.policy.cpu_s - policy)
         self.stages["rest"] += time.process_time() - decided + prepared - begin
+
+    def _arrives(self, job: SimulatedJob, at_s: float) -> None:
+        if self.config.sia.share:
+            for other in self.active:
+                if other.submitted.application == job.submitted.application:
+                    self._lessons.remember(other)
+            self._lessons.teach(job)
+        job.now_s = at_s
+        self.active.append(job)
 
     def _decide(self, at_s: float) -> None:
         if self.active:

@@ -115,6 +115,12 @@ class SimulatedJob:
             self._learned = Learned(self.described.application, self.observations, self.noise)
         return self._learned
 
+    def inherit(self, observations: tuple[Observation, ...], noise: Noise | None) -> None:
+        """Begin with what earlier jobs of the application measured."""
+        self.observations, self.noise = observations, noise
+        self._seen = frozenset((o.gpu_type, o.nodes, o.gpus, o.micro_batch) for o in observations)
+        self._learned = None
+
     def copy(self) -> SimulatedJob:
         """An independent copy; what is shared is immutable or a cache."""
         return copy.copy(self)
