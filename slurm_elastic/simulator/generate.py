@@ -132,7 +132,7 @@ def _batch(ask: Ask, gpus: int) -> int:
     """The batch a user tunes for so many GPUs: grown by doubling, no faster than the GPUs."""
     first, last = ask.batches
     doublings = math.floor(math.log2(max(1.0, min(gpus, last / first))))
-    return max(first * 2**doublings, gpus)
+    return max(first << doublings, gpus)
 
 
 def _weights(given: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:

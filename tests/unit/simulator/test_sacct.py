@@ -1,0 +1,240 @@
+"""Accounting becomes jobs, jobs become workloads that take as long as they took."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.application import JobClass
+from slurm_elastic.simulator import physics, sacct, scaling, stated
+from slurm_elastic.simulator.workload import WorkloadError
+
+WEEK = Path(__file__).parents[2] / "data" / "sacct-week.txt"
+HEADER = sacct.COLUMNS.replace(",", "|")
+
+
+def _past(tmp_path, *rows, header=HEADER, **options):
+    path = tmp_path / "sacct.txt"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return sacct.read(path, **options)
+
+
+def _row(job="1", *, submit="2026-10-05T08:00:00", start="2026-10-05T09:00:00", seconds="3600",
+         state="COMPLETED", tres="cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1", name="train"):  # fmt: skip
+    return f"{job}|{name}|alice|{submit}|{start}|Unknown|{seconds}|{state}|{tres}|1"
+
+
+def test_the_example_is_read_whole():
+    past = sacct.read(WEEK)
+    assert len(past.jobs) == 78
+    assert past.said() == (
+        "78 GPU jobs taken; left out: 3 never started, 5 shorter than 60 s, 16 without GPUs;"
+        " 3 requeued (all their runs count), 15 that failed, timed out or were cancelled"
+        " (as far as they came)"
+    )
+    assert {r.gpu_type for j in past.jobs for r in j.runs} == {"a100", "v100"}
+    assert len(sacct.read(WEEK, completed_only=True).jobs) == 63
+
+
+def test_a_requeued_job_has_one_life(tmp_path):
+    past = _past(
+        tmp_path,
+        _row(state="PREEMPTED", seconds="1800"),
+        _row(submit="2026-10-05T09:30:00", start="2026-10-05T10:00:00", seconds="600"),
+    )
+    (job,) = past.jobs
+    assert job.seconds == 2400
+    assert job.end - job.submit == 2 * 3600 + 600
+    assert past.notes == {"requeued (all their runs count)": 1}
+
+
+def test_array_tasks_are_jobs_and_steps_are_none(tmp_path):
+    past = _past(tmp_path, _row("7_1"), _row("7_1.batch"), _row("7_2"), _row("7_[3-9]", start="None",
+                 seconds="0", tres=""))  # fmt: skip
+    assert [j.job_id for j in past.jobs] == ["7_1", "7_2"]
+    assert past.left_out == {"never started": 1}
+
+
+@pytest.mark.parametrize(
+    ("tres", "expected"),
+    [
+        ("gres/gpu:a100=4,gres/gpu=4", ("a100", 4)),
+        ("gres/gpu=3", ("", 3)),
+        ("gres/gpu:a100=1,gres/gpu:v100=2,gres/gpu=3", ("v100", 3)),
+        ("billing=2,gres/gpu:nvidia_a100_80gb=8", ("nvidia_a100_80gb", 8)),
+    ],
+)
+def test_gpus_and_types_come_from_the_tres(tmp_path, tres, expected):
+    run = _past(tmp_path, _row(tres=tres)).jobs[0].main
+    assert (run.gpu_type, run.gpus) == expected
+
+
+def test_few_columns_suffice(tmp_path):
+    past = _past(
+        tmp_path,
+        "3|2026-10-05T08:00:00|1-01:00:05|gres/gpu=2",
+        header="JobID|Submit|Elapsed|AllocTRES",
+    )
+    assert past.jobs[0].seconds == 25 * 3600 + 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "words"),
+    [
+        ((), HEADER, "holds no GPU job"),
+        (("x",), "a|b", "sacct.txt:1: no header with JobID"),
+        (("1|now",), "JobID|Submit|ElapsedRaw", "no column AllocTRES"),
+        (("1|now|gres/gpu=1",), "JobID|Submit|AllocTRES", "no column ElapsedRaw"),
+        (("1|5|gres/gpu=1",), "JobID|ElapsedRaw|AllocTRES", "no column Submit"),
+        ((_row(seconds="an hour"),), HEADER, "sacct.txt:2: ElapsedRaw"),
+        ((_row(submit="yesterday"),), HEADER, "sacct.txt:2: .yesterday. is no time"),
+        ((_row(), "cut",), HEADER, "sacct.txt:3: .cut. is no job id"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_said_with_its_line(tmp_path, rows, header, words):
+    with pytest.raises(sacct.SacctError, match=words):
+        _past(tmp_path, *rows, header=header)
+
+
+def _json(tmp_path, *jobs):
+    path = tmp_path / "sacct.json"
+    path.write_text(json.dumps({"jobs": list(jobs)}))
+    return sacct.read(path)
+
+
+def _entry(**change):
+    entry = {
+        "job_id": 12, "name": "train", "user": "alice",
+        "array": {"job_id": 0, "task_id": {"set": False, "infinite": False, "number": 0}},
+        "het": {"job_id": 0}, "allocation_nodes": 2, "state": {"current": ["COMPLETED"]},
+        "time": {"elapsed": 7200, "submission": 1000, "start": 2000, "end": 9200},
+        "tres": {"allocated": [
+            {"type": "cpu", "name": "", "count": 8},
+            {"type": "gres", "name": "gpu", "count": 8},
+            {"type": "gres", "name": "gpu:a100", "count": 8},
+        ]},
+    }  # fmt: skip
+    return entry | change
+
+
+def test_json_says_the_same(tmp_path):
+    past = _json(
+        tmp_path,
+        _entry(),
+        _entry(job_id=14, array={"job_id": 13, "task_id": {"set": True, "number": 5}}),
+        _entry(job_id=15, het={"job_id": 15}),
+        _entry(job_id=16, tres={}),
+        _entry(job_id=17, state="FAILED"),
+        {"job_id": 18},
+    )
+    assert [j.job_id for j in past.jobs] == ["12", "13_5", "17"]
+    assert past.jobs[0].main == sacct.Run(2000, 7200, "a100", 8, 2)
+    assert past.left_out == {"heterogeneous jobs": 1, "without GPUs": 1, "never started": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "not JSON"), ('{"a": 1}', "no list"), ('{"jobs": [3]}', "job 1")]
+)
+def test_broken_json_is_refused(tmp_path, text, words):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(sacct.SacctError, match=words):
+        sacct.read(path)
+
+
+@pytest.mark.parametrize("text", ["linear", "amdahl:0.9", "1=1;2=1.5;4=2", "none"])
+def test_at_its_own_size_a_job_takes_as_long_as_it_took(tmp_path, text):
+    """Whatever is believed of its scaling: the curve only says what other sizes would give."""
+    rules = scaling.rules(text)
+    past = sacct.read(WEEK)
+    jobs = stated.of_past(past, rules, speeds={"a100": 2.0, "v100": 1.0})
+    work, tables = stated.build("week", jobs, ("a100", "v100"), speeds={"a100": 2.0, "v100": 1.0})
+    was = {j.job_id: j for j in past.jobs}
+    for job in work.jobs:
+        truth = physics.Physics(tables[job.application])
+        run = was[job.name].main
+        micro, more = truth.fixed_batch(run.gpu_type, (job.gpus,), job.batch)
+        assert more == 0
+        rate = truth.goodput(run.gpu_type, (job.gpus,), micro, more, 0)
+        if len(was[job.name].runs) == 1:
+            assert truth.total / rate == pytest.approx(run.seconds, rel=2e-3)
+        assert job.job_class is (JobClass.RIGID if text == "none" else JobClass.ADAPTIVE)
+        bigger = truth.goodput(run.gpu_type, (2 * job.gpus,), max(1, micro // 2), 0, 0)
+        ratio = rules.of("x").speed(2 * job.gpus) / rules.of("x").speed(job.gpus)
+        assert bigger / rate == pytest.approx(ratio, rel=5e-3)
+
+
+def test_a_workload_file_says_it_all(tmp_path):
+    jobs = stated.of_past(sacct.read(WEEK), scaling.rules("amdahl:0.9"))
+    path = tmp_path / "week.csv"
+    with path.open("w") as stream:
+        stated.write(jobs, stream)
+    assert stated.is_stated(path)
+    name, again = stated.read(path)
+    assert name == "week"
+    for a, b in zip(jobs, again, strict=True):
+        assert b.work_s == pytest.approx(a.work_s, rel=1e-5)
+        assert (a.scaling, a.gpu_type, a.submitted.gpus, a.submitted.most, a.submitted.user) == (
+            b.scaling, b.gpu_type, b.submitted.gpus, b.submitted.most, b.submitted.user,
+        )  # fmt: skip
+    again_stream = io.StringIO()
+    stated.write(again, again_stream)
+    assert again_stream.getvalue() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("amdahl:0.9", "amdahl:9", "w.csv:2: .*from 0 to 1"),
+        (",2.5,", ",-1,", "w.csv:2: work_h"),
+        ("1,1024", "x,1024", "w.csv:2: num_replicas"),
+    ],
+)
+def test_a_workload_file_with_errors_is_refused(tmp_path, old, new, words):
+    text = ",".join(stated.HEADER) + "\n7,0,a,1,1024,adaptive,eve,v100,4,2.5,amdahl:0.9\n"
+    path = tmp_path / "w.csv"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(WorkloadError, match=words):
+        stated.read(path)
+
+
+def test_types_are_kept_unless_their_speeds_are_stated():
+    jobs = stated.of_past(sacct.read(WEEK), scaling.rules("linear"))
+    with pytest.raises(WorkloadError, match=r"ran on a100.*--cluster.*--speeds a100=1,v100=2"):
+        stated.build("w", jobs, ("v100",))
+    _, kept = stated.build("w", jobs, ("v100", "a100"))
+    assert {len(p.types) for p in kept.values()} == {1}
+    _, free = stated.build("w", jobs, ("v100", "a100"), speeds={"v100": 1, "a100": 3})
+    assert {len(p.types) for p in free.values()} == {2}
+
+
+def test_curves():
+    c = scaling.curve("1=1;2=1.5;4=2")
+    assert [c.speed(n) for n in (1, 2, 3, 4, 64)] == [1, 1.5, 1.75, 2, 2]
+    assert scaling.curve("amdahl:0").speed(9) == pytest.approx(1)
+    assert scaling.curve("amdahl:1").speed(9) == pytest.approx(9)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "amdahl:", "amdahl:nan", "amdahl:1.1", "2=1", "1=1;2=x", "1=1;2=9", "1=1;1=1"]
+)  # fmt: skip
+def test_curves_that_cannot_be(text):
+    with pytest.raises(scaling.ScalingError):
+        scaling.curve(text)
+
+
+def test_rules_of_a_file(tmp_path):
+    path = tmp_path / "curves.csv"
+    path.write_text("match,scaling\n# comment\ngpt*,linear\n*,none\n")
+    rules = scaling.rules(str(path))
+    assert (rules.of("gpt-3").name, rules.of("bert").name) == ("linear", "none")
+    path.write_text("match,scaling\ngpt*,linear\nx*,amdahl:7\n")
+    with pytest.raises(scaling.ScalingError, match=r"curves.csv:3: .*amdahl:0.95"):
+        scaling.rules(str(path))
+    path.write_text("match,scaling\ngpt*,linear\n")
+    with pytest.raises(scaling.ScalingError, match="bert"):
+        scaling.rules(str(path)).of("bert")
+    path.write_text("a,b\n")
+    with pytest.raises(scaling.ScalingError, match="curves.csv:1"):
+        scaling.rules(str(path))
