@@ -12,7 +12,7 @@ Narayanan et al., OSDI'20. Two steps per round:
 
 As in the artifact of Sia (SOSP'23, `gavel.py`), which these figures are compared with: time
 received begins at half a round for each job and type, and shares are rounded to 5 decimals.
-Rounds have the length at which the caller asks; 360 s in the papers. Rates are the
+Rounds have the length at which the caller asks; 360 s in the artifact. Rates are the
 applications' in the requested shape; where they are missing, what the speed model says.
 """
 
@@ -64,16 +64,16 @@ class Gavel:
         x = self._shares(asked, question, kinds)
         wishes = []
         for i, request in enumerate(asked):
-            for kind, gpus in request.shapes:
-                if kind in kinds:
-                    j = kinds.index(kind)
-                    part = received[request.job.key][kind] / given[kind]
-                    share = float(x[i, j])
-                    wishes.append((-share / part, -share, j, i, (kind, gpus)))
+            for shape in request.shapes:
+                if shape[0] in kinds:
+                    j = kinds.index(shape[0])
+                    part = received[request.job.key][shape[0]] / given[shape[0]]
+                    share, moves = float(x[i, j]), shape != request.present
+                    wishes.append((-share / part, -share, moves, j, i, shape))
         pool = Pool(question.capacity)
         chosen: dict[int, Shape] = {}
         values: dict[int, float] = {}
-        for priority, _, _, i, shape in sorted(wishes):
+        for priority, _, _, _, i, shape in sorted(wishes):
             if i not in chosen and pool.room(shape):
                 pool.take(shape)
                 chosen[i], values[i] = shape, -priority
@@ -99,7 +99,8 @@ class Gavel:
     ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         """Seconds received by job and type, and their sum by type, jobs that ended included."""
         now, since = question.snapshot.time, state.get("time")
-        half_s = self._interval_s / 2
+        # A caller with longer rounds than configured (a simulation) says so by its clock.
+        half_s = max(self._interval_s, now - since if since is not None else 0.0) / 2
         known: Mapping[str, Mapping[str, float]] = state.get("received", {})
         given = {kind: float(state.get("given", {}).get(kind, 0.0)) for kind in kinds}
         held = elapsed(question, since) if since is not None else {}
