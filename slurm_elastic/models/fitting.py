@@ -82,7 +82,8 @@ def objective(points: Sequence[Point]) -> Objective:  # noqa: PLR0915 - one form
                 network = ar + br * extra
             else:
                 network = an + bn * extra
-            ratio = log(network / compute)
+            log_c = log(compute)
+            ratio = log(network) - log_c
             # Both powers relative to compute^gamma or network^gamma, so that none overflows.
             if ratio > 0:
                 share = exp(-gamma * ratio)
@@ -96,7 +97,6 @@ def objective(points: Sequence[Point]) -> Objective:  # noqa: PLR0915 - one form
                 share = 1.0 / total
                 over = log(total) / gamma
                 d_gamma = ((1.0 - share) * ratio - over) / gamma
-            log_c = log(compute)
             off_compute = log_c - log_compute
             off_step = log_c + over - log_step
             squares_compute += off_compute * off_compute

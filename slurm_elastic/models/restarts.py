@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.models.fitting import GAMMA, PUBLISHED, TINY, Link, Point, objective
+from slurm_elastic.models.fitting import GAMMA, PUBLISHED, TINY, Link, Point, objective, published
 
 Floats = NDArray[np.float64]
 
@@ -37,6 +37,8 @@ _ENOUGH = 1e-8
 _DAMPING = 1e-2
 _BOLD, _CAUTIOUS, _FAILED = 0.2, 3.0, 30.0
 _LEAST_DAMPING, _MOST_DAMPING = 1e-12, 1e8
+#: Objective from which on points are not explained.
+_POOR = 0.5
 _TRIED = np.array([1.0, 1.0, 30.0])
 _LOG_TINY = math.log(TINY)
 #: Below half a microsecond the bound of beta/alpha (1e-8/alpha) would begin to cost.
@@ -72,6 +74,12 @@ def search(points: Sequence[Point], *, overlap: bool, starts: int) -> list[float
         found[index + 1] = max(found[index + 1] * found[index], TINY)
         if index not in problem.fixed and log_alpha < _LOG_ALPHA + 3:
             found = _lifted(points, found, index)
+    value = objective(points)(found)[0]
+    if starts > 1 and not value < _POOR:
+        # Points that no theta explains have many minima: the published search is asked as well.
+        other = published(points, overlap=overlap)
+        if not value <= objective(points)(other)[0]:
+            return other
     return found
 
 
@@ -190,6 +198,7 @@ class _Problem:
         away = theta - _AT
         away *= away
         value = rms.sum(axis=1) + away @ (_PENALTY / 2)
+        value[~np.isfinite(value)] = np.inf
         return _Place(theta, value, rms, residuals.reshape(-1, 1, 2 * count), slopes)
 
     def steps(self, place: _Place, damping: Floats) -> Floats:
@@ -263,7 +272,7 @@ def _try(problem: _Problem, place: _Place, damping: Floats) -> tuple[_Place, Flo
     theta = np.repeat(place.theta, 3, axis=0)
     theta[:, problem.free] = problem.steps(place, damping).reshape(3 * rows, -1)
     tried = problem.at_rows(theta)
-    return tried, np.where(np.isfinite(tried.value), tried.value, np.inf).reshape(rows, 3)
+    return tried, tried.value.reshape(rows, 3)
 
 
 def _fixed(points: Sequence[Point], *, overlap: bool) -> dict[int, float]:

@@ -113,7 +113,7 @@ class Table:
     accumulation: Ints
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def table(
     of: Basis,
     configurations: Configurations,
@@ -135,6 +135,9 @@ def table(
         max_batch: largest global batch instead of the application's.
         most: largest micro-batch instead of each type's.
     """
+    if of.source is None:
+        # Before the first run no noise is known either, yet an elastic batch may become any.
+        fixed = of.application.job_class is not JobClass.ADAPTIVE
     own = candidates(
         of.application,
         configurations,
@@ -264,31 +267,25 @@ def _rigid(of: Basis, configurations: Configurations, own: Candidates) -> Table:
 
 
 def _requested(of: Basis, configurations: Configurations) -> Floats:
-    """Samples/s of the user's batch: stated, else predicted, else taken for the slowest stated."""
-    stated = {p.gpu_type: p.rate for p in of.application.types if p.rate is not None}
+    """Samples/s of the user's batch: stated, else predicted, else that of the slowest stated."""
+    profiles = of.application.types
+    stated = {p.gpu_type: p.rate for p in profiles if p.rate is not None}
     own = candidates(of.application, configurations, fixed=True, compat=of.compat)
     if of.source is not None:
         used = _used(of, configurations, own)
         rates = _rates(of, configurations, used, own=own, tried=own)[:, 0]
+    elif stated and all(p.single is None for p in profiles):
+        rates = np.where(own.valid[:, 0], min(stated.values()), 0.0)
     else:
         singles = bootstrap.singles(of.application)
-        relative = stated and all(p.single is None for p in of.application.types)
-        default = min(stated.values()) if relative else None
-        single = [singles.get(name, 0.0) for name in configurations.types]
-        rates = (
-            np.array(single) * own.replicas[:, 0]
-            if default is None
-            else np.full(len(configurations), default)
-        )
-        rates = np.where(own.valid[:, 0], rates, 0.0)
-    units = [
-        gpus % of.unit(t) == 0
-        for t, gpus in zip(configurations.types, configurations.gpus, strict=True)
+        single = np.array([singles.get(name, 0.0) for name in configurations.types])
+        rates = np.where(own.valid[:, 0], single * own.replicas[:, 0], 0.0)
+    whole = [
+        gpus % of.unit(name) == 0
+        for name, gpus in zip(configurations.types, configurations.gpus, strict=True)
     ]
-    for index, name in enumerate(configurations.types):
-        if name in stated:
-            rates[index] = stated[name] if units[index] else 0.0
-    return np.asarray(rates)
+    known = np.array([stated.get(name, math.nan) for name in configurations.types])
+    return np.asarray(np.where(np.isnan(known), rates, np.where(whole, known, 0.0)))
 
 
 def check(application: Application) -> None:
