@@ -196,14 +196,18 @@ class _Run:
                 if job.restart_left_s > 0:
                     horizon = min(horizon, self.now_s + job.restart_left_s)
             # Jobs do not depend on each other between rounds: the first completion is found by
-            # looking ahead, and all others are taken there again.
+            # looking ahead, and all others are taken to that moment again.
             ahead = [job.copy() for job in self.active]
             self._advance(ahead, horizon)
-            ends = [job.completion_s for job in ahead if job.completion_s is not None]
-            if ends and min(ends) < horizon:
-                horizon = min(ends)
-                ahead = [job.copy() for job in self.active]
-                self._advance(ahead, horizon)
+            first = min((j.completion_s for j in ahead if j.completion_s is not None), default=None)
+            if first is not None and first < horizon:
+                horizon = first
+                again = [job.copy() for job in self.active]
+                ahead = [
+                    done if done.completion_s == first else job
+                    for done, job in zip(ahead, again, strict=True)
+                ]
+                self._advance([job for job in ahead if job.completion_s is None], horizon)
             self._replace(ahead)
             self._round(horizon, progress)
 

@@ -18,6 +18,9 @@ from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Shape, smallest_rotation
 from slurm_elastic.simulator.workload import SubmittedJob
 
+#: Shorter waits are rounding errors.
+_INSTANT_S = 1e-6
+
 
 class SimulatedJob:
     """Mutable; times are seconds since the workload's beginning.
@@ -139,6 +142,8 @@ class SimulatedJob:
         delay = min(self.restart_left_s, seconds)
         if delay:
             self.restart_left_s -= delay
+            if self.restart_left_s < _INSTANT_S:
+                self.restart_left_s = 0.0
             self.gpu_s += delay * gpus
             self.lost_gpu_s += delay * gpus
             self.now_s += delay
