@@ -1,6 +1,7 @@
 """Invented workloads and the built-in profiles: as described, the same for a seed, runnable."""
 
 import io
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -49,10 +50,7 @@ def test_another_seed_gives_other_jobs():
 
 def test_a_burst_is_one_users_sweep():
     lines = generate.generate(builtin.asks(), jobs=200, hours=100, arrivals="bursts")
-    gaps = [b.time - a.time for a, b in zip(lines, lines[1:], strict=False)]
-    near = [
-        (a, b) for a, b, gap in zip(lines, lines[1:], gaps, strict=False) if gap < 60
-    ]
+    near = [(a, b) for a, b in itertools.pairwise(lines) if b.time - a.time < 60]
     assert len(near) > 80
     same = sum((a.application, a.gpus) == (b.application, b.gpus) for a, b in near)
     assert same > 0.9 * len(near)

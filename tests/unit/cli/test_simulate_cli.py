@@ -1,0 +1,219 @@
+"""`selastic simulate` and `compare` from the command line to files and exit codes."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+
+TOP = Path(__file__).parents[3]
+WEEK = TOP / "tests" / "data" / "sacct-week.txt"
+SIA = TOP.parent / "shared" / "data" / "sia"
+KEYS = {
+    "avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job", "restarts_per_job",
+    "policy_ms_p50", "policy_ms_p95", "cpu_s",
+}  # fmt: skip
+#: Small, so that tests are short: jobs of the smallest family on few GPUs.
+CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
+#: What depends on the clock on the wall.
+_TIMED = ("policy_ms_p50", "policy_ms_p95", "cpu_s")
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main.run([str(w) for w in words])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("w") / "small.csv"
+    words = ["--jobs", "8", "--hours", "0.3", "--mix", "resnet18=1", "-o", str(path)]
+    assert main.run(["workload", "generate", *words]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory):
+    """The first jobs of the invented accounting."""
+    path = tmp_path_factory.mktemp("p") / "month.txt"
+    path.write_text("".join(WEEK.read_text().splitlines(keepends=True)[:12]))
+    return path
+
+
+def _same(answer):
+    return {k: v for k, v in answer.items() if k not in (*_TIMED, "each", "policies")}
+
+
+def test_simulate_for_people_and_for_scripts(run, small):
+    code, out, err = run("simulate", small, *CLUSTER, "--policy", "fair")
+    assert (code, err) == (0, "")
+    assert out.startswith("8 jobs of small, policy fair, on v100:2x4,a100:1x4 (12 GPUs)\n")
+    assert "completion time" in out
+    code, out, _ = run("simulate", small, *CLUSTER, "--policy", "fair", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert set(answer) >= KEYS
+    assert (answer["jobs"], answer["workloads"]) == (8, ["small"])
+
+
+def test_the_same_in_any_number_of_processes(run, small, tmp_path):
+    other = tmp_path / "small.csv"
+    other.write_text(small.read_text())
+    answers = []
+    for processes in (1, 2):
+        code, out, err = run(
+            "simulate", small, other, *CLUSTER, "--policy", "sia", "--json", "--jobs", processes
+        )
+        assert (code, err) == (0, "")
+        answers.append(json.loads(out))
+    assert _same(answers[0]) == _same(answers[1])
+    assert [_same(a) for a in answers[0]["each"]] == [_same(a) for a in answers[1]["each"]]
+    names = answers[0]["workloads"]
+    assert len(set(names)) == 2  # told apart by their folders
+    assert all(name.endswith("/small") for name in names)
+
+
+def test_rows_per_job(run, small):
+    code, out, _ = run("simulate", small, *CLUSTER, "--policy", "fair", "--jobs-csv", "-")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert len(rows) == 8
+    assert all(float(r["completion_s"]) > float(r["submission_s"]) for r in rows)
+    assert {r["application"] for r in rows} == {"resnet18"}
+
+
+def test_class_clock_and_restarts_are_passed_on(run, small):
+    def answer(*words):
+        code, out, err = run("simulate", small, *CLUSTER, "--policy", "sia", "--json", *words)
+        assert code == 0, err
+        return json.loads(out)
+
+    assert answer("--class", "rigid")["gpu_h_per_job"] != answer()["gpu_h_per_job"]
+    assert answer("--clock", "event")["avg_jct_h"] < answer()["avg_jct_h"]
+    assert answer("--restarts", "0")["gpu_h_lost_per_job"] == 0
+    assert answer("--restarts", "600")["avg_jct_h"] > answer()["avg_jct_h"]
+
+
+def test_compare(run, small):
+    code, out, err = run("compare", small, *CLUSTER, "--policies", "sia,fair")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["POLICY", "sia", "fair"]
+    assert "x1.00" in lines[2]
+    code, out, _ = run("compare", small, *CLUSTER, "--policies", "sia,fair", "--json")
+    answer = json.loads(out)
+    assert (answer["first"], list(answer["policies"])) == ("sia", ["sia", "fair"])
+    sia, fair = answer["policies"].values()
+    assert set(fair) >= KEYS | {"ratio"}
+    assert fair["ratio"]["avg_jct_h"] == pytest.approx(
+        fair["avg_jct_h"] / sia["avg_jct_h"], rel=1e-4
+    )
+
+
+def test_what_would_elasticity_have_given(run, past):
+    words = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "fair")
+    code, out, err = run("compare", *words)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("month.txt: 9 GPU jobs taken; left out: 1 never started")
+    assert "pessimistic amdahl:0.9 .. optimistic amdahl:0.99" in lines[1]
+    assert lines[3].startswith("as it was")
+    answer = json.loads(run("compare", *words, "--json", "--scaling", "linear")[1])
+    assert list(answer["policies"]["fair"]) == ["linear"]
+    assert answer["as_it_was"]["avg_jct_h"] > 0
+
+
+def test_what_does_not_scale_takes_as_long_as_it_did(run, past):
+    """Rigid jobs on a cluster with room for all: only the clock's rounding is added."""
+    words = ("--cluster", "a100:8x8,v100:8x4", "--scaling", "none", "--policies", "fair")
+    answer = json.loads(run("compare", "--sacct", past, *words, "--json")[1])
+    then, now = answer["as_it_was"], answer["policies"]["fair"]["none"]
+    assert now["restarts_per_job"] == 0
+    # The first start pays a restart of 60 s, and waits for a round; then nobody queues.
+    assert now["avg_jct_h"] <= then["avg_jct_h"] + 0.05
+    assert now["gpu_h_per_job"] == pytest.approx(then["gpu_h_per_job"], rel=0.05)
+
+
+BAD = [
+    (("simulate", "no.csv"), "no.csv: No such file"),
+    (("simulate", "W", "--cluster", "foo"), 'cluster "foo"'),
+    (("simulate", "W", "--cluster", "k80:2x4"), "built-in profiles know t4, v100, a100"),
+    (("simulate", "W", "--policy", "sai"), '--policy: "sai" is unknown; known: '),
+    (("simulate", "W", "--profiles", "nowhere", "--cluster", "a:1x1"), "nowhere: No such file"),
+    (("simulate", "W", "--plot", "x.gif"), 'no format ".gif"'),
+    (("simulate", "W", "--plot", "no/x.png"), "no such folder"),
+    (("simulate", "W", "--jobs-csv", "no/x"), "--jobs-csv: no/x: no such folder"),
+    (("simulate", "W", "--restarts", "-1"), "--restarts: -1 cannot be"),
+    (("simulate", "W", "--restarts", "nofile"), "nofile: No such file"),
+    (("simulate", "W", "--speeds", "a100"), "--speeds: "),
+    (("simulate", "W", "--config", "nofile"), "nofile: No such file"),
+    (("simulate", "W", "--class", "soft"), "--class"),
+    (("simulate", "W", "--interval", "0"), "--interval"),
+    (("simulate", "--profiles", "P", "--cluster", "a:1x1"), "no WORKLOAD; name one"),
+    (("compare", "W", "--policies", "fair,fair"), "fair is given twice"),
+    (("compare", "W", "--policies", "fair,"), '"" is unknown'),
+    (("compare", "W", "--grow", "2"), "--grow says something about --sacct"),
+    (("compare", "W", "--sacct", "S", "--policies", "fair"), "not both"),
+    (("compare", "--sacct", "S", "--policies", "fair"), "at least --cluster a100:2x8,v100:3x4"),
+    (("compare", "--sacct", "S", "--policies", "fair", "--scaling", "x"), '"x" is no scaling'),
+    (("compare", "--sacct", "W", "--policies", "fair"), "small.csv:1: no header with JobID"),
+    (("compare", "--sacct", "S", "--cluster", "a100:2x8", "--policies", "fair"), "ran on v100"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(w) for w, _ in BAD])
+def test_bad_input_is_one_line(run, small, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    files = {"W": small, "S": WEEK, "P": tmp_path}
+    code, out, err = run(*(files.get(w, w) for w in words))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("selastic: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_an_error_in_a_process_is_one_line(run, small, tmp_path):
+    """A job that fits nowhere is found when its simulation begins."""
+    big = tmp_path / "big.csv"
+    big.write_text(
+        "name,time,application,num_replicas,batch_size,category\n"
+        "resnet18-0,0,resnet18,64,4096,rigid\n"
+    )
+    code, _, err = run("simulate", small, big, *CLUSTER, "--policy", "fair", "--jobs", "2")
+    assert code == 2
+    assert err.startswith("selastic: big.csv:2: resnet18-0")
+    assert err.count("\n") == 1
+
+
+def test_help_does_not_wait_for_the_simulator():
+    code = (
+        "import sys; from slurm_elastic.cli import main; main.run(['simulate', '--help']);"
+        "main.run(['compare', '--help']); main.run(['workload', 'generate', '--help']);"
+        "print([m for m in ('numpy', 'scipy', 'highspy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_a_published_trace(run):
+    """The artifact's data, where it is at hand."""
+    if not SIA.is_dir():
+        pytest.skip("the published traces (../shared/data/sia) are not here")
+    code, out, err = run(
+        "simulate", SIA / "workloads" / "philly" / "workload-1.csv", "--profiles", SIA / "traces",
+        "--cluster", "aws:6x4,dgx-ext:2x8,rtx:3x8", "--policy", "fifo", "--class", "rigid",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["jobs"] == 160

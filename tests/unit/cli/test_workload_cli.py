@@ -1,0 +1,101 @@
+"""`selastic workload`: what it writes can be simulated."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.cli import main
+from slurm_elastic.simulator import profiles, stated, workload
+
+TOP = Path(__file__).parents[3]
+WEEK = TOP / "tests" / "data" / "sacct-week.txt"
+SIA = TOP.parent / "shared" / "data" / "sia"
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main.run([str(w) for w in words])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+def test_generate(run, tmp_path):
+    words = (
+        "--jobs", "50", "--hours", "2", "--arrivals", "bursts", "--mix", "bertbase=1,resnet18=3",
+        "--sizes", "2=1,4=1", "--classes", "rigid=1,strong-scaling=1", "--seed", "3",
+    )  # fmt: skip
+    code, out, err = run("workload", "generate", *words)
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 50
+    assert {r["application"] for r in rows} == {"bertbase", "resnet18"}
+    assert {r["num_replicas"] for r in rows} == {"2", "4"}
+    assert {r["category"] for r in rows} == {"rigid", "scale-gpus"}
+    path = tmp_path / "w.csv"
+    assert run("workload", "generate", *words, "-o", path)[0] == 0
+    assert path.read_text() == out
+    assert len(workload.read(path).jobs) == 50
+
+
+def test_generate_for_a_foreign_set(run, tmp_path):
+    folder = tmp_path / "set"
+    assert run("workload", "profiles", folder)[0] == 0
+    assert profiles.applications(folder) == ("bertbase", "gptmedium", "resnet18", "resnet50")
+    code, out, _ = run("workload", "generate", "--profiles", folder, "--jobs", "200")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert len({r["application"] for r in rows}) == 4
+    if not SIA.is_dir():
+        pytest.skip("the published traces (../shared/data/sia) are not here")
+    code, out, err = run("workload", "generate", "--profiles", SIA / "traces", "--jobs", "100")
+    assert code == 0, err
+    assert "cifar10" in out
+
+
+def test_from_sacct(run, tmp_path):
+    path = tmp_path / "week.csv"
+    code, out, err = run("workload", "from-sacct", WEEK, "--scaling", "linear", "-o", path)
+    assert (code, out) == (0, "")
+    assert err.startswith("sacct-week.txt: 78 GPU jobs taken; left out: ")
+    assert stated.is_stated(path)
+    name, jobs = stated.read(path)
+    assert (name, len(jobs)) == ("week", 78)
+    assert all(j.submitted.most == 4 * j.submitted.gpus for j in jobs)
+    code, out, _ = run("workload", "from-sacct", WEEK, "--grow", "1", "--completed-only")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 63
+    assert all(r["most"] == r["num_replicas"] for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("generate", "--mix", "foo=1"), "--mix: foo has no profile; known: bertbase"),
+        (("generate", "--mix", "resnet18=-1"), "write NAME=NUMBER"),
+        (("generate", "--mix", "resnet18=0"), "not all of them 0"),
+        (("generate", "--sizes", "two=1"), '--sizes: "two" is no number of GPUs'),
+        (("generate", "--classes", "soft=1"), '--classes: "soft" is unknown'),
+        (("generate", "--jobs", "0"), "--jobs"),
+        (("generate", "--hours", "x"), "--hours"),
+        (("generate", "--arrivals", "never"), "--arrivals"),
+        (("generate", "--profiles", "/nowhere"), "/nowhere: No such file"),
+        (("generate", "-o", "/nowhere/x"), "--output: /nowhere/x: No such file"),
+        (("from-sacct", "/nowhere"), "/nowhere: No such file"),
+        (("from-sacct", WEEK, "--scaling", "amdahl:2"), "from 0 to 1"),
+        (("from-sacct", WEEK, "--scaling", "curves.csv"), "no such file, and no curve"),
+        (("from-sacct", WEEK, "--speeds", "a100=fast"), "--speeds"),
+        (("profiles", "/proc/nowhere"), "/proc/nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, said):
+    code, out, err = run("workload", *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("selastic: ")
+    assert err.count("\n") == 1
+    assert said in err
