@@ -42,6 +42,12 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("gpu_type", "a" * 300),
         ("proven", 1),
         ("run", 0.5),
+        ("micro_batch", 0.5),
+        ("micro_step_s", float("nan")),
+        ("accumulation", -1),
+        ("grad_sqr", float("inf")),
+        ("grad_var", float("nan")),
+        ("application", "net\x1b[31m"),
     ],
 )
 def test_lies_are_named(field, value):
