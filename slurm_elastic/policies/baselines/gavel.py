@@ -12,6 +12,8 @@ Narayanan et al., OSDI'20. Two steps per round:
 
 As in the artifact of Sia (SOSP'23, `gavel.py`), which these figures are compared with: time
 received begins at half a round for each job and type, and shares are rounded to 5 decimals.
+At a tie (all jobs without a share tie at 0) a job's present type goes first; with `[sia]
+artifact_compat` types go in the order of their names, jobs in that of their arrival, as there.
 Rounds have the length at which the caller asks; 360 s in the artifact. Rates are the
 applications' in the requested shape; where they are missing, what the speed model says.
 """
@@ -53,6 +55,7 @@ class Gavel:
 
     def __init__(self, config: Config) -> None:
         self._interval_s = config.controller.interval_s
+        self._compat = config.sia.artifact_compat
 
     def decide(
         self, question: Question, state: Mapping[str, Any]
@@ -68,7 +71,8 @@ class Gavel:
                 if shape[0] in kinds:
                     j = kinds.index(shape[0])
                     part = received[request.job.key][shape[0]] / given[shape[0]]
-                    share, moves = float(x[i, j]), shape != request.present
+                    share = float(x[i, j])
+                    moves = shape != request.present and not self._compat
                     wishes.append((-share / part, -share, moves, j, i, shape))
         pool = Pool(question.capacity)
         chosen: dict[int, Shape] = {}

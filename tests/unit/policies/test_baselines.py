@@ -306,6 +306,19 @@ def test_gavel_gives_left_over_gpus_to_those_without_a_share():
     assert [firsts[j].gpus for j in (1, 2, 3)] == [0, 1, 1]
 
 
+def test_gavel_keeps_the_type_at_a_tie_unless_it_is_to_do_as_the_artifact():
+    c = two_types(a100=2, v100=2)
+    c.add(1, elastic="8", gpus=8, record=wants(8, a100=90.0))
+    c.add(2, elastic="8", gpus=8, record=wants(8, v100=90.0))
+    c.add(3, elastic="1", on={"v1": 1}, record=wants(1, a100=0.001, v100=0.001))
+    c.nodes = [*c.nodes, node("a9", 1, "a100"), node("v9", 1, "v100")]
+    capacity = {"a100": 9, "v100": 9}
+    small = {1: ("a100", 8), 2: ("v100", 8)}
+    assert shapes(Gavel, c, capacity=capacity) == small | {3: ("v100", 1)}
+    compat = Config(sia=dataclasses.replace(Config().sia, artifact_compat=True))
+    assert shapes(Gavel, c, config=compat, capacity=capacity) == small | {3: ("a100", 1)}
+
+
 def test_gavel_counts_the_time_of_those_that_left():
     c = two_types(a100=1, v100=0)
     c.add(1, elastic="1", gpus=1, record=wants(1, a100=1.0))
