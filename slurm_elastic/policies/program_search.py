@@ -34,6 +34,9 @@ _LP_TOLERANCE = 1e-9
 _WHOLE = 1 - 1e-6
 #: Most improving moves after rounding.
 _MOST_MOVES = 200
+_GREEDY_PASSES = 30
+#: Less is no gain but the error of a sum.
+_GAIN = 1e-12
 #: Programs of so many rows are solved without a sample's help; else every so manieth row is one.
 _FEW_ROWS = 128
 _SAMPLE = 8
@@ -138,6 +141,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
     profit = float(c.profit[picked].sum())
     relaxed = _relax(c, gap * max(abs(offset - profit), 1e-9) * _SIFTED, clock)
     if relaxed is None:
+        picked = _greedy(c, passes=_GREEDY_PASSES)
         bound = _bound(c, np.zeros(len(c.room)))
         return Found(picked=picked, bound=bound, limit_hit=True, how="greedy")
     x, prices = relaxed
@@ -165,7 +169,8 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
         if slack >= widest:
             break
         slack = min(slack * _WIDER_CORE, widest)
-    return Found(picked=picked, bound=bound, limit_hit=clock.left <= 0, how=how)
+    is_over = bound - profit > allowed and clock.left <= 0
+    return Found(picked=picked, bound=bound, limit_hit=is_over, how=how)
 
 
 def _small(regret: Floats) -> float:
@@ -277,18 +282,34 @@ def _branch(
     return picked, float(c.profit[core.settled].sum() - dual)
 
 
-def _greedy(c: Columns) -> Ints:
-    """Each row's column of most profit per GPU, best first, as far as there is room."""
-    density = c.profit / c.gpus
-    best = np.maximum.reduceat(density, _first(c.row))
-    at = np.flatnonzero(density >= best[c.row])
-    at = at[_first(c.row[at])]
-    at = at[np.argsort(-density[at], kind="stable")]
-    picked = []
-    for kind, room in enumerate(c.room):
-        mine = at[c.kind[at] == kind]
-        picked.append(mine[np.cumsum(c.gpus[mine]) <= room])
-    return np.sort(np.concatenate(picked))
+def _greedy(c: Columns, *, passes: int = 1) -> Ints:
+    """The steps of most profit per further GPU first, on the type of a row's first step.
+
+    A pass takes at most one step per row, as far as there is room.
+    """
+    first = _first(c.row)
+    at = np.full(len(c.job), -1, dtype=np.int64)
+    free = c.room.copy()
+    for _ in range(passes):
+        now = at[c.row]
+        runs = now >= 0
+        gain = c.profit - np.where(runs, c.profit[now], 0.0)
+        extra = c.gpus - np.where(runs, c.gpus[now], 0)
+        useful = (gain > _GAIN) & (extra > 0) & (extra <= free[c.kind])
+        useful &= ~runs | (c.kind[now] == c.kind)
+        density = np.where(useful, gain / np.maximum(extra, 1), 0.0)
+        best = np.maximum.reduceat(density, first)
+        steps = np.flatnonzero(useful & (density >= best[c.row]))
+        steps = steps[_first(c.row[steps])]
+        steps = steps[np.argsort(-density[steps], kind="stable")]
+        for kind in range(len(free)):
+            mine = steps[c.kind[steps] == kind]
+            mine = mine[np.cumsum(extra[mine]) <= free[kind]]
+            at[c.row[mine]] = mine
+            free[kind] -= extra[mine].sum()
+        if not len(steps):
+            break
+    return at[at >= 0]
 
 
 def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
@@ -308,7 +329,7 @@ def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
         back = np.where(runs & (c.kind[now] == kind), c.gpus[now], 0)
         gain[gpus - back > free[kind]] = 0.0
         best = int(np.argmax(gain))
-        if gain[best] <= 1e-12:
+        if gain[best] <= _GAIN:
             break
         old = now[best]
         if old >= 0:
