@@ -58,7 +58,7 @@ def train(cluster: Cluster, application: str, kind: str, *options: str) -> int:
     return cluster.sbatch(
         f"export OMP_NUM_THREADS=1\n"
         f"exec esrun python3 {PROJECT}/examples/train_library.py --out {out} --app {application}"
-        f" --samples 4096 --epochs 1000 --global-batch 32 --rate 80 --checkpoint-every 3",
+        f" --samples 4096 --epochs 1000 --global-batch 32 --rate 40 --checkpoint-every 3",
         *(f"--elastic=1-2,types={kind}:{other}", f"--gres=gpu:{kind}:1", f"-J{application}"),
         *("-t30", "--requeue", "--open-mode=append", f"--output={out}.log", *options),
     )
