@@ -12,10 +12,10 @@ import copy
 
 from slurm_elastic.application import JobClass, Learned, Noise, Observation
 from slurm_elastic.cluster import Allocation
-from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.simulator.applications import Described
 from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Shape, smallest_rotation
+from slurm_elastic.simulator.tuning import Tuning
 from slurm_elastic.simulator.workload import SubmittedJob
 
 #: Shorter waits are rounding errors.
@@ -40,6 +40,7 @@ class SimulatedJob:
     __slots__ = (
         "_learned",
         "_seen",
+        "_tuning",
         "accumulation",
         "allocation",
         "changed_s",
@@ -100,6 +101,8 @@ class SimulatedJob:
         self.noise: Noise | None = None
         self._seen: frozenset[tuple[str, int, int, int]] = frozenset()
         self._learned: Learned | None = None
+        #: What it was made from, and the tuning.
+        self._tuning: tuple[tuple[object, ...], Tuning] | None = None
 
     @property
     def restarts(self) -> int:
@@ -213,14 +216,30 @@ class SimulatedJob:
         if application.job_class is not JobClass.ADAPTIVE or application.micro_batches > 1:
             self.micro_batch, self.accumulation = physics.fixed_batch(*where, application.batch)
             return
-        if not any(o.gpu_type == self.gpu_type for o in self.observations):
+        tuning = self._tuned()
+        if tuning is None or self.noise is None:
             self.micro_batch, self.accumulation = physics.first_batch(*where)
-            return
-        _, micro, accumulation = GoodputModel.of(self.learned, compat=self.compat).best(
-            self.gpu_type,
-            len(self.shape),
-            self.gpus,
-            max_batch=physics.largest,
-            most=physics.most(*where),
+        else:
+            self.micro_batch, self.accumulation = physics.capped(*where, *tuning.best(self.noise))
+
+    def _tuned(self) -> Tuning | None:
+        """What its batch is chosen with; None on a type where it never ran."""
+        asked = (self.observations, self.gpu_type, self.shape)
+        if self._tuning is not None and all(
+            a is b for a, b in zip(asked, self._tuning[0], strict=True)
+        ):
+            return self._tuning[1]
+        seen = tuple(o for o in self.observations if o.gpu_type == self.gpu_type)
+        if not seen:
+            return None
+        found = Tuning(
+            self.described.application,
+            seen,
+            nodes=len(self.shape),
+            gpus=self.gpus,
+            max_batch=self.physics.largest,
+            most=self.physics.most(self.gpu_type, self.shape),
+            compat=self.compat,
         )
-        self.micro_batch, self.accumulation = physics.capped(*where, int(micro), int(accumulation))
+        self._tuning = (asked, found)
+        return found
