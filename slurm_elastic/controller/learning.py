@@ -27,6 +27,8 @@ from slurm_elastic.report import Report
 
 #: Times that differ by this factor from those of earlier jobs are of something else.
 _OTHER = 3.0
+#: Applications that jobs of one name may state.
+_STATED = 20
 
 
 class Learning:
@@ -101,7 +103,7 @@ class Learning:
         shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
         shared.version += 1
         # The newest first: what a job that has not said anything yet is taken for.
-        others = {k: v for k, v in lessons.items() if k != lesson.stated}
+        others = dict([(k, v) for k, v in lessons.items() if k != lesson.stated][: _STATED - 1])
         self._applications[job.user, job.name] = {lesson.stated: shared, **others}
         self._dirty.add((job.user, job.name, lesson.stated))
 
@@ -161,7 +163,9 @@ class Learning:
                 kept = self._ledger.applications(*name)
             except LedgerError:
                 return {}  # the round says so
-            self._applications[name] = {s: Lesson.from_body(b) for s, b in kept.items()}
+            self._applications[name] = {
+                s: Lesson.from_body(b) for s, b in list(kept.items())[:_STATED]
+            }
         return self._applications[name]
 
     def _learned(

@@ -288,6 +288,14 @@ def test_names_without_end_do_not_fill_the_ledger(ledger, monkeypatch):
     assert ledger.applications("bob", "n") == {}
 
 
+def test_statements_without_end_do_not_fill_the_memory(book):
+    of = running()
+    for i in range(100):
+        book.take(report(application=f"a{i}"), of, 0.0)
+    assert len(book.learning._of(of)) == 20
+    assert learned(book, of).application.name == "a99"
+
+
 def test_configurations_without_end_do_not_fill_a_record(book):
     of = running()
     for batch in range(1, 400):
