@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -34,6 +34,8 @@ _FIGURES = (
     ("RESTARTS_PER_JOB", "restarts_per_job", 2),
     ("POLICY_MS_P50", "policy_ms_p50", 1),
 )
+#: Beside the accounting; ranges are wide.
+_PAST_FIGURES = tuple(f for f in _FIGURES if f[0] not in ("MAKESPAN_H", "POLICY_MS_P50"))
 #: Of these a ratio says something.
 _RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
 _AS_IT_WAS = "as it was"
@@ -88,12 +90,16 @@ def compare(
             loaded = simulations.load(workloads, inputs, machines)
             tasks = [simulations.task(one, machines, inputs, n) for n in names for one in loaded]
             results = simulations.run(tasks, inputs)
-            found = {
+            by_name = {
                 name: results[i * len(loaded) : (i + 1) * len(loaded)]
                 for i, name in enumerate(names)
             }
-            said = answer(found)
-            lines = shown(found, said)
+            said = answer(by_name)
+            lines = shown(by_name, said)
+            found = [
+                _Found(name, name, "", runs, said["policies"][name]["ratio"])
+                for name, runs in by_name.items()
+            ]
         else:
             if workloads:
                 raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
@@ -101,7 +107,7 @@ def compare(
                 Path(sacct), names, scalings or SCALINGS, inputs,
                 grow=grow, completed_only=completed_only,
             )  # fmt: skip
-        _write(found, jobs_csv, plot)
+        _write(found, jobs_csv, plot, Path(sacct).name if sacct else "")
     if json_:
         options.put_json(simulations.plain(said))
     elif jobs_csv != "-":
@@ -116,17 +122,36 @@ def _policies(text: str) -> list[str]:
     return names
 
 
-def _write(found: Mapping[str, Sequence[Result]], jobs_csv: str | None, plot: str | None) -> None:
+class _Found(NamedTuple):
+    """What one policy did, under one belief about scaling ("" when it is known)."""
+
+    name: str
+    policy: str
+    scaling: str
+    results: Sequence[Result]
+    ratios: Mapping[str, float]
+
+
+def _write(found: Sequence[_Found], jobs_csv: str | None, plot: str | None, title: str) -> None:
     from slurm_elastic.simulator import plots  # noqa: PLC0415
     from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
-    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
 
     if jobs_csv is not None:
-        everything = [r for results in found.values() for r in results]
+        everything = [r for one in found for r in one.results]
         simulations.write_text(jobs_csv, rows(everything), "--jobs-csv")
     if plot is not None:
-        figures = {name: summary(results) for name, results in found.items()}
-        plots.draw_comparison(found, figures, Path(plot))
+        first = found[0].policy
+        jobs = f"{title} ({len(found[0].results[0].jobs)} jobs)" if title else ""
+        drawn = [
+            plots.Drawn(
+                name=one.name,
+                policy=one.policy,
+                results=one.results,
+                ratios={} if one.policy == first else one.ratios,
+            )
+            for one in found
+        ]
+        plots.draw_comparison(drawn, Path(plot), title=jobs)
 
 
 def answer(found: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
@@ -162,12 +187,12 @@ def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> lis
             f"{said['jobs']} jobs of {many} on {said['cluster']} ({gpus} GPUs);"
             f" x: times {said['first']}'s"
         ),
-        *_table(rows),
+        *_table(rows, _FIGURES),
     ]
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    headers = ["POLICY", *(h for h, _, _ in _FIGURES)]
+def _table(rows: Sequence[Mapping[str, str]], figures: Sequence[tuple[str, str, int]]) -> list[str]:
+    headers = ["POLICY", *(h for h, _, _ in figures)]
     columns = [_column(h) for h in headers]
     return render(rows, columns, headers, Layout())
 
@@ -196,7 +221,7 @@ def _past(
     *,
     grow: float | None,
     completed_only: bool,
-) -> tuple[dict[str, list[Result]], dict[str, Any], list[str]]:
+) -> tuple[list[_Found], dict[str, Any], list[str]]:
     """Results by policy and curve; the JSON answer; the lines."""
     from slurm_elastic.simulator import sacct, scaling, stated  # noqa: PLC0415
 
@@ -234,26 +259,32 @@ def _past(
         "file": str(path), "read": past.said(), "cluster": str(machines), "grow": factor,
         "scalings": list(scalings), "first": names[0], "as_it_was": was, "policies": figures,
     }  # fmt: skip
-    by_name = {
-        (f"{name} ({text})" if len(scalings) > 1 else name): [result]
+    everything = [
+        _Found(
+            f"{name} ({text})" if len(scalings) > 1 else name,
+            name,
+            text,
+            [result],
+            figures[name][text]["ratio"],
+        )
         for name, runs in found.items()
         for text, result in runs.items()
-    }
-    return by_name, said, _past_lines(said, machines, path)
+    ]
+    return everything, said, _past_lines(said, machines, path)
 
 
 def _past_lines(said: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
     rows = [
         {
             "POLICY": name,
-            **{h: _cell(list(runs.values()), key, places) for h, key, places in _FIGURES},
+            **{h: _cell(list(runs.values()), key, places) for h, key, places in _PAST_FIGURES},
         }
         for name, runs in said["policies"].items()
     ]
     was = said["as_it_was"]
     rows.insert(
         0,
-        {"POLICY": _AS_IT_WAS, **{h: f"{was[k]:.{p}f}" for h, k, p in _FIGURES if k in was}},
+        {"POLICY": _AS_IT_WAS, **{h: f"{was[k]:.{p}f}" for h, k, p in _PAST_FIGURES}},
     )
     curves = said["scalings"]
     believed = (
@@ -266,7 +297,7 @@ def _past_lines(said: Mapping[str, Any], machines: Cluster, path: Path) -> list[
             f" {clean(believed)} and grow to {said['grow']:g} times what they asked for;"
             f" x: times {said['first']}'s"
         ),
-        *_table(rows),
+        *_table(rows, _PAST_FIGURES),
     ]
 
 

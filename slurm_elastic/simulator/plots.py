@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
     with plt.rc_context(_STYLE):
         figure = plt.figure(figsize=(9, 8.5), layout="constrained")
         top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.1, 1.7, 1.0))
-        _cdf(top, {_many(results): _jct(results)})
+        _cdf(top, [(_many(results), _jct(results), 0, 0)])
         top.get_legend().remove()
         top.set_title(f"Job completion times, policy {first.policy}, {_many(results)}")
         _stack(middle, first)
@@ -93,10 +94,29 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
         plt.close(figure)
 
 
-def draw_comparison(
-    results: Mapping[str, Sequence[Result]], summaries: Mapping[str, Mapping[str, Any]], path: Path
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One policy (under one belief) in a comparison.
+
+    Attributes:
+        name: as shown.
+        policy: equal ones share a colour.
+        ratios: figure by key of the summary, over the first policy's; {}: it is the first.
+    """
+
+    name: str
+    policy: str
+    results: Sequence[Result]
+    ratios: Mapping[str, float]
+
+
+def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> None:
     """Draw policies beside each other: distributions, and ratios to the first one.
+
+    Args:
+        drawn: what to draw; the first one's policy is what others are compared with.
+        path: see `check`.
+        title: which jobs; "": the workload's name.
 
     Raises:
         PlotError: see `check`; or the file cannot be written.
@@ -105,10 +125,9 @@ def draw_comparison(
     with plt.rc_context(_STYLE):
         figure = plt.figure(figsize=(9, 7.2), layout="constrained")
         top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
-        _cdf(top, {name: _jct(runs) for name, runs in results.items()})
-        some = next(iter(results.values()))
-        top.set_title(f"Job completion times, {_many(some)}")
-        _bars(bottom, summaries)
+        _cdf(top, [(d.name, _jct(d.results), *_style(drawn, d)) for d in drawn])
+        top.set_title(f"Job completion times, {title or _many(drawn[0].results)}")
+        _bars(bottom, drawn)
         _save(figure, path)
         plt.close(figure)
 
@@ -145,8 +164,18 @@ def _many(results: Sequence[Result]) -> str:
     return f"{where} ({jobs} jobs)"
 
 
-def _cdf(axes: Any, curves: Mapping[str, Sequence[float]]) -> None:
-    for i, (name, values) in enumerate(curves.items()):
+def _style(drawn: Sequence[Drawn], one: Drawn) -> tuple[int, int]:
+    """Colour by policy; dashes by policy, or where policies are drawn twice by which time."""
+    policies = list(dict.fromkeys(d.policy for d in drawn))
+    colour = policies.index(one.policy)
+    if len(policies) == len(drawn):
+        return colour, colour
+    return colour, [d for d in drawn if d.policy == one.policy].index(one)
+
+
+def _cdf(axes: Any, curves: Sequence[tuple[str, Sequence[float], int, int]]) -> None:
+    """Curves: a name, ascending hours, which colour, which dashes."""
+    for name, values, i, dash in curves:
         hours = np.maximum(np.asarray(values, dtype=float), 1e-3)
         share = np.arange(1, len(hours) + 1) / len(hours)
         axes.step(
@@ -154,25 +183,26 @@ def _cdf(axes: Any, curves: Mapping[str, Sequence[float]]) -> None:
             np.concatenate([[0.0], share]),
             where="post",
             color=_COLOURS[i % len(_COLOURS)],
-            linestyle=_DASHES[i % len(_DASHES)],
+            linestyle=_DASHES[dash % len(_DASHES)],
             linewidth=1.7,
             label=f"{name}  (mean {mean(values):.2f} h)",
         )
         axes.axvline(mean(values), color=_COLOURS[i % len(_COLOURS)], linewidth=0.7, alpha=0.6)
     axes.set_xscale("log")
-    _plain_hours(axes)
+    _plain_numbers(axes.xaxis)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("completion time, from submission (hours, logarithmic; thin line: mean)")
     axes.set_ylabel("part of the jobs")
     axes.legend(loc="lower right")
 
 
-def _plain_hours(axes: Any) -> None:
+def _plain_numbers(axis: Any) -> None:
+    """1, 2, 5, 10 on a logarithmic axis, not powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=30))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=30))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _stack(axes: Any, result: Result) -> None:
@@ -274,24 +304,46 @@ def _use(axes: Any, result: Result) -> None:
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.08, 1.0))
 
 
-def _bars(axes: Any, summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    base = next(iter(summaries.values()))
-    first = next(iter(summaries))
-    width = 0.8 / len(summaries)
-    highest = 1.0
-    for i, (name, figures) in enumerate(summaries.items()):
-        ratios = [figures[key] / base[key] if base[key] else np.nan for _, key in _BARS]
-        highest = max(highest, *(r for r in ratios if np.isfinite(r)))
-        where = np.arange(len(_BARS)) - 0.4 + width * (i + 0.5)
-        bars = axes.bar(where, ratios, 0.92 * width, color=_COLOURS[i % len(_COLOURS)], label=name)
-        axes.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=1, fontsize=7.5)
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_ylim(0, highest * 1.12)
+def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
+    """Ratios on a logarithmic axis, up and down from 1: half and double look alike."""
+    first, others = drawn[0], [d for d in drawn if d.ratios]
+    width = 0.8 / max(1, len(others))
+    seen = [0.8, 1.25]
+    for i, one in enumerate(others):
+        ratios = [one.ratios.get(key, np.nan) for _, key in _BARS]
+        seen += [r for r in ratios if np.isfinite(r) and r > 0]
+        colour, dash = _style(drawn, one)
+        axes.bar(
+            np.arange(len(_BARS)) - 0.4 + width * (i + 0.5),
+            [r - 1 for r in ratios],
+            0.9 * width,
+            bottom=1,
+            color=_COLOURS[colour % len(_COLOURS)],
+            hatch="////" if dash and dash != colour else None,
+            edgecolor="white",
+            label=one.name,
+        )
+        for k, ratio in enumerate(ratios):
+            axes.annotate(
+                f"{ratio:.2f}",
+                (k - 0.4 + width * (i + 0.5), ratio),
+                xytext=(0, 2 if ratio >= 1 else -2),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if ratio >= 1 else "top",
+                fontsize=8 if len(others) < 5 else 7,
+            )
+    axes.axhline(1, color=_COLOURS[0], linewidth=1.2)
+    axes.set_yscale("log")
+    axes.set_ylim(min(seen) / 1.2, max(seen) * 1.25)
+    _plain_numbers(axes.yaxis)
     axes.set_xticks(np.arange(len(_BARS)), [title for title, _ in _BARS])
+    axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel(f"times {first}'s")
-    axes.set_title(f"Beside {first} = 1 (lower is better)")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.set_ylabel(f"times {first.policy}'s (logarithmic)")
+    axes.set_title(f"Beside {first.policy}, the line at 1 (lower is better)")
+    if others:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _edges(result: Result, most: int = _STEPS) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ import builtins
 import pytest
 
 from slurm_elastic.simulator import plots
-from slurm_elastic.simulator.results import JobResult, Result, RoundResult, Segment, summary
+from slurm_elastic.simulator.results import JobResult, Result, RoundResult, Segment
 
 pytest.importorskip("matplotlib")
 
@@ -56,12 +56,26 @@ def test_many_applications_share_the_last_colour(tmp_path):
 
 
 def test_a_comparison(tmp_path):
-    found = {
-        name: [_result(name, hours=h)] for name, h in (("sia", 1.0), ("gavel", 2.5), ("las", 0.1))
-    }
+    runs = [
+        ("sia", 1.0, "sia"), ("gavel (a)", 2.5, "gavel"), ("gavel (b)", 2.0, "gavel"),
+    ]  # fmt: skip
+    first = _result().summary()
+    drawn = []
+    for name, hours, policy in runs:
+        result = _result(policy, hours=hours)
+        figures = result.summary()
+        ratios = {key: figures[key] / first[key] for _, key in plots._BARS}
+        drawn.append(
+            plots.Drawn(
+                name=name, policy=policy, results=[result],
+                ratios={} if policy == "sia" else ratios,
+            )
+        )  # fmt: skip
+    assert [plots._style(drawn, d) for d in drawn] == [(0, 0), (1, 0), (1, 1)]
     path = tmp_path / "x.svg"
-    plots.draw_comparison(found, {n: summary(r) for n, r in found.items()}, path)
+    plots.draw_comparison(drawn, path, title="all of them")
     assert path.stat().st_size > 5000
+    plots.draw_comparison(drawn[:1], path)
 
 
 def test_bands_hold_what_the_jobs_held():
