@@ -28,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slurm_elastic.application import JobClass, Learned
+from slurm_elastic.application import JobClass, Learned, Noise
 from slurm_elastic.models import efficiency, tables
 from slurm_elastic.models.candidates import Configurations
 from slurm_elastic.models.tables import Basis, Table
@@ -44,22 +44,22 @@ class GoodputModel:
     """Predictions for one job; immutable, the same object for equal knowledge. Made by `of`.
 
     Attributes:
-        learned: what it was made from.
+        noise: gradient statistics that it was made from.
         compat: whether it follows the artifact where that deviates from the paper.
         observed_types: types with own observations, in the application's order.
     """
 
-    __slots__ = ("_basis", "_fixed", "_sqr", "_var", "compat", "learned", "observed_types")
+    __slots__ = ("_basis", "_fixed", "_sqr", "_var", "compat", "noise", "observed_types")
 
-    def __init__(self, learned: Learned, basis: Basis) -> None:
-        self.learned = learned
+    def __init__(self, basis: Basis, noise: Noise | None) -> None:
+        self.noise = noise
         self.compat = basis.compat
         self.observed_types: tuple[str, ...] = tuple(basis.observations)
         self._basis = basis
-        self._sqr, self._var = efficiency.weights(learned.noise)
-        adaptive = learned.application.job_class is JobClass.ADAPTIVE
+        self._sqr, self._var = efficiency.weights(noise)
+        adaptive = basis.application.job_class is JobClass.ADAPTIVE
         # Without statistics no batch can be preferred: the user's is kept.
-        self._fixed = not adaptive or learned.noise is None
+        self._fixed = not adaptive or noise is None
 
     @classmethod
     def of(
@@ -76,7 +76,13 @@ class GoodputModel:
         Raises:
             ValueError: a value that cannot be (NaN, not positive, ...); names the field.
         """
-        return _model(learned, tuple(sorted((per_node or {}).items())), compat)
+        of = tables.basis(
+            learned.application,
+            learned.observations,
+            per_node=tuple(sorted(per_node.items())) if per_node else (),
+            compat=compat,
+        )
+        return _model(of, learned.noise)
 
     def known(self, gpu_type: str) -> bool:
         """Whether the job was observed on this type; else its predictions are borrowed."""
@@ -196,18 +202,20 @@ def goodput_matrix(models: Sequence[GoodputModel], configurations: Configuration
 
 
 @lru_cache(maxsize=32768)
-def _model(
-    learned: Learned,
-    per_node: tuple[tuple[str, int], ...],
-    compat: bool,
-) -> GoodputModel:
-    of = tables.basis(learned.application, learned.observations, per_node, compat)
-    return GoodputModel(learned, of)
+def _model(of: Basis, noise: Noise | None) -> GoodputModel:
+    return GoodputModel(of, noise)
+
+
+@lru_cache(maxsize=4096)
+def _one(gpu_type: str, nodes: int, gpus: int) -> Configurations:
+    return Configurations((gpu_type,), (nodes,), (gpus,))
 
 
 def _configurations(
-    gpu_type: str, nodes: ArrayLike, gpus: ArrayLike
+    gpu_type: str, nodes: ArrayLike | int, gpus: ArrayLike | int
 ) -> tuple[tuple[int, ...], Configurations]:
+    if isinstance(nodes, int) and isinstance(gpus, int):
+        return (), _one(gpu_type, nodes, gpus)
     n, g = np.broadcast_arrays(nodes, gpus)
     names = (gpu_type,) * n.size
     return n.shape, Configurations(names, tuple(n.ravel().tolist()), tuple(g.ravel().tolist()))

@@ -86,14 +86,40 @@ class Basis:
         return bootstrap.ratio(self.application, gpu_type, self.source, fits)
 
 
-@lru_cache(maxsize=32768)
 def basis(
+    application: Application,
+    observations: tuple[Observation, ...],
+    *,
+    per_node: tuple[tuple[str, int], ...],
+    compat: bool,
+) -> Basis:
+    """The basis for this knowledge; one object for equal knowledge."""
+    # Hashing long histories costs more than all else that new noise asks for, and from report
+    # to report the same tuples come again. The entry holds them, so their ids stay theirs.
+    key = (id(application), id(observations), per_node, compat)
+    entry = _RECENT.get(key)
+    if entry is None:
+        if len(_RECENT) >= _MOST_RECENT:
+            _RECENT.clear()
+        entry = (application, observations, _basis(application, observations, per_node, compat))
+        _RECENT[key] = entry
+    return entry[2]
+
+
+_RECENT: dict[
+    tuple[int, int, tuple[tuple[str, int], ...], bool],
+    tuple[Application, tuple[Observation, ...], Basis],
+] = {}
+_MOST_RECENT = 32768
+
+
+@lru_cache(maxsize=32768)
+def _basis(
     application: Application,
     observations: tuple[Observation, ...],
     per_node: tuple[tuple[str, int], ...],
     compat: bool,
 ) -> Basis:
-    """The basis for this knowledge; one object for equal knowledge."""
     return Basis(application, observations, per_node=dict(per_node), compat=compat)
 
 
