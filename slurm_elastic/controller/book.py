@@ -285,5 +285,11 @@ class Book:
             target=transition.target if transition else None,
             leased=entry.leased,
             resizes=entry.resizes,
-            learned=self.learning.learned(job, entry.lesson, override or job.directive, types),
+            learned=self.learning.learned(
+                job,
+                entry.lesson,
+                directive=override or job.directive,
+                cluster=types,
+                now=now,
+            ),
         )

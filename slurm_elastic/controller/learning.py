@@ -16,6 +16,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from slurm_elastic.application import Application, JobClass, Learned, Noise, TypeProfile
 from slurm_elastic.cluster import Allocation, Job
@@ -27,8 +28,45 @@ from slurm_elastic.report import Report
 
 #: Times that differ by this factor from those of earlier jobs are of something else.
 _OTHER = 3.0
+#: Changes of one job's times that are passed on at once, and then one in so many seconds.
+_FITS, _FIT_S = 5.0, 60.0
 #: Applications that jobs of one name may state.
 _STATED = 20
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """What was last said of a job, and how often it may still change.
+
+    Attributes:
+        state: versions that it was made of.
+        settings: what people decide, which counts at once.
+        fits: changes left that cost a fit.
+        at: when they were counted (epoch s).
+    """
+
+    state: object
+    settings: object
+    found: Learned | None
+    fits: float = _FITS
+    at: float = 0.0
+
+    def takes(self, found: Learned | None, now: float) -> bool:
+        """Whether this, which differs, may replace what was said.
+
+        Reports can be made so that each one costs a fit, and a difficult one.
+        """
+        if found and self.found:
+            cheap = (found.application, found.observations) == (
+                self.found.application,
+                self.found.observations,
+            )
+            self.fits = min(_FITS, self.fits + max(0.0, now - self.at) / _FIT_S)
+            self.at = now
+            if not cheap and self.fits < 1:
+                return False
+            self.fits -= not cheap
+        return True
 
 
 class Learning:
@@ -44,7 +82,7 @@ class Learning:
         self.config = config or Config()
         self._applications: dict[tuple[str, str], dict[str, Lesson]] = {}
         self._dirty: set[tuple[str, str, str]] = set()
-        self._kept: dict[str, tuple[object, Learned | None]] = {}
+        self._kept: dict[str, _Kept] = {}
         if ledger.found_version == 1:
             self._carry_over()
 
@@ -124,7 +162,13 @@ class Learning:
         self._kept = {k: v for k, v in self._kept.items() if k in keys}
 
     def learned(
-        self, job: Job, lesson: Lesson, directive: Directive | None, cluster: Sequence[str]
+        self,
+        job: Job,
+        lesson: Lesson,
+        *,
+        directive: Directive | None,
+        cluster: Sequence[str],
+        now: float,
     ) -> Learned | None:
         """What models may know of a job; the same object while nothing changes.
 
@@ -133,6 +177,7 @@ class Learning:
             lesson: its own.
             directive: in force.
             cluster: GPU types that there are.
+            now: epoch s; times that change all the time are only passed on now and then.
 
         Returns:
             None while nobody has said what its batch is.
@@ -140,14 +185,19 @@ class Learning:
         if directive is None:
             return None
         shared = self.shared(job, lesson)
-        state = (lesson.version, shared and (id(shared), shared.version), directive, cluster)
-        known = self._kept.get(job.key)
-        if known is None or known[0] != (*state, self.config):
-            found = self._learned(job, lesson, shared, directive, cluster)
-            if known is not None and known[1] == found:
-                found = known[1]  # others know it by its identity
-            known = self._kept[job.key] = ((*state, self.config), found)
-        return known[1]
+        state = (lesson.version, shared and (id(shared), shared.version))
+        settings = (directive, cluster, self.config)
+        kept = self._kept.get(job.key)
+        if kept and kept.state == state and kept.settings == settings:
+            return kept.found
+        found = self._learned(job, lesson, shared, directive, cluster)
+        if kept is None or kept.settings != settings:
+            kept = self._kept[job.key] = _Kept(state, settings, found, at=now)
+        elif found == kept.found:
+            kept.state = state  # others know it by its identity
+        elif kept.takes(found, now):
+            kept.state, kept.found = state, found
+        return kept.found
 
     def shared(self, job: Job, lesson: Lesson) -> Lesson | None:
         """What its application knows; that of its name's latest job before it has reported."""

@@ -36,8 +36,8 @@ def book(ledger):
     return Book(ledger, STATED)
 
 
-def snapshot(*jobs):
-    return Snapshot(time=1000.0, nodes=NODES, jobs=jobs)
+def snapshot(*jobs, at=1000.0):
+    return Snapshot(time=at, nodes=NODES, jobs=jobs)
 
 
 def running(job_id=7, *, kind="a100", gpus=1, **fields):
@@ -92,6 +92,20 @@ def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed
     for _ in range(5):
         book.take(report(step_time_s=0.8, micro_step_s=0.8), of, 0.0)
     assert learned(book, of).observations[0].step_s == pytest.approx(0.8)
+
+
+def test_times_that_change_all_the_time_are_passed_on_now_and_then(book):
+    """A fit may cost a tenth of a second, and users have many jobs."""
+    of, seen = running(), []
+    for i in range(100):
+        batch = 64 + i
+        book.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+        seen.append(book.records(snapshot(of, at=1000.0 + i), {})[7].learned)
+    assert len({id(known) for known in seen}) == 1 + 5 + 1
+    assert book.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 163
+    book.command(of, override="1-2")  # what people decide counts at once
+    book.take(report(global_batch=7, micro_batch=7), of, 0.0)
+    assert book.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 7
 
 
 def test_a_new_configuration_is_news(book):
