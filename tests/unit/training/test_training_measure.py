@@ -1,11 +1,13 @@
 """What a job measures of itself: times of a step's parts, and the noise of its gradient."""
 
+import doctest
 import time
 
 import pytest
 import torch
 from worlds import Esrun, Worlds
 
+from slurm_elastic.training import noise as noises
 from slurm_elastic.training.measure import CLOSELY, EVERY, WARM_UP, StepTimer, Times
 from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
 from slurm_elastic.training.parallel import World
@@ -101,6 +103,10 @@ def test_steps_of_different_sizes_are_not_compared() -> None:
     for step in range(40):
         pairs.see([torch.ones(3)], 64 + step % 2, keep=True)
     assert noise.fields() == {}
+
+
+def test_the_modules_example() -> None:
+    assert doctest.testmod(noises).failed == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
