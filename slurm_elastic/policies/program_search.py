@@ -46,9 +46,9 @@ _LEAST_DOUBT = 0.25
 _WIDER, _NARROWER = 2.0, 0.3
 _MOST_SIFTS = 8
 _NOTHING = 1e-9
-#: Variables of the first core, and how much wider each further one is.
-_FIRST_CORE = 200
-_WIDER_CORE = 4.0
+#: Alternatives in the first core, and how many times more in each further one.
+_FIRST_CORE = 150
+_WIDER_CORE = 4
 #: There is a good choice already and the core is small: no heuristics, no restarts.
 _BRANCHING = {
     "mip_rel_gap": 0.0,
@@ -156,8 +156,11 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
     allowed = max(allowed, c.grain * (1 - _NOTHING) - 2 * c.ties * profit) + _NOTHING
     how = "relaxation"
     widest = bound - profit - allowed
-    slack = min(widest, max(allowed, _small(regret)))
-    while bound - profit > allowed and clock.left > 0:
+    alternatives = np.sort(regret[(regret > _GAIN) & (regret <= widest)])
+    size, slack = _FIRST_CORE, -math.inf
+    while bound - profit > allowed and slack < widest and clock.left > 0:
+        slack = float(alternatives[size]) if size < len(alternatives) else widest
+        size *= _WIDER_CORE
         # Outside of the core nothing has more profit than outside.
         how, outside = "branch and bound", _worth(c, best, prices) - slack
         core = _restrict(c, regret <= slack, best <= slack)
@@ -166,18 +169,8 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Foun
             profit = float(c.profit[picked].sum())
             outside = max(outside, inside)
         bound = min(bound, max(outside, profit))
-        if slack >= widest:
-            break
-        slack = min(slack * _WIDER_CORE, widest)
     is_over = bound - profit > allowed and clock.left <= 0
     return Found(picked=picked, bound=bound, limit_hit=is_over, how=how)
-
-
-def _small(regret: Floats) -> float:
-    """The regret up to which a first core has a number of variables that is solved at once."""
-    if len(regret) <= _FIRST_CORE:
-        return math.inf
-    return float(np.partition(regret, _FIRST_CORE)[_FIRST_CORE])
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,7 +358,8 @@ def _highs(c: Columns, clock: Clock, *, integer: bool) -> highspy.Highs:
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
-    highs.setOptionValue("presolve", "off")
+    # A relaxation is solved sooner than it is presolved; branching gains by it.
+    highs.setOptionValue("presolve", "on" if integer else "off")
     highs.setOptionValue("time_limit", max(clock.left, 1e-3))
     highs.setOptionValue("primal_feasibility_tolerance", _LP_TOLERANCE)
     highs.setOptionValue("dual_feasibility_tolerance", _LP_TOLERANCE)
