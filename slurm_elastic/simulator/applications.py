@@ -72,7 +72,7 @@ def describe(job: SubmittedJob, physics: Physics, cluster: Cluster) -> Described
         job_class=job.job_class,
         initial_batch=physics.initial,
         max_batch=physics.largest,
-        batch=job.batch,
+        batch=min(job.batch, physics.largest),
         gpus=job.gpus,
         micro_batches=physics.profile.micro_batches,
         types=tuple(types),

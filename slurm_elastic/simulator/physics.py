@@ -155,6 +155,7 @@ class Physics:
         """(micro-batch, accumulated micro-steps) with which a shape comes to a global batch."""
         if self.profile.micro_batches > 1:
             return 1, 0
+        batch = min(batch, self.largest)
         return self.capped(gpu_type, shape, *self._split(gpu_type, shape, batch))
 
     def first_batch(self, gpu_type: str, shape: Shape) -> tuple[int, int]:
@@ -204,7 +205,8 @@ class _Table:
         curve = self._table.curves.get(shape)
         if curve is None:
             return self._between(shape, micro_batch)
-        if not curve.micro_batches[0] <= micro_batch <= curve.micro_batches[-1]:
+        # Fewer samples than were measured are taken to need as long as the fewest measured.
+        if micro_batch > curve.micro_batches[-1]:
             raise ProfileError(
                 f"{self._table.source}: placement {_digits(shape)} was measured from local_bsz"
                 f" {curve.micro_batches[0]} to {curve.micro_batches[-1]}, not at {micro_batch}"
@@ -235,6 +237,7 @@ class _Table:
         if self._interpolator is None:
             self._interpolator = _interpolator(self._table)
         nodes = min(len(shape), _MOST_NODES)
+        micro_batch = max(micro_batch, self._table.least)
         step, sync = self._interpolator([nodes, sum(shape), micro_batch]).ravel()
         if not math.isfinite(step):
             raise ProfileError(

@@ -222,6 +222,10 @@ def _table(folder: Path, gpu_type: str, stated: Stated) -> TypeTable:
             )
         shape = smallest_rotation(int(d) for d in text)
         micro, step, sync = _times(row, where)
+        if stated.micro_batches == 1 and sync >= step:
+            raise ProfileError(
+                f"{where}: sync_time {sync:g} s is not less than step_time {step:g} s; {_REMEDY}"
+            )
         if micro in points.setdefault(shape, {}):
             raise ProfileError(f"{where}: placement {text[:40]} at local_bsz {micro} stands twice")
         points[shape][micro] = (step, sync)

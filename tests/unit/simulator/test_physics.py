@@ -1,0 +1,165 @@
+"""The truth about applications: look-ups, batches, and the published vectors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.trainings import training
+from slurm_elastic.simulator import profiles
+from slurm_elastic.simulator.physics import Physics
+from slurm_elastic.simulator.profiles import Curve, Profile, ProfileError, TypeTable
+
+DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    if not DATA.is_dir():
+        pytest.skip("needs the published data in ../shared/data/sia")
+    return json.loads((DATA / "reference" / "unit_vectors.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def truth():
+    if not DATA.is_dir():
+        pytest.skip("needs the published data in ../shared/data/sia")
+    names = ("bert", "cifar10", "deepspeech2", "imagenet", "yolov3")
+    read = profiles.read(DATA / "traces", names, ("aws", "dgx-ext", "rtx"))
+    return {name: Physics(profile) for name, profile in read.items()}
+
+
+def close(found, expected):
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_published_look_ups(vectors, truth):
+    assert len(vectors["throughput"]) == 120
+    for v in vectors["throughput"]:
+        physics = truth[v["app"]]
+        close(physics.step(v["type"], v["placement"], v["local_bsz"]), (v["step"], v["sync"]))
+        assert physics.most(v["type"], v["placement"]) == v["max_local"]
+
+
+def test_published_gains(vectors, truth):
+    for v in vectors["gain"]:
+        noise = truth[v["app"]].noise(v["batch"], v["epoch"])
+        close((noise.sqr, noise.var), (v["sqr"], v["var"]))
+        close(truth[v["app"]].gain(v["batch"], v["epoch"]), v["gain"])
+
+
+def test_published_progress(vectors, truth):
+    for v in vectors["progress"]:
+        physics = truth[v["app"]]
+        assert physics.profile.epochs == v["epochs"]
+        close((physics.targets[0], physics.total), (v["first"], v["total"]))
+
+
+def test_published_ratios(vectors, truth):
+    for v in vectors["ratio"]:
+        close(truth[v["app"]].single(v["type"]), v["xput1"])
+
+
+@pytest.fixture
+def net():
+    return Physics(training("net"))
+
+
+def test_between_measured_micro_batches_time_is_linear(net):
+    (low, _), (middle, _), (high, _) = (net.step("t4", (1,), m) for m in (8, 12, 16))
+    assert middle == pytest.approx((low + high) / 2)
+
+
+def test_rotations_and_zeros_do_not_matter(net):
+    assert net.step("t4", (4, 0, 2), 8) == net.step("t4", (2, 4), 8)
+
+
+def test_accumulated_steps_do_not_synchronise(net):
+    step, sync = net.step("t4", (2, 2), 8)
+    rate = net.goodput("t4", (2, 2), 8, 2, 0)
+    assert rate == pytest.approx(net.gain(96, 0) / (step + 2 * (step - sync)))
+
+
+def test_a_larger_batch_is_worth_less_than_linear(net):
+    assert net.gain(16, 0) == 1.0
+    assert 1.0 < net.gain(64, 0) < net.gain(64, 2) < 4.0
+
+
+def test_the_first_batch_on_a_type_is_the_initial_one(net):
+    assert net.first_batch("t4", (1,)) == (16, 0)
+    assert net.first_batch("t4", (2, 2)) == (4, 0)
+    # Eight replicas of at least four samples need more than the initial batch of 16.
+    assert net.first_batch("a100", (8,)) == (4, 0)
+
+
+def test_a_fixed_batch_is_split_over_replicas_and_steps(net):
+    assert net.fixed_batch("t4", (2, 2), 64) == (16, 0)
+    assert net.fixed_batch("t4", (2,), 256) == (32, 3)
+    # A lone replica with more than the initial batch accumulates: it measures noise that way.
+    assert net.fixed_batch("t4", (1,), 32) == (16, 1)
+
+
+def test_no_batch_beyond_the_largest_validation_run(net):
+    micro, steps = net.fixed_batch("a100", (8, 8), 100_000)
+    assert 16 * micro * (steps + 1) <= 256
+
+
+def test_rate_counts_iterations_of_the_fixed_batch(net):
+    step, _ = net.step("t4", (2, 2), 16)
+    assert net.rate("t4", (2, 2), 64) == pytest.approx(1 / step)
+
+
+def test_pipelines_take_gpipe_time_and_scale_linearly():
+    pipe = Physics(training("pipe", units={"t4": 4, "a100": 2}, micro_batches=8))
+    forward, _ = pipe.step("t4", (4,), 1)
+    assert pipe.iteration("t4", (4,), 1)[0] == pytest.approx(3 * (4 - 1 + 8) * forward)
+    assert pipe.replicas("a100", (8, 8)) == 8
+    assert pipe.batch("a100", (8, 8), 1, 0) == 64
+    assert pipe.first_batch("t4", (4,)) == (1, 0)
+    assert pipe.single("t4") == pytest.approx(8 / (33 * forward))
+
+
+def test_micro_batches_that_were_not_measured_are_refused(net):
+    with pytest.raises(ProfileError, match=r"placements-t4.csv.* 1 to 32, not at 64"):
+        net.step("t4", (1,), 64)
+
+
+def test_types_without_a_table_are_refused(net):
+    with pytest.raises(ProfileError, match=r"no table for GPU type v100; add placements-v100"):
+        net.step("v100", (1,), 8)
+
+
+def sparse(curves, scalability):
+    """A profile with few rows, to interpolate between."""
+    table = TypeTable("x", curves, scalability, least=1, most=8, source="net/placements-x.csv")
+    runs = ((1.0,),)
+    return Physics(
+        Profile(name="net", batches=(8,), progress=runs, sqr=runs, var=runs, types={"x": table})
+    )
+
+
+def test_shapes_without_rows_are_interpolated():
+    rows = [
+        (float(n), float(r), m, 0.1 * r + 0.01 * m, 0.02 * r)
+        for n in (1, 3)
+        for r in (2, 8)
+        for m in (1.0, 8.0)
+    ]
+    physics = sparse({(1,): Curve((1, 8), (0.1, 0.2), (0.0, 0.0))}, tuple(rows))
+    step, sync = physics.step("x", (2, 2), 4)
+    assert step == pytest.approx(0.44)
+    assert sync == pytest.approx(0.08)
+    with pytest.raises(ProfileError, match=r"says nothing about placement 5\+5\+5\+5"):
+        physics.step("x", (5, 5, 5, 5), 4)
+
+
+def test_too_few_rows_to_interpolate():
+    physics = sparse({(1,): Curve((1, 8), (0.1, 0.2), (0.0, 0.0))}, ())
+    with pytest.raises(ProfileError, match="too few placements"):
+        physics.step("x", (2,), 4)
+
+
+def test_progress_that_cannot_be_is_an_error():
+    physics = sparse({(1,): Curve((1, 8), (-1.0, 0.2), (0.0, 0.0))}, ())
+    with pytest.raises(ProfileError, match="would take -1 s per step; measure it"):
+        physics.goodput("x", (1,), 1, 0, 0)
