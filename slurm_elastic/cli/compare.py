@@ -24,6 +24,9 @@ PAST_POLICIES = "static,fair,sia"
 #: Believed of jobs when nobody says how they scale: from pessimistic to optimistic.
 SCALINGS = ("amdahl:0.9", "amdahl:0.99")
 
+#: Policies that stand for plain Slurm: a job of the past keeps the GPU type it asked for.
+_PLAIN = ("static", "fifo")
+
 #: Header, key of the summary, decimals.
 _FIGURES = (
     ("AVG_JCT_H", "avg_jct_h", 2),
@@ -234,16 +237,26 @@ def _past(
     machines = simulations.cluster(inputs, builtin=False)
     speeds = simulations.weights(inputs.speeds, "--speeds")
     factor = grow or stated.GROW
-    loaded = [
-        stated.build(
-            f"{path.stem} {text}",
-            stated.of_past(past, rule, grow=factor, speeds=speeds),
-            machines.types,
-            speeds=speeds,
-        )
+    jobs = {
+        text: stated.of_past(past, rule, grow=factor, speeds=speeds)
         for text, rule in zip(scalings, rules, strict=True)
+    }
+    tasks = [
+        simulations.task(
+            stated.build(
+                f"{path.stem} {text}",
+                those,
+                machines.types,
+                speeds=speeds,
+                keep_types=name in _PLAIN,
+            ),
+            machines,
+            inputs,
+            name,
+        )
+        for name in names
+        for text, those in jobs.items()
     ]
-    tasks = [simulations.task(one, machines, inputs, n) for n in names for one in loaded]
     results = iter(simulations.run(tasks, inputs))
     found = {name: {text: next(results) for text in scalings} for name in names}
     figures = {

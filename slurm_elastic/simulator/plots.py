@@ -319,7 +319,7 @@ def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
             0.9 * width,
             bottom=1,
             color=_COLOURS[colour % len(_COLOURS)],
-            hatch="////" if dash and dash != colour else None,
+            hatch="////" if dash and len({d.policy for d in drawn}) < len(drawn) else None,
             edgecolor="white",
             label=one.name,
         )

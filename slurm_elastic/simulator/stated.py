@@ -184,6 +184,7 @@ def build(
     *,
     speeds: Mapping[str, float] | None = None,
     restart_s: float = RESTART_S,
+    keep_types: bool = False,
 ) -> tuple[Workload, Profiles]:
     """What the simulator needs to run such jobs.
 
@@ -193,6 +194,7 @@ def build(
         types: GPU types of the cluster.
         speeds: of GPU types, relative: a job may then run on every type that has one.
         restart_s: what a restart costs each job.
+        keep_types: each job stays on its type all the same, as users asked for it.
 
     Raises:
         WorkloadError: a job's GPU type is not in the cluster.
@@ -204,7 +206,8 @@ def build(
     for job in jobs:
         key = f"{job.submitted.application}#{job.submitted.name}"
         found = {}
-        for kind in _types(job, types, speeds):
+        free = {} if keep_types and job.gpu_type in types else speeds
+        for kind in _types(job, types, free):
             speed = speeds.get(kind, 1.0)
             which = (kind, speed, job.scaling, job.submitted.most or job.submitted.gpus)
             if which not in tables:

@@ -207,6 +207,9 @@ def test_types_are_kept_unless_their_speeds_are_stated():
     assert {len(p.types) for p in kept.values()} == {1}
     _, free = stated.build("w", jobs, ("v100", "a100"), speeds={"v100": 1, "a100": 3})
     assert {len(p.types) for p in free.values()} == {2}
+    speeds = {"v100": 1.0, "a100": 3.0}
+    _, plain = stated.build("w", jobs, ("v100", "a100"), speeds=speeds, keep_types=True)
+    assert {len(p.types) for p in plain.values()} == {1}
 
 
 def test_curves():
