@@ -181,9 +181,16 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def tasks(options: argparse.Namespace) -> list[Run]:
     """The simulations that the options ask for."""
+    data = {"data": options.data}
     if options.ablations:
-        return [run for seed in range(options.seeds) for run in _ablations(options.data, seed)]
-    base = {"data": options.data, "compat": not options.paper}
+        return [
+            run
+            for i in available(Path(options.data), "philly")
+            if not options.workloads or i in options.workloads
+            for seed in range(options.seeds)
+            for run in _ablations({"trace": "philly", "index": i, "seed": seed} | data)
+        ]
+    base = {"compat": not options.paper} | data
     if options.variants:
         return [run for seed in range(options.seeds) for run in _variants(base, seed)]
     return [
@@ -197,9 +204,8 @@ def tasks(options: argparse.Namespace) -> list[Run]:
     ]
 
 
-def _ablations(data: str, seed: int) -> list[Run]:
-    """philly-1 with one thing changed at a time."""
-    plain: dict[str, Any] = {"trace": "philly", "index": 1, "seed": seed, "data": data}
+def _ablations(plain: dict[str, Any]) -> list[Run]:
+    """A workload with one thing changed at a time."""
     found = [
         Run(label="as the artifact", compat=True, **plain),
         Run(label="as the paper", compat=False, **plain),
@@ -239,7 +245,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", type=int, help="only these numbers")
     parser.add_argument("--seeds", type=int, default=1, help="seeds, where ties decide")
     parser.add_argument("--paper", action="store_true", help="without artifact_compat")
-    parser.add_argument("--ablations", action="store_true", help="each rule alone, philly-1")
+    parser.add_argument("--ablations", action="store_true", help="each rule alone, on philly")
     parser.add_argument("--variants", action="store_true", help="job classes and a pipeline")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", default=str(DATA))
