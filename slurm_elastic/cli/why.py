@@ -182,7 +182,7 @@ def _state(answer: ExplainAnswer) -> str:
 
 
 def _learned(model: ModelRow | None) -> str:
-    """What goodput models expect of each GPU type: `4 a100 do 160 samples/s (measured), ...`."""
+    """What goodput models expect of each GPU type: `4 a100: 160 samples/s (measured), ...`."""
     if model is None:
         return ""
     shown = [t for t in model["types"] if t["goodput"]]
@@ -191,7 +191,7 @@ def _learned(model: ModelRow | None) -> str:
         ratios = [f"{words.clean(t['gpu_type'])} {(t['goodput'] or 0) / least:.1f}" for t in shown]
         return "nothing measured yet; expected ratio of types " + " : ".join(ratios)
     parts = [
-        f"{words.gpus(t['gpus'], t['gpu_type'])} do {words.digits(t['goodput'] or 0.0)} samples/s "
+        f"{words.gpus(t['gpus'], t['gpu_type'])}: {words.digits(t['goodput'] or 0.0)} samples/s "
         + ("(measured there)" if t["observed"] else "(estimated)")
         for t in shown
     ]

@@ -44,8 +44,8 @@ def answer(op, learned):
 def test_types_are_compared_on_as_many_gpus_as_it_holds():
     lines = why.explained(answer("explain", Learned(NET, (SEEN,), Noise(1.0, 3.0))))
     assert (
-        "  Learned:        8 a100 do 640 samples/s (measured there),"
-        " 8 v100 do 320 samples/s (estimated); fitted to 1 shape."
+        "  Learned:        8 a100: 640 samples/s (measured there),"
+        " 8 v100: 320 samples/s (estimated); fitted to 1 shape."
     ) in lines  # there is no h100 in this cluster
 
 
