@@ -55,7 +55,7 @@ def carry_out(
         elif current is not None or first.gpus:
             later.give(tenant.need, current)
             outcome.target = None
-            wishes.append(_Wish(outcome, proposal.alternatives))
+            wishes.append(_Wish(outcome, (*proposal.alternatives, *_present(current))))
     while wishes:
         refused: list[_Wish] = []
         for gpu_type in sorted({w.chosen.gpu_type for w in wishes if w.chosen.gpus}):
@@ -67,6 +67,14 @@ def carry_out(
         wishes = [w for w in refused if w.at < len(w.alternatives)]
         for wish in wishes:
             wish.outcome.reason = wish.chosen.reason
+
+
+def _present(current: Allocation | None) -> tuple[Alternative, ...]:
+    """What a job falls back to when nothing that it was to get is there."""
+    if current is None:
+        return ()
+    reason = "nothing that its policy wants for it is free"
+    return (Alternative(gpu_type=current.gpu_type, gpus=current.gpus, value=0.0, reason=reason),)
 
 
 class _Packing:

@@ -140,7 +140,7 @@ class _Run:
     Attributes:
         jobs: in order of submission; `active` are submitted and not complete, the first `arrived`
             are submitted.
-        contention: for each job (sum over the rounds of its life, how many).
+        contention: for each job (its integral over the job's life, seconds of that).
         holding: since when each job has held what it holds.
     """
 
@@ -156,7 +156,7 @@ class _Run:
     rounds: list[RoundResult] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    contention: dict[int, tuple[int, int]] = field(default_factory=dict)
+    contention: dict[int, tuple[float, float]] = field(default_factory=dict)
     holding: dict[int, Segment] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     _state: Mapping[str, Any] = field(default_factory=dict)
@@ -229,6 +229,10 @@ class _Run:
     def _round(self, at_s: float, progress: Progress | None) -> None:
         """Completions, arrivals, a decision, its execution."""
         begin, policy = time.process_time(), self.policy.cpu_s
+        since = at_s - self.now_s
+        for job in self.active:
+            total, seconds = self.contention.get(job.job_id, (0.0, 0.0))
+            self.contention[job.job_id] = (total + since * len(self.active), seconds + since)
         self.now_s = at_s
         for job in self.active:
             if job.completion_s is not None:
@@ -239,9 +243,6 @@ class _Run:
         while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
             self._arrives(self.jobs[self.arrived], at_s)
             self.arrived += 1
-        for job in self.active:
-            total, rounds = self.contention.get(job.job_id, (0, 0))
-            self.contention[job.job_id] = (total + len(self.active), rounds + 1)
         prepared = time.process_time()
         self._decide(at_s)
         decided = time.process_time()
@@ -315,8 +316,8 @@ class _Run:
     def _result(self, job: SimulatedJob) -> JobResult:
         assert job.completion_s is not None
         assert job.start_s is not None
-        total, rounds = self.contention[job.job_id]
-        contention = total / rounds
+        total, seconds = self.contention[job.job_id]
+        contention = total / seconds
         submitted = job.submitted
         jct_s = job.completion_s - submitted.time_s
         return JobResult(

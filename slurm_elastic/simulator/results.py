@@ -4,7 +4,7 @@ Definitions (after `print_run_stats.py` of Sia's artifact, SOSP'23, section 5):
 JCT = completion less submission; makespan = last completion less first
 submission; p99 = `sorted[int(0.99 n)]`, pooled over workloads, and beside it
 the mean of each workload's own; contention of a round = jobs submitted and not
-complete. GPU hours count every second that a job held its GPUs, restarts
+complete (means are over time). GPU hours count every second that a job held its GPUs, restarts
 included.
 
 Finish-time fairness rho of a job is its JCT over the time it would take alone on its share of
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -119,7 +120,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     each = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
     rho = sorted(j.rho for j in jobs if not math.isnan(j.rho))
     policy = sorted(1000 * s for r in results for s in r.policy_s)
-    busy = [x.contention for r in results for x in r.rounds if x.contention]
+    busy = [(x.contention, s) for r in results for x, s in _lasting(r) if x.contention]
     return {
         "workloads": [r.workload for r in results],
         "policy": results[0].policy if results else "",
@@ -135,8 +136,8 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "gpu_h_per_job": mean([j.gpu_s / HOUR_S for j in jobs]),
         "gpu_h_lost_per_job": mean([j.lost_gpu_s / HOUR_S for j in jobs]),
         "restarts_per_job": mean([float(j.restarts) for j in jobs]),
-        "contention_mean": mean([float(c) for c in busy]),
-        "contention_max": max(busy, default=0),
+        "contention_mean": _ratio(sum(c * s for c, s in busy), sum(s for _, s in busy)),
+        "contention_max": max((c for c, _ in busy), default=0),
         "rho_mean": mean(rho),
         "rho_max": rho[-1] if rho else math.nan,
         "unfair_fraction": mean([float(r > 1) for r in rho]),
@@ -165,6 +166,17 @@ def jobs_csv(results: Iterable[Result]) -> str:
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean; NaN of nothing."""
     return sum(values) / len(values) if values else math.nan
+
+
+def _lasting(result: Result) -> Iterable[tuple[RoundResult, float]]:
+    """Rounds and the seconds until the next; the last one as long as the one before it."""
+    times = [r.time_s for r in result.rounds]
+    lasts = [after - before for before, after in itertools.pairwise(times)]
+    return zip(result.rounds, [*lasts, *(lasts[-1:] or [1.0])], strict=True)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else math.nan
 
 
 def _cell(value: object) -> object:
