@@ -76,7 +76,8 @@ def table(question: Question, config: Sia, goodputs: Goodputs) -> Table:
         counts,
         {(types[t], int(unit[j, t])) for j, t in zip(*np.nonzero(unit > 1), strict=True)},
         whole_nodes=config.whole_nodes,
-        most_gpus=int(most.max(initial=1)),
+        # Rounded up, so that the set, and with it the kept rows, outlast a job that leaves.
+        most_gpus=1 << int(most.max(initial=1) - 1).bit_length(),
     )
     cap = np.array([_cap(j, config.growth) for j in jobs], dtype=np.int64)
     top = np.where(least > 0, np.minimum(most, np.maximum(least, cap[:, None] * unit)), 0)
