@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slurm_elastic.config import Config
     from slurm_elastic.simulator.clusters import Cluster
     from slurm_elastic.simulator.profiles import Profiles
+    from slurm_elastic.simulator.restarts import RestartCosts
     from slurm_elastic.simulator.results import Result
     from slurm_elastic.simulator.runs import Task
     from slurm_elastic.simulator.workload import Workload
@@ -71,7 +72,10 @@ def shared(command: F) -> F:
             "--clock", type=click.Choice(["round", "event"]), default="round", show_default=True,
             help="Rounds at fixed times only, or at each arrival and end too.",
         ),
-        click.option("--seed", type=int, default=0, show_default=True, help="For lots."),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, metavar="N",
+            help="For policies that draw lots, and for the invented workload.",
+        ),
         click.option(
             "--class", "class_", type=click.Choice(_CLASSES), help="Make all jobs of this class."
         ),
@@ -260,7 +264,7 @@ def _invented(
     return jobs, profiles.read(folder, jobs.applications, machines.types)
 
 
-def restarts(inputs: Inputs) -> Any:
+def restarts(inputs: Inputs) -> RestartCosts | None:
     """--restarts: seconds for all jobs, or a file of measured transitions; None: not given."""
     from slurm_elastic.simulator import restarts as costs  # noqa: PLC0415
 
@@ -309,8 +313,17 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
         clock=inputs.clock,  # type: ignore[arg-type]  # click.Choice
         seed=inputs.seed,
         job_class=JobClass(inputs.class_) if inputs.class_ else None,
-        restarts=restarts(inputs),
+        restarts=_by_job(restarts(inputs), loaded[1]),
     )
+
+
+def _by_job(costs: RestartCosts | None, tables: Profiles) -> RestartCosts | None:
+    """Also for profiles of single jobs, `APPLICATION#JOB` (`simulator.stated`)."""
+    if costs is None:
+        return None
+    known = costs.seconds
+    more = {n: known[n.partition("#")[0]] for n in tables if n.partition("#")[0] in known}
+    return dataclasses.replace(costs, seconds={**known, **more})
 
 
 def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:

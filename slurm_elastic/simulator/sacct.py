@@ -219,10 +219,20 @@ def _from_text(text: str, name: str) -> Iterator[_Row]:
     for number, cells in enumerate(csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE), 1):
         if number == 1 or not any(cells) or cells[0].strip().lower() == "jobid":
             continue
-        row = dict(zip(header, (c.strip() for c in cells), strict=False))
+        row = dict(zip(header, (c.strip() for c in _whole(cells, header)), strict=False))
         if "." in row["jobid"]:
             continue  # a step
         yield _text_row(row, f"{name}:{number}")
+
+
+def _whole(cells: list[str], header: list[str]) -> list[str]:
+    """The cells of a row whose job name holds the separator."""
+    surplus = len(cells) - len(header)
+    if surplus <= 0 or "jobname" not in header:
+        return cells
+    at = header.index("jobname")
+    name = "|".join(cells[at : at + surplus + 1])
+    return [*cells[:at], name, *cells[at + surplus + 1 :]]
 
 
 def _text_row(row: Mapping[str, str], where: str) -> _Row:

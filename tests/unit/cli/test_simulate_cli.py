@@ -133,6 +133,19 @@ def test_what_would_elasticity_have_given(run, past):
     assert answer["as_it_was"]["avg_jct_h"] > 0
 
 
+def test_restarts_are_measured_by_application(run, past, tmp_path):
+    """Also where each job has a profile of its own."""
+    costs = tmp_path / "costs.csv"
+    words = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "static")
+
+    def lost(text):
+        costs.write_text("application,checkpoint_s,slurm_s,start_s\n" + text)
+        out = run("compare", *words, "--restarts", costs, "--scaling", "linear", "--json")[1]
+        return json.loads(out)["policies"]["static"]["linear"]["gpu_h_lost_per_job"]
+
+    assert lost("gpt-small,1,2,297\nother,0,0,0\n") > lost("gpt-small,1,2,3\nother,0,0,0\n") > 0
+
+
 def test_what_does_not_scale_takes_as_long_as_it_did(run, past):
     """Rigid jobs on a cluster with room for all: only the clock's rounding is added."""
     words = ("--cluster", "a100:8x8,v100:8x4", "--scaling", "none", "--policies", "fair")

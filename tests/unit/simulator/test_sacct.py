@@ -70,6 +70,11 @@ def test_gpus_and_types_come_from_the_tres(tmp_path, tres, expected):
     assert (run.gpu_type, run.gpus) == expected
 
 
+def test_a_name_may_hold_the_separator(tmp_path):
+    (job,) = _past(tmp_path, _row(name="a|b|c")).jobs
+    assert (job.name, job.user, job.seconds) == ("a|b|c", "alice", 3600)
+
+
 def test_few_columns_suffice(tmp_path):
     past = _past(
         tmp_path,
