@@ -125,8 +125,8 @@ class _Packing:
     def _again(self, waiting: Sequence[_Wish]) -> bool:
         """Place all jobs of the type anew, with these; False: not even that helps."""
         later = self._assignment.later.copy()
-        jobs = [(o, o.target.gpus) for o in self._staying if o.target and self._mine(o.target)]
-        jobs += [(o, o.target.gpus) for o in self._restarting() if o.target]
+        there = [*self._staying, *self._restarting()]
+        jobs = [(o, o.target.gpus) for o in there if o.target and self._movable(o)]
         for outcome, _ in jobs:
             later.give(outcome.tenant.need, outcome.target)
         jobs += [(w.outcome, w.chosen.gpus) for w in waiting]
@@ -152,11 +152,18 @@ class _Packing:
             and t.job.job_id not in self._assignment.outcomes
             and t.current is not None
             and t.record.target == t.current
-            and self._mine(t.current)
         ]
 
-    def _mine(self, allocation: Allocation) -> bool:
-        return allocation.gpu_type == self._type
+    def _movable(self, outcome: Outcome) -> bool:
+        """Whether it is of this type, and a new place would not change the shape that it holds."""
+        target = outcome.target
+        if target is None or target.gpu_type != self._type:
+            return False
+        if outcome.changed:
+            return True
+        full, rest = divmod(target.gpus, self._most)
+        clean = [*([rest] if rest else []), *[self._most] * full]
+        return sorted(g for _, g in target.shares) == clean
 
     def _room(self, tenant: Tenant, ledger: Ledger) -> Ints:
         room = ledger.room(tenant.need) * self._frame.of_type(self._type)

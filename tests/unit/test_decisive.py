@@ -157,6 +157,17 @@ def test_odd_sizes_are_scattered_only_when_they_must():
     assert shapes == {1: [3], 2: [1, 2], 3: [2, 4]}
 
 
+def test_a_scattered_job_keeps_its_shape_when_others_are_placed_anew():
+    c = cluster(3)
+    c.add(1, elastic="1-8", on={"g1": 1, "g2": 2})
+    c.add(2, elastic="1-8", on={"g3": 1})
+    c.add(3, elastic="1-8", gpus=1)
+    plan = decide(c, Told(j3=[("a100", 4)]), at_once=True)
+    assert plan.decision[1].target == c.jobs[0].allocation
+    assert plan.decision[3].target.nodes == ("g3",)
+    assert len(plan.decision[2].target.shares) == 1
+
+
 def test_the_next_alternative_when_there_are_too_few():
     c = cluster(1)
     c.add(1, elastic="1-8", on={"g1": 1})

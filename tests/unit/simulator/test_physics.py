@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trainings import training
-from slurm_elastic.simulator import profiles
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.simulator import clusters, profiles
+from slurm_elastic.simulator.applications import describe
+from slurm_elastic.simulator.jobs import SimulatedJob
 from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Curve, Profile, ProfileError, TypeTable
+from slurm_elastic.simulator.workload import SubmittedJob
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 
@@ -163,3 +167,20 @@ def test_progress_that_cannot_be_is_an_error():
     physics = sparse({(1,): Curve((1, 8), (-1.0, 0.2), (0.0, 0.0))}, ())
     with pytest.raises(ProfileError, match="would take -1 s per step; measure it"):
         physics.goodput("x", (1,), 1, 0, 0)
+
+
+def test_the_pipeline_that_the_artifact_was_made_to_run():
+    """Its tables filled in by hand, the artifact took 20,796 s and 137.8 GPU h for this job."""
+    if not DATA.is_dir():
+        pytest.skip("needs the published data in ../shared/data/sia")
+    physics = Physics(profiles.read(DATA / "traces", ("gpt_pmp",), ("rtx",))["gpt_pmp"])
+    submitted = SubmittedJob(name="gpt_pmp-0", time_s=0.0, application="gpt_pmp", gpus=8, batch=384)
+    described = describe(submitted, physics, clusters.parse("rtx:3x8"))
+    assert str(described.directive) == "8-24,parallel=hybrid,unit=rtx:8"
+    job = SimulatedJob(submitted, physics, described, job_id=1, restart_s=30.0)
+    for at_s, nodes in ((60.0, 1), (120.0, 2), (180.0, 3)):
+        job.advance(at_s)
+        job.hold(Allocation("rtx", tuple((f"n{i}", 8) for i in range(nodes))))
+    job.advance(1e6)
+    assert job.completion_s == 20796.0
+    assert round(job.gpu_s / 3600, 1) == 137.8
