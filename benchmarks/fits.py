@@ -1,36 +1,45 @@
 """CPU of a throughput fit and how good it is, beside the same objective put plainly to scipy.
 
-    python -m benchmarks.fits [--sets 200] [--seed 0] [--json]
+    python -m benchmarks.fits [--sets 200] [--seed 0] [--profiles DIR] [--json]
 
 Random truths are measured with 3 % noise in 2 to 10 configurations. On each set,
 one after the other: `plain` (scipy's L-BFGS-B from the published start with
 numeric gradients), `published` (the same search with our analytic gradient; what
 `artifact_compat` uses) and `ours` (several starts). Times are CPU milliseconds per
 fit, nothing cached; differences are of the objective, below 0 is better than plain.
+
+With profiles (docs/simulator.md) both searches are also asked what they were not
+shown: fitted to two batches in each of the 2 to 5 smallest shapes, `same` is the mean
+error of |log step time| at the other batches there, `next` in the next larger shape.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
+import random
 import time
 from collections.abc import Callable
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, minimize
 
 from slurm_elastic.application import Observation
 from slurm_elastic.models import fitting
 from slurm_elastic.models.fitting import Point
+from slurm_elastic.models.optimiser import Bounds, minimize
 from slurm_elastic.models.restarts import STARTS, search
-from slurm_elastic.models.throughput import ThroughputParameters
+from slurm_elastic.models.throughput import ThroughputParameters, fit
 
 SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (2, 16), (3, 12), (4, 16))
 NOISE = 0.03
+#: Choices of shown batches per profile and number of shapes.
+DRAWS = 3
 
 
 def main() -> None:
@@ -38,9 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profiles", type=Path, help="folder with <application>/placements-*.csv")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = measure(options.sets, seed=options.seed)
+    if options.profiles:
+        found |= held_out(options.profiles, seed=options.seed)
     if options.json:
         print(json.dumps(found, indent=2))
         return
@@ -79,6 +91,45 @@ def measure(sets: int, *, seed: int) -> dict[str, Any]:
         out[f"{name}_worse_than_plain"] = int((worse > 1e-6).sum())
         out[f"{name}_better_than_plain"] = int((worse < -1e-6).sum())
     return out
+
+
+def held_out(profiles: Path, *, seed: int) -> dict[str, float]:
+    """Mean errors at configurations that a fit was not shown, by search."""
+    rng = random.Random(seed)
+    errors: dict[str, list[float]] = {}
+    for path in sorted(profiles.glob("*/placements-*.csv")):
+        rows = _measured(path)
+        if (1, 1) not in rows:
+            continue  # pipelines count in other units
+        shapes = sorted(rows, key=lambda shape: (shape[1], shape[0]))
+        for count in sorted([*range(2, min(len(shapes), 6))] * DRAWS):
+            shown = [o for s in shapes[:count] for o in rng.sample(rows[s], min(2, len(rows[s])))]
+            for name, starts in (("published", 1), ("ours", STARTS)):
+                model = fit(shown, starts=starts)
+                for index, shape in enumerate(shapes[: count + 1]):
+                    where = errors.setdefault(f"{name}_{'next' if index == count else 'same'}", [])
+                    for o in rows[shape]:
+                        if o not in shown:
+                            predicted = float(model.step_time(o.nodes, o.gpus, o.micro_batch))
+                            where.append(abs(math.log(predicted / o.step_s)))
+    return {f"{name}_error": float(np.mean(found)) for name, found in sorted(errors.items())}
+
+
+def _measured(path: Path) -> dict[tuple[int, int], list[Observation]]:
+    """A profile's even placements, by (nodes, GPUs)."""
+    rows: dict[tuple[int, int], list[Observation]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            digits = row["placement"]
+            if len(set(digits)) > 1:
+                continue
+            shape = len(digits), sum(map(int, digits))
+            step = float(row["step_time"])
+            micro = step - float(row["sync_time"])
+            if micro > 0:
+                m = int(row["local_bsz"])
+                rows.setdefault(shape, []).append(Observation("gpu", *shape, m, step, micro))
+    return rows
 
 
 def _points(rng: np.random.Generator) -> list[Point]:

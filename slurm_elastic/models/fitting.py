@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, minimize
+
+from slurm_elastic.models.optimiser import Bounds, minimize
 
 Floats = NDArray[np.float64]
 Objective = Callable[[Sequence[float]], tuple[float, list[float]]]

@@ -65,9 +65,13 @@ def search(points: Sequence[Point], *, overlap: bool, starts: int) -> list[float
         alpha = math.exp(p.log_compute) / 2
         beta = max((math.exp(p.log_step) - alpha) / p.micro_batch, TINY)
         return [alpha, beta, TINY, TINY, TINY, TINY, 1.0]
-    problem = _Problem(points, overlap=overlap)
+    alone = all(p.link is Link.NONE for p in points)
+    problem = _Problem(points, overlap=overlap and not alone)
+    rows = _starts(points, problem.fixed)[:starts]
+    if alone:
+        rows = rows[1:2] or rows  # a line has one minimum, and nothing to overlap
     with np.errstate(all="ignore"):
-        theta = _walk(problem, np.array(_starts(points, problem.fixed)[:starts]))
+        theta = _walk(problem, np.array(rows))
     ac, bc, log_n, growth_n, log_r, growth_r, gamma = theta.tolist()
     found = [ac, bc, math.exp(log_n), growth_n, math.exp(log_r), growth_r, gamma]
     for index, log_alpha in ((2, log_n), (4, log_r)):
