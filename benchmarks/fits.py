@@ -189,7 +189,8 @@ def _plain(points: list[Point]) -> list[float]:
 
     start, lower, upper = fitting.bounds(points, overlap=True)
     bounds = Bounds(lower, upper)
-    found = minimize(objective, start, method="L-BFGS-B", bounds=bounds, tol=1e-5)
+    with np.errstate(all="ignore"):  # its steps may overflow the powers
+        found = minimize(objective, start, method="L-BFGS-B", bounds=bounds, tol=1e-5)
     return list(astuple(ThroughputParameters(*found.x.tolist())))
 
 
