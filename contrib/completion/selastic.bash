@@ -58,13 +58,13 @@ _selastic() {
                 generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
                     --profiles --output --help' ;;
                 from-sacct:*) words='--scaling --grow --speeds --completed-only --output --help' ;;
-                :-*) words='--help' ;;
+                profiles:* | :-*) words='--help' ;;
                 :*) words='generate from-sacct profiles' ;;
             esac ;;
     esac
     case $verb:$sub:$current in
-        simulate:*:-* | compare:*:-* | workload:?*:-*) ;;
-        simulate:* | compare:* | workload:?*) compopt -o default ;;
+        simulate:*:-* | compare:*:-* | workload:[a-z]*:-*) ;;
+        simulate:* | compare:* | workload:[a-z]*) compopt -o default ;;
     esac
     case $verb:$current in
         :* | *:-*) ;;
