@@ -67,7 +67,8 @@ def simulate(
         profiles: what its applications are, in truth.
         cluster: where it runs.
         config: the site's configuration; `[controller] policy` names `policy` in the result. A
-            decisive policy is bound neither by `min_interval_s` nor by `per_hour`.
+            decisive policy is bound neither by `min_interval_s` nor by `per_hour`. With `[sia]
+            artifact_compat` jobs also choose their batches by the artifact's fits.
         policy: decides.
         interval_s: seconds between rounds; the most with the event clock.
         clock: `round`: everything happens at multiples of `interval_s`; `event`: arrivals,
@@ -277,24 +278,29 @@ class _Run:
             )
             self._plan = plan
             self.notes.extend(note for note in plan.notes if note not in self.notes[-8:])
-            targets = {d.job_id: d.target for d in plan.decisions}
-            for job in self.active:
-                target = targets.get(job.job_id, job.allocation)
-                if target != job.allocation:
-                    self._ends(job, at_s)
-                    begin = time.process_time()
-                    job.hold(target)
-                    self.stages["physics"] += time.process_time() - begin
-                    self.stages["round"] -= time.process_time() - begin
-                    if target is not None:
-                        self.holding[job.job_id] = Segment(
-                            job.submitted.name, at_s, at_s, target.gpu_type, job.shape
-                        )
+            self._carry_out(plan, at_s)
         held: dict[str, int] = {}
         for job in self.active:
             if job.shape:
                 held[job.gpu_type] = held.get(job.gpu_type, 0) + job.gpus
         self.rounds.append(RoundResult(at_s, len(self.active), tuple(sorted(held.items()))))
+
+    def _carry_out(self, plan: Plan, at_s: float) -> None:
+        begin = time.process_time()
+        targets = {d.job_id: d.target for d in plan.decisions}
+        for job in self.active:
+            target = targets.get(job.job_id, job.allocation)
+            if target == job.allocation:
+                continue
+            self._ends(job, at_s)
+            job.hold(target)
+            if target is not None:
+                self.holding[job.job_id] = Segment(
+                    job.submitted.name, at_s, at_s, target.gpu_type, job.shape
+                )
+        spent = time.process_time() - begin
+        self.stages["physics"] += spent
+        self.stages["round"] -= spent
 
     def _ends(self, job: SimulatedJob, at_s: float) -> None:
         segment = self.holding.pop(job.job_id, None)
