@@ -252,7 +252,7 @@ def _text_row(row: Mapping[str, str], where: str) -> _Row:
         start=start,
         end=end,
         seconds=seconds,
-        state=(row.get("state") or _ENDED_WELL).split()[0],
+        state=_word(row.get("state", "")),
         tres=row.get("alloctres") or "",
         nodes=int(nodes) if nodes.isdecimal() else 1,
     )
@@ -322,7 +322,7 @@ def _json_row(job: Mapping[str, Any]) -> _Row:
         start=start,
         end=_plain(times.get("end")) or None,
         seconds=_plain(times.get("elapsed")),
-        state=str(state or _ENDED_WELL).split()[0],
+        state=_word(str(state or "")),
         tres=_tres(tres.get("allocated")),
         nodes=int(nodes or 1),
     )
@@ -339,14 +339,19 @@ def _tres(items: Any) -> str:
     return ",".join(parts)
 
 
+def _word(state: str) -> str:
+    """`CANCELLED by 1000` is CANCELLED; nothing said is taken for a good end."""
+    return next(iter(state.split()), _ENDED_WELL)
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
 def _plain(value: Any) -> float | None:
-    """A number, also in the form {"set": true, "number": 3}; None when there is none."""
+    """A number from 0 on, also as {"set": true, "number": 3}; None when there is none."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    return float(value) if 0 <= value < 1e18 else None

@@ -1,10 +1,13 @@
 """Accounting becomes jobs, jobs become workloads that take as long as they took."""
 
+import contextlib
 import io
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_elastic.application import JobClass
 from slurm_elastic.simulator import physics, sacct, scaling, stated
@@ -247,3 +250,46 @@ def test_rules_of_a_file(tmp_path):
     path.write_text("a,b\n")
     with pytest.raises(scaling.ScalingError, match=r"curves\.csv:1"):
         scaling.rules(str(path))
+
+
+_ODD = st.sampled_from(
+    ["", "|", "-1", "nan", "1e400", "99999999999999999999", "gres/gpu=0", "None", "Unknown", "[",
+     "2026-02-30T00:00:00", "9999-12-31T23:59:59", "0001-01-01T00:00:00", "\x00", "é", "INVALID"]
+)  # fmt: skip
+
+
+@settings(max_examples=80)
+@given(line=st.integers(0, 11), cell=st.integers(0, 9), odd=_ODD | st.text(max_size=12))
+def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path_factory, line, cell, odd):
+    lines = WEEK.read_text().splitlines()[:12]
+    cells = lines[line].split("|")
+    lines[line] = "|".join([*cells[:cell], odd, *cells[cell + 1 :]])
+    path = tmp_path_factory.mktemp("odd") / "x.txt"
+    path.write_bytes("\n".join(lines).encode("utf-8", "replace"))
+    said = ""
+    try:
+        past = sacct.read(path)
+        jobs = stated.of_past(past, scaling.rules("amdahl:0.9"))
+        stated.build("x", jobs, ("a100", "v100"))
+    except (sacct.SacctError, WorkloadError) as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@settings(max_examples=80)
+@given(
+    key=st.sampled_from(["job_id", "name", "user", "array", "het", "allocation_nodes", "state",
+                         "time", "tres"]),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers(-5, 10**12) | st.floats() | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["elapsed", "start", "allocated", "task_id", "current",
+                                           "number", "set", "type", "count", "name"]), inner),
+        max_leaves=6,
+    ),
+)  # fmt: skip
+def test_odd_json_is_read_or_refused(tmp_path_factory, key, value):
+    path = tmp_path_factory.mktemp("odd") / "x.json"
+    path.write_text(json.dumps({"jobs": [_entry(), _entry(**{key: value})]}))
+    with contextlib.suppress(sacct.SacctError):
+        sacct.read(path)
