@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+import numpy as np
+
 from slurm_elastic.application import JobClass
 from slurm_elastic.simulator.applications import MOST_GPUS, whole_nodes
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.physics import Physics
+from slurm_elastic.simulator.physics import Floats, Physics
 from slurm_elastic.simulator.profiles import ProfileError, Shape, smallest_rotation
 
 
@@ -74,14 +76,18 @@ def _exactly(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: i
     shape = smallest_rotation(whole_nodes(gpus, per_node))
     try:
         splits = _splits(physics, gpu_type, shape, batch)
-        seconds = before = 0.0
-        for epoch, target in enumerate(physics.targets):
-            best = max(physics.goodput(gpu_type, shape, m, s, epoch) for m, s in splits)
-            seconds += (target - before) / best
-            before = target
+        rates = [_rates(physics, gpu_type, shape, m, s) for m, s in splits]
     except ProfileError:
         return math.inf
-    return seconds
+    spans = np.diff(physics.targets, prepend=0.0)
+    return float((spans / np.max(rates, axis=0)).sum())
+
+
+def _rates(physics: Physics, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
+    """Progress per second at every epoch."""
+    step, more = physics.iteration(gpu_type, shape, micro)
+    gains = physics.gains(physics.batch(gpu_type, shape, micro, steps))
+    return gains / (step + steps * more) * physics.profile.calibration
 
 
 def _splits(physics: Physics, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:

@@ -24,10 +24,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slurm_elastic.application import Noise
 from slurm_elastic.simulator.profiles import Profile, ProfileError, Shape, TypeTable
 from slurm_elastic.simulator.profiles import smallest_rotation as canonical
+
+Floats = NDArray[np.float64]
 
 #: The artifact asks its interpolator for no more nodes than this.
 _MOST_NODES = 16
@@ -51,6 +54,7 @@ class Physics:
         self._tables = {name: _Table(table) for name, table in profile.types.items()}
         self._rates: dict[tuple[str, Shape, int, int, int], float] = {}
         self._noise: dict[tuple[int, int], Noise] = {}
+        self._gains: dict[int, Floats] = {}
 
     @property
     def total(self) -> float:
@@ -105,6 +109,24 @@ class Physics:
         noise = self.noise(batch, epoch)
         sqr, var = noise.sqr, noise.var
         return (var + sqr) / (var / (batch / self.initial) + sqr)
+
+    def gains(self, batch: int) -> Floats:
+        """`gain` at every epoch; shape (epochs,)."""
+        found = self._gains.get(batch)
+        if found is None:
+            batches = self.profile.batches
+            at = min(max(batch, batches[0]), batches[-1])
+            high = max(1, bisect_left(batches, at)) if len(batches) > 1 else 0
+            low = max(0, high - 1)
+            span = batches[high] - batches[low]
+            part = (at - batches[low]) / span if span else 0.0
+            sqr, var = (
+                (1 - part) * np.asarray(table[low]) + part * np.asarray(table[high])
+                for table in (self.profile.sqr, self.profile.var)
+            )
+            found = (var + sqr) / (var / (batch / self.initial) + sqr)
+            self._gains[batch] = found
+        return found
 
     def goodput(
         self, gpu_type: str, shape: Shape, micro_batch: int, accumulation: int, epoch: int

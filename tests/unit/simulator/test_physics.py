@@ -89,6 +89,11 @@ def test_a_larger_batch_is_worth_less_than_linear(net):
     assert 1.0 < net.gain(64, 0) < net.gain(64, 2) < 4.0
 
 
+def test_gains_of_all_epochs_at_once(net):
+    for batch in (16, 40, 64, 256):
+        assert net.gains(batch).tolist() == pytest.approx([net.gain(batch, e) for e in range(3)])
+
+
 def test_the_first_batch_on_a_type_is_the_initial_one(net):
     assert net.first_batch("t4", (1,)) == (16, 0)
     assert net.first_batch("t4", (2, 2)) == (4, 0)
