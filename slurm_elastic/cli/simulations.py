@@ -9,15 +9,14 @@ import contextlib
 import dataclasses
 import math
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from slurm_elastic.cli import progress
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
 from slurm_elastic.cli.words import clean
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CLASSES = ("adaptive", "strong-scaling", "rigid")
-#: Plain progress lines (no terminal) are this far apart.
-_SAY_S = 30.0
 _INVENTED_JOBS = 160
 _INVENTED_HOURS = 8.0
 
@@ -333,7 +330,7 @@ def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:
     cpus = len(os.sched_getaffinity(0))
     names = [f"{t.config.controller.policy} {t.workload.name}" for t in tasks]
     sizes = [len(t.workload.jobs) for t in tasks]
-    with _bar(names, sizes) if sys.stderr.isatty() else _lines(sum(sizes)) as report:
+    with progress.shown(names, sizes) as report:
         return run_all(tasks, processes=inputs.jobs or cpus, report=report)
 
 
@@ -370,53 +367,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
-
-
-@contextlib.contextmanager
-def _bar(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar per simulation that runs, on stderr; gone at the end."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TextColumn("jobs"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        whole = progress.add_task("simulating", total=sum(sizes)) if len(names) > 1 else None
-        rows = [
-            progress.add_task(clean(n), total=s, visible=False)
-            for n, s in zip(names, sizes, strict=True)
-        ]
-        done = [0] * len(names)
-
-        def report(index: int, complete: int, total: int) -> None:
-            done[index] = complete
-            running = complete < total or whole is None
-            progress.update(rows[index], completed=complete, total=total, visible=running)
-            if whole is not None:
-                progress.update(whole, completed=sum(done))
-
-        yield report
-
-
-@contextlib.contextmanager
-def _lines(total: int) -> Iterator[Callable[[int, int, int], None]]:
-    """Without a terminal: a line now and then, on stderr."""
-    done: dict[int, int] = {}
-    last = time.monotonic()
-
-    def report(index: int, complete: int, _: int) -> None:
-        nonlocal last
-        done[index] = complete
-        if time.monotonic() - last >= _SAY_S:
-            last = time.monotonic()
-            click.echo(f"selastic: {sum(done.values())} of {total} jobs simulated", err=True)
-
-    yield report
