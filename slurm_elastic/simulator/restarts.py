@@ -4,7 +4,8 @@ A job stands still for these seconds after each change of GPU type or shape and
 holds its new GPUs meanwhile. Sia's traces (SOSP'23) state seconds by application; a
 site has its own, measured ones: JSON (a list of objects) or CSV with the columns
 `checkpoint_s`, `slurm_s`, `start_s` (from the notice to the checkpoint's
-end, Slurm's part, from there to the first step), and optionally `application`. A job
+end, Slurm's part, from there to the first step), and optionally `application`; or what
+`python -m benchmarks.resize --json` prints, of which the resizes count. A job
 then pays the mean of its application's transitions, else of all.
 """
 
@@ -75,10 +76,21 @@ def _from_json(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
     except (ValueError, RecursionError) as error:
         raise RestartsError(f"{path.name}: is not JSON: {error}; write a list of objects") from None
     if isinstance(data, dict):
-        data = data.get("transitions", [data])
+        data = data.get("transitions", data.get("rows", [data]))
     if not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
         raise RestartsError(f"{path.name}: must be a list of objects with {', '.join(PARTS)}")
-    return [(f"{path.name}: entry {i}", row) for i, row in enumerate(data, start=1)]
+    rows = [(f"{path.name}: entry {i}", row) for i, row in enumerate(data, start=1)]
+    return [(where, _renamed(row)) for where, row in rows if row.get("kind") != "requeue"]
+
+
+def _renamed(row: Mapping[str, object]) -> Mapping[str, object]:
+    """A row of `benchmarks.resize` in our words."""
+    if "startup" not in row:
+        return row
+    parts = [row.get("startup"), row.get("restore", 0.0)]
+    known = [p for p in parts if isinstance(p, int | float)]
+    start = sum(known) if len(known) == len(parts) else None
+    return {"checkpoint_s": row.get("checkpoint"), "slurm_s": row.get("slurm"), "start_s": start}
 
 
 def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:

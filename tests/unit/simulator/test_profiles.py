@@ -131,6 +131,16 @@ def test_measured_restarts_as_json(tmp_path):
     assert restarts.read(path).of("net", 99.0) == 7.5
 
 
+def test_restarts_as_the_benchmark_of_resizes_prints_them(tmp_path):
+    rows = (
+        '{"kind": "resize", "checkpoint": 1, "slurm": 2, "startup": 3, "restore": 0.5},'
+        '{"kind": "requeue", "checkpoint": 9, "slurm": 9, "startup": 9, "restore": 9}'
+    )
+    path = tmp_path / "resize.json"
+    path.write_text(f'{{"ratio": 1.0, "rows": [{rows}]}}')
+    assert restarts.read(path).of("net", 99.0) == 6.5
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
