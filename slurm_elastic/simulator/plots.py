@@ -146,7 +146,7 @@ def _matplotlib() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    # No time of drawing inside: the same results, the same file.
+    # No time of drawing inside: it would differ without a difference.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     try:
         figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix.lower()))
