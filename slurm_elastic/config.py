@@ -138,6 +138,7 @@ class Sia:
                 "first-observed",
                 "restart-constants",
                 "restart-window",
+                "free-suspension",
                 "rounding",
             )
         },

@@ -34,6 +34,8 @@ from slurm_elastic.policies.sia_words import LIMIT_HIT, Words
 
 #: Smaller sizes offered when the chosen one finds no place.
 _SMALLER = 4
+#: A configuration costs at least this much less than waiting.
+_LEAST_WORTH = 0.01
 #: How often jobs that may not be suspended are asked to be kept, one by one.
 _ROUNDS = 3
 
@@ -90,6 +92,9 @@ class Sia:
         scaled[rows, found.held[rows]] = gain[rows, found.held[rows]]
         with np.errstate(divide="ignore"):
             cost = np.minimum(np.where(found.valid, scaled, 1.0) ** sia.p, sia.max_cost)
+        if not rules.free_suspension and sia.p < 0:
+            # A restart may make a change not worth it, but never waiting better than running.
+            cost = np.minimum(cost, max(sia.lambda_n - _LEAST_WORTH, 0.0))
         if rules.rounding:
             cost = np.round(cost, COST_DIGITS)
         if sia.p > 0:
@@ -97,7 +102,7 @@ class Sia:
         return Weighed(table=found, gain=gain, factor=factor, scaled=scaled, cost=cost)
 
     def _restart_factors(self, question: Question, found: Table) -> Floats:
-        """[J]; 1 for jobs that hold nothing: they pay for a start in any case."""
+        """[J]; 1 for jobs that never ran: they pay for a start in any case."""
         jobs = found.candidates
         age = np.array([question.snapshot.time - submitted(j) for j in jobs], dtype=np.float64)
         restart = np.array([self._restart_s(j) for j in jobs], dtype=np.float64)
@@ -106,7 +111,8 @@ class Sia:
         factor = np.maximum(age - count * restart, 0.0) / np.maximum(age + restart, 1e-9)
         if self._rules.restart_window:
             factor[age < restart] = 1.0
-        factor[[j.held is None for j in jobs]] = 1.0
+        free = self._rules.free_suspension
+        factor[[j.held is None and (free or not j.job.run) for j in jobs]] = 1.0
         return factor
 
     def _restart_s(self, job: Candidate) -> float:

@@ -27,6 +27,8 @@ class Rules:
             in order, not the one measured best.
         restart_constants: restarts count a constant by application, not the measured seconds.
         restart_window: a change costs nothing to a job younger than one restart.
+        free_suspension: a job that was suspended comes back at full goodput, and leaving it out
+            may cost less than changing it.
         rounding: costs have two decimals, so nearly equal configurations tie.
     """
 
@@ -35,6 +37,7 @@ class Rules:
     first_observed: bool = False
     restart_constants: bool = False
     restart_window: bool = False
+    free_suspension: bool = False
     rounding: bool = False
 
     @classmethod

@@ -122,7 +122,8 @@ def _slurm_job(job: SimulatedJob) -> Job:
         partition=_PARTITION,
         submit_time=job.submitted.time_s,
         start_time=job.changed_s if held else None,
-        run=job.restarts,
+        # Slurm's count: a job that was suspended has been requeued once more.
+        run=job.restarts if held else job.starts,
         submission=Submission(directive),
         allocation=held,
         gpus=held.gpus if held else least,

@@ -342,3 +342,16 @@ def test_growth_counts_in_replicas():
     seen = learned(app, ("v100", 8), ("a100", 4))
     c.add(1, elastic="2-16,unit=a100:2/v100:8", on={"a1": 4}, record={"learned": seen})
     assert first(c, capacity={"a100": 16, "v100": 8}) == {1: ("a100", 8)}
+
+
+@pytest.mark.parametrize(("rule", "factor"), [((), 300 / 410), (("free-suspension",), 1.0)])
+def test_a_suspended_job_is_charged_its_restart_but_never_more_than_waiting(rule, factor):
+    config = dataclasses.replace(PLAIN, sia=Settings(artifact_rules=rule))
+    seen = learned(application(), ("v100", 1))
+    c = cluster()
+    record = {"learned": seen, "resizes": 10, "leased": True}
+    c.add(1, elastic="1", record=record, submit_time=NOW - 400, run=11, gpus=1)
+    weighed = Sia(config).weigh(question(c, config))
+    assert weighed.factor.tolist() == pytest.approx([factor])
+    assert first(c, config)[1][1] == 1
+    assert weighed.cost[weighed.table.valid].max() <= 1.1
