@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -110,7 +110,7 @@ def simulate(
         policy_s=tuple(run.policy.wall_s),
         cpu_s=time.process_time() - began,
         stages_s=tuple(run.stages.items()),
-        notes=tuple(run.notes),
+        notes=(*run.notes, *_assumptions(run.jobs)),
     )
 
 
@@ -340,6 +340,10 @@ class _Run:
             contention=contention,
             rho=jct_s / fairness.isolated_s(job, self.cluster, contention),
         )
+
+
+def _assumptions(jobs: Iterable[SimulatedJob]) -> list[str]:
+    return sorted({note for job in jobs for note in job.physics.assumptions})
 
 
 def _jobs(

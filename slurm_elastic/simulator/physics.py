@@ -4,7 +4,8 @@ After the simulator of Sia's artifact (SOSP'23; `applications.py`, `job.py`):
 
 * a step's time is looked up at its placement, linear in the micro-batch between measured ones;
   at a placement that was not measured it is interpolated linearly between (nodes, replicas,
-  micro-batch) triples of all rows (Delaunay);
+  micro-batch) triples of all rows (Delaunay); and outside of all rows (our definition: the
+  artifact has none) it is no faster than the largest measured placement within it;
 * gradient statistics at global batch B and epoch e are linear in B between validation runs;
   a step is worth `gain = (var + sqr) / (var B0/B + sqr)` steps at the initial batch B0;
 * progress per second is `gain / iteration time * calibration`, the iteration being
@@ -147,6 +148,16 @@ class Physics:
             found = self._rates[key] = rate
         return found
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What had to be assumed about placements outside of all rows, in words."""
+        return tuple(
+            f"{table.source}: placement {_digits(shape)} is not measured: taken to be no faster"
+            f" than {_digits(known)}"
+            for table in self._tables.values()
+            for shape, known in sorted(table.unmeasured.items())
+        )
+
     def replicas(self, gpu_type: str, shape: Shape) -> int:
         """Replicas that fit into a shape."""
         return max(1, sum(shape) // self.profile.types[gpu_type].unit)
@@ -218,7 +229,10 @@ class _Table:
 
     def __init__(self, table: TypeTable) -> None:
         self._table = table
+        self.source = table.source
         self._interpolator: Any = None
+        #: Placements outside of all rows, and the ones that they were taken for.
+        self.unmeasured: dict[Shape, Shape] = {}
         self.step = cache(self._step)
         self.most = cache(self._most)
         self.most_with = cache(self._most_with)
@@ -257,20 +271,41 @@ class _Table:
 
     def _between(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         if self._interpolator is None:
-            self._interpolator = _interpolator(self._table)
+            self._interpolator = _interpolator(self._table) or _nowhere
         nodes = min(len(shape), _MOST_NODES)
         micro_batch = max(micro_batch, self._table.least)
-        step, sync = self._interpolator([nodes, sum(shape), micro_batch]).ravel()
-        if not math.isfinite(step):
+        step, sync = np.ravel(self._interpolator([nodes, sum(shape), micro_batch]))
+        if math.isfinite(step):
+            return float(step), float(sync)
+        return self._beyond(shape, micro_batch)
+
+    def _beyond(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
+        """Outside of all rows: no faster than the largest measured placement within this one."""
+        within = [
+            known
+            for known, curve in self._table.curves.items()
+            if len(known) <= len(shape)
+            and sum(known) <= sum(shape)
+            and curve.micro_batches[-1] >= micro_batch
+        ]
+        if not within:
             raise ProfileError(
                 f"{self._table.source}: says nothing about placement {_digits(shape)} at local_bsz"
                 f" {micro_batch}, nor does the scalability table; measure it"
             )
-        return float(step), float(sync)
+        known = max(within, key=lambda s: (sum(s), len(s), s))
+        self.unmeasured[shape] = known
+        step, sync = self.step(known, micro_batch)
+        longer = step * sum(shape) / sum(known)
+        return longer, longer - (step - sync)
+
+
+def _nowhere(_: Any) -> tuple[float, float]:
+    return math.nan, math.nan
 
 
 def _interpolator(table: TypeTable) -> Any:
-    """Linear between all rows, those of the placements averaged per triple."""
+    """Linear between all rows, those of the placements averaged per triple; None: too few rows."""
     from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - a second, seldom needed
     from scipy.spatial import QhullError  # noqa: PLC0415
 
@@ -283,10 +318,7 @@ def _interpolator(table: TypeTable) -> Any:
     try:
         return LinearNDInterpolator(points[:, :3], points[:, 3:])
     except (QhullError, ValueError):
-        raise ProfileError(
-            f"{table.source}: too few placements to interpolate between them; measure the shapes"
-            " that this cluster can give"
-        ) from None
+        return None
 
 
 def _linear(x: float, xs: tuple[int, ...], ys: Any) -> float:

@@ -158,14 +158,23 @@ def test_shapes_without_rows_are_interpolated():
     step, sync = physics.step("x", (2, 2), 4)
     assert step == pytest.approx(0.44)
     assert sync == pytest.approx(0.08)
-    with pytest.raises(ProfileError, match=r"says nothing about placement 5\+5\+5\+5"):
-        physics.step("x", (5, 5, 5, 5), 4)
 
 
-def test_too_few_rows_to_interpolate():
-    physics = sparse({(1,): Curve((1, 8), (0.1, 0.2), (0.0, 0.0))}, ())
-    with pytest.raises(ProfileError, match="too few placements"):
-        physics.step("x", (2,), 4)
+def test_outside_of_all_rows_more_gpus_do_not_help():
+    curves = {
+        (1,): Curve((1, 8), (0.1, 0.2), (0.0, 0.0)),
+        (2, 2): Curve((1, 8), (0.2, 0.3), (0.1, 0.1)),
+    }
+    physics = sparse(curves, ())
+    step, sync = physics.step("x", (2, 2, 2, 2), 8)
+    assert (step, sync) == pytest.approx((0.6, 0.4))
+    assert physics.step("x", (2,), 8) == pytest.approx((0.4, 0.2))
+    assert physics.assumptions == (
+        "net/placements-x.csv: placement 2 is not measured: taken to be no faster than 1",
+        "net/placements-x.csv: placement 2+2+2+2 is not measured: taken to be no faster than 2+2",
+    )
+    with pytest.raises(ProfileError, match=r"says nothing about placement 3 at local_bsz 9"):
+        physics.step("x", (3,), 9)
 
 
 def test_progress_that_cannot_be_is_an_error():
