@@ -123,7 +123,7 @@ def check_classes(snapshot, records, plan):
     st.sampled_from(POLICIES),
     st.sampled_from(["round", "event"]),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_capacity_and_classes_are_kept_and_all_jobs_end(workload, cluster, policy, clock):
     with rounds() as seen:
         result = run(workload, cluster, policy, clock=clock)
@@ -146,7 +146,7 @@ def test_capacity_and_classes_are_kept_and_all_jobs_end(workload, cluster, polic
 
 
 @given(workloads(), st.sampled_from(POLICIES), st.integers(0, 3))
-@settings(max_examples=8)
+@settings(max_examples=6)
 def test_the_same_seed_gives_the_same_schedule(workload, policy, seed):
     one, other = (run(workload, CLUSTERS[1], policy, seed=seed) for _ in range(2))
     assert one.jobs == other.jobs
@@ -155,7 +155,7 @@ def test_the_same_seed_gives_the_same_schedule(workload, policy, seed):
 
 
 @given(workloads(), st.sampled_from(POLICIES), st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_removing_a_job_never_breaks_a_round(workload, policy, data):
     with rounds() as seen:
         run(workload, CLUSTERS[1], policy)
