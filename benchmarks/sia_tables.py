@@ -88,8 +88,7 @@ def run(task: Run) -> tuple[Run, Result]:
         policy=load(config),
         interval_s=INTERVAL_S.get(task.policy, 60.0),
         seed=task.seed,
-        # Gavel's jobs have the GPUs and the batch that their users tuned.
-        job_class=JobClass.RIGID if task.policy == "gavel" else task.job_class,
+        job_class=task.job_class,
     )
     return task, dataclasses.replace(result, segments=())
 

@@ -42,7 +42,8 @@ class Policy(Protocol):
     """One published system, or our own.
 
     A policy with a true attribute `decisive` has already weighed what each change costs:
-    placement carries its first alternatives out without judging them again.
+    placement carries its first alternatives out without judging them again. One with a false
+    attribute `tunes` knows nothing of batches: simulated jobs keep their users' under it.
     """
 
     def __init__(self, config: Config) -> None: ...

@@ -92,6 +92,7 @@ def simulate(
         cluster,
         restarts or RestartCosts(),
         compat=config.sia.artifact_compat,
+        tunes=bool(getattr(policy, "tunes", True)),
     )
     run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s)
     if clock == "event":
@@ -353,6 +354,7 @@ def _jobs(
     restarts: RestartCosts,
     *,
     compat: bool,
+    tunes: bool,
 ) -> list[SimulatedJob]:
     physics: dict[str, Physics] = {}
     jobs = []
@@ -372,6 +374,7 @@ def _jobs(
                 job_id=job_id,
                 restart_s=restarts.of(job.application, profile.restart_s),
                 compat=compat,
+                tunes=tunes,
             )
         )
     return jobs

@@ -26,6 +26,7 @@ class SimulatedJob:
     """Mutable; times are seconds since the workload's beginning.
 
     Attributes:
+        tunes: its batch is chosen for goodput; else it is the user's.
         compat: it fits its model as the artifact does, which its batches then follow.
         restart_s: what each restart of it takes; `restart_left_s` of the present one.
         allocation: what it holds; None: it waits.
@@ -64,6 +65,7 @@ class SimulatedJob:
         "start_s",
         "starts",
         "submitted",
+        "tunes",
     )
 
     def __init__(
@@ -75,6 +77,7 @@ class SimulatedJob:
         job_id: int,
         restart_s: float,
         compat: bool = False,
+        tunes: bool = True,
     ) -> None:
         self.submitted = submitted
         self.physics = physics
@@ -82,6 +85,7 @@ class SimulatedJob:
         self.job_id = job_id
         self.restart_s = restart_s
         self.compat = compat
+        self.tunes = tunes and described.application.job_class is JobClass.ADAPTIVE
         self.restart_left_s = 0.0
         self.allocation: Allocation | None = None
         self.gpu_type = ""
@@ -213,7 +217,7 @@ class SimulatedJob:
         """The batch with the best goodput by its own model; a fixed one if it is not elastic."""
         application, physics = self.described.application, self.physics
         where = self.gpu_type, self.shape
-        if application.job_class is not JobClass.ADAPTIVE or application.micro_batches > 1:
+        if not self.tunes or application.micro_batches > 1:
             self.micro_batch, self.accumulation = physics.fixed_batch(*where, application.batch)
             return
         tuning = self._tuned()

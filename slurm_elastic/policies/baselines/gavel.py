@@ -52,6 +52,7 @@ class Gavel:
     """The policy; it remembers the seconds that each job has received on each type."""
 
     decisive = True
+    tunes = False
 
     def __init__(self, config: Config) -> None:
         self._interval_s = config.controller.interval_s

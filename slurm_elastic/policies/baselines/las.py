@@ -39,6 +39,7 @@ class LeastAttainedService:
     """The policy; it remembers each job's service (GPU s), run and waiting time (s) and start."""
 
     decisive = True
+    tunes = False
 
     def __init__(self, config: Config) -> None:
         self._las = config.las

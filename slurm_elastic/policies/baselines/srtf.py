@@ -34,6 +34,7 @@ class ShortestRemaining:
     """The policy; it remembers for how long each job has held GPUs, in seconds."""
 
     decisive = True
+    tunes = False
 
     def __init__(self, config: Config) -> None:
         del config
