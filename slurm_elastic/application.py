@@ -64,7 +64,8 @@ class TypeProfile:
         gpu_type: the type.
         least, most: micro-batches possible per replica; `most` is bound by memory.
         single: samples/s of one replica, from a profile run or an earlier job; None: not known.
-        rate: samples/s in the requested shape (gpus, batch), for rigid jobs; None: not known.
+        rate: steps/s in the requested shape (gpus, batch), for policies of rigid jobs, comparable
+            between the types of one job; None: not known.
         unit: GPUs per replica (pipeline stages).
     """
 
