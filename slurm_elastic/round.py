@@ -141,7 +141,12 @@ class _Deciding:
         proposals, state = self._ask(snapshot, asked, capacity)
         if not assignment.judging:
             if assignment.at_once:
-                pack.carry_out(assignment, proposals, self._tenants)
+                pack.carry_out(
+                    assignment,
+                    proposals,
+                    self._tenants,
+                    moves=bool(getattr(self._policy, "moves", True)),
+                )
             else:
                 assignment.place(proposals, self._tenants)
             return state

@@ -36,11 +36,16 @@ class _Wish:
 
 
 def carry_out(
-    assignment: Assignment, proposals: Iterable[Proposal], tenants: Mapping[int, Tenant]
+    assignment: Assignment,
+    proposals: Iterable[Proposal],
+    tenants: Mapping[int, Tenant],
+    *,
+    moves: bool = True,
 ) -> None:
     """Give every job the first of its alternatives for which there are GPUs.
 
-    Jobs that are restarting may change nodes but not their shape: that costs nothing here.
+    With `moves`, others may change nodes, not their shape, to make room; so may jobs that are
+    restarting: that costs nothing here.
     """
     later = assignment.later
     staying: list[Outcome] = []
@@ -60,7 +65,8 @@ def carry_out(
         refused: list[_Wish] = []
         for gpu_type in sorted({w.chosen.gpu_type for w in wishes if w.chosen.gpus}):
             of_type = [w for w in wishes if w.chosen.gpus and w.chosen.gpu_type == gpu_type]
-            refused += _Packing(assignment, gpu_type, staying, tenants).place(of_type)
+            packing = _Packing(assignment, gpu_type, staying, tenants)
+            refused += packing.place(of_type, moves=moves)
         for wish in refused:
             wish.at += 1
             wish.outcome.refusals.append("there are not enough free GPUs for it")
@@ -94,7 +100,7 @@ class _Packing:
         self._staying = staying
         self._tenants = tenants
 
-    def place(self, wishes: Sequence[_Wish]) -> list[_Wish]:
+    def place(self, wishes: Sequence[_Wish], *, moves: bool) -> list[_Wish]:
         """Place them; those for which there is no room."""
         later, waiting = self._assignment.later, []
         for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
@@ -106,7 +112,7 @@ class _Packing:
                 self._settle(outcome, found)
         if not waiting:
             return []
-        if self._again(waiting):
+        if moves and self._again(waiting):
             return []
         refused = []
         for wish in waiting:

@@ -20,6 +20,7 @@ class Fifo:
     """The policy; it remembers nothing."""
 
     decisive = True
+    moves = False
     tunes = False
 
     def __init__(self, config: Config) -> None:

@@ -43,6 +43,7 @@ class Static:
     """The policy; it remembers nothing."""
 
     decisive = True
+    moves = False
     tunes = False
 
     def __init__(self, config: Config) -> None:
