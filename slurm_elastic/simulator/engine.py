@@ -121,6 +121,7 @@ class _Timed:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.decisive = bool(getattr(policy, "decisive", False))
+        self.moves = bool(getattr(policy, "moves", True))
         self.wall_s: list[float] = []
         self.cpu_s = 0.0
 
