@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from heapq import heappop, heappush
 from itertools import pairwise
 
 
@@ -127,28 +128,42 @@ class LayerProfile:
             found[index[source]].append(index[target])
         return found
 
-    def _check_cycles(self) -> None:
+    def topological(self) -> list[int]:
+        """Indices in `layers`, each after all that it reads from; else in the given order."""
         successors = self.successors()
+        waits = self._waits(successors)
+        ready = [i for i, n in enumerate(waits) if n == 0]
+        order = []
+        while ready:
+            i = heappop(ready)
+            order.append(i)
+            for target in successors[i]:
+                waits[target] -= 1
+                if waits[target] == 0:
+                    heappush(ready, target)
+        return order
+
+    def _waits(self, successors: list[list[int]]) -> list[int]:
         waits = [0] * len(self.layers)
         for targets in successors:
             for target in targets:
                 waits[target] += 1
-        ready = [i for i, n in enumerate(waits) if n == 0]
-        for i in ready:  # grows while it is walked
-            for target in successors[i]:
-                waits[target] -= 1
-                if waits[target] == 0:
-                    ready.append(target)
-        if len(ready) == len(self.layers):
+        return waits
+
+    def _check_cycles(self) -> None:
+        order = self.topological()
+        if len(order) == len(self.layers):
             return
+        successors = self.successors()
+        stuck = set(range(len(self.layers))).difference(order)
         # Backwards from a layer that waits for ever only such layers follow, so a name repeats.
         predecessors: list[list[int]] = [[] for _ in self.layers]
         for i, targets in enumerate(successors):
             for target in targets:
                 predecessors[target].append(i)
-        walk = [next(i for i, n in enumerate(waits) if n)]
+        walk = [min(stuck)]
         while walk[-1] not in walk[:-1]:
-            walk.append(next(i for i in predecessors[walk[-1]] if waits[i]))
+            walk.append(next(i for i in predecessors[walk[-1]] if i in stuck))
         loop = walk[walk.index(walk[-1]) :][::-1]
         named = [self.layers[i].name for i in loop]
         shown = named if len(named) <= 7 else [*named[:3], "...", *named[-3:]]

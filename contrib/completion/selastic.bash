@@ -8,7 +8,7 @@ _selastic_jobs() {
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local verbs='status show explain plan history usage hold release update retire reconfigure
-        check config ping simulate compare workload'
+        check config ping simulate compare workload partition'
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
@@ -53,6 +53,8 @@ _selastic() {
         config) words="--help" ;;
         simulate) words="--policy $simulation" ;;
         compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
+        partition) words="--machines --bandwidth --activations --memory --straight --paper --states
+            $table --help" ;;
         workload)
             case $sub:$current in
                 generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
@@ -63,8 +65,8 @@ _selastic() {
             esac ;;
     esac
     case $verb:$sub:$current in
-        simulate:*:-* | compare:*:-* | workload:[a-z]*:-*) ;;
-        simulate:* | compare:* | workload:[a-z]*) compopt -o default ;;
+        simulate:*:-* | compare:*:-* | partition:*:-* | workload:[a-z]*:-*) ;;
+        simulate:* | compare:* | partition:* | workload:[a-z]*) compopt -o default ;;
     esac
     case $verb:$current in
         :* | *:-*) ;;

@@ -34,6 +34,7 @@ VERBS = {
     "simulate": "simulate",
     "compare": "compare",
     "workload": "workload",
+    "partition": "partition",
 }
 
 

@@ -16,7 +16,7 @@ topological orders offer, and `bound_s` says what no plan can beat.
 >>> [(stage.layers, stage.replicas) for stage in found.stages]
 [(('conv',), 3), (('fc',), 1)]
 >>> round(found.pipeline_time_s, 4), round(found.data_parallel_time_s, 4)
-(0.0203, 0.3207)
+(0.0209, 0.3208)
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ _MOST_CELLS = 60_000_000
 
 class PipelineError(ValueError):
     """No partition: what was asked cannot be; names culprit and remedy."""
+
+
+class ArgumentError(PipelineError):
+    """The arguments are nonsense, whatever the model."""
 
 
 class Cost(enum.Enum):
@@ -69,7 +73,7 @@ class Stage:
     """Layers that are computed together.
 
     Attributes:
-        layers: names, in the profile's order.
+        layers: names, each after those it reads from.
         replicas: GPUs that each compute them for other minibatches.
         replicas_by_level: innermost first; their product is `replicas`.
         compute_s: forward and backward of one minibatch.
@@ -144,7 +148,8 @@ def partition(
             than one level with its third power.
 
     Raises:
-        PipelineError: nonsense in the arguments, or no pipeline uses all machines.
+        ArgumentError: nonsense in the arguments.
+        PipelineError: no pipeline uses all machines, or it would take too much memory to find.
     """
     _check(levels, compression, memory, limit)
     known = pipeline_states.states(profile, limit=limit)
@@ -180,22 +185,22 @@ def _check(
     levels: Sequence[Level], compression: float | None, memory: float | None, limit: int
 ) -> None:
     if not levels:
-        raise PipelineError("no machines: give at least one level")
+        raise ArgumentError("no machines: give at least one level")
     for level in levels:
         if not 1 <= level.machines <= MOST_MACHINES:
-            raise PipelineError(f"{level.machines} machines on a level: give 1-{MOST_MACHINES}")
+            raise ArgumentError(f"{level.machines} machines on a level: give 1-{MOST_MACHINES}")
         _positive("bandwidth", level.bandwidth, "bytes/s")
     if compression is not None:
         _positive("compression", compression, "a ratio")
     if memory is not None:
         _positive("memory", memory, "bytes")
     if limit < 1:
-        raise PipelineError(f"a limit of {limit} states: give at least 1")
+        raise ArgumentError(f"a limit of {limit} states: give at least 1")
 
 
 def _positive(name: str, value: float, unit: str) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise PipelineError(f"{name} {value:g}: must be above 0, in {unit}")
+        raise ArgumentError(f"{name} {value:g}: must be above 0, in {unit}")
 
 
 def _check_size(problem: Problem) -> None:
@@ -232,7 +237,9 @@ def _unfolded(
         placed = [
             (piece, (piece.replicas, *widths))
             for outer, widths in placed
-            for piece in tables.table(level, outer.waiting).pieces(outer.first, outer.last)
+            for piece in tables.table(level, outer.waiting).pieces(
+                outer.first, outer.last, outer.waiting
+            )
         ]
         replication.append(tuple(piece.replicas for piece, _ in placed))
     return tuple(replication[::-1]), placed
@@ -241,7 +248,7 @@ def _unfolded(
 def _stage(profile: LayerProfile, problem: Problem, piece: Piece, widths: tuple[int, ...]) -> Stage:
     known = problem.states
     members = known.sets[piece.last] & ~known.sets[piece.first]
-    layers = [layer for i, layer in enumerate(profile.layers) if members >> i & 1]
+    layers = [profile.layers[i] for i in profile.topological() if members >> i & 1]
     parameters = math.fsum(layer.parameter_bytes for layer in layers)
     activations = math.fsum(layer.activation_bytes for layer in layers)
     in_flight = piece.waiting + 1

@@ -69,13 +69,14 @@ def states(profile: LayerProfile, *, limit: int) -> States:
 
     Args:
         profile: the model.
-        limit: with more states than this only those of some topological orders are kept.
+        limit: with more states than this only those of some topological orders are kept: of as
+            many as keep to it.
     """
     graph = _Graph(profile)
     found = graph.closures(limit)
     complete = found is not None
     if found is None:
-        found = graph.prefixes()
+        found = graph.prefixes(limit)
     return graph.measured(found, complete=complete)
 
 
@@ -92,7 +93,7 @@ class _Graph:
             for target in targets:
                 self.predecessors[target] |= 1 << i
         self.readers = [sum(1 << t for t in targets) for targets in self.successors]
-        self.order = self._in_order(lambda ready, _: min(ready))
+        self.order = profile.topological()
         #: Of each layer all that it needs, itself included.
         self.needs = [1 << i for i in range(count)]
         for i in self.order:
@@ -122,31 +123,34 @@ class _Graph:
                 todo.append((grown, (frontier | self._read_by(needed & ~state)) & ~grown))
         return found
 
-    def prefixes(self) -> set[int]:
-        """The empty state and the prefixes of some topological orders."""
+    def prefixes(self, limit: int) -> set[int]:
+        """The empty state and the prefixes of topological orders, at least of one."""
         position = {layer: n for n, layer in enumerate(self.order)}
         depth = [0] * len(self.layers)
         for i in self.order:
             for target in self.successors[i]:
                 depth[target] = max(depth[target], depth[i] + 1)
-        orders = [
-            self.order,
+        orders = (
+            # As little as possible crosses the cut.
+            self._in_order(
+                lambda ready, done: min(ready, key=lambda i: (self._growth(i, done), i))
+            ),
             # A branch is finished before the next one is begun, from either side.
             self._in_order(lambda ready, _: ready[-1]),
             self._in_order(lambda ready, _: ready[-1], backwards=True),
             # All branches grow together.
             self._in_order(lambda ready, _: min(ready, key=lambda i: (depth[i], position[i]))),
-            # As little as possible crosses the cut.
-            self._in_order(
-                lambda ready, done: min(ready, key=lambda i: (self._growth(i, done), i))
-            ),
-        ]
-        found = {0}
+            self.order,
+        )
+        found: set[int] = set()
         for order in orders:
-            state = 0
+            state, more = 0, {0}
             for i in order:
                 state |= 1 << i
-                found.add(state)
+                more.add(state)
+            if found and len(found | more) > limit:
+                break
+            found |= more
         return found
 
     def measured(self, found: set[int], *, complete: bool) -> States:

@@ -21,7 +21,7 @@ level's bandwidth, n its components and n_in those of a component::
     one = last = max(V, 2 (r - 1) P / B) / r,  crossing = 2 O(k) / B
 
 All n components are used. Exact: what is skipped (`_Block._window`) cannot be better,
-since no r components work off compute c in less than c / (r n_in ...).
+since no r GPUs work off compute c in less than c / r.
 
 Memory is ours (the published check leaves out the minibatch being worked on, so that
 data parallelism would need none). A stage of r replicas, the last of m components, has
@@ -142,8 +142,11 @@ class Table:
         for first in range(0, count, _WIDTH):
             _Block(self, first, min(first + _WIDTH, count)).fill()
 
-    def pieces(self, first: int, last: int) -> list[Piece]:
+    def pieces(self, first: int, last: int, waiting: int) -> list[Piece]:
         """The stages of the best pipeline of states (first, last] on all components.
+
+        `waiting` minibatches are behind the component; without a limit of memory all share
+        one table.
 
         Many are equally good, as only the slowest stage counts. Taken is one with the
         fewest stages, of these one with the least output over all its cuts.
@@ -159,7 +162,7 @@ class Table:
         m = self.machines
         while last != first:
             r, k = int(replicas[m - 1, last]), int(split[m - 1, last])
-            found.append(Piece(k, last, r, self.behind(m, r)))
+            found.append(Piece(k, last, r, self.behind(m, r, waiting)))
             m, last = m - r, k
         return found[::-1]
 
@@ -167,9 +170,9 @@ class Table:
         """Replicas that a last stage may have of m components."""
         return range(1, min(2, m) if self.problem.straight else m)
 
-    def behind(self, m: int, r: int) -> int:
+    def behind(self, m: int, r: int, waiting: int) -> int:
         """Minibatches waiting in the last stage, of r replicas, of m components."""
-        return -(-(self.waiting * self.machines + self.machines - m) // r)
+        return -(-(waiting * self.machines + self.machines - m) // r)
 
 
 class _Block:
@@ -271,7 +274,12 @@ class _Block:
 
     def last_of(self, m: int, r: int) -> Floats:
         """The last stage, of r replicas, of m components, and what crosses; shape (last, width)."""
-        key = r, self.table.behind(m, r) if self.table.problem.memory is not None else 0
+        key = (
+            r,
+            self.table.behind(m, r, self.table.waiting)
+            if self.table.problem.memory is not None
+            else 0,
+        )
         if key not in self._last_of:
             stage = self._stage(m, r, shared=1)
             for crossing in self._crossings(r):
@@ -286,7 +294,9 @@ class _Block:
     def _stage(self, m: int, r: int, *, shared: int) -> Floats:
         table = self.table
         bandwidth = table.problem.bandwidths[table.level]
-        value = table.tables.below(table.level, table.behind(m, r), self.first, self.last)
+        value = table.tables.below(
+            table.level, table.behind(m, r, table.waiting), self.first, self.last
+        )
         if table.problem.paper:
             return np.maximum(value, self.parameters * (2 * (r - 1) / bandwidth)) / r
         return (value + self.parameters * (4 * (r - 1) / (bandwidth * r) / shared)) / r

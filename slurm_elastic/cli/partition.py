@@ -1,0 +1,176 @@
+"""`selastic partition`: a layer profile becomes pipeline stages with replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import options
+from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.tables import Column, Layout, render
+from slurm_elastic.cli.words import clean, digits
+
+if TYPE_CHECKING:
+    from slurm_elastic.models.pipeline import Level, Partition
+
+_COLUMNS = (
+    Column("STAGE", lambda r: str(r["stage"]), right=True),
+    Column("REPLICAS", lambda r: str(r["replicas"]), right=True),
+    Column("LAYERS", lambda r: _layers(r["layers"])),
+    Column("COMPUTE", lambda r: _seconds(r["compute_s"]), right=True),
+    Column("PARAMETERS", lambda r: _bytes(r["parameter_bytes"]), right=True),
+    Column("OUTPUT", lambda r: _bytes(r["output_bytes"]), right=True),
+    Column("INFLIGHT", lambda r: str(r["in_flight"]), right=True),
+    Column("MEMORY", lambda r: _bytes(r["memory_bytes"]), right=True),
+    Column("LEVELS", lambda r: "x".join(map(str, r["replicas_by_level"]))),
+)
+
+
+@options.verb
+@click.argument("profile", metavar="PROFILE")
+@click.option(
+    "--machines", required=True, metavar="N[,N…]",
+    help="GPUs per node, then nodes per rack, …",
+)  # fmt: skip
+@click.option(
+    "--bandwidth", required=True, metavar="BYTES/S[,…]",
+    help="Of each of these levels, e.g. 1e10,1.25e9.",
+)  # fmt: skip
+@click.option("--activations", is_flag=True, help="Count the time activations take.")
+@click.option("--memory", metavar="BYTES", help="Of one GPU, for weight versions and activations.")
+@click.option("--straight", is_flag=True, help="Replicate no stage.")
+@click.option("--paper", is_flag=True, help="Costs of the paper, not of the published code.")
+@click.option(
+    "--states", metavar="N", help="Approximate with more ways to cut than this (2000)."
+)  # fmt: skip
+@options.table
+@options.as_json
+def partition(
+    *,
+    profile: str,
+    machines: str,
+    bandwidth: str,
+    activations: bool,
+    memory: str | None,
+    straight: bool,
+    paper: bool,
+    states: str | None,
+    format_: str,
+    noheader: bool,
+    parsable: bool,
+    json_: bool,
+) -> None:
+    """Divide a model into pipeline stages and replicate them, as PipeDream does.
+
+    PROFILE is a layer profile: PipeDream's text or our JSON.
+    """
+    from slurm_elastic.models import pipeline, pipeline_profile  # noqa: PLC0415
+
+    levels = _levels(machines, bandwidth)
+    try:
+        found = pipeline.partition(
+            pipeline_profile.read(Path(profile)),
+            levels,
+            cost=pipeline.Cost.PAPER if paper else pipeline.Cost.PUBLISHED,
+            compression=1.0 if activations else None,
+            memory=_number(memory, "--memory") if memory else None,
+            straight=straight,
+            limit=_whole(states, "--states") if states else pipeline.LIMIT,
+        )
+    except pipeline_profile.ProfileError as error:
+        raise CliError(clean(error), USAGE) from None
+    except pipeline.ArgumentError as error:
+        raise CliError(clean(error), USAGE) from None
+    except pipeline.PipelineError as error:
+        raise CliError(f"{clean(profile)}: {clean(error)}", REFUSED) from None
+    if json_:
+        options.put_json(answer(found))
+    else:
+        layout = options.layout(format_, noheader, parsable)
+        options.put(shown(found, levels, Path(profile).name, layout))
+
+
+def answer(found: Partition) -> dict[str, Any]:
+    """The whole answer."""
+    fields = dataclasses.asdict(found)
+    rows = [{"stage": i, **row} for i, row in enumerate(fields.pop("stages"))]
+    return {**fields, "in_flight": found.in_flight, "stages": rows}
+
+
+def shown(found: Partition, levels: tuple[Level, ...], name: str, layout: Layout) -> list[str]:
+    """The answer for people."""
+    rows = answer(found)["stages"]
+    table = render(rows, _COLUMNS, [c.header for c in _COLUMNS[:-1]], layout)
+    if layout.parsable or not layout.header:
+        return table
+    gpus = "x".join(str(level.machines) for level in levels)
+    ratio = found.data_parallel_time_s / found.pipeline_time_s if found.pipeline_time_s else 1.0
+    lines = [
+        (
+            f"{clean(name)} on {gpus} GPUs: {_seconds(found.pipeline_time_s)} per minibatch; data"
+            f" parallel {_seconds(found.data_parallel_time_s)} ({ratio:.2f} times that);"
+            f" one GPU {_seconds(found.single_time_s)}"
+        ),
+        *table,
+    ]
+    if not found.exact:
+        lines.append(
+            f"Approximate: {found.states} ways to cut were looked at, there are more; no plan takes"
+            f" less than {_seconds(found.bound_s)}. --states=N looks at more."
+        )
+    return lines
+
+
+def _levels(machines: str, bandwidth: str) -> tuple[Level, ...]:
+    from slurm_elastic.models.pipeline import Level  # noqa: PLC0415
+
+    counts = [_whole(text, "--machines") for text in machines.split(",")]
+    speeds = [_number(text, "--bandwidth") for text in bandwidth.split(",")]
+    if len(counts) != len(speeds):
+        raise CliError(
+            f"--bandwidth: {len(speeds)} for {len(counts)} levels of --machines: give one for each",
+            USAGE,
+        )
+    return tuple(Level(n, b) for n, b in zip(counts, speeds, strict=True))
+
+
+def _whole(text: str, option: str) -> int:
+    word = text.strip()
+    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word)):
+        raise CliError(f'{option}: "{clean(text)}" is no number above 0', USAGE)
+    return int(word)
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise CliError(f'{option}: "{clean(text)}" is no number above 0', USAGE)
+    return value
+
+
+def _layers(names: list[str]) -> str:
+    if len(names) < 3:
+        return ",".join(names)
+    return f"{names[0]}..{names[-1]} ({len(names)})"
+
+
+def _seconds(value: float) -> str:
+    if value >= 1 or value == 0:
+        return f"{digits(value)} s"
+    for unit, scale in (("ms", 1e3), ("us", 1e6)):
+        if value * scale >= 0.1:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value:.3g} s"
+
+
+def _bytes(value: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
