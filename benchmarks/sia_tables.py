@@ -144,14 +144,15 @@ def compare(label: str, results: Sequence[tuple[Run, Result]], data: Path) -> di
     for seed in seeds:
         each = [summary((r,)) for task, r in results if task.seed == seed]
         of_seed[seed] = {f: mean([float(e[f]) for e in each]) for f in FIGURES}
-    workloads = {(t.policy, t.trace, t.index) for t, _ in results}
+    # The artifact ran all jobs as adaptive ones.
+    workloads = {(t.policy, t.trace, t.index) for t, _ in results if t.job_class is None}
     theirs = [reference(data, *one) for one in sorted(workloads)]
     for figure in FIGURES:
         values = [of_seed[s][figure] for s in seeds]
         row[figure] = mean(values)
         row[f"{figure}_spread"] = (min(values), max(values))
         known = [t[figure] for t in theirs if t is not None]
-        if len(known) == len(theirs):
+        if known and len(known) == len(theirs):
             row[f"{figure}_reference"] = mean(known)
             row[f"{figure}_ratio"] = row[figure] / mean(known)
     row["cpu_s"] = mean([r.cpu_s for _, r in results])
