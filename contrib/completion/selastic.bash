@@ -53,8 +53,8 @@ _selastic() {
         config) words="--help" ;;
         simulate) words="--policy $simulation" ;;
         compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
-        partition) words="--machines --bandwidth --activations --memory --straight --paper --states
-            $table --help" ;;
+        partition) words="--machines --bandwidth --activations --memory --straight --paper
+            --free-sources --states $table --help" ;;
         workload)
             case $sub:$current in
                 generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed

@@ -43,6 +43,7 @@ _COLUMNS = (
 @click.option("--memory", metavar="BYTES", help="Of one GPU, for weight versions and activations.")
 @click.option("--straight", is_flag=True, help="Replicate no stage.")
 @click.option("--paper", is_flag=True, help="Costs of the paper, not of the published code.")
+@click.option("--free-sources", is_flag=True, help="Place later inputs' layers anywhere.")
 @click.option(
     "--states", metavar="N", help="Approximate with more ways to cut than this (2000)."
 )  # fmt: skip
@@ -57,6 +58,7 @@ def partition(
     memory: str | None,
     straight: bool,
     paper: bool,
+    free_sources: bool,
     states: str | None,
     format_: str,
     noheader: bool,
@@ -78,6 +80,7 @@ def partition(
             compression=1.0 if activations else None,
             memory=_number(memory, "--memory") if memory else None,
             straight=straight,
+            free_sources=free_sources,
             limit=_whole(states, "--states") if states else pipeline.LIMIT,
         )
     except pipeline_profile.ProfileError as error:

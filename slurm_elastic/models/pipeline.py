@@ -132,6 +132,7 @@ def partition(
     compression: float | None = None,
     memory: float | None = None,
     straight: bool = False,
+    free_sources: bool = False,
     limit: int = LIMIT,
 ) -> Partition:
     """The fastest pipeline on all machines; the same in every run.
@@ -144,6 +145,8 @@ def partition(
             free, as in the published code without its option (the paper always counts them).
         memory: bytes of one GPU for weight versions and activations; None: no limit.
         straight: no stage is replicated.
+        free_sources: a source beside the first (an embedding of the decoder) may be placed on its
+            own; else, as in the published code, it is where it is first read.
         limit: states up to which the answer is exact. Work grows with its square, on more
             than one level with its third power.
 
@@ -152,7 +155,7 @@ def partition(
         PipelineError: no pipeline uses all machines, or it would take too much memory to find.
     """
     _check(levels, compression, memory, limit)
-    known = pipeline_states.states(profile, limit=limit)
+    known = pipeline_states.states(profile, limit=limit, free=free_sources)
     problem = Problem(
         states=known,
         machines=tuple(level.machines for level in levels),

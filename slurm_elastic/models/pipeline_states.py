@@ -6,8 +6,8 @@ source (an embedding of the decoder, a constant) enters with the layer that firs
 reads from it. On gnmt that makes 99 states of 561 possible ones.
 
 A model with wide branches has more states than can be searched. Beyond a limit only
-the prefixes of a few topological orders are kept (ours): every plan made of them can
-be run, but a better one may exist.
+the prefixes of a few topological orders are kept (ours), sources
+anywhere: every plan made of them can be run, but a better one may exist.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ class States:
         return part
 
 
-def states(profile: LayerProfile, *, limit: int) -> States:
+def states(profile: LayerProfile, *, limit: int, free: bool = False) -> States:
     """The states of a model.
 
     Args:
         profile: the model.
+        free: sources may enter at any place.
         limit: with more states than this only those of some topological orders are kept: of as
             many as keep to it.
     """
     graph = _Graph(profile)
-    found = graph.closures(limit)
+    found = graph.all_states(limit) if free else graph.closures(limit)
     complete = found is not None
     if found is None:
         found = graph.prefixes(limit)
@@ -121,6 +122,31 @@ class _Graph:
                 if len(found) > limit:
                     return None
                 todo.append((grown, (frontier | self._read_by(needed & ~state)) & ~grown))
+        return found
+
+    def all_states(self, limit: int) -> set[int] | None:
+        """All sets that hold what they need, the empty one too; None: more than the limit."""
+        ready = sum(1 << i for i, n in enumerate(self.predecessors) if n == 0)
+        found = {0}
+        todo = [(0, ready)]
+        while todo:
+            state, ready = todo.pop()
+            rest = ready
+            while rest:
+                bit = rest & -rest
+                rest ^= bit
+                grown = state | bit
+                if grown in found:
+                    continue
+                found.add(grown)
+                if len(found) > limit:
+                    return None
+                more = sum(
+                    1 << t
+                    for t in self.successors[bit.bit_length() - 1]
+                    if self.predecessors[t] & ~grown == 0
+                )
+                todo.append((grown, ready & ~bit | more))
         return found
 
     def prefixes(self, limit: int) -> set[int]:
