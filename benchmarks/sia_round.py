@@ -1,0 +1,102 @@
+"""One decision of the policy sia on an invented cluster: `python -m benchmarks.sia_round`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+
+from benchmarks.clusters import Cluster, node
+from slurm_elastic.application import Application, Learned, Noise, Observation, TypeProfile
+from slurm_elastic.config import Config, Controller
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.sia import Sia
+
+TYPES = ("a100", "rtx", "t4")
+
+
+def invent(nodes: int, jobs: int, seed: int) -> Cluster:
+    """8-GPU nodes of three types; jobs of eight applications, each on one node or waiting."""
+    rng = random.Random(seed)
+    members = [node(f"n{i}", 8, TYPES[i % 3]) for i in range(nodes)]
+    cluster = Cluster(members)
+    free = [8] * nodes
+    applications = [
+        Application(
+            name=f"app{k}",
+            initial_batch=16,
+            max_batch=4096,
+            batch=64,
+            types=tuple(
+                TypeProfile(t, least=1, most=64, single=100.0 * rng.uniform(1, 4)) for t in TYPES
+            ),
+        )
+        for k in range(8)
+    ]
+    for job_id in range(1, jobs + 1):
+        application = rng.choice(applications)
+        at, gpus = rng.randrange(nodes), rng.choice([1, 2, 4, 8])
+        seen: tuple[Observation, ...] = ()
+        on = {}
+        if free[at] >= gpus:
+            free[at] -= gpus
+            on = {members[at].name: gpus}
+            kind = members[at].gpu_type
+            rate = next(t.single or 1.0 for t in application.types if t.gpu_type == kind)
+            seen = tuple(
+                Observation(kind, 1, g, 16, 17 / rate, 16 / rate) for g in (1, 2, 4, 8) if g <= gpus
+            )
+        learned = Learned(application, seen, Noise(1.0, 400.0 + rng.random()))
+        cluster.add(job_id, elastic="1-64", on=on or None, gpus=1, record={"learned": learned})
+    return cluster
+
+
+def main() -> None:
+    """Print CPU seconds of the first and of later rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=2048)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    cluster = invent(options.nodes, options.jobs, options.seed)
+    config = Config(controller=Controller(queue="controller", policy="sia"))
+    capacity = dict.fromkeys(TYPES, 0)
+    for one in cluster.nodes:
+        capacity[one.gpu_type] += one.gpus
+    model = SpeedModel.fit(config.speedup, ())
+    question = Question(
+        snapshot=cluster.snapshot(),
+        records=cluster.records,
+        models=dict.fromkeys(cluster.records, model),
+        jobs=tuple(cluster.records),
+        capacity=capacity,
+    )
+    policy = Sia(config)
+    seconds = []
+    for _ in range(options.rounds):
+        begin = time.process_time()
+        policy.decide(question, {})
+        seconds.append(time.process_time() - begin)
+    columns = len(policy.weigh(question).table.configurations)
+    found = {
+        "gpus": sum(capacity.values()),
+        "jobs": options.jobs,
+        "configurations": columns,
+        "first_cpu_s": seconds[0],
+        "later_cpu_s": min(seconds[1:], default=seconds[0]),
+    }
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    print(
+        f"{found['jobs']} jobs, {found['gpus']} GPUs, {columns} configurations:"
+        f" {found['first_cpu_s']:.2f} s of CPU at first, {found['later_cpu_s']:.2f} s later"
+    )
+
+
+if __name__ == "__main__":
+    main()
