@@ -119,7 +119,7 @@ class _Graph:
                 if grown in found:
                     continue
                 found.add(grown)
-                if len(found) > limit:
+                if len(found) - 1 > limit:
                     return None
                 todo.append((grown, (frontier | self._read_by(needed & ~state)) & ~grown))
         return found
@@ -139,7 +139,7 @@ class _Graph:
                 if grown in found:
                     continue
                 found.add(grown)
-                if len(found) > limit:
+                if len(found) - 1 > limit:
                     return None
                 more = sum(
                     1 << t
@@ -174,7 +174,7 @@ class _Graph:
             for i in order:
                 state |= 1 << i
                 more.add(state)
-            if found and len(found | more) > limit:
+            if found and len(found | more) - 1 > limit:
                 break
             found |= more
         return found

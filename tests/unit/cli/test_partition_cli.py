@@ -1,0 +1,121 @@
+"""`selastic partition`: the answer in words and as JSON, and one line for what is wrong."""
+
+import json
+
+import pytest
+
+from slurm_elastic.cli import main
+
+LAYERS = [("conv", 0.02, 0.04, 8e6, 1e6), ("fc", 0.01, 0.01, 4e3, 4e8)]
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main.run(["partition", *map(str, words)])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def profile(tmp_path):
+    keys = ("name", "forward_s", "backward_s", "activation_bytes", "parameter_bytes")
+    path = tmp_path / "net.json"
+    path.write_text(json.dumps({"layers": [dict(zip(keys, row, strict=True)) for row in LAYERS]}))
+    return path
+
+
+def test_words(run, profile):
+    code, out, err = run(profile, "--machines", "4", "--bandwidth", "1e9")
+    assert (code, err) == (0, "")
+    assert out == (
+        "net.json on 4 GPUs: 20.9 ms per minibatch; data parallel 321 ms (15.36 times that);"
+        " one GPU 80 ms\n"
+        "STAGE  REPLICAS  LAYERS  COMPUTE  PARAMETERS  OUTPUT  INFLIGHT  MEMORY\n"
+        "    0         3  conv      60 ms        1 MB    8 MB         2   18 MB\n"
+        "    1         1  fc        20 ms      400 MB     0 B         1  400 MB\n"
+    )
+
+
+def test_json(run, profile):
+    words = (profile, "--machines", "2,2", "--bandwidth", "1e9,1e8", "--json")
+    code, out, err = run(*words, "--activations", "--memory", "1e9", "--paper", "--free-sources")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["exact"]
+    assert found["pipeline_time_s"] == found["bound_s"] < found["data_parallel_time_s"]
+    assert found["single_time_s"] == pytest.approx(0.08)
+    assert [(s["layers"], s["replicas"]) for s in found["stages"]] == [(["conv"], 2), (["fc"], 2)]
+    assert found["replication_by_level"][1] == [1, 1]
+    assert found["in_flight"] == found["stages"][0]["in_flight"] == 2
+
+
+def test_straight_and_table_options(run, profile):
+    words = (profile, "--machines", "2", "--bandwidth", "1e9", "--straight")
+    assert run(*words, "-P", "-h", "-o", "stage,levels,layers")[1] == "0|1|conv\n1|1|fc\n"
+
+
+def test_an_approximation_says_so(run, tmp_path):
+    net = {"layers": []}
+    for i in range(6):
+        row = {"name": f"n{i}", "forward_s": 1, "backward_s": 1, "activation_bytes": 1}
+        after = [] if i == 0 else [f"n{j}" for j in range(1, 5)] if i == 5 else ["n0"]
+        net["layers"].append(row | {"parameter_bytes": 1, "after": after})
+    path = tmp_path / "wide.json"
+    path.write_text(json.dumps(net))
+    words = (path, "--machines", "2", "--bandwidth", "1e9")
+    assert "Approximate" not in run(*words)[1]
+    out = run(*words, "--states", "8")[1]
+    assert "Approximate: 6 ways to cut were looked at" in out
+    assert "no plan takes less than 6.0 s" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--machines", "0", "--bandwidth", "1e9"), 2, '--machines: "0" is no number above 0'),
+        (("--machines", "4,", "--bandwidth", "1e9"), 2, '--machines: "" is no number above 0'),
+        (("--machines", "2.5", "--bandwidth", "1e9"), 2, '--machines: "2.5" is no number above 0'),
+        (("--machines", "9999", "--bandwidth", "1e9"), 2, "9999 machines on a level: give 1-256"),
+        (("--machines", "4", "--bandwidth", "-1"), 2, '--bandwidth: "-1" is no number above 0'),
+        (("--machines", "4", "--bandwidth", "nan"), 2, '--bandwidth: "nan" is no number above 0'),
+        (
+            ("--machines", "4,4", "--bandwidth", "1e9"),
+            2,
+            "--bandwidth: 1 for 2 levels of --machines",
+        ),
+        (
+            ("--machines", "4", "--bandwidth", "1e9", "--memory", "lots"),
+            2,
+            '--memory: "lots" is no number above 0',
+        ),
+        (("--machines", "4", "--bandwidth", "1", "--states", "0"), 2, '--states: "0" is no number'),
+        (("--machines", "4"), 2, "Missing option '--bandwidth'"),
+    ],
+)
+def test_wrong_options(run, profile, words, code, said):
+    found, out, err = run(profile, *words)
+    assert (found, out) == (code, "")
+    assert err.startswith(f"selastic: {said}")
+    assert err.count("\n") == 1
+
+
+def test_wrong_profiles(run, profile, tmp_path):
+    words = ("--machines", "4", "--bandwidth", "1e9")
+    for change, said in (
+        ({"forward_s": -1}, "layers[1]: layer fc: forward_s is -1: must be a number >= 0"),
+        ({"after": ["nobody"]}, "the edge nobody -> fc names no layer 'nobody'"),
+        ({"after": []}, "layer fc is not connected with conv: add the edge that leads to it"),
+    ):
+        data = json.loads(profile.read_text())
+        data["layers"][1] |= change
+        path = tmp_path / "bad.json"
+        path.write_text(json.dumps(data))
+        assert run(path, *words) == (2, "", f"selastic: {path}: {said}\n")
+    missing = tmp_path / "none"
+    assert run(missing, *words) == (2, "", f"selastic: {missing}: No such file or directory\n")
+    code, out, err = run(profile, *words, "--memory", "5")
+    assert (code, out) == (1, "")
+    assert err == f"selastic: {profile}: no pipeline on 4 GPUs keeps to 5 bytes of memory per GPU\n"
