@@ -5,8 +5,8 @@ them. Jobs below a threshold stand in the first of two queues, the others in the
 a queue they go in the order of their first start (jobs that never started: of their arrival,
 after those). Whoever does not fit is passed over; who is not reached is preempted. A job that
 has waited `promote` times as long as it ran goes back to the first queue with both counters at
-0 (PROMOTEKNOB). Threshold and knob default to those of the authors' simulator
-(SymbioticLab/Tiresias: first limit 3,250 GPU seconds, no promotion).
+0 (PROMOTEKNOB). The paper leaves threshold and knob to the site; the defaults (3,250 GPU
+seconds, no promotion) are those of simulators of Tiresias in public use.
 
 Consolidation (section 3.3) asks whether a job's tensors are skewed; what is known here is its
 speed: a job that loses more than `pack_loss` on twice the fewest nodes counts as skewed and
