@@ -20,6 +20,7 @@ from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.placement import pack, promises
 from slurm_elastic.placement.assign import Assignment, Outcome
+from slurm_elastic.placement.exchange import exchange
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.ledger import Books, Ledger, Need, union
 from slurm_elastic.placement.neighbour import Neighbours, neighbours
@@ -149,6 +150,8 @@ class _Deciding:
                 )
             else:
                 assignment.place(proposals, self._tenants)
+                if assignment.config.controller.queue == "controller":
+                    exchange(assignment)
             return state
         before, kept = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._tenants)

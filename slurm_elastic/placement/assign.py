@@ -180,7 +180,7 @@ class Assignment:
             if current and _same_shape(alternative, current):
                 outcome.target, outcome.reason = current, alternative.reason
                 break
-            found = self._find(tenant, alternative.gpu_type, alternative.gpus)
+            found = self.find(tenant, alternative.gpu_type, alternative.gpus)
             if found is None:
                 outcome.refusals.append(
                     f"no place that it may use has {alternative.gpus}"
@@ -195,7 +195,7 @@ class Assignment:
             break
         self.later.take(tenant.need, outcome.target)
 
-    def _find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
+    def find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
         """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
         current = tenant.current
         ledger = self.later if current or self.at_once else self.later.meet(self.now)
@@ -229,7 +229,7 @@ class Assignment:
         if nodes <= fewest and racks <= 1:
             return
         self.later.give(tenant.need, current)
-        found = self._find(tenant, current.gpu_type, current.gpus)
+        found = self.find(tenant, current.gpu_type, current.gpus)
         if found is not None and self.frame.topology.spread(found) < (nodes, racks):
             refusal = self._unworthy(tenant, found)
             if refusal:

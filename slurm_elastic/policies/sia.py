@@ -203,7 +203,8 @@ def _proposal(weighed: Weighed, words: Words, row: int, choice: int, limit: bool
         if choice != held:
             for column in smaller[np.argsort(-columns.gpus[smaller], kind="stable")][:_SMALLER]:
                 add(int(column), "the largest size of its type that finds a place")
-    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=words.waits(row) + note)
+    why = words.waits(row) if choice < 0 else f"{words.name(choice)} for it are not free yet"
+    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=why + note)
     if choice < 0:
         ranked.append(waits)
     if held >= 0:

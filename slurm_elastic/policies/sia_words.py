@@ -36,9 +36,9 @@ class Words:
         times = gain[column] / gain[base]
         parts = []
         if base == column:
-            parts.append(f"{self._name(column)}: its smallest goodput")
+            parts.append(f"{self.name(column)}: its smallest goodput")
         else:
-            parts.append(f"{self._name(column)}: goodput {times:.1f} times {self._one(base)}")
+            parts.append(f"{self.name(column)}: goodput {times:.1f} times {self._one(base)}")
         parts += self._other_type(row, column, base)
         parts.append(self._not_more(row, column, base))
         return "; ".join(p for p in parts if p)
@@ -50,8 +50,8 @@ class Words:
             return "no GPUs of this cluster fit its directive and its model"
         best = int(np.where(valid, self.scaled[row], 0.0).argmax())
         if self.table.held[row] >= 0:
-            return f"others gain more from its GPUs; {self._name(best)} would be its best"
-        return f"all GPUs that it could use help others more; {self._name(best)} would be its best"
+            return f"others gain more from its GPUs; {self.name(best)} would be its best"
+        return f"all GPUs that it could use help others more; {self.name(best)} would be its best"
 
     def _other_type(self, row: int, column: int, base: int) -> list[str]:
         """What the best configuration of another type would give."""
@@ -63,13 +63,13 @@ class Words:
         best = int(np.where(others, gain, 0.0).argmax())
         ratio = gain[best] / gain[column]
         if ratio <= 1 - _ALIKE:
-            return [f"{self._name(best)} would give {gain[best] / gain[base]:.1f}"]
+            return [f"{self.name(best)} would give {gain[best] / gain[base]:.1f}"]
         if ratio < 1 + _ALIKE:
-            return [f"{self._name(best)} would give as much"]
+            return [f"{self.name(best)} would give as much"]
         why = "others gain more from those"
         if self.table.held[row] == column and self.scaled[row, best] <= gain[column]:
             why = "not worth a restart"
-        return [f"{self._name(best)} would give {gain[best] / gain[base]:.1f}, {why}"]
+        return [f"{self.name(best)} would give {gain[best] / gain[base]:.1f}, {why}"]
 
     def _not_more(self, row: int, column: int, base: int) -> str:
         """Why it does not get more of this type."""
@@ -100,11 +100,12 @@ class Words:
             return f"no more than {self.table.cap[row] * unit} before it was measured on more"
         return ""
 
-    def _name(self, column: int) -> str:
+    def name(self, column: int) -> str:
+        """GPUs and type of a column: `8 a100`."""
         columns = self.table.configurations
         kind = columns.types[columns.kind[column]]
         return f"{columns.gpus[column]} {kind or 'GPUs'}"
 
     def _one(self, column: int) -> str:
-        name = self._name(column)
+        name = self.name(column)
         return f"one {name[2:]}" if name.startswith("1 ") else name

@@ -355,3 +355,28 @@ def test_a_suspended_job_is_charged_its_restart_but_never_more_than_waiting(rule
     assert weighed.factor.tolist() == pytest.approx([factor])
     assert first(c, config)[1][1] == 1
     assert weighed.cost[weighed.table.valid].max() <= 1.1
+
+
+@pytest.mark.parametrize("queue", ["controller", "slurm"])
+def test_two_jobs_on_a_full_cluster_change_places(queue):
+    config = dataclasses.replace(PLAIN, controller=Controller(queue=queue, policy="sia"))
+    fast, even = application("fast", a100=3.0), application("even", a100=1.0)
+    c = cluster()
+    seen = {1: learned(fast, ("v100", 8)), 2: learned(even, ("a100", 8))}
+    c.add(1, elastic="1-8", on={"v1": 4, "v2": 4}, record={"learned": seen[1]})
+    c.add(2, elastic="1-8", on={"a1": 8}, record={"learned": seen[2]})
+    policy, state, plan, restarts = Sia(config), {}, None, 0
+    for _ in range(5):
+        plan, state = decide_round(
+            c.snapshot(), c.records, config=config, policy=policy, state=state, previous=plan
+        )
+        restarts += len(plan.changes)
+        c.carry_out(plan)
+        c.time += 60
+    held = {j.job_id: (j.allocation.gpu_type, j.allocation.gpus) for j in c.jobs}
+    if queue == "controller":
+        assert held == {1: ("a100", 8), 2: ("v100", 8)}
+        assert restarts == 3  # one leaves, the other moves, the first starts
+    else:
+        assert held == {1: ("v100", 8), 2: ("a100", 8)}
+        assert restarts == 0
