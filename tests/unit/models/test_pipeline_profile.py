@@ -122,13 +122,13 @@ def test_json_that_cannot_be(write, data, said):
 
 
 def test_files_that_cannot_be(tmp_path, write):
-    for path, said in (
+    for given, said in (
         (tmp_path / "none", "No such file or directory"),
         (tmp_path, "Is a directory"),
         ("", "empty: a layer profile has a line per layer"),
         (TEXT.splitlines()[0], "nothing but inputs"),
     ):
-        path = write(path) if isinstance(path, str) else path
+        path = write(given) if isinstance(given, str) else given
         with pytest.raises(ProfileError) as caught:
             read(path)
         assert str(caught.value).startswith(f"{path}: {said}")
