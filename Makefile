@@ -23,7 +23,7 @@ lint: venv ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/lint-imports
 
 test-unit: venv ## unit and property tests, without Docker
-	$(RUN) pytest tests/unit tests/property $(ARGS)
+	$(RUN) pytest -n 2 tests/unit tests/property $(ARGS)
 
 test-cluster: venv ## tests on a real Slurm cluster in containers, which stays up: make cluster-down
 	contrib/cluster/cluster up || [ $$? = 3 ] # 3: no Docker to be had; the tests say so and skip
