@@ -1,0 +1,88 @@
+"""Gradients of one parameter that several ranks hold become one, in flat buckets.
+
+Replicas of a stage hold the same parameters, and so do stages with tied weights (an
+embedding and the head that shares it). In both cases the gradient is the sum over all
+holders. A parameter that nobody used keeps no gradient: with zeros AdamW would still
+move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from slurm_elastic.training.pipeline.links import reaching
+
+
+class FlatSum:
+    """Adds up gradients over the ranks of a group.
+
+    Args:
+        slots: the same number and order on every rank: the parameters here whose gradients
+            make one sum; more than one where a rank holds both ends of a tie.
+        group: of torch.distributed; None: this rank alone.
+        device: where the parameters live.
+        name: for messages.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Sequence[torch.nn.Parameter]],
+        *,
+        group: Any,
+        device: torch.device,
+        name: str,
+    ) -> None:
+        self._slots = [slot for slot in slots if slot[0].requires_grad]
+        self._group = group
+        self._name = name
+        self._buckets: dict[torch.dtype, torch.Tensor] = {}
+        self._views: list[torch.Tensor] = []
+        sizes: dict[torch.dtype, int] = {torch.float32: 0}
+        for first, *_ in self._slots:
+            sizes[first.dtype] = sizes.get(first.dtype, 0) + first.numel()
+        gradients = sizes[torch.float32]
+        # The float32 bucket ends with how many ranks have each gradient.
+        sizes[torch.float32] += len(self._slots)
+        self._buckets = {t: torch.zeros(n, dtype=t, device=device) for t, n in sizes.items()}
+        used: dict[torch.dtype, int] = {}
+        for first, *_ in self._slots:
+            start = used.get(first.dtype, 0)
+            used[first.dtype] = start + first.numel()
+            self._views.append(self._buckets[first.dtype][start : used[first.dtype]])
+        self._holders = self._buckets[torch.float32][gradients:]
+
+    def reduce(self, divisor: float) -> None:
+        """Replace the gradients here by their sum over the group, divided.
+
+        Raises:
+            LinkError: a rank of the group is gone.
+        """
+        if not self._slots:
+            return
+        present = []
+        for slot, view in zip(self._slots, self._views, strict=True):
+            view.zero_()
+            found = [p.grad for p in slot if p.grad is not None]
+            for gradient in found:
+                view.add_(gradient.reshape(-1))
+            present.append(float(bool(found)))
+        self._holders.copy_(torch.tensor(present))
+        if self._group is not None:
+            for bucket in self._buckets.values():
+                with reaching(f"adding up the gradients of {self._name}"):
+                    dist.all_reduce(bucket, group=self._group)
+        holders = self._holders.tolist()
+        for bucket in self._buckets.values():
+            bucket.div_(divisor)
+        for slot, view, count in zip(self._slots, self._views, holders, strict=True):
+            for index, parameter in enumerate(slot):
+                if not count:
+                    parameter.grad = None
+                    continue
+                # Copies of a tie get their own, else whoever scales gradients scales it twice.
+                whole = view.view(parameter.shape)
+                parameter.grad = whole.clone() if index else whole

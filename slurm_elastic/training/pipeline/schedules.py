@@ -1,0 +1,178 @@
+"""In which order a rank takes micro-batches forward and backward.
+
+- gpipe: all forward, then all backward (GPipe, NeurIPS'19).
+- 1f1b: as many forward as the pipeline is deep, then one backward, one forward in
+  turn, and the rest backward (PipeDream-Flush, ICML'21). Same result as gpipe, fewer
+  activations kept.
+- pipedream: the order of 1f1b over a whole run, with an update of the weights after
+  each backward pass (PipeDream, SOSP'19, section 3.2).
+
+Where each rank holds one stage, the order is written down. Interleaved layouts take the
+order that a simulated run takes (our definition). Both orders are those of a possible
+execution, therefore nothing waits for ever as long as sending does not block.
+
+>>> from slurm_elastic.training.pipeline.layout import Layout
+>>> def show(rank, schedule, layout=Layout.of(1, 1)):
+...     return " ".join(map(str, order(layout, schedule, rank=rank, count=3)))
+>>> show(0, "1f1b"), show(1, "1f1b")
+('F0.0 F0.1 B0.0 F0.2 B0.1 B0.2', 'F1.0 B1.0 F1.1 B1.1 F1.2 B1.2')
+>>> show(0, "pipedream")
+'F0.0 F0.1 B0.0 U0.0 F0.2 B0.1 U0.1 B0.2 U0.2'
+>>> show(0, "1f1b", Layout.grid(replicas=1, stages=2, chunks=2))
+'F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 B2.1 B0.0 B0.1 F2.2 B2.2 B0.2'
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from slurm_elastic.training.pipeline.layout import Layout, LayoutError
+
+SCHEDULES = ("gpipe", "1f1b", "pipedream")
+
+
+class Kind(enum.Enum):
+    """What a rank does next."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    #: Add up the gradients of a round, one micro-batch per replica, and change the weights.
+    UPDATE = "U"
+
+
+class Action(NamedTuple):
+    """One thing to do.
+
+    Attributes:
+        kind: of thing.
+        stage: where.
+        micro: the micro-batch; of an update its round.
+    """
+
+    kind: Kind
+    stage: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}{self.stage}.{self.micro}"
+
+
+def in_flight(layout: Layout, stage: int) -> int:
+    """Micro-batches that each replica of a stage starts with before its first backward pass.
+
+    The paper's NOAM (SOSP'19, section 3.2) for the first stage, and the same rule for what is
+    left of the pipeline from each later stage on: ceil(workers from here on / replicas).
+    """
+    workers = sum(len(ranks) for ranks in layout.stages[stage:])
+    return -(-workers // len(layout.stages[stage]))
+
+
+def order(layout: Layout, schedule: str, *, rank: int, count: int) -> Iterator[Action]:
+    """What a rank does, in its order, for `count` micro-batches over all replicas.
+
+    Raises:
+        LayoutError: an unknown schedule, or pipedream with several stages on a rank.
+    """
+    if schedule not in SCHEDULES:
+        raise LayoutError(f"schedule {schedule!r} is unknown; known: {', '.join(SCHEDULES)}")
+    if not layout.interleaved:
+        (stage,) = layout.held_by(rank)
+        return _plain(layout, schedule, stage, layout.share(stage, rank, count), count)
+    if schedule == "pipedream":
+        raise LayoutError(
+            f"layout {layout} has several stages on a rank, which pipedream does not know; "
+            "use 1f1b, or one stage per rank"
+        )
+    return iter(_simulated(layout, schedule, count)[rank])
+
+
+def _plain(layout: Layout, schedule: str, stage: int, mine: range, count: int) -> Iterator[Action]:
+    ahead = len(mine) if schedule == "gpipe" else min(in_flight(layout, stage), len(mine))
+    for micro in mine[:ahead]:
+        yield Action(Kind.FORWARD, stage, micro)
+    for done, micro in enumerate(mine):
+        yield Action(Kind.BACKWARD, stage, micro)
+        if schedule == "pipedream":
+            yield Action(Kind.UPDATE, stage, done)
+        if ahead + done < len(mine):
+            yield Action(Kind.FORWARD, stage, mine[ahead + done])
+    rounds = -(-count // len(layout.stages[stage]))
+    if schedule == "pipedream" and len(mine) < rounds:
+        # Nothing left for this replica in the last round; the others still add up with it.
+        yield Action(Kind.UPDATE, stage, rounds - 1)
+
+
+#: Time units of one pass; a backward pass computes about twice as much.
+_TICKS = {Kind.FORWARD: 1, Kind.BACKWARD: 2}
+
+
+def _simulated(layout: Layout, schedule: str, count: int) -> list[list[Action]]:
+    """The orders of all ranks: whoever is free takes what is ready."""
+    run = _Run(layout, schedule, count)
+    total = 2 * count * len(layout.stages)
+    orders: list[list[Action]] = [[] for _ in range(layout.world)]
+    while sum(map(len, orders)) < total:
+        for rank, done in enumerate(orders):
+            action = run.take(rank)
+            if action is not None:
+                done.append(action)
+        run.now += 1
+    return orders
+
+
+class _Run:
+    """A simulated run.
+
+    With 1f1b backward passes come first, then the forward pass deepest in the pipeline, as
+    long as no stage has more in flight than `in_flight`.
+    """
+
+    def __init__(self, layout: Layout, schedule: str, count: int) -> None:
+        self.now = 0
+        self._layout, self._all_first = layout, schedule == "gpipe"
+        self._free = [0] * layout.world
+        self._ends: dict[Action, int] = {}
+        held = [(rank, s) for rank in range(layout.world) for s in layout.held_by(rank)]
+        #: Of each stage on each rank, micro-batches yet to go forward and backward.
+        self._ahead = {at: list(layout.share(at[1], at[0], count)) for at in held}
+        self._back = {at: list(todo) for at, todo in self._ahead.items()}
+
+    def take(self, rank: int) -> Action | None:
+        """What this rank begins now."""
+        if self._free[rank] > self.now:
+            return None
+        stages = self._layout.held_by(rank)[::-1]
+        backward = (self._backward(rank, stage) for stage in stages)
+        forward = (self._forward(rank, stage) for stage in stages)
+        action = next((a for a in (*backward, *forward) if a is not None), None)
+        if action is not None:
+            todo = self._ahead if action.kind is Kind.FORWARD else self._back
+            todo[rank, action.stage].pop(0)
+            self._ends[action] = self._free[rank] = self.now + _TICKS[action.kind]
+        return action
+
+    def _forward(self, rank: int, stage: int) -> Action | None:
+        todo = self._ahead[rank, stage]
+        full = len(self._back[rank, stage]) - len(todo) >= in_flight(self._layout, stage)
+        if not todo or (full and not self._all_first):
+            return None
+        if stage > 0 and not self._ended(Action(Kind.FORWARD, stage - 1, todo[0])):
+            return None
+        return Action(Kind.FORWARD, stage, todo[0])
+
+    def _backward(self, rank: int, stage: int) -> Action | None:
+        todo = self._back[rank, stage]
+        if self._all_first and any(self._ahead[rank, s] for s in self._layout.held_by(rank)):
+            return None
+        if len(todo) == len(self._ahead[rank, stage]):
+            return None
+        last = stage == self._layout.last
+        before = (Kind.FORWARD, stage) if last else (Kind.BACKWARD, stage + 1)
+        return (
+            Action(Kind.BACKWARD, stage, todo[0]) if self._ended(Action(*before, todo[0])) else None
+        )
+
+    def _ended(self, action: Action) -> bool:
+        return self._ends.get(action, self.now + 1) <= self.now

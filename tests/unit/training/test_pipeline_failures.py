@@ -1,0 +1,128 @@
+"""Ranks that die, hang or disagree: the others end with one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipeline_ranks import LENGTHS, data, engine, errors, layers, spawn
+
+from slurm_elastic.training.pipeline import Layout, cut
+
+GONE = 3
+
+
+class Trap:
+    """Dies, or hangs, when a stage is called for the third time."""
+
+    def __init__(self, what: str) -> None:
+        self.left, self.what = 3, what
+
+    def __call__(self, *_: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            if self.what == "hangs":
+                # Longer than the others wait, and ends by itself.
+                time.sleep(12)
+            os._exit(9)
+
+
+def trapped(rank: int, layout: Layout, schedule: str, victim: int, what: str) -> None:
+    modules = list(cut(layers(), LENGTHS[len(layout.stages)]))
+    if rank == victim:
+        for part in modules:
+            part.register_forward_pre_hook(Trap(what))
+    run = engine(layout, rank, modules, schedule=schedule, micro_batches=4, timeout_s=3.0)
+    for _ in range(3):
+        if schedule == "pipedream":
+            run.run(data(12), torch.optim.SGD(run.parameters(), lr=0.1).step)
+        else:
+            run.step(data(4))
+
+
+def one_line(text: str) -> bool:
+    lines = [line for line in text.splitlines() if line]
+    return len(lines) == 1 and re.search(r"rank \d|stage \d|losses", lines[0]) is not None
+
+
+@pytest.mark.parametrize("what", ["dies", "hangs"])
+@pytest.mark.parametrize(
+    ("layout", "schedule", "victim"),
+    [
+        (Layout.of(1, 1, 1), "1f1b", 0),
+        (Layout.of(1, 1, 1), "gpipe", 2),
+        (Layout.of(2, 1), "1f1b", 1),
+        (Layout.of(1, 1, 1), "pipedream", 1),
+        (Layout.of(1, 2), "pipedream", 2),
+    ],
+    ids=str,
+)
+def test_the_others_end_with_one_line(
+    layout: Layout, schedule: str, victim: int, what: str, tmp_path: Path
+) -> None:
+    codes = [9 if rank == victim else GONE for rank in range(3)]
+    spawn(tmp_path, 3, trapped, layout, schedule, victim, what, codes=codes)
+    for rank in range(3):
+        if rank != victim:
+            assert one_line(errors(tmp_path, rank)), errors(tmp_path, rank)
+
+
+DISAGREEMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"micro_batches": 4}, {"micro_batches": 5}, "rank 1 runs .* 5 micro-batch.* all ranks need"),
+    ({"schedule": "gpipe"}, {"schedule": "1f1b"}, "rank 1 runs .* schedule 1f1b.*gpipe"),
+    ({"schedule": "1f1b"}, {"schedule": "nope"}, "rank 1: schedule 'nope' is unknown"),
+]
+
+
+def disagree(rank: int, options: list[dict[str, Any]]) -> None:
+    engine(Layout.of(1, 1), rank, **options[rank])
+
+
+def other_replica(rank: int) -> None:
+    parts = [cut(layers(), [7])[0]]
+    if rank == 1:
+        parts[0][0] = torch.nn.Linear(6, 17)
+    engine(Layout.of(2), rank, list(parts))
+
+
+def no_stage(rank: int) -> None:
+    engine(Layout.of(1, 1) if rank == 0 else Layout(((1,), (0,))), rank)
+
+
+def other_shape(rank: int) -> None:
+    batch = [*data(1), *data(1, rows=5)]
+    engine(Layout.of(1, 1), rank, micro_batches=2, timeout_s=3.0).step(batch)
+
+
+@pytest.mark.parametrize(("one", "other", "said"), DISAGREEMENTS)
+def test_ranks_that_disagree_all_say_so(
+    one: dict[str, Any], other: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    spawn(tmp_path, 2, disagree, [one, other], codes=[GONE, GONE])
+    for rank in range(2):
+        assert re.search(said, errors(tmp_path, rank)), errors(tmp_path, rank)
+
+
+def test_replicas_that_differ_are_named(tmp_path: Path) -> None:
+    spawn(tmp_path, 2, other_replica, codes=[GONE, GONE])
+    said = (
+        r"stage 0 has other parameters on rank 1 than on rank 0: front.weight is .*\[17, 6\], not"
+    )
+    for rank in range(2):
+        assert re.search(said, errors(tmp_path, rank)), errors(tmp_path, rank)
+
+
+def test_another_shape_without_sizes_is_named(tmp_path: Path) -> None:
+    spawn(tmp_path, 2, other_shape, codes=[GONE, GONE])
+    assert "tell micro-batches apart with sizes=" in errors(tmp_path, 0)
+    assert "rank 0" in errors(tmp_path, 1)
+
+
+def test_layouts_that_differ_are_named(tmp_path: Path) -> None:
+    spawn(tmp_path, 2, no_stage, codes=[GONE, GONE])
+    assert "rank 1 runs layout ((1,), (0,))" in errors(tmp_path, 0)

@@ -1,0 +1,140 @@
+"""The orders of all ranks, without any process: complete, bounded, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_elastic.training.pipeline import Layout, LayoutError
+from slurm_elastic.training.pipeline.schedules import SCHEDULES, Action, Kind, in_flight, order
+from slurm_elastic.training.pipeline.stashing import newest, synchronised
+
+ROOMS = ("layout", "schedules", "stages", "stashing")
+
+
+def compositions(total: int) -> Iterator[tuple[int, ...]]:
+    yield (total,)
+    for first in range(1, total):
+        yield from ((first, *rest) for rest in compositions(total - first))
+
+
+PLAIN = [Layout.of(*replicas) for total in range(1, 8) for replicas in compositions(total)]
+FOLDED = [
+    Layout.grid(replicas=replicas, stages=stages, chunks=chunks)
+    for replicas in (1, 2)
+    for stages in (1, 2, 3)
+    for chunks in (2, 3)
+]
+UNEVEN = [Layout(((0,), (1, 2), (0,))), Layout(((0, 1), (0,), (1,))), Layout(((1,), (0, 1), (0,)))]
+
+
+def runs_dry(layout: Layout, schedule: str, count: int) -> str:
+    """Where ranks wait for each other for ever; "" if they all come to the end."""
+    left = [
+        list(order(layout, schedule, rank=rank, count=count))[::-1] for rank in range(layout.world)
+    ]
+    done: set[Action] = set()
+    while any(left):
+        moved = False
+        for rank, todo in enumerate(left):
+            while todo and _possible(layout, todo[-1], rank, left, done):
+                done.add(todo.pop())
+                moved = True
+        if not moved:
+            return "; ".join(f"{rank}: {todo[-1]}" for rank, todo in enumerate(left) if todo)
+    return ""
+
+
+def _possible(
+    layout: Layout, action: Action, rank: int, left: list[list[Action]], done: set[Action]
+) -> bool:
+    kind, stage, micro = action
+    if kind is Kind.FORWARD:
+        return stage == 0 or Action(kind, stage - 1, micro) in done
+    if kind is Kind.BACKWARD:
+        return stage == layout.last or Action(kind, stage + 1, micro) in done
+    # A sum over replicas: those that came here leave together.
+    return action in done or all(left[r][-1:] == [action] for r in layout.stages[stage])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("layout", [*PLAIN, *FOLDED, *UNEVEN], ids=lambda x: str(x.stages))
+def test_everything_is_done_once_and_nobody_waits_for_ever(layout: Layout, schedule: str) -> None:
+    if layout.interleaved and schedule == "pipedream":
+        with pytest.raises(LayoutError, match="one stage per rank"):
+            order(layout, schedule, rank=0, count=1)
+        return
+    for count in (1, 2, 3, 5, 12):
+        assert runs_dry(layout, schedule, count) == ""
+        found: list[Action] = []
+        for rank in range(layout.world):
+            mine = list(order(layout, schedule, rank=rank, count=count))
+            found += [a for a in mine if a.kind is not Kind.UPDATE]
+            for stage in layout.held_by(rank):
+                check_rank(layout, schedule, stage, [a for a in mine if a.stage == stage])
+        expected = {
+            Action(kind, stage, micro)
+            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for stage in range(len(layout.stages))
+            for micro in range(count)
+        }
+        assert len(found) == len(expected)
+        assert set(found) == expected
+
+
+def check_rank(layout: Layout, schedule: str, stage: int, actions: list[Action]) -> None:
+    forward = [a.micro for a in actions if a.kind is Kind.FORWARD]
+    backward = [a.micro for a in actions if a.kind is Kind.BACKWARD]
+    # Links give values in the order in which they were sent.
+    assert forward == backward == sorted(forward)
+    most = now = updates = 0
+    for action in actions:
+        now += {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.UPDATE: 0}[action.kind]
+        most = max(most, now)
+        if action.kind is Kind.UPDATE:
+            assert action.micro == updates
+            updates += 1
+        if action.kind is Kind.FORWARD and schedule == "pipedream":
+            assert newest(layout, stage, action.micro) == updates
+            assert synchronised(layout, stage, action.micro) <= updates
+    if schedule != "gpipe":
+        assert most <= in_flight(layout, stage)
+
+
+def test_in_flight_is_the_papers() -> None:
+    # SOSP'19: NOAM = ceil(workers / replicas of the input stage).
+    assert [in_flight(Layout.of(1, 1, 1, 1), stage) for stage in range(4)] == [4, 3, 2, 1]
+    assert [in_flight(Layout.of(15, 1), stage) for stage in range(2)] == [2, 1]
+    assert in_flight(Layout.of(2, 1), 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ((), "at least one stage"),
+        (((0,), ()), "stage 1 has no ranks"),
+        (((0, 0),), "a rank twice"),
+        (((0,), (2,)), "leaves out rank 1"),
+        (((1,),), "leaves out rank 0"),
+    ],
+)
+def test_bad_layouts_are_refused(stages: tuple[tuple[int, ...], ...], said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        Layout(stages)
+
+
+def test_numbers_below_one_are_refused() -> None:
+    with pytest.raises(LayoutError, match="stage 1 with 0 replicas"):
+        Layout.of(1, 0)
+    with pytest.raises(LayoutError, match="0 chunks"):
+        Layout.grid(replicas=1, stages=1, chunks=0)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_examples(room: str) -> None:
+    module = importlib.import_module(f"slurm_elastic.training.pipeline.{room}")
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)
