@@ -27,6 +27,7 @@ import torch
 
 from slurm_elastic.training import state as states
 from slurm_elastic.training.checkpoint import Checkpoints
+from slurm_elastic.training.freezing import Freezer, Freezing, wanted
 from slurm_elastic.training.keeper import Keeper
 from slurm_elastic.training.loader import Batch, Loader
 from slurm_elastic.training.measure import process_age
@@ -60,6 +61,7 @@ def init(
     keep: int = 2,
     extra: Mapping[str, states.Stateful] | None = None,
     application: str = "",
+    freeze: str | Freezing = "off",
 ) -> Job:
     """Make a job out of the usual parts, and restore it if there is a checkpoint.
 
@@ -83,14 +85,19 @@ def init(
         extra: objects with `state_dict` and `load_state_dict` that join the checkpoint.
         application: what this script trains; jobs of one user with equal names of job and
             application scale alike. "" leaves it to the job's name.
+        freeze: "auto": layers may be frozen, as far as the directive allows it where there is
+            one; `Freezing` says how. The directive's `freeze=auto` alone does as well.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
         ValueError: an argument cannot be.
     """
+    freezing, remark = wanted(freeze)
     signals = Signals()
     signals.install()
     world = World()
+    if remark and world.rank == 0:
+        say(remark)
     world.connect()
     whole = _whole(model).to(world.device)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -135,6 +142,7 @@ def init(
         world=world,
         signals=signals,
         clip_norm=clip_norm,
+        freezing=freezing,
     )
 
 
@@ -159,6 +167,7 @@ class Job:
         world: World,
         signals: Signals,
         clip_norm: float | None,
+        freezing: Freezing | None = None,
     ) -> None:
         self.model, self.optimizer, self.scheduler = state.model, state.optimizer, state.scheduler
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
@@ -189,18 +198,51 @@ class Job:
             world.broadcast(self.model.state_dict().values())
         elif self.rank == 0:
             say(f"went on from step {cursor.step} with {world.size} rank(s)")
-        self._reducer = Reducer(self.model.parameters(), world)
+        self._world = world
         self._watch = Watch(
             timer=reporter.timer,
             noise=reporter.noise,
             parameters=[p for p in self.model.parameters() if p.requires_grad],
             world=world,
         )
+        self._freezer = self._make_freezer(freezing)
+        self._reducer = Reducer(self.model.parameters(), world)
 
     @property
     def steps_done(self) -> int:
         """Optimisation steps done since the beginning of the training."""
         return self._cursor.step
+
+    @property
+    def frozen(self) -> int:
+        """Layers, counted from the front, that do not train now."""
+        return self._freezer.frozen if self._freezer else 0
+
+    @property
+    def penalties(self) -> tuple[float, ...]:
+        """What freezing 0, 1, ... layers costs, up to the longest prefix that may be frozen.
+
+        Fractions of useful progress (`slurm_elastic.models.freezing`); known to rank 0 only.
+        """
+        return self._freezer.penalties if self._freezer else (0.0,)
+
+    def freeze(self, layers: int | None) -> None:
+        """Choose how many layers are frozen, of those that may be; None: all of them.
+
+        Rank 0's choice counts, from the step after the next on.
+        """
+        if layers is not None and layers < 0:
+            raise ValueError(f"{layers} layers cannot be frozen; write 0 to thaw all")
+        if self._freezer:
+            self._freezer.chosen = layers
+
+    def validated(self, loss: float) -> None:
+        """Tell the loss on samples that are not trained on: if it worsens, all layers thaw.
+
+        Rank 0's counts. Without freezing it means nothing.
+        """
+        if self._freezer:
+            self._freezer.validated(loss)
 
     def __iter__(self) -> Iterator[Batch]:
         def rest() -> Iterator[Any]:
@@ -224,6 +266,8 @@ class Job:
             raise RuntimeError("job.step takes every batch of the loop once, in their order")
         self._reducer.clear()
         self._watch.begin()
+        if self._freezer:
+            self._freezer.begin(share.after.step)
         total = torch.zeros((), device=self.device)
         sizes = [len(part) for part in share.micro_batches(self._loader.micro_batch)]
         for part, size in zip(batch.parts, sizes, strict=True):
@@ -234,7 +278,14 @@ class Job:
             summed.backward()
             self._watch.piece_done(size)
             total += summed.detach()
-        loss = self._reduce(total, share.count)
+        loss, frozen = self._reduce(total, share.count)
+        if self._freezer:
+            self._freezer.see(
+                share.after.step,
+                loss,
+                epoch=share.after.epoch,
+                progress=self._sampler.progress(share.after),
+            )
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
@@ -242,22 +293,59 @@ class Job:
             self.scheduler.step()
         self._cursor = share.after
         self._reporter.timer.end()
+        if self._freezer:
+            self._freeze_as_agreed(self._freezer, frozen)
         return loss
 
     def finish(self) -> None:
         """Save the end of the training and part from the other ranks."""
         self._requests.finish(self._cursor)
 
-    def _reduce(self, total: torch.Tensor, count: int) -> float:
-        """Mean loss over the whole batch; gradients follow, and what the ranks agree on."""
+    def _reduce(self, total: torch.Tensor, count: int) -> tuple[float, int]:
+        """Mean loss over the whole batch, and how many layers are to be frozen after this step.
+
+        Gradients follow, and what else the ranks agree on.
+        """
+        wish = float(self._freezer.wish if self._freezer else 0)
         notice, stop = (total.new_tensor(float(heard)) for heard in self._requests.heard())
         small, inverse = self._watch.reducing()
-        control = torch.stack([total, notice, stop, small, total.new_tensor(inverse)])
+        rest = total.new_tensor([inverse, wish]).unbind()
+        control = torch.stack([total, notice, stop, small, *rest])
         with self._requests.together():
             summed = self._reducer.reduce(control, count)
-        self._watch.reduced(summed[3:], count)
+        self._watch.reduced(summed[3:5], count)
         self._notice, self._stop = summed[1] > 0, summed[2] > 0
-        return summed[0] / count
+        return summed[0] / count, round(summed[5])
+
+    def _make_freezer(self, how: Freezing | None) -> Freezer | None:
+        if how is None:
+            return None
+        sampler = self._sampler
+        freezer = Freezer(
+            self.model,
+            how,
+            optimizer=self.optimizer,
+            steps=sampler.epochs * -(-sampler.samples // sampler.global_batch),
+            epochs=sampler.epochs,
+            global_batch=sampler.global_batch,
+            leads=self.rank == 0,
+            say=say,
+        )
+        freezer.restore(self._keeper.restored_freezing)
+        self._keeper.freezing = freezer.state_dict
+        self._reporter.tell(**freezer.facts())
+        return freezer
+
+    def _freeze_as_agreed(self, freezer: Freezer, frozen: int) -> None:
+        before = freezer.frozen
+        if not freezer.obey(frozen):
+            return
+        # Each rank has seen its own samples; a frozen layer must be the same function everywhere.
+        self._world.broadcast(freezer.prefix.buffers(before, frozen))
+        self._reducer.clear()
+        self._reducer = Reducer(self.model.parameters(), self._world)
+        self._reporter.timer.restart()
+        self._reporter.tell(**freezer.facts())
 
     def _heed(self) -> None:
         if not self._running:

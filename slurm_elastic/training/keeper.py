@@ -38,6 +38,8 @@ class Keeper:
 
     Attributes:
         proven: whether a checkpoint of this run is known to be restorable.
+        freezing: gives what the manifest keeps of frozen layers; None: nothing.
+        restored_freezing: what the checkpoint that was taken up had kept.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Keeper:
         self._identity = dict(identity)
         self._say = say
         self.proven = False
+        self.freezing: Callable[[], dict[str, Any]] | None = None
+        self.restored_freezing: dict[str, Any] | None = None
         self._step: int | None = None
         self._written = 0.0
         self._save_s: float | None = None
@@ -82,6 +86,7 @@ class Keeper:
         self._step = found.step
         self._written = float(found.meta["written"])
         self._save_s = found.meta.get("checkpoint_s")
+        self.restored_freezing = found.meta.get("freezing")
         return Cursor(found.step, found.meta["epoch"], found.meta["consumed"])
 
     def _agree(self) -> Checkpoint | None:
@@ -115,7 +120,7 @@ class Keeper:
             return True
         begun = time.monotonic()
         now = time.time()
-        meta = {
+        meta: dict[str, Any] = {
             **self._identity,
             "epoch": cursor.epoch,
             "consumed": cursor.consumed,
@@ -125,6 +130,8 @@ class Keeper:
             "written": now,
             "torch": str(torch.__version__),
         }
+        if self.freezing is not None:
+            meta["freezing"] = self.freezing()
         try:
             tensors = self._state.gather()
             written = self._checkpoints.save(cursor.step, tensors, meta)

@@ -71,6 +71,11 @@ class StepTimer:
         """Something else than steps took time: the step after it is not measured."""
         self._last = None
 
+    def restart(self) -> None:
+        """Steps will take another time from now on: forget those that have not been told."""
+        self._last = None
+        self._times, self._micro, self._sync = [], [], []
+
     def end(self) -> None:
         """A step is done."""
         now = time.monotonic()

@@ -114,7 +114,7 @@ class Consecutive:
                 large=mean,
                 large_batch=2 * count,
             )
-        if keep and _room_for(gradients):
+        if keep and room_for(gradients):
             self._kept = [g.clone() for g in gradients]
             self._kept_sqr, self._kept_count = sqr, count
 
@@ -125,7 +125,7 @@ def squared_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack(norms).square().sum() if norms else torch.zeros(())
 
 
-def _room_for(gradients: Sequence[torch.Tensor]) -> bool:
+def room_for(gradients: Sequence[torch.Tensor]) -> bool:
     """Whether a copy fits with as much again to spare."""
     if not gradients or gradients[0].device.type != "cuda":
         return True

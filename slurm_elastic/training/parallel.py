@@ -23,8 +23,9 @@ import torch
 
 #: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
-#: Control values that ride along: sum of the losses, notice, stop, and two of `watch`.
-CONTROL = 5
+#: Control values that ride along: sum of the losses, notice, stop, two of `watch`, and how many
+#: layers are to be frozen.
+CONTROL = 6
 _POLL_S = 0.25
 #: Below this torch release, destroying a group right after a collective can hang (Debian's 2.6).
 _SAFE_DESTROY = (2, 7)
@@ -190,6 +191,11 @@ class Reducer:
             used[p.dtype] = start + p.numel()
             self._views.append(self._buckets[p.dtype][start : used[p.dtype]].view(p.shape))
         self._tail = self._buckets[torch.float32][gradients:]
+
+    @property
+    def bytes(self) -> int:
+        """What a step's all-reduce carries; 0 in a world of one."""
+        return sum(b.numel() * b.element_size() for b in self._buckets.values())
 
     def clear(self) -> None:
         """Forget the gradients of the last step."""

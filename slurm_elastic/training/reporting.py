@@ -67,6 +67,10 @@ class Reporter:
         self._always |= {"startup_s": startup_s, "restore_s": restore_s, "resumed_from": step}
         self._send("starting")
 
+    def tell(self, **fields: Any) -> None:
+        """Say this, too, in every report from now on."""
+        self._always |= fields
+
     def training(self, *, step: int, progress: float, checkpoint: dict[str, Any]) -> None:
         """One more step is done."""
         if time.monotonic() < self._next:

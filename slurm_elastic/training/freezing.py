@@ -1,0 +1,371 @@
+"""Freezes the front layers of a model once they have converged, and thaws them if need be.
+
+Off unless the directive says `freeze=auto`, or, where no directive is known, the script. Rank 0
+decides: what it wants rides in the all-reduce of the next step, after which all ranks do it.
+
+A prefix of n layers is *certified* when the criterion has held it for converged in `passes`
+looks in a row, the cap of the epoch allows it, and its penalty (`models.freezing`) is at most
+`max_penalty`, all after the bootstrap period. What is certified is applied, unless
+`Job.freeze` chose fewer layers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slurm_elastic.directive import DEFAULT_MAX_PENALTY, Directive
+from slurm_elastic.models.freezing import Descent, cap, compound
+from slurm_elastic.training.criteria import (
+    Criterion,
+    GradientChange,
+    GradientNorm,
+    Look,
+    Plasticity,
+)
+from slurm_elastic.training.guards import Bootstrap, Thaw, batch_changed
+from slurm_elastic.training.noise import room_for
+from slurm_elastic.training.plasticity import PlasticityMeter
+from slurm_elastic.training.prefix import Prefix
+
+#: slurmd sets it in jobs submitted with --elastic.
+_IN_JOB = "SLURM_SPANK_ELASTIC"
+#: What a user may set on a machine without Slurm, as for sbatch.
+_OUTSIDE = "SLURM_ELASTIC"
+#: Looks in a whole training, if it is long enough, and most steps between two.
+_LOOKS = 250
+_MOST_STEPS = 50
+#: Looks in each of the windows that the bootstrap period compares.
+_BOOTSTRAP_LOOKS = 5
+#: A training of fewer epochs is divided into so many parts, which the cap counts as epochs.
+_LEAST_EPOCHS = 10
+
+_CRITERIA: Mapping[str, Callable[[], Criterion]] = {
+    "plasticity": Plasticity,
+    "gradient-change": GradientChange,
+    "gradient-norm": GradientNorm,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freezing:
+    """How layers are frozen.
+
+    Attributes:
+        criterion: "plasticity", "gradient-change", "gradient-norm", or one of your own.
+        max_penalty: fraction of the descent that freezing may cost, 0 to 1; that of a directive
+            goes before it.
+        every: steps between two looks; None: a 250th of the training, at most 50.
+        begin: fraction of the training before which nothing freezes.
+        end: fraction after which nothing more freezes.
+        settled: relative change of the training loss that ends the bootstrap period.
+        passes: looks in a row that a prefix must pass.
+        alpha: fraction of the layers still training that may freeze in an epoch.
+        worse: relative rise of the validation loss above its best that thaws.
+    """
+
+    criterion: str | Criterion = "plasticity"
+    max_penalty: float = DEFAULT_MAX_PENALTY
+    every: int | None = None
+    begin: float = 0.1
+    end: float = 0.95
+    settled: float = 0.1
+    passes: int = 2
+    alpha: float = 1 / 3
+    worse: float = 0.02
+
+    def __post_init__(self) -> None:
+        if isinstance(self.criterion, str) and self.criterion not in _CRITERIA:
+            known = ", ".join(_CRITERIA)
+            raise ValueError(f"freezing: criterion {self.criterion!r} is unknown; known: {known}")
+        for name in ("max_penalty", "begin", "end", "alpha"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"freezing: {name} is {getattr(self, name)}; give 0 to 1")
+        for name in ("every", "passes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"freezing: {name} is {value}; it must be at least 1")
+
+
+def wanted(
+    asked: str | Freezing, environment: Mapping[str, str] | None = None
+) -> tuple[Freezing | None, str]:
+    """What the directive and the script make of freezing.
+
+    Args:
+        asked: by the script: "off", "auto" or how.
+        environment: the process's by default.
+
+    Returns:
+        How to freeze, None: not at all; and a line for the log, or "".
+
+    Raises:
+        ValueError: a word that is neither off nor auto, or a damaged directive.
+    """
+    if isinstance(asked, str) and asked not in ("off", "auto"):
+        raise ValueError(f"freeze is {asked!r}; write off, auto or Freezing(...)")
+    environment = os.environ if environment is None else environment
+    text = environment.get(_IN_JOB, "")
+    if not text and "SLURM_JOB_ID" not in environment:
+        text = environment.get(_OUTSIDE, "")
+    how = Freezing() if isinstance(asked, str) else asked
+    if not text:
+        return (None if asked == "off" else how), ""
+    directive = Directive.parse(text)
+    if directive.freeze != "auto":
+        ignored = f"no freezing: --elastic={text} does not say freeze=auto"
+        return None, "" if asked == "off" else ignored
+    values = {name: getattr(how, name) for name in how.__dataclass_fields__}
+    return Freezing(**(values | {"max_penalty": directive.max_penalty})), ""
+
+
+class Freezer:
+    """Decides, on rank 0, and does what was decided, on all ranks.
+
+    Args:
+        model: already restored; before any layer of it is frozen.
+        how: criterion and thresholds.
+        optimizer: whose learning rates are watched.
+        steps, epochs: of the whole training.
+        global_batch: samples per step.
+        leads: whether this is rank 0.
+        say: takes one line for the job's log.
+
+    Attributes:
+        prefix: the layers.
+        certified: how many of them may be frozen.
+        chosen: how many are to be, if not all of those; None: all.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        how: Freezing,
+        *,
+        optimizer: torch.optim.Optimizer,
+        steps: int,
+        epochs: int,
+        global_batch: int,
+        leads: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.prefix = Prefix(model)
+        self.certified = 0
+        self.chosen: int | None = None
+        self._how = how
+        self._optimizer = optimizer
+        self._epochs = epochs
+        self._global_batch = global_batch
+        self._leads = leads
+        self._say = say
+        self._every = how.every or max(1, min(_MOST_STEPS, steps // _LOOKS))
+        self._criterion = (
+            _CRITERIA[how.criterion]() if isinstance(how.criterion, str) else how.criterion
+        )
+        self._bootstrap = Bootstrap(window=_BOOTSTRAP_LOOKS * self._every, settled=how.settled)
+        self._thaw = Thaw(worse=how.worse)
+        self._meter = PlasticityMeter()
+        self._answers: list[int] = []
+        self._penalties = [0.0]
+        self._kept: list[list[torch.Tensor]] | None = None
+        self._descent = self._fresh()
+
+    @property
+    def frozen(self) -> int:
+        """Layers that do not train now."""
+        return self.prefix.frozen
+
+    @property
+    def penalties(self) -> tuple[float, ...]:
+        """Of freezing 0, 1, ... `certified` layers; known to rank 0."""
+        return tuple(self._penalties)
+
+    @property
+    def wish(self) -> int:
+        """How many layers rank 0 wants to be frozen after the present step; 0 elsewhere."""
+        if not self._leads:
+            return 0
+        return self.certified if self.chosen is None else min(self.chosen, self.certified)
+
+    def begin(self, step: int) -> None:
+        """A step begins, counted from 1."""
+        self.prefix.hold()
+        if self._looks(step) and self._criterion.plastic and self._bootstrap.over:
+            self._meter.watch(self.prefix.layers[self.frozen].modules[0])
+
+    def see(self, step: int, loss: float, *, epoch: int, progress: float) -> None:
+        """The gradients of a step are reduced: means over the whole batch, not clipped yet.
+
+        Args:
+            step: counted from 1.
+            loss: its mean.
+            epoch: epochs done after it.
+            progress: of the whole training after it.
+        """
+        if not self._leads or len(self.prefix.layers) < 2:
+            return
+        why = self._thaw.rates([float(group["lr"]) for group in self._optimizer.param_groups])
+        if why:
+            self._void(why)
+        self._bootstrap.see(loss)
+        if not self._bootstrap.over:
+            return
+        self._compare()
+        if not self._looks(step):
+            return
+        gradients = self.prefix.gradients()
+        if room_for([g for layer in gradients for g in layer]):
+            self._kept = [[g.clone() for g in layer] for layer in gradients]
+        plasticity = self._meter.read() if self._criterion.plastic else None
+        rounds = epoch if self._epochs >= _LEAST_EPOCHS else int(progress * _LEAST_EPOCHS)
+        answer = self._criterion.see(
+            Look(
+                layers=len(self.prefix.layers),
+                frozen=self.frozen,
+                epoch=rounds,
+                progress=progress,
+                gradients=gradients,
+                plasticity=plasticity,
+            )
+        )
+        self._answers = [*self._answers, answer][-self._how.passes :]
+        within = self._how.begin <= progress <= self._how.end
+        if len(self._answers) == self._how.passes and within and not self._thaw.regressed:
+            most = cap(len(self.prefix.layers), rounds, alpha=self._how.alpha)
+            self._certify(min(*self._answers, most))
+
+    def validated(self, loss: float) -> None:
+        """The script measured the loss on samples that it does not train on."""
+        if self._leads and (why := self._thaw.validated(loss)):
+            self._void(why)
+
+    def obey(self, frozen: int) -> bool:
+        """Freeze as agreed, between two steps; whether anything changed."""
+        before = self.frozen
+        if frozen == before:
+            return False
+        self.prefix.set(frozen)
+        self._meter.forget()
+        self._kept, self._answers = None, []
+        self._descent = self._fresh()
+        if self._leads:
+            if before == 0:
+                self._thaw.frozen()
+            elif frozen == 0:
+                self._thaw.thawed()
+            self._tell(before)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint's manifest keeps: numbers, text and lists of them."""
+        return {
+            "layers": list(self.prefix.names),
+            "frozen": self.frozen,
+            "certified": self.certified,
+            "penalties": self._penalties,
+            "answers": self._answers,
+            "global_batch": self._global_batch,
+            "bootstrap": self._bootstrap.state_dict(),
+            "thaw": self._thaw.state_dict(),
+            "descent": self._descent.state_dict(),
+            "criterion": [type(self._criterion).__name__, self._criterion.state_dict()],
+        }
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Take up what a checkpoint says; all ranks read the same one."""
+        if not state:
+            return
+        if list(state["layers"]) != list(self.prefix.names):
+            self._line("the checkpoint's layers are others: none is frozen")
+            return
+        if batch_changed(state["global_batch"], self._global_batch):
+            self._line(
+                f"the batch was {state['global_batch']}, now it is {self._global_batch}:"
+                " all layers train again"
+            )
+            return
+        self.prefix.set(state["frozen"])
+        self.certified, self._penalties = state["certified"], list(state["penalties"])
+        self._answers = list(state["answers"])
+        self._bootstrap.load_state_dict(state["bootstrap"])
+        self._thaw.load_state_dict(state["thaw"])
+        self._descent = self._fresh()
+        self._descent.load_state_dict(state["descent"])
+        name, inner = state["criterion"]
+        if name == type(self._criterion).__name__:
+            self._criterion.load_state_dict(inner)
+        if self.frozen:
+            self._tell(0)
+
+    def facts(self) -> dict[str, Any]:
+        """The fields of a report that are about freezing."""
+        return {
+            "layers": len(self.prefix.layers),
+            "frozen": self.frozen,
+            "certified": self.certified,
+            # Between a reason to thaw and the thaw itself, layers are frozen but not certified.
+            "penalty": self._penalties[min(self.frozen, self.certified)],
+            "certified_penalty": self._penalties[-1],
+        }
+
+    def _certify(self, n: int) -> None:
+        """Find the longest prefix of at most `n` layers within the penalty."""
+        base = self._penalties[self.frozen]
+        found = {
+            k: compound(base, self._descent.penalty(k - self.frozen))
+            for k in range(self.certified + 1, n + 1)
+        }
+        while found and max(found.values()) > self._how.max_penalty:
+            found.popitem()
+        self._penalties += found.values()
+        self.certified += len(found)
+
+    def _compare(self) -> None:
+        """The products of this step's gradients with those kept from the step before."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return
+        gradients = self.prefix.gradients()
+        if [len(layer) for layer in kept] == [len(layer) for layer in gradients]:
+            self._descent.add(
+                [
+                    float(sum((a * b).sum(dtype=torch.float32) for a, b in zip(*pair, strict=True)))
+                    for pair in zip(kept, gradients, strict=True)
+                ]
+            )
+
+    def _void(self, why: str) -> None:
+        """What was learned no longer holds: all layers train, from the bootstrap period on."""
+        if self.certified:
+            self._line(f"all layers train again: {why}")
+            self._criterion.thawed()
+        self._thaw.thawed()
+        self.certified, self._penalties, self._answers = 0, [0.0], []
+        self._kept = None
+        self._descent = self._fresh()
+        self._bootstrap.reset()
+        self._meter.forget()
+
+    def _fresh(self) -> Descent:
+        return Descent(max(1, len(self.prefix.layers) - self.frozen))
+
+    def _looks(self, step: int) -> bool:
+        return self._leads and len(self.prefix.layers) > 1 and step % self._every == 0
+
+    def _tell(self, before: int) -> None:
+        count = len(self.prefix.layers)
+        if self.frozen:
+            penalty = self._penalties[min(self.frozen, self.certified)]
+            word = "frozen" if self.frozen > before else "still frozen"
+            last = self.prefix.names[self.frozen - 1]
+            self._line(
+                f"{self.frozen} of {count} layers {word}, up to {last} (penalty {penalty:.2%})"
+            )
+
+    def _line(self, text: str) -> None:
+        if self._leads:
+            self._say(text)
