@@ -80,8 +80,13 @@ class PipelineEngine:
         ties = tuple(tuple(names) for names in ties)
         holdings = self._world.compare(
             Holding(
-                agreed=f"layout {layout.stages}, schedule {schedule}, {micro_batches} "
-                f"micro-batch(es), ties {ties}, vertical sync {vertical_sync}",
+                agreed={
+                    "layout": str(layout.stages),
+                    "schedule": schedule,
+                    "micro_batches": str(micro_batches),
+                    "ties": str(ties),
+                    "vertical_sync": str(vertical_sync),
+                },
                 parameters={s: _described(m) for s, m in stage_modules.items()},
                 complaint=self._complaint(stage_modules, ties, vertical_sync=vertical_sync),
             )

@@ -103,9 +103,9 @@ def reaching(what: str) -> Iterator[None]:
         raise
     except RuntimeError as error:
         text = (str(error).strip().splitlines() or ["no reason given"])[0]
-        # Where in gloo's source it happened is of no use to the reader.
-        reason = re.sub(r"^(\[[^\]]*\.(cc|cpp|h):\d+\] )+", "", text)
-        raise LinkError(f"{what}: {reason}") from error
+        # Where in gloo's source it happened, and its advice, are of no use to the reader.
+        reason = re.sub(r"^(\[[^\]]*\.(cc|cpp|h):\d+\] )+", "", text).split(". This is ")[0]
+        raise LinkError(f"rank {dist.get_rank()} failed {what}: {reason}") from error
 
 
 class _Outbox:

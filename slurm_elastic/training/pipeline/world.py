@@ -35,12 +35,12 @@ class Holding:
     """What a rank tells the others.
 
     Attributes:
-        agreed: what must be equal everywhere.
+        agreed: what must be equal everywhere, by name.
         parameters: of each stage held, name to (type, shape, trainable).
         complaint: why this rank cannot take part; "" if it can.
     """
 
-    agreed: str
+    agreed: Mapping[str, str]
     parameters: Mapping[int, Mapping[str, tuple[str, tuple[int, ...], bool]]]
     complaint: str
 
@@ -105,11 +105,12 @@ class World:
             if other.complaint:
                 raise LayoutError(f"rank {rank}: {other.complaint}")
         for rank, other in enumerate(all_of_them):
-            if other.agreed != all_of_them[0].agreed:
-                raise LayoutError(
-                    f"rank {rank} runs {other.agreed}, rank 0 {all_of_them[0].agreed}; "
-                    "all ranks need the same"
-                )
+            for name, value in other.agreed.items():
+                if value != all_of_them[0].agreed[name]:
+                    raise LayoutError(
+                        f"{name} is {value} on rank {rank}, {all_of_them[0].agreed[name]} on rank "
+                        "0; all ranks need the same"
+                    )
         for stage, ranks in enumerate(self.layout.stages):
             for rank in ranks[1:]:
                 first = all_of_them[ranks[0]].parameters[stage]

@@ -80,7 +80,7 @@ def spawn(
 ) -> list[Any]:
     """What `main(rank, ...)` returns on each rank of a gloo world.
 
-    With `codes` ranks are expected to end with these.
+    With `codes` ranks are expected to end with these; -9: killed when the others have ended.
     """
     out.mkdir(parents=True, exist_ok=True)
     ranks = [
@@ -90,11 +90,13 @@ def spawn(
     for process in ranks:
         process.start()
     end = time.monotonic() + PATIENCE_S
-    for process in ranks:
-        process.join(max(0.0, end - time.monotonic()))
-    found = [process.exitcode for process in ranks]
+    for rank, process in enumerate(ranks):
+        if codes is None or codes[rank] >= 0:
+            process.join(max(0.0, end - time.monotonic()))
     for process in ranks:
         process.kill()
+        process.join()
+    found = [process.exitcode for process in ranks]
     said = {rank: errors(out, rank) for rank in range(size)}
     assert found == (codes or [0] * size), said
     results = [out / f"{rank}.pt" for rank in range(size)]
