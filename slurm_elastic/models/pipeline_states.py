@@ -12,8 +12,11 @@ anywhere: every plan made of them can be run, but a better one may exist.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +153,7 @@ class _Graph:
         return found
 
     def prefixes(self, limit: int) -> set[int]:
-        """The empty state and the prefixes of topological orders, at least of one."""
+        """The empty state and prefixes of topological orders, at least of one."""
         position = {layer: n for n, layer in enumerate(self.order)}
         depth = [0] * len(self.layers)
         for i in self.order:
@@ -168,15 +171,27 @@ class _Graph:
             self._in_order(lambda ready, _: min(ready, key=lambda i: (depth[i], position[i]))),
             self.order,
         )
-        found: set[int] = set()
-        for order in orders:
-            state, more = 0, {0}
-            for i in order:
-                state |= 1 << i
-                more.add(state)
-            if found and len(found | more) - 1 > limit:
+        found = self._thinned(orders[0], limit)
+        for order in orders[1:]:
+            more = found.union(accumulate((1 << i for i in order), or_))
+            if len(more) - 1 > limit:
                 break
-            found |= more
+            found = more
+        return found
+
+    def _thinned(self, order: list[int], limit: int) -> set[int]:
+        """Prefixes of an order; of too many the one in each group that lets least across."""
+        group = -(-len(order) // limit)
+        found, state, output = {0}, 0, 0.0
+        best, least = 0, math.inf
+        for n, i in enumerate(order, start=1):
+            output += self._growth(i, state)
+            state |= 1 << i
+            if output < least or n == len(order):
+                best, least = state, output
+            if n % group == 0 or n == len(order):
+                found.add(best)
+                least = math.inf
         return found
 
     def measured(self, found: set[int], *, complete: bool) -> States:

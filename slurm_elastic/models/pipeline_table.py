@@ -186,6 +186,7 @@ class _Block:
             known.parameter_bytes[None, first:last] - known.parameter_bytes[:last, None]
         )
         self._last_of: dict[tuple[int, int], Floats] = {}
+        self._values: dict[int, Floats] = {}
 
     def fill(self) -> None:
         """Find the columns' best pipelines."""
@@ -291,12 +292,18 @@ class _Block:
         level = self.table.level
         return self.table.problem.machines[level - 1] if level else 1
 
+    def _below(self, m: int, r: int) -> Floats:
+        """V for the last stage, of r replicas, of m components; shape (last, width)."""
+        table = self.table
+        key = table.behind(m, r, table.waiting) if table.problem.memory is not None else 0
+        if key not in self._values:
+            self._values[key] = table.tables.below(table.level, key, self.first, self.last)
+        return self._values[key]
+
     def _stage(self, m: int, r: int, *, shared: int) -> Floats:
         table = self.table
         bandwidth = table.problem.bandwidths[table.level]
-        value = table.tables.below(
-            table.level, table.behind(m, r, table.waiting), self.first, self.last
-        )
+        value = self._below(m, r)
         if table.problem.paper:
             return np.maximum(value, self.parameters * (2 * (r - 1) / bandwidth)) / r
         return (value + self.parameters * (4 * (r - 1) / (bandwidth * r) / shared)) / r

@@ -100,6 +100,15 @@ def test_branches_are_cut_together():
     assert few.bound_s == 4.0
 
 
+def test_more_layers_than_the_limit_are_thinned_to_the_lightest_cuts():
+    net = row(*[(1.0, 5.0 if i % 3 else 1.0, 0.0) for i in range(30)])
+    known = pipeline_states.states(net, limit=10)
+    assert not known.complete
+    assert len(known) == 1 + 10
+    assert set(known.output_bytes[1:-1].tolist()) == {1.0}
+    assert partition(net, [Level(2, 1e3)], limit=10).states == 10
+
+
 def test_layers_without_cost_still_use_machines():
     net = row((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     found = partition(net, [Level(4, 1.0)], compression=1.0)
