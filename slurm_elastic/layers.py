@@ -23,6 +23,9 @@ from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 from itertools import pairwise
 
+#: No time or size is larger, so that sums of them are finite.
+_MOST = 1e18
+
 
 class LayerError(ValueError):
     """A profile that cannot be.
@@ -49,7 +52,7 @@ class Layer:
         description: for people.
 
     Raises:
-        LayerError: a time or size that is negative, infinite or NaN.
+        LayerError: a time or size that is negative, absurd or NaN.
     """
 
     name: str
@@ -62,9 +65,9 @@ class Layer:
     def __post_init__(self) -> None:
         for field in fields(self)[1:5]:
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= value <= _MOST:
                 raise LayerError(
-                    f"layer {self.name}: {field.name} is {value:g}: must be a number >= 0",
+                    f"layer {self.name}: {field.name} is {value:g}: must be from 0 to {_MOST:g}",
                     self.name,
                 )
 

@@ -38,6 +38,10 @@ MOST_MACHINES = 256
 _MOST_CELLS = 60_000_000
 
 
+#: Of bandwidths and the like, so that times are finite.
+_LEAST = 1e-6
+
+
 class PipelineError(ValueError):
     """No partition: what was asked cannot be; names culprit and remedy."""
 
@@ -204,6 +208,8 @@ def _check(
 def _positive(name: str, value: float, unit: str) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ArgumentError(f"{name} {value:g}: must be above 0, in {unit}")
+    if value < _LEAST:
+        raise ArgumentError(f"{name} {value:g}: give {_LEAST:g} or more, in {unit}")
 
 
 def _check_size(problem: Problem) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from slurm_elastic.layers import Layer, LayerProfile, chain
+from slurm_elastic.layers import Layer, LayerError, LayerProfile, chain
 from slurm_elastic.models import pipeline_states
 from slurm_elastic.models.pipeline import ArgumentError, Cost, Level, PipelineError, partition
 
@@ -132,6 +132,7 @@ def test_three_levels():
         ([Level(0, 1.0)], {}, "0 machines on a level: give 1-256"),
         ([Level(257, 1.0)], {}, "257 machines on a level: give 1-256"),
         ([Level(2, 0.0)], {}, "bandwidth 0: must be above 0, in bytes/s"),
+        ([Level(2, 1e-300)], {}, "bandwidth 1e-300: give 1e-06 or more, in bytes/s"),
         ([Level(2, math.nan)], {}, "bandwidth nan: must be above 0"),
         ([Level(2, math.inf)], {}, "bandwidth inf: must be above 0"),
         ([Level(2, 1.0)], {"memory": -1.0}, "memory -1: must be above 0, in bytes"),
@@ -143,6 +144,14 @@ def test_nonsense_is_refused(levels, options, said):
     with pytest.raises(ArgumentError) as caught:
         partition(row((1.0, 1.0, 1.0)), levels, **options)
     assert str(caught.value).startswith(said)
+
+
+def test_absurd_costs_stay_finite():
+    net = row(*[(1e18, 1e18, 1e18)] * 20)
+    found = partition(net, [Level(4, 1e-6), Level(4, 1e-6)], compression=1e-6)
+    assert math.isfinite(found.pipeline_time_s)
+    with pytest.raises(LayerError, match=r"layer big: forward_s is 2e\+18: must be from 0"):
+        Layer("big", 2e18, 0.0, 0.0, 0.0)
 
 
 def test_more_stages_than_layers_are_refused():
