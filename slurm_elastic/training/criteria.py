@@ -76,16 +76,17 @@ class Plasticity:
     """Egeria's rule, one layer after the other.
 
     Readings are smoothed over `smooth` looks. A line is fitted to the last `window` of them;
-    a look passes if its slope is less than `share` of the first line's, and `window` passes
-    in a row end it. After a thaw the window is halved.
+    a look passes if its slope is less than `share` of the steepest so far (the paper: of the
+    first, which may be flat by chance), and `window` passes in a row end it. After a thaw the
+    window is halved.
 
-    What the paper leaves to the reader and is ours: the reference is the layer at the last
-    look (the paper refreshes its own "periodically"), kept in full precision, and of that layer
-    alone: those before it are frozen and give both the same input.
+    Ours, too: the reference is the layer at the last look (the paper refreshes its own
+    "periodically"), kept in full precision, and of that layer alone: those before it are frozen
+    and give both the same input.
 
     Args:
         window: looks that are fitted, and passes in a row.
-        share: of the first slope that counts as flat.
+        share: of the steepest slope that counts as flat.
         smooth: looks of the moving average.
     """
 
@@ -100,7 +101,7 @@ class Plasticity:
         self._layer = self._passes = 0
         self._raw: list[float] = []
         self._smoothed: list[float] = []
-        self._first: float | None = None
+        self._steepest = 0.0
 
     def see(self, look: Look) -> int:
         """As `Criterion.see`."""
@@ -115,11 +116,9 @@ class Plasticity:
         if len(self._smoothed) < self._window:
             return look.frozen
         slope = abs(_slope(self._smoothed[-self._window :]))
-        if self._first is None:
-            self._first = slope
-            return look.frozen
+        self._steepest = max(self._steepest, slope)
         # A layer that never moved is flat from the first look on.
-        flat = slope < self._share * self._first or slope == self._first == 0
+        flat = slope < self._share * self._steepest or self._steepest == 0
         self._passes = self._passes + 1 if flat else 0
         return look.frozen + (self._passes >= self._window)
 
@@ -135,7 +134,7 @@ class Plasticity:
             "layer": self._layer,
             "raw": list(self._raw),
             "smoothed": list(self._smoothed),
-            "first": self._first,
+            "steepest": self._steepest,
             "passes": self._passes,
         }
 
@@ -143,12 +142,12 @@ class Plasticity:
         """As `Criterion.load_state_dict`."""
         self._window, self._layer = state["window"], state["layer"]
         self._raw, self._smoothed = list(state["raw"]), list(state["smoothed"])
-        self._first, self._passes = state["first"], state["passes"]
+        self._steepest, self._passes = state["steepest"], state["passes"]
 
     def _forget(self, layer: int) -> None:
         self._layer = layer
         self._raw, self._smoothed = [], []
-        self._first, self._passes = None, 0
+        self._steepest, self._passes = 0.0, 0
 
 
 class GradientChange:
