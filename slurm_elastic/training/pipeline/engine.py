@@ -16,6 +16,7 @@ docs/pipeline_runtime.md). It has `run` instead of `step`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,6 +95,8 @@ class PipelineEngine:
         self._modules = {stage: stage_modules[stage] for stage in self._held}
         self._next, self._previous = self._world.links()
         self._tied_names = ties
+        #: Of each parameter of the whole model one rank has one here.
+        self._counted: list[torch.nn.Parameter] = []
         self._sums = self._replicas()
         self._tied = self._tie(ties, holdings)
         self._stages: dict[int, Stage] = {
@@ -176,6 +179,27 @@ class PipelineEngine:
         if not self._asynchronous:
             raise LayoutError(f"schedule {self._schedule} has steps: use step")
         return self._world.total(self._drive(minibatches, sizes, update=update))
+
+    def clip_gradients(self, most: float) -> float:
+        """Scale the gradients of a step so that their norm over all stages is at most this.
+
+        Returns:
+            The norm before, on all ranks.
+
+        Raises:
+            LayoutError: schedule pipedream, whose stages update at different times.
+            LinkError: another rank is gone.
+        """
+        if self._asynchronous:
+            raise LayoutError("schedule pipedream has no gradient of the whole model to clip")
+        own = [p.grad for p in self._counted if p.grad is not None]
+        squares = [float(g.double().square().sum()) for g in own]
+        norm = self._world.total([math.fsum(squares)])[0] ** 0.5
+        if norm > most:
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(most / norm)
+        return float(norm)
 
     def close(self) -> None:
         """End the engine's groups, on all ranks; torch's default group stays."""
@@ -310,8 +334,10 @@ class PipelineEngine:
             module = self._modules[stage]
             if group is not None:
                 _equal([*module.parameters(), *module.buffers()], ranks[0], group)
+            own = [p for p in module.parameters() if id(p) not in tied]
+            self._counted += own if self.rank == ranks[0] else []
             sums[stage] = FlatSum(
-                [[p] for p in module.parameters() if id(p) not in tied],
+                [[p] for p in own],
                 group=group,
                 device=self._device,
                 name=f"stage {stage}",
@@ -340,6 +366,7 @@ class PipelineEngine:
             with torch.no_grad():
                 for copy in here[1:]:
                     copy.copy_(here[0])
+            self._counted += here[:1] if self.rank == ranks[0] else []
             name = " = ".join(names)
             sums.append(FlatSum([here], group=group, device=self._device, name=name))
         return sums

@@ -41,6 +41,10 @@ class FlatSum:
         self._name = name
         self._buckets: dict[torch.dtype, torch.Tensor] = {}
         self._views: list[torch.Tensor] = []
+        if group is not None or any(len(slot) > 1 for slot in self._slots):
+            self._allocate(device)
+
+    def _allocate(self, device: torch.device) -> None:
         sizes: dict[torch.dtype, int] = {torch.float32: 0}
         for first, *_ in self._slots:
             sizes[first.dtype] = sizes.get(first.dtype, 0) + first.numel()
@@ -61,7 +65,10 @@ class FlatSum:
         Raises:
             LinkError: a rank of the group is gone.
         """
-        if not self._slots:
+        if not self._buckets:
+            for (parameter,) in self._slots:
+                if parameter.grad is not None:
+                    parameter.grad.div_(divisor)
             return
         present = []
         for slot, view in zip(self._slots, self._views, strict=True):

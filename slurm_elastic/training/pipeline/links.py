@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import distributed as dist
 
+from slurm_elastic.training.pipeline.layout import LayoutError
+
 
 class LinkError(RuntimeError):
     """Another rank did not send, receive or add up; one line, names it."""
@@ -41,14 +43,14 @@ class Form(NamedTuple):
         """The form of a tensor or a tuple of tensors.
 
         Raises:
-            TypeError: something else.
+            LayoutError: something else.
         """
         tensors = value if isinstance(value, tuple) else (value,)
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(
+                raise LayoutError(
                     f"a stage gives {type(tensor).__name__}; between stages only tensors and "
-                    "tuples of tensors can travel"
+                    "tuples of tensors can travel: cut elsewhere"
                 )
         return cls(
             isinstance(value, torch.Tensor),

@@ -68,6 +68,18 @@ def asking(value: Any) -> list[torch.Tensor]:
     return [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
+def scalar(loss: Any) -> torch.Tensor:
+    """The loss, if it is one.
+
+    Raises:
+        LayoutError: it is no tensor, or one of several numbers.
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+    what = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    raise LayoutError(f"the loss of a micro-batch is of {what}; give one number, such as its sum")
+
+
 class PlainStage:
     """A stage whose weights do not change between forward and backward.
 
@@ -93,7 +105,7 @@ class PlainStage:
         """See `Stage`."""
         output = self.module(value)
         if self._loss is not None:
-            output = self._loss(output, targets)
+            output = scalar(self._loss(output, targets))
         self._kept[micro] = (value, output)
         return output
 

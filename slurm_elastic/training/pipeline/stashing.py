@@ -27,7 +27,7 @@ import torch
 
 from slurm_elastic.training.pipeline.layout import Layout
 from slurm_elastic.training.pipeline.schedules import in_flight
-from slurm_elastic.training.pipeline.stages import Loss, asking
+from slurm_elastic.training.pipeline.stages import Loss, asking, scalar
 
 
 def newest(layout: Layout, stage: int, micro: int) -> int:
@@ -102,7 +102,7 @@ class StashedStage:
         weights = self._versions[self._version(micro)]
         output = torch.func.functional_call(self.module, weights, (value,))
         if self._loss is not None:
-            output = self._loss(output, targets)
+            output = scalar(self._loss(output, targets))
         self._kept[micro] = (value, output)
         return output
 

@@ -144,6 +144,11 @@ def test_tuples_of_any_types_travel(tmp_path: Path) -> None:
             torch.testing.assert_close(gradient, parameter.grad, **TOLERANCE)
 
 
+class Odd(torch.nn.Module):
+    def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"value": value}
+
+
 class Head(torch.nn.Module):
     """Shares the embedding's matrix."""
 
@@ -185,6 +190,8 @@ def train_tied(layout: Layout, rank: int, *, one_object: bool) -> tuple[list[flo
     losses = []
     for step in range(STEPS):
         losses.append(run.step(tied_batch(step)))
+        # In effect in some steps.
+        losses.append(run.clip_gradients(0.5))
         optimizer.step()
     return losses, {n: p.detach() for n, p in run.named_parameters().items() if n in TIE}
 
@@ -196,6 +203,11 @@ def tied(rank: int) -> list[tuple[list[float], Any]]:
 def test_tied_weights_stay_one(tmp_path: Path) -> None:
     expected, alone = train_tied(Layout.of(1), 0, one_object=True)
     weight = alone["embed.weight"]
+    model = cut(tied_layers(one_object=True), [4])[0]
+    (sum(loss(model(x), y) for x, y in tied_batch(0)) / 4).backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+    assert expected[1] == pytest.approx(norm, rel=1e-6)
+    assert norm > 0.5
     # Copies on one rank: SGD and AdamW treat both alike.
     copies, weights = train_tied(Layout(((0,), (0,))), 0, one_object=False)
     torch.testing.assert_close(copies, expected, **TOLERANCE)
@@ -256,6 +268,12 @@ def test_what_cannot_be_is_refused() -> None:
         engine(one, 0, schedule="pipedream", ties=[("mid1.weight", "mid2.weight")])
     with pytest.raises(LayoutError, match="use run"):
         engine(one, 0, schedule="pipedream").step(data(1))
+    with pytest.raises(LayoutError, match="no gradient of the whole model"):
+        engine(one, 0, schedule="pipedream").clip_gradients(1.0)
+    with pytest.raises(LayoutError, match=r"of shape \[3\]; give one number"):
+        engine(one, 0, loss=lambda out, y: out.sum(dim=1)).step(data(1))
+    with pytest.raises(LayoutError, match=r"a stage gives dict; .* cut elsewhere"):
+        engine(Layout(((0,), (0,))), 0, [Odd(), torch.nn.Identity()]).step(data(1))
     with pytest.raises(LayoutError, match="use step"):
         engine(one, 0).run(data(1), print)
     with pytest.raises(LayoutError, match="do not make 7"):
