@@ -194,7 +194,8 @@ class GradientChange:
         else:
             for sums, layer in zip(self._sums, look.gradients, strict=True):
                 if len(sums) == len(layer):
-                    torch._foreach_add_(sums, list(layer))
+                    for total, gradient in zip(sums, layer, strict=True):
+                        total.add_(gradient)
         return self._start
 
     def _converged(self, now: list[float]) -> int:

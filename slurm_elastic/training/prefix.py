@@ -28,9 +28,14 @@ from dataclasses import dataclass, field
 import torch
 
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList)
-#: `torch.nn.modules.batchnorm` names its common base with an underscore.
-_BATCH_NORM = torch.nn.BatchNorm1d.__mro__[1]
-_NORMS = (_BATCH_NORM, torch.nn.LayerNorm, torch.nn.GroupNorm)
+_NORMS = (
+    torch.nn.BatchNorm1d,
+    torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d,
+    torch.nn.SyncBatchNorm,
+    torch.nn.LayerNorm,
+    torch.nn.GroupNorm,
+)
 
 
 @dataclass
@@ -48,9 +53,11 @@ class Layer:
     parameters: list[torch.nn.Parameter] = field(default_factory=list)
 
     def norms(self) -> Iterator[torch.nn.Module]:
-        """Its batch-norms."""
+        """Its batch-norms, and what else keeps running statistics."""
         for module in self.modules:
-            yield from (m for m in module.modules() if isinstance(m, _BATCH_NORM))
+            for inner in module.modules():
+                if getattr(inner, "running_mean", None) is not None:
+                    yield inner
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """What is no parameter, but state: running statistics."""
