@@ -121,6 +121,8 @@ class _Pool:
 class FairShare:
     """The policy; it remembers nothing."""
 
+    tunes = False
+
     def __init__(self, config: Config) -> None:
         self._resize = config.resize
 
