@@ -2,8 +2,8 @@
 
 The rooms: layout.py says which ranks hold which stage, schedules.py in which order they
 work, stages.py and stashing.py what a stage keeps, links.py what travels between
-stages, gradients.py what replicas and tied weights add up, world.py how ranks meet,
-engine.py drives it all.
+stages, sharing.py and gradients.py what replicas and tied weights add up, world.py how
+ranks meet; engine.py drives it all.
 """
 
 from __future__ import annotations

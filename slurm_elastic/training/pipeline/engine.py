@@ -16,17 +16,14 @@ docs/pipeline_runtime.md). It has `run` instead of `step`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
-from slurm_elastic.training.pipeline.gradients import FlatSum
 from slurm_elastic.training.pipeline.layout import Layout, LayoutError
-from slurm_elastic.training.pipeline.links import reaching
 from slurm_elastic.training.pipeline.schedules import Action, Kind, in_flight, order
+from slurm_elastic.training.pipeline.sharing import Shared
 from slurm_elastic.training.pipeline.stages import Loss, PlainStage, Stage
 from slurm_elastic.training.pipeline.stashing import StashedStage, newest, synchronised
 from slurm_elastic.training.pipeline.world import Holding, World
@@ -94,11 +91,9 @@ class PipelineEngine:
         )
         self._modules = {stage: stage_modules[stage] for stage in self._held}
         self._next, self._previous = self._world.links()
-        self._tied_names = ties
-        #: Of each parameter of the whole model one rank has one here.
-        self._counted: list[torch.nn.Parameter] = []
-        self._sums = self._replicas()
-        self._tied = self._tie(ties, holdings)
+        self._shared = Shared(
+            self._modules, self._world, ties=ties, holdings=holdings, device=self._device
+        )
         self._stages: dict[int, Stage] = {
             stage: self._stage(stage, vertical_sync=vertical_sync) for stage in self._held
         }
@@ -149,8 +144,7 @@ class PipelineEngine:
             raise LayoutError(f"a batch of {len(batch)} micro-batches, not of {self._count}")
         losses = self._drive(batch, sizes, update=None)
         divisor = float(self._count) if divisor is None else divisor
-        for total in [*self._sums.values(), *self._tied]:
-            total.reduce(divisor)
+        self._shared.add_up(divisor)
         return self._world.total([sum(losses)])[0] / divisor
 
     def run(
@@ -192,14 +186,12 @@ class PipelineEngine:
         """
         if self._asynchronous:
             raise LayoutError("schedule pipedream has no gradient of the whole model to clip")
-        own = [p.grad for p in self._counted if p.grad is not None]
-        squares = [float(g.double().square().sum()) for g in own]
-        norm = self._world.total([math.fsum(squares)])[0] ** 0.5
+        norm = self._shared.norm()
         if norm > most:
             for parameter in self.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(most / norm)
-        return float(norm)
+        return norm
 
     def close(self) -> None:
         """End the engine's groups, on all ranks; torch's default group stays."""
@@ -273,7 +265,7 @@ class PipelineEngine:
         members = min(replicas, count - action.micro * replicas)
         if self.rank not in self._layout.stages[action.stage][:members]:
             stage.clear()
-        self._sums[action.stage].reduce(members)
+        self._shared.add_up_stage(action.stage, members)
         update()
         stage.updated()
 
@@ -323,73 +315,9 @@ class PipelineEngine:
             return f"vertical sync belongs to pipedream, not to {self._schedule}"
         return ""
 
-    def _replicas(self) -> dict[int, FlatSum]:
-        """Replicas begin equal, and add up what is not tied."""
-        tied = {id(p) for names in self._tied_names for p in self._named(names)}
-        sums = {}
-        for stage, ranks in enumerate(self._layout.stages):
-            group = self._world.group(ranks)
-            if stage not in self._held:
-                continue
-            module = self._modules[stage]
-            if group is not None:
-                _equal([*module.parameters(), *module.buffers()], ranks[0], group)
-            own = [p for p in module.parameters() if id(p) not in tied]
-            self._counted += own if self.rank == ranks[0] else []
-            sums[stage] = FlatSum(
-                [[p] for p in own],
-                group=group,
-                device=self._device,
-                name=f"stage {stage}",
-            )
-        return sums
-
-    def _tie(self, ties: Sequence[Sequence[str]], holdings: Sequence[Holding]) -> list[FlatSum]:
-        """Tied parameters begin equal, and add up over all stages that hold them."""
-        first = [holdings[ranks[0]].parameters[s] for s, ranks in enumerate(self._layout.stages)]
-        sums = []
-        for names in ties:
-            holders = {n: [s for s, known in enumerate(first) if n in known] for n in names}
-            for name, stages in holders.items():
-                if not stages:
-                    raise LayoutError(f"tied parameter {name} is in no stage")
-                one, other = first[stages[0]][name], first[holders[names[0]][0]][names[0]]
-                if one != other:
-                    raise LayoutError(f"tied parameters {names[0]} and {name}: {other}, {one}")
-            ranks = [r for held in holders.values() for s in held for r in self._layout.stages[s]]
-            group = self._world.group(ranks)
-            here = self._named(names)
-            if not here:
-                continue
-            if group is not None:
-                _equal(here[:1], ranks[0], group)
-            with torch.no_grad():
-                for copy in here[1:]:
-                    copy.copy_(here[0])
-            self._counted += here[:1] if self.rank == ranks[0] else []
-            name = " = ".join(names)
-            sums.append(FlatSum([here], group=group, device=self._device, name=name))
-        return sums
-
-    def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
-        """Those of the parameters that are held here, each once."""
-        known = {
-            name: parameter
-            for module in self._modules.values()
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
-        return list({id(known[n]): known[n] for n in names if n in known}.values())
-
 
 def _described(module: torch.nn.Module) -> dict[str, tuple[str, tuple[int, ...], bool]]:
     return {
         name: (str(p.dtype)[6:], tuple(p.shape), bool(p.requires_grad))
         for name, p in module.named_parameters(remove_duplicate=False)
     }
-
-
-def _equal(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
-    """Give all ranks of a group the values of one."""
-    for tensor in tensors:
-        with reaching(f"taking parameters from rank {source}"):
-            dist.broadcast(tensor.detach(), source, group=group)

@@ -15,6 +15,12 @@ COUNT = 13
 STRAIGHT = [Layout.of(1, 1), Layout.of(1, 1, 1)]
 REPLICATED = [Layout.of(2, 1), Layout.of(1, 2), Layout.of(1, 2, 1)]
 Found = dict[str, Any]
+#: Samples of each minibatch; the last one is smaller.
+SIZES = [3] * (COUNT - 1) + [2]
+
+
+def minibatches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [data(1, seed=100 * seed + m, rows=rows)[0] for m, rows in enumerate(SIZES)]
 
 
 def run(rank: int, layout: Layout, vertical: bool, stash: bool, rounds: int = 1) -> Found:
@@ -37,7 +43,7 @@ def run(rank: int, layout: Layout, vertical: bool, stash: bool, rounds: int = 1)
         optimizer.step()
         weights.append({n: p.detach().clone() for n, p in named.items()})
 
-    losses = [engine_.run(data(COUNT, seed=r), update) for r in range(rounds)]
+    losses = [engine_.run(minibatches(r), update, sizes=SIZES) for r in range(rounds)]
     return {"losses": losses, "gradients": gradients, "weights": weights, "kept": max(kept)}
 
 
@@ -70,7 +76,7 @@ def monolithic(
         at = base + version(layout, stage, micro, vertical=vertical)
         state |= found[ranks[0]]["weights"][at]
     model.load_state_dict(state)
-    x, y = data(COUNT, seed=round_)[micro]
+    x, y = minibatches(round_)[micro]
     total = loss(model(x), y)
     total.backward()
     return total.item(), {n: p.grad for n, p in model.named_parameters()}
@@ -136,7 +142,7 @@ def test_one_stage_is_plain_training() -> None:
     found = run(0, Layout.of(1), False, True)
     model = cut(layers(), LENGTHS[1])[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    for (x, y), total in zip(data(COUNT, seed=0), found["losses"][0], strict=True):
+    for (x, y), total in zip(minibatches(0), found["losses"][0], strict=True):
         optimizer.zero_grad()
         expected = loss(model(x), y)
         expected.backward()
