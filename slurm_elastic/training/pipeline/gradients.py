@@ -41,7 +41,7 @@ class FlatSum:
         self._name = name
         self._buckets: dict[torch.dtype, torch.Tensor] = {}
         self._views: list[torch.Tensor] = []
-        if group is not None or any(len(slot) > 1 for slot in self._slots):
+        if self._slots and (group is not None or any(len(slot) > 1 for slot in self._slots)):
             self._allocate(device)
 
     def _allocate(self, device: torch.device) -> None:

@@ -225,23 +225,48 @@ def test_tied_weights_stay_one(tmp_path: Path) -> None:
             torch.testing.assert_close(end, weight, rtol=1e-5, atol=1e-5)
 
 
-def frozen_prefix(rank: int) -> Found:
-    parts = cut(layers(), [2, 2, 3])
-    for part in parts[:2]:
-        part.requires_grad_(False)
-    run = engine(Layout.of(1, 1, 1), rank, list(parts), micro_batches=4)
-    total = run.step(data(4))
-    return {"loss": total, "gradients": [p.grad for p in run.parameters()]}
+FROZEN_LAYOUTS = [Layout.of(1, 1, 1), Layout.of(2, 1)]
+
+
+def frozen_prefix(rank: int) -> list[Found]:
+    found = []
+    for layout in FROZEN_LAYOUTS:
+        parts = cut(layers(), [2, 2, 3] if len(layout.stages) == 3 else [4, 3])
+        for part in parts[:-1]:
+            part.requires_grad_(False)
+        run = engine(layout, rank, list(parts), micro_batches=4)
+        total = run.step(data(4))
+        gradients = [p.grad for p in run.parameters()]
+        run = engine(layout, rank, list(parts), schedule="pipedream")
+        moved = [p for p in run.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(moved or [torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+        losses = run.run(data(40), optimizer.step)
+        found.append({"loss": total, "gradients": gradients, "losses": losses})
+    return found
 
 
 def test_a_frozen_prefix_gets_no_gradients(tmp_path: Path) -> None:
     found = spawn(tmp_path, 3, frozen_prefix)
     whole = engine(Layout.of(1), 0, micro_batches=4)
-    assert found[0]["loss"] == pytest.approx(whole.step(data(4)), rel=1e-6)
-    assert found[0]["gradients"] == found[1]["gradients"] == [None, None]
-    expected = whole.parameters()[-2:]
-    for gradient, parameter in zip(found[2]["gradients"][-2:], expected, strict=True):
-        torch.testing.assert_close(gradient, parameter.grad, **TOLERANCE)
+    total = whole.step(data(4))
+    model = cut(layers(), [7])[0]
+    # With only the last stage training, PipeDream is plain training.
+    optimizer = torch.optim.SGD(model[4:].parameters(), lr=0.2)
+    losses = []
+    for x, y in data(40):
+        optimizer.zero_grad()
+        part = loss(model(x), y)
+        part.backward()
+        optimizer.step()
+        losses.append(part.item())
+    for index in range(len(FROZEN_LAYOUTS)):
+        seen = [rank[index] for rank in found]
+        assert seen[0]["loss"] == pytest.approx(total, rel=1e-6)
+        assert set(seen[0]["gradients"] + seen[1]["gradients"]) == {None}
+        assert seen[1]["losses"] == losses
+        expected = whole.parameters()[-2:]
+        for gradient, parameter in zip(seen[2]["gradients"][-2:], expected, strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, **TOLERANCE)
 
 
 def test_what_cannot_be_is_refused() -> None:
