@@ -229,7 +229,10 @@ class Job:
     def freeze(self, layers: int | None) -> None:
         """Choose how many layers are frozen, of those that may be; None: all of them.
 
-        Rank 0's choice counts, from the step after the next on.
+        Rank 0's choice counts, after the next step.
+
+        Raises:
+            ValueError: a negative number.
         """
         if layers is not None and layers < 0:
             raise ValueError(f"{layers} layers cannot be frozen; write 0 to thaw all")
@@ -341,7 +344,8 @@ class Job:
         if not freezer.obey(frozen):
             return
         # Each rank has seen its own samples; a frozen layer must be the same function everywhere.
-        self._world.broadcast(freezer.prefix.buffers(before, frozen))
+        with self._requests.together():
+            self._world.broadcast(freezer.prefix.buffers(before, frozen))
         self._reducer.clear()
         self._reducer = Reducer(self.model.parameters(), self._world)
         self._reporter.timer.restart()
