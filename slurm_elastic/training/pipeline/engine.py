@@ -40,13 +40,13 @@ class PipelineEngine:
 
     Args:
         stage_modules: the stages that this rank holds, by number; each takes one value (a
-            tensor or a tuple of tensors) and gives one. Names of parameters are global.
+            tensor or a tuple of tensors) and gives one. No two share a parameter's name.
         layout: which ranks hold which stage.
         schedule: "gpipe", "1f1b" or "pipedream" (schedules.py).
         micro_batches: of a step, over all replicas; pipedream has none.
         loss: of (last stage's output, targets): a scalar. A step's loss is the sum over its
             micro-batches, divided by `divisor`.
-        ties: sets of names of parameters that are one; they must be in different stages.
+        ties: sets of names of parameters that are one, whichever stages they are in.
         vertical_sync: pipedream's option (stashing.py).
         device: where modules and data are.
         timeout_s: how long a rank waits for another.
@@ -225,6 +225,8 @@ class PipelineEngine:
         for link in self._links():
             # What was sent has to have arrived before its memory is used again.
             link.begin(())
+        for stage in self._stages.values():
+            stage.end()
         return [float(loss) for loss in losses]
 
     def _forward(

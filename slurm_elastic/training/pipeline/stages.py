@@ -33,6 +33,9 @@ class Stage(Protocol):
     def backward(self, micro: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """From gradients of the output to those of the input; parameters keep theirs."""
 
+    def end(self) -> None:
+        """After the last: nothing is in flight."""
+
 
 def cut(
     layers: Sequence[tuple[str, torch.nn.Module]], lengths: Sequence[int]
@@ -117,3 +120,6 @@ class PlainStage:
             torch.autograd.backward(outputs, None if self._loss else list(gradients))
         inputs = asking(value)
         return [torch.zeros_like(t) if t.grad is None else t.grad for t in inputs]
+
+    def end(self) -> None:
+        """See `Stage`."""

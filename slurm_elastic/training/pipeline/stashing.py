@@ -141,7 +141,7 @@ class StashedStage:
             del self._versions[version]
 
     def end(self) -> None:
-        """Nothing is in flight: no version is needed."""
+        """See `Stage`: no version is needed."""
         self._versions.clear()
 
     def _snapshot(self) -> dict[str, torch.Tensor]:

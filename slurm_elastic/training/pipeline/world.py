@@ -94,7 +94,8 @@ class World:
         """What all ranks hold.
 
         Raises:
-            LayoutError: some rank complains, or two differ where they must not.
+            LayoutError: some rank complains, two differ where they must not, or two stages have
+                parameters of one name.
         """
         all_of_them: list[Any] = [mine]
         if self.everyone is not None:
@@ -111,7 +112,14 @@ class World:
                         f"{name} is {value} on rank {rank}, {all_of_them[0].agreed[name]} on rank "
                         "0; all ranks need the same"
                     )
+        holder: dict[str, int] = {}
         for stage, ranks in enumerate(self.layout.stages):
+            for name in all_of_them[ranks[0]].parameters[stage]:
+                if holder.setdefault(name, stage) != stage:
+                    raise LayoutError(
+                        f"stages {holder[name]} and {stage} both have a parameter {name}; give "
+                        "layers names of the whole model, as cut does"
+                    )
             for rank in ranks[1:]:
                 first = all_of_them[ranks[0]].parameters[stage]
                 if all_of_them[rank].parameters[stage] != first:

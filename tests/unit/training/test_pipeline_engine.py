@@ -112,10 +112,15 @@ class Join(torch.nn.Module):
         return self.linear(left + right) * (1 + index[:, None])
 
 
+def forked() -> list[torch.nn.Module]:
+    torch.manual_seed(2)
+    parts = [("fork", Fork()), ("between", Between()), ("join", Join())]
+    return list(cut(parts, [1, 1, 1]))
+
+
 def several_tensors(rank: int) -> Found:
     """Sizes differ too, within a batch and between batches; the divisor counts samples."""
-    torch.manual_seed(2)
-    run = engine(Layout.of(1, 1, 1), rank, [Fork(), Between(), Join()], micro_batches=4)
+    run = engine(Layout.of(1, 1, 1), rank, forked(), micro_batches=4)
     total = []
     for step in range(2):
         sizes = [2, 3, 2, 5 + step]
@@ -126,8 +131,7 @@ def several_tensors(rank: int) -> Found:
 
 def test_tuples_of_any_types_travel(tmp_path: Path) -> None:
     found = spawn(tmp_path, 3, several_tensors)
-    torch.manual_seed(2)
-    model = torch.nn.Sequential(Fork(), Between(), Join())
+    model = torch.nn.Sequential(*forked())
     for step in range(2):
         sizes = [2, 3, 2, 5 + step]
         model.zero_grad()
@@ -279,6 +283,9 @@ def test_what_cannot_be_is_refused() -> None:
         PipelineEngine({1: cut(layers(), [7])[0]}, one, loss=loss)
     with pytest.raises(LayoutError, match="0 micro-batches"):
         engine(one, 0, micro_batches=0)
+    twice = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, CLASSES)]
+    with pytest.raises(LayoutError, match="stages 0 and 1 both have a parameter weight"):
+        engine(Layout(((0,), (0,))), 0, twice)
     with pytest.raises(LayoutError, match="a batch of 2 micro-batches, not of 3"):
         engine(one, 0, micro_batches=3).step(data(2))
     with pytest.raises(LayoutError, match="2 sizes for 3"):
