@@ -147,7 +147,9 @@ def settings(inputs: Inputs, policy: str) -> Config:
 
     chosen = inputs.config or click.get_current_context().find_root().params.get("config")
     site = config.load(Path(chosen)) if chosen else config.Config()
-    site = dataclasses.replace(site, controller=dataclasses.replace(site.controller, policy=policy))
+    # Nobody but the policy starts jobs here; sia suspends only what it may start again.
+    controller = dataclasses.replace(site.controller, policy=policy, queue="controller")
+    site = dataclasses.replace(site, controller=controller)
     if inputs.artifact_compat:
         site = dataclasses.replace(site, sia=dataclasses.replace(site.sia, artifact_compat=True))
     return site

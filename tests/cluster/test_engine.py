@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon import until
 from harness import Cluster
 
 DRIVER = Path(__file__).parent / "drivers" / "resize.py"
@@ -125,8 +126,7 @@ def test_a_preempted_job_starts_by_itself_when_its_lease_ends(cluster: Cluster) 
     assert ended["state"] == "DONE"
     assert field(cluster, job, "state_reason") in ("BeginTime", "None")
     cluster.exec(["scontrol", "update", f"jobid={job}", "StartTime=now"])  # as if it had ended
-    cluster.wait(job, "RUNNING")
-    assert sum(running(cluster, job).values()) == 1
+    until(lambda: sum(running(cluster, job).values()) == 1)
 
 
 def begin_and_die(cluster: Cluster, seconds: int) -> tuple[str, dict[str, int]]:

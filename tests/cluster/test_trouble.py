@@ -171,9 +171,16 @@ def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
 
 def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
     """What has begun ends well, who was only asked to save goes on, and nothing new is begun."""
+    begun = len(daemon.log())
+    daemon.configure(eager(mode="advise").replace("{state}", SHM))
+    daemon.signal("HUP")
     job = submit(cluster)
     asked = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jslow", "-wg05")
-    daemon.when(job, "COOL", FILL)
+    for ready in (job, asked):
+        daemon.wait_for(f"JobId={ready} Action=grow .* Mode=advise", after=begun)
+    # both begin in one round; the disk is full while the second one saves
+    daemon.configure(eager().replace("{state}", SHM))
+    daemon.when(job, "COOL", FILL, first=f"kill -HUP {daemon.pid}")
     until(lambda: gpus(cluster, job) == 4)
     daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*it could not be written down")
     begun = len(daemon.log())
