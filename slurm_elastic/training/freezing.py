@@ -218,8 +218,6 @@ class Freezer:
         if not self._looks(step):
             return
         gradients = self.prefix.gradients()
-        if room_for([g for layer in gradients for g in layer]):
-            self._kept = [[g.clone() for g in layer] for layer in gradients]
         plasticity = self._meter.read() if self._criterion.plastic else None
         rounds = epoch if self._epochs >= _LEAST_EPOCHS else int(progress * _LEAST_EPOCHS)
         answer = self._criterion.see(
@@ -234,9 +232,15 @@ class Freezer:
         )
         self._answers = [*self._answers, answer][-self._how.passes :]
         within = self._how.begin <= progress <= self._how.end
-        if len(self._answers) == self._how.passes and within and not self._thaw.regressed:
-            most = cap(len(self.prefix.layers), rounds, alpha=self._how.alpha)
-            self._certify(min(*self._answers, most))
+        most = cap(len(self.prefix.layers), rounds, alpha=self._how.alpha)
+        reach = min(*self._answers, most) if len(self._answers) == self._how.passes else 0
+        if within and reach > self.certified and not self._thaw.regressed:
+            self._certify(reach)
+            # The penalty is only looked after while it is all that stands in the way.
+            if room_for([g for layer in gradients for g in layer]):
+                self._kept = [[g.clone() for g in layer] for layer in gradients]
+        else:
+            self._descent = self._fresh()
 
     def validated(self, loss: float) -> None:
         """The script measured the loss on samples that it does not train on."""
