@@ -127,9 +127,9 @@ class Daemon:
     ) -> None:
         """Run `first`, and a command the moment a job's next transition enters a state."""
         marks = f"grep -c 'JobId={job} Transition=.* State={state} ' {self.log_path}"
-        wait = f"for _ in $(seq 1500); do [ $({marks}) != $n ] && break; sleep 0.02; done"
+        wait = f"for _ in $(seq 4000); do [ $({marks}) != $n ] && break; sleep 0.02; done"
         script = f"n=$({marks}); {first}; {wait}; {command}"
-        done = self.cluster.exec(script, user=user, timeout=60)
+        done = self.cluster.exec(script, user=user, timeout=150)
         assert f"JobId={job} Transition" in self.log(), done
 
     def ask(self, *words: str, user: str = "alice", check: bool = True) -> str:
