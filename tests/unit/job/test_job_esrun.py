@@ -124,6 +124,9 @@ def test_sigterm_after_sigcont_is_slurms_affair(job: dict[str, str]) -> None:
 
 def test_a_second_sigterm_ends_the_step_at_once(job: dict[str, str]) -> None:
     process = begun(job, "exec sleep 60")
+    status = Path(f"/proc/{process.pid}/status")
+    while "SigBlk:\t0000000000000000" not in status.read_text():
+        time.sleep(0.01)  # until then two signals are one
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "train_cnn.py"
 
 
@@ -29,9 +27,8 @@ def run(out: Path, directive: str, *options: str) -> tuple[list[dict], str]:
     return lines, done.stderr
 
 
-@pytest.mark.parametrize("criterion", ["plasticity", "gradient-change", "gradient-norm"])
-def test_it_trains_with_every_criterion(tmp_path: Path, criterion: str) -> None:
-    options = ("--freeze", "auto", "--criterion", criterion)
+def test_it_trains_with_another_criterion(tmp_path: Path) -> None:
+    options = ("--freeze", "auto", "--criterion", "gradient-norm")
     lines, _ = run(tmp_path, "1,freeze=auto,max-penalty=100%", *options)
     assert all(0 <= line["frozen"] <= 4 for line in lines)
 

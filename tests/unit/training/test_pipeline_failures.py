@@ -36,7 +36,7 @@ def trapped(rank: int, layout: Layout, schedule: str, victim: int, what: str) ->
     if rank == victim:
         for part in modules:
             part.register_forward_pre_hook(Trap(what))
-    run = engine(layout, rank, modules, schedule=schedule, micro_batches=4, timeout_s=5.0)
+    run = engine(layout, rank, modules, schedule=schedule, micro_batches=4, timeout_s=2.5)
     for _ in range(3):
         if schedule == "pipedream":
             run.run(data(12), torch.optim.SGD(run.parameters(), lr=0.1).step)
