@@ -6,6 +6,7 @@ in the ledger under a key that tells reused job ids apart.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from slurm_elastic.config import Config
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
-from slurm_elastic.controller.transition import Transition
+from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.report import Report
@@ -39,6 +40,7 @@ class Entry:
         pin: nodes that the job was last told to run on; None: nothing is known of it before now.
         broken: run whose lease its owner broke; he is not made to wait again.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
+        counted: id of the last transition whose outcome is part of this record.
         lesson: what models are fitted to.
     """
 
@@ -58,6 +60,7 @@ class Entry:
     pin: list[str] | None = None
     broken: int = -1
     spare: tuple[int, int] = (-1, 0)
+    counted: int = 0
     seen_run: int = -1
     lesson: Lesson = field(default_factory=Lesson)
     dirty: bool = True
@@ -106,7 +109,17 @@ class Book:
                 self._entries[job.key] = self._kept(job) or Entry(
                     job.job_id, pin=None if job.run else []
                 )
+                self._catch_up(job)
             return self._entries[job.key]
+
+    def _catch_up(self, job: Job) -> None:
+        """Count transitions that ended when the daemon died before it could do so."""
+        with contextlib.suppress(LedgerError):
+            for row in self._ledger.ended_transitions(job.job_id, job.key):
+                with contextlib.suppress(ValueError):
+                    transition = Transition.from_body(row)
+                    if transition.state is State.DONE or transition.given_up:
+                        self.changed(transition, job, row["updated"])
 
     def _kept(self, job: Job) -> Entry | None:
         try:
@@ -164,6 +177,9 @@ class Book:
             return
         with self._lock:
             entry = self.entry(job)
+            if transition.id <= entry.counted:
+                return
+            entry.counted = transition.id
             entry.last_change = now
             entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
             if "unanswered" in transition.entered:

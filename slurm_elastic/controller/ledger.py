@@ -14,7 +14,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -219,18 +219,16 @@ class Ledger:
                 f"SELECT * FROM transitions {where} ORDER BY id DESC LIMIT ?",  # noqa: S608
                 args,
             ).fetchall()
-        return [
-            {
-                **body,
-                "id": r["id"],
-                "job_id": r["job_id"],
-                "state": r["state"],
-                "live": bool(r["live"]),
-                "updated": r["updated"],
-            }
-            for r in reversed(rows)
-            if (body := _body(r["body"], f"transition {r['id']}"))
-        ]
+        return _transitions(reversed(rows))
+
+    def ended_transitions(self, job_id: int, key: str) -> list[Body]:
+        """Those of one job that have ended, oldest first."""
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT * FROM transitions WHERE job_id = ? AND key = ? AND live = 0 ORDER BY id",
+                (job_id, key),
+            ).fetchall()
+        return _transitions(rows)
 
     # --- who held what, when ---
 
@@ -272,6 +270,21 @@ class Ledger:
             db.execute("DELETE FROM segments WHERE end IS NOT NULL AND end < ?", (old,))
             db.execute("DELETE FROM jobs WHERE seen < ?", (old,))
             db.execute("DELETE FROM applications WHERE seen < ?", (old,))
+
+
+def _transitions(rows: Iterable[sqlite3.Row]) -> list[Body]:
+    return [
+        {
+            **body,
+            "id": r["id"],
+            "job_id": r["job_id"],
+            "state": r["state"],
+            "live": bool(r["live"]),
+            "updated": r["updated"],
+        }
+        for r in rows
+        if (body := _body(r["body"], f"transition {r['id']}"))
+    ]
 
 
 def _body(text: str, name: str) -> Body:

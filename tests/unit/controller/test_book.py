@@ -80,6 +80,7 @@ def test_only_changes_that_touched_the_job_count(book):
     assert entry.deaf_until >= 400.0
     moved = transition({"n1": 4}, {"n2": 1}, State.DONE, limit_s=630)
     moved.entered["REQUEUE"] = 150.0
+    moved.id = asked.id + 1
     book.changed(moved, running, 200.0)
     assert (entry.resizes, entry.changes, entry.pin) == (1, [200.0], ["n1"])
     assert book.spare_s(running) == 30
@@ -87,12 +88,29 @@ def test_only_changes_that_touched_the_job_count(book):
 
 
 def test_a_preempted_job_is_leased_a_failed_plan_is_not(book):
-    for problem, leased in (("", True), ("taken", False)):
+    for number, (problem, leased) in enumerate((("", True), ("taken", False)), start=1):
         waits = job(run=1)
         ended = transition(None, {"n1": 4}, State.DONE, problem=problem)
+        ended.id = number
         ended.entered["REQUEUE"] = 1.0
         book.changed(ended, waits, 1.0)
         assert book.entry(waits).leased is leased
+
+
+def test_what_a_death_left_uncounted_is_counted_once(ledger):
+    """Killed after a change was done and before its outcome was written down."""
+    running = job({"n1": 4}, run=1)
+    Book(ledger).observe(snapshot(job({"n2": 1})))
+    moved = transition({"n1": 4}, {"n2": 1}, State.DONE)
+    moved.entered["REQUEUE"] = 150.0
+    moved.id = ledger.add_transition(7, running.key, moved.to_body())
+    ledger.put_transition(moved.id, "DONE", moved.to_body(), live=False)
+    for _ in range(2):
+        book = Book(ledger)
+        assert (book.entry(running).pin, book.entry(running).resizes) == (["n1"], 1)
+        book.changed(moved, running, 200.0)
+        assert book.entry(running).resizes == 1
+        book.observe(snapshot(running))
 
 
 def test_who_held_what_when(book, ledger):
