@@ -1,6 +1,7 @@
 """The resize protocol on real Slurm, driven by hand-written plans."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def test_a_preempted_job_starts_by_itself_when_its_lease_ends(cluster: Cluster) 
     (ended,) = drive(cluster, fresh_ledger(cluster), "--plan", json.dumps({job: None}))
     assert ended["state"] == "DONE"
     assert field(cluster, job, "state_reason") in ("BeginTime", "None")
+    time.sleep(3)  # a node refuses a job that comes back within 2 s; leases are far longer
     cluster.exec(["scontrol", "update", f"jobid={job}", "StartTime=now"])  # as if it had ended
     until(lambda: sum(running(cluster, job).values()) == 1)
 

@@ -215,8 +215,8 @@ def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: Cl
         squeue = "until j=$(squeue -h -n shell -t R -o %i | grep .); do sleep 0.2; done; echo $j"
         shell = cluster.exec(squeue).stdout.strip()
         cluster.jobs.append(int(shell))
-        until(lambda: "interactive" in daemon.ask("show", shell), what=daemon.ask("show", shell))
-        until(lambda: "--no-requeue" in daemon.ask("show", str(stays)))
+        until(lambda: "interactive" in daemon.ask("show", shell, check=False))
+        until(lambda: "--no-requeue" in daemon.ask("show", str(stays), check=False))
         time.sleep(3)
         for job in (rigid, stays, int(shell)):
             assert shown(cluster, job)["restart_cnt"] == 0
