@@ -240,6 +240,15 @@ class Snapshot:
         return {n.name: n for n in self.nodes}
 
     @cached_property
+    def per_node(self) -> Mapping[str, int]:
+        """GPUs of the largest node of each type."""
+        found: dict[str, int] = {}
+        for node in self.nodes:
+            if node.gpus > found.get(node.gpu_type, 0):
+                found[node.gpu_type] = node.gpus
+        return found
+
+    @cached_property
     def job(self) -> Mapping[int, Job]:
         """Jobs by raw id."""
         return {j.job_id: j for j in self.jobs}

@@ -162,3 +162,12 @@ class JobRecord:
     leased: bool = False
     resizes: int = 0
     learned: Learned | None = None
+
+    def change_s(self, assumed_s: float) -> float:
+        """Seconds without training that a change costs: a save, and a restart.
+
+        Args:
+            assumed_s: for the restart, until one was measured.
+        """
+        restart_s = assumed_s if self.restart_s is None else self.restart_s
+        return restart_s + (self.checkpoint_s or 0.0)

@@ -47,10 +47,7 @@ def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow
     from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
 
     application, noise = learned.application, learned.noise
-    per_node: dict[str, int] = {}
-    for node in snapshot.nodes:
-        if node.gpus:
-            per_node[node.gpu_type] = max(node.gpus, per_node.get(node.gpu_type, 0))
+    per_node = snapshot.per_node
     held = job.allocation
     wanted = held.gpus if held else application.gpus
     model = GoodputModel.of(learned, per_node=per_node)

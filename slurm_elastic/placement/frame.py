@@ -53,9 +53,7 @@ class Frame:
         self.types: tuple[str, ...] = tuple(sorted({n.gpu_type for n in nodes if n.gpus}))
         numbers = {name: i for i, name in enumerate(self.types)}
         self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
-        self.per_node: Mapping[str, int] = {
-            name: int(self.gpus[self.type_of == i].max()) for name, i in numbers.items()
-        }
+        self.per_node: Mapping[str, int] = snapshot.per_node
         self.rack: Ints = self.topology.rack
         self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
         self._coming = [

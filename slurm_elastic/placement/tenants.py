@@ -96,9 +96,6 @@ def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> d
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
         standing, why = _standing(job, record, config, frame.snapshot.time)
-        cost_s = (record.checkpoint_s or 0.0) + (
-            config.resize.restart_s if record.restart_s is None else record.restart_s
-        )
         found[job.job_id] = Tenant(
             job=job,
             record=record,
@@ -108,7 +105,7 @@ def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> d
             why=why,
             need=Need.of(job),
             current=job.allocation,
-            cost_s=cost_s,
+            cost_s=record.change_s(config.resize.restart_s),
             window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
         )
     return found

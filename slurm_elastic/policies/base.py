@@ -8,13 +8,14 @@ Sites add policies through the entry point group `slurm_elastic.policies`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from slurm_elastic.cluster import Snapshot
+from slurm_elastic.cluster import Job, Snapshot
 from slurm_elastic.config import Config
+from slurm_elastic.directive import Directive
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.plan import JobRecord, Proposal
 
@@ -36,6 +37,15 @@ class Question:
     jobs: tuple[int, ...]
     capacity: Mapping[str, int]
     seed: int = 0
+
+    def elastic(self) -> Iterator[tuple[Job, JobRecord, Directive]]:
+        """Its jobs, what is known of them, and the directives now in force."""
+        for job_id in self.jobs:
+            job = self.snapshot.job[job_id]
+            record = self.records.get(job_id) or JobRecord(job_id=job_id)
+            directive = record.override or job.directive
+            if directive is not None:
+                yield job, record, directive
 
 
 class Policy(Protocol):

@@ -21,7 +21,7 @@ from slurm_elastic.cluster import Job, JobState, Limit
 from slurm_elastic.config import Config
 from slurm_elastic.directive import Directive
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Alternative, JobRecord, Proposal
+from slurm_elastic.plan import Alternative, Proposal
 from slurm_elastic.policies.base import Question
 from slurm_elastic.policies.curves import Curve, curve
 
@@ -141,26 +141,17 @@ class FairShare:
 
     def _shares(self, question: Question) -> list[_Share]:
         """Running jobs first, then by priority and age."""
-        per_node: dict[str, int] = {}
-        for node in question.snapshot.nodes:
-            if node.gpus > per_node.get(node.gpu_type, 0):
-                per_node[node.gpu_type] = node.gpus
+        per_node = question.snapshot.per_node
         everything = tuple(sorted(per_node))
         max_nodes = {p.name: p.max_nodes for p in question.snapshot.partitions}
         shares = []
-        for job_id in question.jobs:
-            job = question.snapshot.job[job_id]
-            record = question.records.get(job_id) or JobRecord(job_id=job_id)
-            directive = record.override or job.directive
-            if directive is None:
-                continue
-            restart_s = self._resize.restart_s if record.restart_s is None else record.restart_s
+        for job, record, directive in question.elastic():
             shares.append(
                 _Share(
                     job=job,
                     directive=directive,
-                    model=question.models[job_id],
-                    cost_s=restart_s + (record.checkpoint_s or 0.0),
+                    model=question.models[job.job_id],
+                    cost_s=record.change_s(self._resize.restart_s),
                     types=directive.types or everything,
                     per_node=per_node,
                     max_nodes=max_nodes.get(job.partition),

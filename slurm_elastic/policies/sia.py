@@ -120,8 +120,7 @@ class Sia:
         if self._rules.restart_constants:
             name = job.learned.application.name if job.learned else job.job.name
             return self._config.sia.restart_s.get(name, OTHER_RESTART_S)
-        measured = self._config.resize.restart_s if record.restart_s is None else record.restart_s
-        return measured + (record.checkpoint_s or 0.0)
+        return record.change_s(self._config.resize.restart_s)
 
     def _solve(self, question: Question, weighed: Weighed) -> Solution:
         """The program's answer; running jobs are only suspended if we can start them again."""

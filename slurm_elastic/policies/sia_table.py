@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from slurm_elastic.application import JobClass
 from slurm_elastic.config import Sia
 from slurm_elastic.directive import Directive
-from slurm_elastic.plan import JobRecord
 from slurm_elastic.policies.base import Question
 from slurm_elastic.policies.sia_configurations import Configurations, configurations, node_counts
 from slurm_elastic.policies.sia_goodput import Candidate, Goodputs
@@ -50,14 +49,10 @@ class Table:
 
 def candidates(question: Question) -> tuple[Candidate, ...]:
     """The jobs of a question that have a directive."""
-    found = []
-    for job_id in question.jobs:
-        job = question.snapshot.job[job_id]
-        record = question.records.get(job_id) or JobRecord(job_id=job_id)
-        directive = record.override or job.directive
-        if directive is not None:
-            found.append(Candidate(job, record, directive, question.models[job_id]))
-    return tuple(found)
+    return tuple(
+        Candidate(job, record, directive, question.models[job.job_id])
+        for job, record, directive in question.elastic()
+    )
 
 
 def table(question: Question, config: Sia, goodputs: Goodputs) -> Table:

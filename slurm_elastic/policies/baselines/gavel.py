@@ -36,7 +36,6 @@ from slurm_elastic.policies.baselines.requested import (
     Shape,
     answer,
     elapsed,
-    nodes_for,
     requests,
     waits,
 )
@@ -130,7 +129,7 @@ class Gavel:
 
     def _shares(self, asked: Sequence[Request], question: Question, kinds: Sequence[str]) -> Floats:
         """[jobs, types] share of time."""
-        per_node = nodes_for(question)
+        per_node = question.snapshot.per_node
         rates = np.zeros((len(asked), len(kinds)))
         gpus = np.ones((len(asked), len(kinds)))
         for i, request in enumerate(asked):

@@ -29,7 +29,6 @@ from slurm_elastic.policies.baselines.requested import (
     answer,
     arrival,
     elapsed,
-    nodes_for,
     requests,
     waits,
 )
@@ -51,7 +50,7 @@ class LeastAttainedService:
         books = self._account(question, state)
         pool = Pool(question.capacity)
         proposals = []
-        per_node = nodes_for(question)
+        per_node = question.snapshot.per_node
         for request in sorted(requests(question), key=lambda r: self._order(r, books)):
             first = books[request.job.key]["service"] < self._las.queue_gpu_s
             chosen = pool.first(self._shapes(request, question, per_node))

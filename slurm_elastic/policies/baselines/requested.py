@@ -70,13 +70,9 @@ def requests(question: Question) -> list[Request]:
     """The question's jobs in order of their first submission, then of their ids."""
     total = gpus_of(question.snapshot)
     found = []
-    for job_id in question.jobs:
-        job = question.snapshot.job[job_id]
-        record = question.records.get(job_id) or JobRecord(job_id=job_id)
-        directive = record.override or job.directive
-        if directive is not None:
-            shapes = tuple(_shapes(job, record, directive, total))
-            found.append(Request(job=job, record=record, shapes=shapes, held=job.allocation))
+    for job, record, directive in question.elastic():
+        shapes = tuple(_shapes(job, record, directive, total))
+        found.append(Request(job=job, record=record, shapes=shapes, held=job.allocation))
     return sorted(found, key=lambda r: (arrival(r.job), r.job.job_id))
 
 
@@ -92,14 +88,6 @@ def gpus_of(snapshot: Snapshot) -> dict[str, int]:
         if node.gpus:
             total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
     return dict(sorted(total.items()))
-
-
-def nodes_for(question: Question) -> dict[str, int]:
-    """GPUs of the largest node of each type."""
-    found: dict[str, int] = {}
-    for node in question.snapshot.nodes:
-        found[node.gpu_type] = max(found.get(node.gpu_type, 1), node.gpus)
-    return found
 
 
 def answer(request: Request, chosen: Shape | None, reason: str, value: float = 0.0) -> Proposal:
