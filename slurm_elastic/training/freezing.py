@@ -11,15 +11,15 @@ looks in a row, the cap of the epoch allows it, and its penalty (`models.freezin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from slurm_elastic.directive import DEFAULT_MAX_PENALTY, Directive
+from slurm_elastic.directive import DEFAULT_MAX_PENALTY
 from slurm_elastic.models.freezing import Descent, cap, compound
+from slurm_elastic.training.asked import directive as asked_for
 from slurm_elastic.training.criteria import (
     Criterion,
     GradientChange,
@@ -32,10 +32,6 @@ from slurm_elastic.training.noise import room_for
 from slurm_elastic.training.plasticity import PlasticityMeter
 from slurm_elastic.training.prefix import Prefix
 
-#: slurmd sets it in jobs submitted with --elastic.
-_IN_JOB = "SLURM_SPANK_ELASTIC"
-#: What a user may set on a machine without Slurm, as for sbatch.
-_OUTSIDE = "SLURM_ELASTIC"
 #: Looks in a whole training, if it is long enough, and most steps between two.
 _LOOKS = 250
 _MOST_STEPS = 50
@@ -108,16 +104,12 @@ def wanted(
     """
     if isinstance(asked, str) and asked not in ("off", "auto"):
         raise ValueError(f"freeze is {asked!r}; write off, auto or Freezing(...)")
-    environment = os.environ if environment is None else environment
-    text = environment.get(_IN_JOB, "")
-    if not text and "SLURM_JOB_ID" not in environment:
-        text = environment.get(_OUTSIDE, "")
     how = Freezing() if isinstance(asked, str) else asked
-    if not text:
+    directive = asked_for(environment)
+    if directive is None:
         return (None if asked == "off" else how), ""
-    directive = Directive.parse(text)
     if directive.freeze != "auto":
-        ignored = f"no freezing: --elastic={text} does not say freeze=auto"
+        ignored = f"no freezing: --elastic={directive} does not say freeze=auto"
         return None, "" if asked == "off" else ignored
     values = {name: getattr(how, name) for name in how.__dataclass_fields__}
     return Freezing(**(values | {"max_penalty": directive.max_penalty})), ""

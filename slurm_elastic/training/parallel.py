@@ -108,15 +108,12 @@ class World:
         Raises:
             RuntimeError: rank 0, which keeps the store, is gone.
         """
-        store = self._ready()
-        end = time.monotonic() + timeout_s
-        pause = 0.001
-        while not store.check([key]):
-            if time.monotonic() > end:
-                return None
-            time.sleep(pause)
-            pause = min(_POLL_S, pause * 2)
-        return str(store.get(key).decode())
+        return _hear(self._ready(), key, timeout_s)
+
+    def line(self) -> Line:
+        """A connection of its own, for another thread than this one."""
+        self._ready()
+        return Line(self._open_store(serve=False))
 
     def gather(self, key: str, timeout_s: float) -> None:
         """Wait until all ranks have come here, or the timeout.
@@ -163,6 +160,36 @@ class World:
             raise RuntimeError(f"rank {self.rank} of {self.size} cannot meet the others") from (
                 self._failure
             )
+
+
+class Line:
+    """To tell and hear, from one thread; a rank must not tell one key twice."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def tell(self, key: str, value: str) -> None:
+        """Let the other ranks know."""
+        self._store.set(key, value)
+
+    def hear(self, key: str, timeout_s: float) -> str | None:
+        """What some rank tells under this key; None after the timeout.
+
+        Raises:
+            RuntimeError: rank 0, which keeps the store, is gone.
+        """
+        return _hear(self._store, key, timeout_s)
+
+
+def _hear(store: Any, key: str, timeout_s: float) -> str | None:
+    end = time.monotonic() + timeout_s
+    pause = 0.001
+    while not store.check([key]):
+        if time.monotonic() > end:
+            return None
+        time.sleep(pause)
+        pause = min(_POLL_S, pause * 2)
+    return str(store.get(key).decode())
 
 
 class Reducer:
