@@ -6,7 +6,7 @@ Saving: eight equal blocks and a linear layer (16.85 MB of gradients) on two ran
 machine, gloo. One job; its frozen prefix goes round 0, 2, 4, 6, 8 blocks, so that a busy
 machine slows all of them alike. Wall and CPU seconds of a step are rank 0's medians.
 
-Cost: `examples/train_cnn.py` with all layers training and with `--freeze auto`, by seed.
+Cost: `docs/examples/train_cnn.py` with all layers training and with `--freeze auto`, by seed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def cost(seed: int, max_penalty: float) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed}
     for freeze in ("off", "auto"):
         with tempfile.TemporaryDirectory() as out:
-            script = str(ROOT / "examples" / "train_cnn.py")
+            script = str(ROOT / "docs" / "examples" / "train_cnn.py")
             options = {
                 "--out": out,
                 "--samples": "6144",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.resize [--count 30] [--requeues 3] [--json] [--cluster selastic]
 
-One training job (examples/train_library.py) on the container cluster goes
+One training job (docs/examples/train_library.py) on the container cluster goes
 1 → 2 → 4 → 2 → 1 ranks over two nodes and from rack to rack, through the real
 engine, esrun and library. Beside it, in the same run and alternating with the
 blocks of resizes, plain `scontrol requeue`s of the same job. The machine is
@@ -51,7 +51,7 @@ def measure(cluster: str, count: int, requeues: int) -> list[dict[str, Any]]:
     subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
     on_cluster(cluster, "mkdir", "-p", "/shared/scratch/bench")
     for name in ("train_library.py", "emulate.py"):
-        text = (ROOT / "examples" / name).read_text()
+        text = (ROOT / "docs" / "examples" / name).read_text()
         on_cluster(cluster, "tee", f"/shared/scratch/bench/{name}", stdin=text)
     driver = (ROOT / "benchmarks/drivers/resize.py").read_text()
     on_cluster(cluster, "tee", "/shared/scratch/bench/driver.py", stdin=driver)

@@ -12,7 +12,7 @@ from types import ModuleType
 from contrib.demo.cluster import ROOT
 from contrib.demo.scene import Training
 
-_CHECKER = ROOT / "examples" / "check_run.py"
+_CHECKER = ROOT / "docs" / "examples" / "check_run.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def _worlds(out: Path) -> dict[int, frozenset[int]]:
 
 
 def _checker() -> ModuleType:
-    """examples/check_run.py, which is a script for people and no package."""
+    """docs/examples/check_run.py, which is a script for people and no package."""
     spec = importlib.util.spec_from_file_location("check_run", _CHECKER)
     assert spec is not None
     assert spec.loader is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from contrib.demo.cluster import PROJECT, STAGE
 from contrib.demo.view import View
 
-EXAMPLES = f"{PROJECT}/examples"
+EXAMPLES = f"{PROJECT}/docs/examples"
 BATCH = 64
 
 

@@ -116,7 +116,7 @@ def training(cluster: Cluster) -> Iterator[int]:
     cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
     options = ["--samples=2048", "--epochs=2", "--rate=100", "--workers=0"]
     job = cluster.sbatch(
-        f"esrun python3 /opt/src/slurm-elastic/examples/train_library.py"
+        f"esrun python3 /opt/src/slurm-elastic/docs/examples/train_library.py"
         f" --out {SCRATCH}/out {' '.join(options)}",
         "-Jreal",
         "--elastic=1-2,types=v100",
@@ -130,7 +130,7 @@ def training(cluster: Cluster) -> Iterator[int]:
 
 
 def every_sample_once(cluster: Cluster) -> str:
-    check = "python3 /opt/src/slurm-elastic/examples/check_run.py"
+    check = "python3 /opt/src/slurm-elastic/docs/examples/check_run.py"
     done = cluster.exec(f"{check} {SCRATCH}/out --samples 2048 --epochs 2", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

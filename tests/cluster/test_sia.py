@@ -1,6 +1,6 @@
 """Policy sia on a real cluster: each application ends on the type that suits it, and why.
 
-`typed` trains twice as fast on an a100, `even` equally fast on both (examples/emulate.py). Two
+`typed` trains twice as fast on an a100, `even` equally fast on both (docs/examples/emulate.py). Two
 a100 (g01) and three v100 (g03) are free; everything else is taken.
 """
 
@@ -57,7 +57,7 @@ def train(cluster: Cluster, application: str, kind: str, *options: str) -> int:
     cluster.exec(f"rm -rf {out} {out}.log", user="alice")
     return cluster.sbatch(
         f"export OMP_NUM_THREADS=1\n"
-        f"exec esrun python3 {PROJECT}/examples/train_library.py --out {out} --app {application}"
+        f"exec esrun python3 {PROJECT}/docs/examples/train_library.py --out {out} --app {application}"
         f" --samples 4096 --epochs 1000 --global-batch 32 --rate 40 --checkpoint-every 3",
         *(f"--elastic=1-2,types={kind}:{other}", f"--gres=gpu:{kind}:1", f"-J{application}"),
         *("-t30", "--requeue", "--open-mode=append", f"--output={out}.log", *options),

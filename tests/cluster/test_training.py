@@ -19,7 +19,7 @@ class Run:
         cluster.exec(f"rm -rf {self.out} {self.out}.log", user="alice")
         self.job = cluster.sbatch(
             f"export OMP_NUM_THREADS=1\n"
-            f"esrun python3 {PROJECT}/examples/train_library.py"
+            f"esrun python3 {PROJECT}/docs/examples/train_library.py"
             f" --out {self.out} {SIZE} --rate {rate}",
             *("--requeue", "--open-mode=append", f"--output={self.out}.log"),
             *("--nodes=1", "--gres=gpu:2", "--ntasks-per-node=2"),
@@ -65,7 +65,7 @@ class Run:
         return self.cluster.exec(
             [
                 "python3",
-                f"{PROJECT}/examples/check_run.py",
+                f"{PROJECT}/docs/examples/check_run.py",
                 self.out,
                 "--samples",
                 "1024",
@@ -82,7 +82,7 @@ def reference(cluster: Cluster) -> str:
     out = "/shared/home/alice/training-reference"
     cluster.exec(
         f"rm -rf {out}; OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent python3"
-        f" {PROJECT}/examples/train_library.py --out {out} {SIZE}",
+        f" {PROJECT}/docs/examples/train_library.py --out {out} {SIZE}",
         user="alice",
     )
     return out
@@ -120,7 +120,7 @@ def test_ranks_see_the_emulated_devices(cluster: Cluster) -> None:
     times = {}
     for kind in ("a100", "v100"):
         script = (
-            f"cd {PROJECT}/examples; python3 -c 'import emulate; d = emulate.device(100);"
+            f"cd {PROJECT}/docs/examples; python3 -c 'import emulate; d = emulate.device(100);"
             " print(d.kind, d.samples_per_s, d.communication_s)'"
         )
         done = cluster.exec(

@@ -20,7 +20,7 @@ PROJECT_PARTS = (
     "plugins",
     "wrappers",
     "etc",
-    "examples",
+    "docs/examples",
     "contrib/cluster/elastic.toml",
     "contrib/cluster/devices.toml",
     "contrib/cluster/image/install-project",

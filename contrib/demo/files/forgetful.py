@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""examples/train_library.py with a bug: its second epoch never sees one sample, another twice.
+"""docs/examples/train_library.py with a bug: its second epoch never sees one sample, another twice.
 
 The demo's `--break skip-sample` runs it in place of the example, to show that the verdict notices.
 """

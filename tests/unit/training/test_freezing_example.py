@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "train_cnn.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "examples" / "train_cnn.py"
 
 
 def run(out: Path, directive: str, *options: str) -> tuple[list[dict], str]:

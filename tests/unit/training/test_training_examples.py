@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import check_run  # noqa: E402
@@ -111,7 +111,7 @@ def test_emulated_devices(
 
 
 def test_the_clusters_own_devices_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = EXAMPLES.parent / "contrib" / "cluster" / "devices.toml"
+    file = EXAMPLES.parents[1] / "contrib" / "cluster" / "devices.toml"
     monkeypatch.setenv("EMULATED_DEVICES", str(file))
     monkeypatch.setenv("EMULATED_TYPE", "a100")
     device = emulate.device(100.0)

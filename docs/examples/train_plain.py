@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A plain PyTorch script that knows nothing of slurm-elastic.
 
-    python examples/train_plain.py --out /tmp/run
-    sbatch examples/train_plain.sbatch
+    python docs/examples/train_plain.py --out /tmp/run
+    sbatch docs/examples/train_plain.sbatch
 
 It does what careful scripts do: starts from its newest checkpoint, saves every
 `--save-every` steps under a temporary name and renames, and takes its rank from

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """A training script that uses the library: it may be stopped, moved and resized at any step.
 
-    python examples/train_library.py --out /tmp/run          # alone, no Slurm
-    sbatch examples/train_library.sbatch                     # in a cluster
+    python docs/examples/train_library.py --out /tmp/run          # alone, no Slurm
+    sbatch docs/examples/train_library.sbatch                     # in a cluster
 
-What it writes lets anyone check that nothing was lost (`examples/check_run.py`):
+What it writes lets anyone check that nothing was lost (`docs/examples/check_run.py`):
 
     OUT/samples-rankN.jsonl   one line per finished step: the samples this rank trained on
     OUT/losses.jsonl          one line per finished step: the loss over the global batch

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what train_library.py wrote: nothing lost, nothing twice, the same losses.
 
-    python examples/check_run.py OUT --samples 4096 --epochs 3 [--like REFERENCE_OUT]
+    python docs/examples/check_run.py OUT --samples 4096 --epochs 3 [--like REFERENCE_OUT]
 
 Ends with code 0 and a line of figures, or with code 1 and what is wrong.
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Where the time between a process start and its first step goes.
 
-    esrun python examples/measure_start.py --out DIR            # with the library
-    esrun python examples/measure_start.py --out DIR --usual    # the usual way
+    esrun python docs/examples/measure_start.py --out DIR            # with the library
+    esrun python docs/examples/measure_start.py --out DIR --usual    # the usual way
 
 The usual way is DistributedDataParallel and torch.distributed.checkpoint. Both
 train the same network from a checkpoint of an earlier call with the same DIR;
