@@ -13,7 +13,7 @@ import pytest
 from daemon import ADDRESS, PYTHON, Daemon, eager, held, reservations, until
 from harness import Cluster
 
-PROJECT = "/opt/src/slurm-elastic"
+EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 TYPES = {"g01": "a100", "g03": "v100"}
 FILLERS = (
     ("-N4", "-wg02,g04,g05,g06", "--ntasks-per-node=1", "--gres=gpu:4"),
@@ -57,7 +57,7 @@ def train(cluster: Cluster, application: str, kind: str, *options: str) -> int:
     cluster.exec(f"rm -rf {out} {out}.log", user="alice")
     return cluster.sbatch(
         f"export OMP_NUM_THREADS=1\n"
-        f"exec esrun python3 {PROJECT}/docs/examples/train_library.py --out {out} --app {application}"
+        f"exec esrun python3 {EXAMPLES}/train_library.py --out {out} --app {application}"
         f" --samples 4096 --epochs 1000 --global-batch 32 --rate 40 --checkpoint-every 3",
         *(f"--elastic=1-2,types={kind}:{other}", f"--gres=gpu:{kind}:1", f"-J{application}"),
         *("-t30", "--requeue", "--open-mode=append", f"--output={out}.log", *options),
