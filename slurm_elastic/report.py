@@ -16,9 +16,13 @@ True
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from slurm_elastic.directive import MAX_BYTES
+from slurm_elastic.layout import LayoutText, LayoutTextError
 
 #: Phases of one attempt, in order. `saved` acknowledges a notice and means that the job waits,
 #: at a checkpoint, to be killed or told to go on.
@@ -29,6 +33,13 @@ PHASES = ("starting", "training", "saving", "saved", "ended")
 ACTIONS = ("run", "notice", "resume", "rehearse")
 
 _MAX_TEXT = 200
+
+#: One layer as it travels: name, forward_s, backward_s, activation_bytes, parameter_bytes.
+ProfileRow = tuple[str, float, float, float, float]
+#: Most layers of a profile, characters of a layer's name, and bytes of a profile's JSON. A whole
+#: report has to stay below the 64 KiB that the controller takes.
+MAX_LAYERS, MAX_LAYER_NAME, MAX_PROFILE_BYTES = 1000, 100, 48 * 1024
+_MOST_S, _MOST_BYTES = 1e6, 1e15
 
 T = TypeVar("T")
 
@@ -73,6 +84,18 @@ class Report:
             docs/esrun.md).
         notice: id of the notice being acknowledged (phases `saving` and `saved`).
         exit_code: of the child, in phase `ended`.
+        layout: replicas and stages that this attempt runs as (`slurm_elastic.layout`); "" if the
+            program does not say.
+        layers, frozen: layers of the model, and how many from the front are frozen now.
+        certified: how many the library says may be frozen.
+        penalty, certified_penalty: fraction, 0-1, of useful progress lost at `frozen` and at
+            `certified` layers.
+        data_s, forward_s, backward_s, sync_s, optimizer_s: a step's parts, medians in seconds:
+            waiting for data, the passes, waiting for other ranks, the optimizer.
+        peak_memory_bytes: most memory that a rank has used.
+        profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
+            order of the model; () if not measured. Sent once per attempt.
+        profile_batch: samples that went through the model at once when `profile` was measured.
     """
 
     job_id: int
@@ -104,10 +127,27 @@ class Report:
     proven: bool = False
     notice: int | None = None
     exit_code: int | None = None
+    layout: str = ""
+    layers: int | None = None
+    frozen: int | None = None
+    certified: int | None = None
+    penalty: float | None = None
+    certified_penalty: float | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    sync_s: float | None = None
+    optimizer_s: float | None = None
+    peak_memory_bytes: int | None = None
+    profile: tuple[ProfileRow, ...] = ()
+    profile_batch: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """A JSON object; fields that are None are left out."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        """A JSON object; fields that are None are left out, and so is a profile of no layers."""
+        wire = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        if not self.profile:
+            del wire["profile"]
+        return wire
 
     @classmethod
     def from_wire(cls, data: Any) -> Report:
@@ -131,6 +171,11 @@ class Orders:
         deadline_s: seconds, from the moment of sending, until the controller gives up waiting.
         report_every_s: how often to report while training.
         reason: in words, for the job's log.
+        layout: replicas and stages to run as (`slurm_elastic.layout`); "": the job's own choice.
+            One for another number of ranks than the job has waits until it has them.
+        batch: samples per optimisation step; None: the job's own choice.
+        frozen: layers from the front to freeze, at most the certified; None: the job's own choice.
+        directive: the directive in force if it is not the submitted one, else "".
     """
 
     seq: int = 0
@@ -139,6 +184,10 @@ class Orders:
     deadline_s: float | None = None
     report_every_s: float = 10.0
     reason: str = ""
+    layout: str = ""
+    batch: int | None = None
+    frozen: int | None = None
+    directive: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """A JSON object; fields that are None are left out."""
@@ -179,8 +228,27 @@ _REPORT_BOUNDS = {
     "checkpoint_s": 1e6,
     "startup_s": 1e6,
     "restore_s": 1e6,
+    "layers": 2**20,
+    "frozen": 2**20,
+    "certified": 2**20,
+    "penalty": 1.0,
+    "certified_penalty": 1.0,
+    "data_s": 1e6,
+    "forward_s": 1e6,
+    "backward_s": 1e6,
+    "sync_s": 1e6,
+    "optimizer_s": 1e6,
+    "peak_memory_bytes": 2**50,
+    "profile_batch": 2**31,
 }
-_ORDERS_BOUNDS = {"seq": 2**62, "notice": 2**62, "deadline_s": 1e6, "report_every_s": 1e5}
+_ORDERS_BOUNDS = {
+    "seq": 2**62,
+    "notice": 2**62,
+    "deadline_s": 1e6,
+    "report_every_s": 1e5,
+    "batch": 2**31,
+    "frozen": 2**20,
+}
 
 
 def _build(cls: type[T], data: Any, bounds: dict[str, float]) -> T:
@@ -197,10 +265,64 @@ def _build(cls: type[T], data: Any, bounds: dict[str, float]) -> T:
     return cls(**values)
 
 
+def profile_rows(value: Any) -> tuple[ProfileRow, ...]:
+    """A layer profile as it travels: times of six digits, whole bytes.
+
+    Args:
+        value: a list of rows as in `Report.profile`.
+
+    Raises:
+        ReportError: for field `profile`: no such list, more than `MAX_LAYERS` rows or
+            `MAX_PROFILE_BYTES`, names that are long, unprintable or given twice, numbers that are
+            negative, absurd or not finite.
+    """
+    if not isinstance(value, list | tuple) or len(value) > MAX_LAYERS:
+        raise ReportError("profile", f"must be a list of at most {MAX_LAYERS} layers")
+    rows = tuple(_profile_row(row, at) for at, row in enumerate(value))
+    names: set[str] = set()
+    for name, *_ in rows:
+        if name in names:
+            raise ReportError("profile", f"layer {name!r} stands there twice")
+        names.add(name)
+    size = len(json.dumps(rows))
+    if size > MAX_PROFILE_BYTES:
+        raise ReportError("profile", f"has {size} bytes, more than {MAX_PROFILE_BYTES}")
+    return rows
+
+
+def _profile_row(row: Any, at: int) -> ProfileRow:
+    if not isinstance(row, list | tuple) or len(row) != 5:
+        raise ReportError("profile", f"row {at} must be a name, two times and two sizes")
+    name = row[0]
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_LAYER_NAME or not name.isprintable():
+        raise ReportError("profile", f"row {at}: a name has 1 to {MAX_LAYER_NAME} characters")
+    forward, backward = (_profile_number(v, at, _MOST_S) for v in row[1:3])
+    activation, parameters = (_profile_number(v, at, _MOST_BYTES) for v in row[3:5])
+    return (name, _six(forward), _six(backward), round(activation), round(parameters))
+
+
+def _profile_number(value: Any, at: int, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ReportError("profile", f"row {at}: its numbers must be from 0 to {most:g}")
+    return value
+
+
+def _six(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
 def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
+    if name == "profile":
+        return profile_rows(value)
     if "str" in kind:
-        if not isinstance(value, str) or len(value) > _MAX_TEXT or not value.isprintable():
-            raise ReportError(name, f"must be printable text of at most {_MAX_TEXT} characters")
+        most = MAX_BYTES if name == "directive" else _MAX_TEXT
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise ReportError(name, f"must be printable text of at most {most} characters")
+        if name == "layout" and value:
+            try:
+                LayoutText.parse(value)
+            except LayoutTextError as error:
+                raise ReportError(name, str(error)) from None
         return value
     if "bool" in kind:
         if not isinstance(value, bool):
