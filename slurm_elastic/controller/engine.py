@@ -20,6 +20,7 @@ from slurm_elastic.controller.admission import admitted
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.moves import Moves, Site
 from slurm_elastic.controller.reservations import Reservations
+from slurm_elastic.controller.standing import Standing
 from slurm_elastic.controller.transition import UPROOTED, State, Transition
 from slurm_elastic.plan import Decision
 from slurm_elastic.report import Orders
@@ -78,6 +79,7 @@ class Engine:
         self._lock = threading.RLock()
         self._live: dict[int, Transition] = {}
         self._orders: dict[int, tuple[int, Orders]] = {}
+        self._standing = Standing()
         self._seq = int(time.time())
         self._refused: dict[int, float] = {}
         self._unwritten: list[Transition] = []
@@ -272,12 +274,27 @@ class Engine:
         """What one attempt is to do now."""
         with self._lock:
             known = self._orders.get(job_id)
-        return known[1] if known and known[0] == run else Orders()
+            orders = known[1] if known and known[0] == run else Orders()
+            return self._standing.on(orders, job_id, run=run)
+
+    def tell(self, job_id: int, *, run: int, **values: Any) -> bool:
+        """Let a job be so from this attempt on, whatever else it is asked; see `standing`.
+
+        Returns:
+            Whether that is news to it.
+        """
+        with self._lock:
+            news = self._standing.put(job_id, run=run, seq=self._seq + 1, **values)
+            self._seq += news
+        if news:
+            self.wake(job_id)
+        return news
 
     def forget(self, alive: Collection[int]) -> None:
         """Drop what was said to jobs that are gone."""
         with self._lock:
             self._orders = {k: orders for k, orders in self._orders.items() if k in alive}
+            self._standing.forget(alive)
 
     def acknowledge(self, job_id: int, run: int, notice: int, *, step: int | None) -> None:
         """A job has saved and waits. For a notice of no live transition: it shall go on."""
