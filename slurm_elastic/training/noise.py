@@ -27,7 +27,7 @@ optimizer knows (Pollux divides by Adam's second moments).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -67,6 +67,28 @@ class GradientNoise:
         self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
         self._count += 1
 
+    def state(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "sqr": self._sqr,
+            "trace": self._trace,
+            "weight": self._weight,
+            "count": self._count,
+        }
+
+    def restore(self, state: object) -> None:
+        """Go on from what `state` gave; anything else is passed over.
+
+        |G|^2 and S belong to the training, not to a batch or a number of ranks.
+        """
+        if not isinstance(state, Mapping):
+            return
+        values = [state.get(name) for name in ("sqr", "trace", "weight", "count")]
+        known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+        if len(known) == len(values) and known[2] > 0 and known[3] > 0:
+            self._sqr, self._trace, self._weight = known[:3]
+            self._count = int(known[3])
+
     def fields(self) -> dict[str, float]:
         """As a report names them; nothing before `LEAST` steps, or while noise hides them."""
         if self._count < LEAST or self._trace <= 0:
@@ -104,9 +126,7 @@ class Consecutive:
             return
         sqr = float(squared_norm(gradients))
         if kept is not None and len(kept) == len(gradients) and count == self._kept_count:
-            product = float(
-                sum((a * b).sum(dtype=torch.float32) for a, b in zip(kept, gradients, strict=True))
-            )
+            product = float(dot(kept, gradients))
             mean = (self._kept_sqr + sqr + 2 * product) / 4
             self._noise.add(
                 small=(self._kept_sqr + sqr) / 2,
@@ -123,6 +143,18 @@ def squared_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Sum of all squares, in float32 whatever the tensors are, on their device."""
     norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
     return torch.stack(norms).square().sum() if norms else torch.zeros(())
+
+
+def dot(ones: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Sum of the products of all numbers with their counterparts, in float32, on their device."""
+    products = [
+        # Without a tensor of products in between where none is needed.
+        torch.dot(a.reshape(-1), b.reshape(-1))
+        if a.dtype == torch.float32
+        else (a * b).sum(dtype=torch.float32)
+        for a, b in zip(ones, others, strict=True)
+    ]
+    return torch.stack(products).sum() if products else torch.zeros(())
 
 
 def room_for(gradients: Sequence[torch.Tensor]) -> bool:

@@ -10,14 +10,19 @@ import os
 import time
 from typing import Any
 
+import torch
+
 from slurm_elastic.job.local import LocalLink
-from slurm_elastic.training.measure import StepTimer
+from slurm_elastic.report import ReportError, profile_rows
+from slurm_elastic.training.layer_profile import Measured
+from slurm_elastic.training.measure import StepTimer, peak_memory
 from slurm_elastic.training.noise import GradientNoise
 
 #: How long a job waits, at its checkpoint, for somebody to end it or send it on. With an esrun that
 #: is a last resort: it sends the job on by itself when the controller falls silent.
 _WAIT_WITH_ESRUN_S = 900.0
 _WAIT_ALONE_S = 120.0
+_CPU = torch.device("cpu")
 
 
 class Reporter:
@@ -28,6 +33,7 @@ class Reporter:
         global_batch: samples per step over all ranks.
         micro_batch: most samples through the model at once; None: a rank's whole share.
         application: what the script calls what it trains, or "".
+        device: whose memory is told.
     """
 
     def __init__(
@@ -38,12 +44,15 @@ class Reporter:
         global_batch: int,
         micro_batch: int | None = None,
         application: str = "",
+        device: torch.device = _CPU,
     ) -> None:
         self._link = (LocalLink.connect() if rank == 0 else None) or LocalLink.offline()
         self._next = 0.0
         self._answered: int | None = None
         self.timer = StepTimer()
         self.noise = GradientNoise(global_batch)
+        self._device = device
+        self._profile: dict[str, Any] = {}
         # The shares of ranks, and the micro-batches in them, differ by one sample at most or by
         # a rest: what models want is their mean.
         share = -(-global_batch // world)
@@ -75,13 +84,43 @@ class Reporter:
         """One more step is done."""
         if time.monotonic() < self._next:
             return
-        measured = self.timer.take()
         fields = {"step": step, "progress": progress} | checkpoint | self.noise.fields()
-        if measured:
-            fields |= {"step_time_s": measured.step_s, "steps_measured": measured.steps}
-            fields["micro_step_s"] = measured.micro_step_s
+        fields |= self._measured() | self._profiled()
         self._next = time.monotonic() + self._link.orders().report_every_s
         self._send("training", **fields)
+
+    def profile(self, measured: Measured) -> str:
+        """Tell this, once, with the next report of the training.
+
+        Returns:
+            Why it cannot be told, or "".
+        """
+        try:
+            rows = profile_rows(measured.rows())
+        except ReportError as error:
+            return f"the layer profile is not reported: it {error.reason}"
+        self._profile = {"profile": rows, "profile_batch": measured.micro_batch}
+        return ""
+
+    def _measured(self) -> dict[str, Any]:
+        taken = self.timer.take()
+        if taken is None:
+            return {}
+        return {
+            "step_time_s": taken.step_s,
+            "steps_measured": taken.steps,
+            "micro_step_s": taken.micro_step_s,
+            "data_s": taken.data_s,
+            "forward_s": taken.forward_s,
+            "backward_s": taken.backward_s,
+            "sync_s": taken.sync_s,
+            "optimizer_s": taken.optimizer_s,
+            "peak_memory_bytes": peak_memory(self._device),
+        }
+
+    def _profiled(self) -> dict[str, Any]:
+        told, self._profile = self._profile, {}
+        return told
 
     def notice(self) -> bool:
         """Whether esrun asks for a save that has not been answered yet."""

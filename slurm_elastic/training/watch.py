@@ -2,18 +2,24 @@
 
 `StepTimer.looks` says which steps; on all others nothing here costs anything.
 Whatever is computed across ranks rides in the step's own all-reduce.
+
+A step calls, in this order:
+
+    begin, (piece, backward, piece_done) for each micro-batch, reducing, reduced, optimizing, end
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
-from slurm_elastic.training.measure import StepTimer
+from slurm_elastic.training.layer_profile import LayerProfiler
+from slurm_elastic.training.measure import Parts, Phases, StepTimer
 from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
 from slurm_elastic.training.parallel import World
+
+_FORWARD, _BACKWARD, _SYNC, _OPTIMIZER = "forward", "backward", "sync", "optimizer"
 
 
 class Watch:
@@ -24,6 +30,7 @@ class Watch:
         noise: takes the gradients' norms, on rank 0.
         parameters: whose gradients count.
         world: this rank and the others.
+        profiler: of the layers held here, if they are to be profiled.
     """
 
     def __init__(
@@ -33,34 +40,49 @@ class Watch:
         noise: GradientNoise,
         parameters: Sequence[torch.nn.Parameter],
         world: World,
+        profiler: LayerProfiler | None = None,
     ) -> None:
         self._timer = timer
         self._noise = noise
         self._consecutive = Consecutive(noise)
         self._parameters = parameters
         self._world = world
+        self._profiler = profiler
         self._looks = False
-        self._begun = self._compute_s = 0.0
         self._pieces = 0
-        self._small: tuple[torch.Tensor, float] = self._nothing()
+        self._phases = Phases(world.device)
+        self._waits: tuple[Phases, int] | None = None
+        self._zero = torch.zeros((), device=world.device)
+        self._small: tuple[torch.Tensor, float] = (self._zero, 0.0)
 
     def begin(self) -> None:
         """A step begins, its gradients cleared."""
+        self.end()
+        self._settle()
         self._looks = self._timer.looks
-        self._compute_s, self._pieces = 0.0, 0
-        self._small = self._nothing()
-
-    def piece(self) -> None:
-        """A micro-batch's forward pass begins."""
+        self._pieces = 0
+        self._small = (self._zero, 0.0)
         if self._looks:
-            self._begun = self._now()
+            self._phases = Phases(self._world.device)
+        if self._profiler is not None:
+            self._profiler.begin(on=self._timer.on)
+
+    def piece(self, size: int | None = None) -> None:
+        """A micro-batch's forward pass begins; of so many samples, if that is known."""
+        self._enter(_FORWARD)
+        if self._profiler is not None:
+            self._profiler.samples = size
+
+    def backward(self) -> None:
+        """Its loss is known, the backward pass begins."""
+        self._enter(_BACKWARD)
 
     def piece_done(self, size: int) -> None:
         """Its backward pass has ended; gradients are sums over the samples so far."""
         self._pieces += 1
         if not self._looks:
             return
-        self._compute_s += self._now() - self._begun
+        self._enter("")
         if self._pieces == 1:
             self._small = (squared_norm(self._gradients()) / size**2, 1 / size)
 
@@ -71,8 +93,7 @@ class Watch:
             What it is to add up over the ranks: squared norm of the mean gradient of the first
             micro-batch, and 1 by its size; 0 and 0 on a rank without samples.
         """
-        if self._looks:
-            self._begun = self._now()
+        self._enter(_SYNC)
         return self._small
 
     def reduced(self, small: Sequence[float], count: int) -> None:
@@ -82,10 +103,8 @@ class Watch:
             small: sums over the ranks of what `reducing` returned.
             count: samples of the batch, over all ranks.
         """
+        self._enter("")
         alone = self._world.size == 1
-        if self._looks:
-            sync_s = 0.0 if alone else self._now() - self._begun
-            self._timer.parts(compute_s=self._compute_s, pieces=self._pieces, sync_s=sync_s)
         if alone and self._pieces == 1:
             self._consecutive.see(self._gradients(), count, keep=self._looks)
         elif self._looks and self._world.rank == 0:
@@ -98,13 +117,38 @@ class Watch:
                 large_batch=count,
             )
 
+    def optimizing(self) -> None:
+        """Clipping, the optimizer and the schedule begin."""
+        self._enter(_OPTIMIZER)
+
+    def end(self) -> None:
+        """The step is done."""
+        if not self._looks:
+            return
+        self._enter("")
+        self._waits, self._looks = (self._phases, self._pieces), False
+        if self._world.device.type != "cuda":
+            self._settle()
+
+    def _settle(self) -> None:
+        """Tell what the last step was made of, as soon as a GPU has come so far."""
+        if self._waits is None or not self._waits[0].ready:
+            return
+        (phases, pieces), self._waits = self._waits, None
+        found = phases.totals()
+        self._timer.parts(
+            Parts(
+                forward_s=found.get(_FORWARD, 0.0),
+                backward_s=found.get(_BACKWARD, 0.0),
+                sync_s=0.0 if self._world.size == 1 else found.get(_SYNC, 0.0),
+                optimizer_s=found.get(_OPTIMIZER),
+                pieces=pieces,
+            )
+        )
+
+    def _enter(self, phase: str) -> None:
+        if self._looks:
+            self._phases.enter(phase)
+
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
-
-    def _nothing(self) -> tuple[torch.Tensor, float]:
-        return torch.zeros((), device=self._world.device), 0.0
-
-    def _now(self) -> float:
-        if self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
-        return time.monotonic()

@@ -1,6 +1,7 @@
 """What a job measures of itself: times of a step's parts, and the noise of its gradient."""
 
 import doctest
+import json
 import time
 
 import pytest
@@ -8,7 +9,18 @@ import torch
 from worlds import Esrun, Worlds
 
 from slurm_elastic.training import noise as noises
-from slurm_elastic.training.measure import CLOSELY, EVERY, WARM_UP, StepTimer, Times
+from slurm_elastic.training.measure import (
+    CLOSELY,
+    EVERY,
+    SELDOM,
+    SOON,
+    WARM_UP,
+    Parts,
+    Phases,
+    StepTimer,
+    Times,
+    peak_memory,
+)
 from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
 from slurm_elastic.training.parallel import World
 from slurm_elastic.training.reporting import Reporter
@@ -36,36 +48,92 @@ def steps(timer: StepTimer, now: list[float], durations, **parts) -> None:
     for duration in durations:
         now[0] += duration
         if parts:
-            timer.parts(**parts)
+            timer.parts(Parts(**parts))
         timer.end()
+
+
+def micro(timer: StepTimer) -> tuple[float, int, float | None]:
+    taken = timer.take()
+    assert taken is not None
+    return taken.step_s, taken.steps, taken.micro_step_s
 
 
 def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -> None:
     timer = StepTimer()
-    steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], compute_s=1.8, pieces=1, sync_s=0.5)
-    assert timer.take() == Times(2.0, 3, 1.5)
-    steps(timer, now, [2.0, 2.0], compute_s=1.8, pieces=4, sync_s=0.5)
-    assert timer.take() == Times(2.0, 2, 0.45)
+    passes = {"forward_s": 0.6, "backward_s": 1.2, "sync_s": 0.5}
+    steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], **passes)
+    assert micro(timer) == (2.0, 3, 1.5)
+    steps(timer, now, [2.0, 2.0], **passes, pieces=4)
+    assert micro(timer) == (2.0, 2, pytest.approx(0.45))
     steps(timer, now, [2.0])
     assert timer.take() == Times(2.0, 1, None)
 
 
 def test_an_all_reduce_that_takes_longer_than_a_step_leaves_something(now) -> None:
     timer = StepTimer()
-    steps(timer, now, [1.0] * 4, compute_s=0.1, pieces=1, sync_s=5.0)
+    steps(timer, now, [1.0] * 4, forward_s=0.1, sync_s=5.0)
+    assert micro(timer)[2] == pytest.approx(0.01)
+
+
+def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None:
+    timer = StepTimer()
+    steps(timer, now, [1.0] * 3, forward_s=1.0, backward_s=2.0, sync_s=3.0, optimizer_s=4.0)
+    steps(timer, now, [1.0], forward_s=1.0, backward_s=2.0, sync_s=7.0)
+    steps(timer, now, [1.0] * 2, sync_s=7.0, pieces=0)
     taken = timer.take()
     assert taken is not None
-    assert taken.micro_step_s == pytest.approx(0.01)
+    found = (taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s)
+    assert found == (1.0, 2.0, 5.0, 4.0)
+    steps(timer, now, [1.0])
+    assert timer.take() == Times(1.0, 1, None)
+
+
+def test_waiting_for_the_loader_is_timed(now) -> None:
+    def load():
+        for seconds in (50.0, 60.0, 0.5, 0.25, 0.5):
+            now[0] += seconds
+            yield seconds
+
+    timer = StepTimer()
+    for _ in timer.waiting(load()):
+        now[0] += 2.0
+        timer.end()
+    taken = timer.take()
+    assert taken is not None
+    assert (taken.step_s, taken.data_s) == (2.5, 0.5)  # the first two steps do not count
+
+
+def test_phases_add_up(now) -> None:
+    phases = Phases(torch.device("cpu"))
+    for name, seconds in (("forward", 1.0), ("", 5.0), ("backward", 2.0), ("forward", 1.5)):
+        phases.enter(name)
+        now[0] += seconds
+    phases.enter("")
+    assert phases.ready
+    assert phases.totals() == {"forward": 2.5, "backward": 2.0, "": 5.0}
+
+
+def test_the_most_memory_is_that_of_a_moment_not_the_present_one() -> None:
+    before = peak_memory(torch.device("cpu"))
+    torch.ones(2**24)  # 64 MiB, gone at once
+    after = peak_memory(torch.device("cpu"))
+    assert before
+    assert after
+    assert after >= max(before, 2**26)
 
 
 def test_few_steps_are_looked_into() -> None:
     timer, looked = StepTimer(), []
-    for step in range(200):
+    for step in range(500):
         if timer.looks:
-            looked.append(step)
+            looked.append(step - WARM_UP)
         timer.end()
-    assert looked[:CLOSELY] == list(range(WARM_UP, WARM_UP + CLOSELY))
-    assert set(looked[CLOSELY:]) == {s for s in range(WARM_UP + EVERY, 200) if s % EVERY == WARM_UP}
+    assert looked[:CLOSELY] == list(range(CLOSELY))
+    rest = looked[CLOSELY:]
+    assert [s for s in rest if s <= SOON] == list(range(EVERY, SOON + 1, EVERY))
+    assert [s for s in rest if s > SOON] == list(range(SOON + SELDOM, 500 - WARM_UP, SELDOM))
+    timer.on = False
+    assert not timer.looks
 
 
 @pytest.mark.parametrize(("small", "large"), [(8, 64), (16, 32), (1, 1000)])
@@ -109,6 +177,28 @@ def test_the_modules_example() -> None:
     assert doctest.testmod(noises).failed == 0
 
 
+def test_what_is_known_of_the_noise_survives_a_resize() -> None:
+    noise, other = GradientNoise(initial_batch=8), GradientNoise(initial_batch=8)
+    for small in (3.0, 3.5, 2.5) * 4:
+        noise.add(small=small, small_batch=8, large=1.5, large_batch=32)
+    other.restore(json.loads(json.dumps(noise.state())))
+    assert other.fields() == noise.fields() != {}
+    for one in (noise, other):
+        one.add(small=4.0, small_batch=4, large=1.5, large_batch=32)
+    assert other.fields() == noise.fields()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, [], {}, {"sqr": "x"}, {"sqr": 1.0, "trace": float("nan"), "weight": 1.0, "count": 9}],
+)
+def test_noise_that_no_checkpoint_kept_is_begun_anew(bad) -> None:
+    noise = GradientNoise(initial_batch=8)
+    noise.restore(bad)
+    noise.restore(GradientNoise(initial_batch=8).state())
+    assert noise.fields() == {}
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_overflow_is_left_out(bad: float) -> None:
     noise = GradientNoise(initial_batch=8)
@@ -140,14 +230,23 @@ def test_a_watched_job_knows_its_noise(pieces: int) -> None:
         watch.begin()
         for part in sample_gradients(32, generator).chunk(pieces):
             watch.piece()
-            (part @ weights).sum().backward()
+            summed = (part @ weights).sum()
+            watch.backward()
+            summed.backward()
             watch.piece_done(len(part))
         small, inverse = watch.reducing()
         assert weights.grad is not None
         weights.grad.div_(32)
         watch.reduced([float(small), inverse], 32)
+        watch.optimizing()
         weights.grad.zero_()  # as clipping may: what was kept is a copy
+        watch.end()
         timer.end()
+    taken = timer.take()
+    assert taken is not None
+    parts = [taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s]
+    assert None not in parts
+    assert sum(parts[:2]) > 0
     fields = noise.fields()
     assert fields["grad_var"] == pytest.approx(TRACE / 32, rel=0.2)
     assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.5)
