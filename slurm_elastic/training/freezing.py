@@ -239,6 +239,14 @@ class Freezer:
         if self._leads and (why := self._thaw.validated(loss)):
             self._void(why)
 
+    def rebatched(self, batch: int) -> None:
+        """A step takes so many samples from now on, over all ranks."""
+        if self.certified and not batch_changed(self._global_batch, batch):
+            return  # several small changes are judged together
+        if self._leads and self.certified:
+            self._void(f"the batch was {self._global_batch}, now it is {batch}")
+        self._global_batch = batch
+
     def obey(self, frozen: int) -> bool:
         """Freeze as agreed, between two steps; whether anything changed."""
         before = self.frozen

@@ -1,0 +1,402 @@
+"""A batch that changes while a job trains: limits, learning rate, schedule, and exact gradients."""
+
+import doctest
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from slurm_elastic.application import Noise
+from slurm_elastic.directive import Directive
+from slurm_elastic.models import efficiency
+from slurm_elastic.training import batch_size
+from slurm_elastic.training.batch_size import RULES, WARM_UP, BatchSize, limits
+from slurm_elastic.training.sampler import Cursor, Sampler, Share
+
+NOISE = {"grad_sqr": 2.0, "grad_var": 6.0}
+
+
+class Steps:
+    """Counts the steps of a schedule."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self) -> None:
+        self.count += 1
+
+
+def size(initial: int = 8, low: int = 1, high: int = 1000, **options) -> BatchSize:
+    return BatchSize(initial, limits=(low, high), **options)
+
+
+def test_examples() -> None:
+    assert doctest.testmod(batch_size).failed == 0
+
+
+# --- what may be ordered ---
+
+
+def test_the_directive_alone_lets_the_batch_change() -> None:
+    assert limits(64, None) == (64, 64)
+    assert limits(64, Directive.parse("1-8")) == (64, 64)
+    assert limits(64, Directive.parse("1-8,batch=32-512")) == (32, 512)
+    assert limits(64, Directive.parse("1-8,batch=512")) == (512, 512)
+
+
+@given(
+    st.integers(1, 300),
+    st.tuples(st.integers(1, 300), st.integers(1, 300)).map(sorted),
+    st.integers(1, 64),
+    st.none() | st.integers(1, 2**31),
+)
+def test_what_is_ordered_is_obeyed_within_the_limits(initial, between, replicas, ordered) -> None:
+    low, high = between
+    lead = size(initial, low, high, replicas=replicas)
+    other = size(initial, low, high, replicas=replicas, leads=False)
+    assert lead.now == other.now == min(max(initial, low), high)
+    before = lead.now
+    lead.ordered = other.ordered = ordered
+    wish = lead.wish + other.wish
+    assert lead.obey(wish) == other.obey(wish) == (wish != before)
+    assert lead.now == other.now == wish
+    assert low <= wish <= high
+    if ordered is None:
+        assert wish == before
+    elif low <= ordered <= high and ordered >= replicas:
+        assert wish == ordered
+    elif high >= replicas:
+        assert wish >= replicas
+
+
+def test_a_batch_that_a_float32_cannot_tell_is_not_ordered() -> None:
+    lead = size(8, 8, 10**9)
+    lead.ordered = 2**24 + 1
+    assert lead.wish == 8
+    lead.ordered = 2**24
+    assert lead.wish == 2**24 == int(torch.tensor(float(lead.wish), dtype=torch.float32).item())
+
+
+def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
+    said: list[str] = []
+    for options in (
+        {"initial": 8, "limits": (8, 8)},
+        {"initial": 8, "limits": (4, 64)},
+        {"initial": 8, "limits": (32, 32)},
+        {"initial": 8, "limits": (16, 64), "rule": "linear"},
+        {"initial": 8, "limits": (2, 4), "rule": "adascale"},
+        {"initial": 3, "limits": (3, 3), "replicas": 4},
+    ):
+        BatchSize(**options, say=said.append).introduce()
+        BatchSize(**options, leads=False, say=said.append).introduce()
+    outside = "global_batch is 8, outside the directive's batch="
+    rate = "; the learning rate is multiplied by 2"
+    assert said == [
+        f"global_batch is 8, the directive says batch=32: a step takes 32 samples{rate} (sqrt)",
+        f"{outside}16-64: a step takes 16 samples{rate} (linear)",
+        f"{outside}2-4: a step takes 4 samples; the learning rate follows its gain (adascale)",
+        "a step takes 3 samples, 1 of 4 replicas have none: raise the batch or ask for fewer GPUs",
+    ]
+    said.clear()
+    lead = size(8, 8, 64, say=said.append, rule="constant")
+    assert lead.obey(64.0)
+    assert said == ["a step takes 64 samples instead of 8"]
+    assert not lead.obey(64.0)
+    assert not lead.obey(0.0)
+
+
+def test_arguments_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="'sgrt'; write sqrt, adascale, linear or constant"):
+        size(rule="sgrt")
+    with pytest.raises(ValueError, match="global_batch is 0; it must be at least 1"):
+        size(0)
+
+
+def test_reports_say_how_a_replica_splits_its_share() -> None:
+    lead = size(100, 1, 1000, replicas=3)
+    facts = {"global_batch": 100, "initial_batch": 100, "micro_batch": 34, "accumulation": 0}
+    assert lead.facts(None) == facts
+    lead.obey(200)
+    assert lead.facts(16) == facts | {"global_batch": 200, "micro_batch": 14, "accumulation": 4}
+
+
+# --- the learning rate ---
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(batch=st.integers(1, 4000), sqr=st.floats(1e-6, 1e6), var=st.floats(1e-6, 1e6))
+def test_each_rule_keeps_to_its_formula(rule, batch, sqr, var) -> None:
+    lead = size(50, 1, 4000, rule=rule, noise=lambda: {"grad_sqr": sqr, "grad_var": var})
+    lead.obey(batch)
+    for _ in range(WARM_UP):
+        lead.advance(None, batch, last=False, gain=1.0)
+    k, gain = batch / 50, lead.gain(batch)
+    published = float(efficiency.gain(batch, initial_batch=50, noise=Noise(sqr, var)))
+    expected = {"constant": 1.0, "sqrt": math.sqrt(k), "linear": k, "adascale": published}
+    assert lead.factor(batch, gain=gain) == pytest.approx(expected[rule])
+    assert min(1, k) * (1 - 1e-9) <= lead.factor(batch, gain=gain) <= max(1, k) * (1 + 1e-9)
+    assert gain == (0.0 if rule != "adascale" else pytest.approx(expected["adascale"]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_initial_batch_changes_nothing_at_all(rule) -> None:
+    lead, scheduler = size(12, 4, 99, rule=rule, noise=lambda: NOISE), Steps()
+    for count in (12, 12, 5, 12, 1):  # 5 and 1: the ends of epochs
+        gain = lead.gain(count)
+        assert lead.factor(count, gain=gain) == 1
+        assert lead.advance(scheduler, count, last=count < 12, gain=gain) == 1
+
+
+def test_the_small_batch_at_the_end_of_an_epoch_gets_a_small_rate() -> None:
+    lead = size(8)
+    lead.obey(128)
+    assert [lead.factor(n) for n in (128, 32, 8, 1)] == [4.0, 2.0, 1.0, 1.0]
+    lead.obey(2)
+    assert lead.factor(1) == lead.factor(2) == 0.5
+
+
+def test_linear_warms_up_after_a_rise_only() -> None:
+    lead = size(10, rule="linear")
+
+    def factors(count: int, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            found.append(lead.factor(count))
+            lead.advance(None, count, last=False)
+        return found
+
+    assert factors(10, 3) == [1.0] * 3
+    lead.obey(50)
+    rise = factors(50, WARM_UP + 2)
+    assert rise[0] == 1.0
+    assert rise[WARM_UP // 2] == pytest.approx(3.0)
+    assert rise[WARM_UP:] == [5.0, 5.0]
+    assert all(0 < b - a < 0.1 for a, b in pairwise(rise[:-1]))
+    lead.obey(20)
+    assert factors(20, 2) == [2.0, 2.0]
+    lead.obey(50)
+    half = factors(50, WARM_UP // 2)
+    lead.obey(60)
+    assert factors(60, 1)[0] == pytest.approx(half[-1], rel=0.02)
+    assert size(10, 50, 50, rule="linear").factor(50) == 1.0  # from the beginning, too
+
+
+def test_adascale_keeps_what_it_knows_of_the_noise() -> None:
+    told: dict[str, float] = {}
+    lead = size(8, rule="adascale", noise=lambda: told)
+    lead.obey(32)
+    assert lead.gain(32) == 1.0
+    told.update(NOISE)
+    assert lead.gain(32) == pytest.approx(8 / 3.5)
+    told.clear()
+    again = size(8, rule="adascale", noise=lambda: told)
+    again.load_state_dict(lead.state_dict())
+    assert again.gain(32) == pytest.approx(8 / 3.5)
+    assert size(8, rule="adascale", noise=lambda: NOISE, leads=False).gain(32) == 0.0
+
+
+def test_rates_are_scaled_for_the_update_alone() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    capturable = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([{"params": [parameter], "lr": 0.1}])
+    lead = size(8)
+    lead.obey(32)
+    with lead.scaled(optimizer, 32):
+        assert optimizer.param_groups[0]["lr"] == 0.2
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    with pytest.raises(RuntimeError, match="oh"), lead.scaled(optimizer, 32):
+        raise RuntimeError("oh")
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    optimizer.param_groups[0]["lr"] = capturable
+    with lead.scaled(optimizer, 32):
+        assert float(optimizer.param_groups[0]["lr"]) == 1.0
+    assert optimizer.param_groups[0]["lr"] is capturable
+    assert float(capturable) == 0.5
+
+
+# --- the schedule ---
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 20),
+    st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    st.sampled_from(["sqrt", "linear", "constant"]),
+)
+def test_at_the_end_of_an_epoch_the_schedule_is_where_it_always_is(
+    samples, initial, batches, rule
+) -> None:
+    lead, scheduler = size(initial, rule=rule), Steps()
+    epoch_steps = -(-samples // initial)
+    step = 0
+    for epoch in range(1, 4):
+        left = samples
+        while left:
+            lead.obey(batches[step % len(batches)])
+            count = min(lead.now, left)
+            left -= count
+            lead.advance(scheduler, count, last=not left)
+            step += 1
+            consumed = samples - left
+            if left:
+                assert scheduler.count == (epoch - 1) * epoch_steps + consumed // initial
+        assert scheduler.count == epoch * epoch_steps
+
+
+def test_adascale_advances_the_schedule_by_its_gain() -> None:
+    lead, scheduler = size(8, rule="adascale", noise=lambda: NOISE), Steps()
+    lead.obey(32)
+    times = [lead.advance(scheduler, 32, last=False, gain=lead.gain(32)) for _ in range(6)]
+    assert times == [2, 2, 2, 3, 2, 2]  # 6 times 16/7
+    assert sum(times) == scheduler.count
+
+
+# --- through a checkpoint ---
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(st.lists(st.integers(1, 90), min_size=2, max_size=9), st.integers(0, 8))
+def test_a_resume_goes_on_as_if_nothing_had_happened(rule, batches, cut) -> None:
+    def steps(lead: BatchSize, batches: list[int]) -> Iterator[tuple[float, int]]:
+        for batch in batches:
+            lead.obey(batch)
+            gain = lead.gain(batch)
+            yield lead.factor(batch, gain=gain), lead.advance(None, batch, last=False, gain=gain)
+
+    whole = list(steps(size(7, rule=rule, noise=lambda: NOISE), batches))
+    first = size(7, rule=rule, noise=lambda: NOISE)
+    begun = list(steps(first, batches[:cut]))
+    second = size(7, rule=rule)
+    second.load_state_dict(first.state_dict())
+    if rule == "adascale" and not begun:
+        second = size(7, rule=rule, noise=lambda: NOISE)
+    assert second.now == first.now
+    assert begun + list(steps(second, batches[cut:])) == whole
+
+
+def test_a_resume_under_other_conditions() -> None:
+    said: list[str] = []
+    before = size(8)
+    before.obey(64)
+    before.advance(None, 60, last=False)
+    kept = before.state_dict()
+    narrower = size(8, 8, 16, say=said.append)
+    narrower.load_state_dict(kept)
+    assert narrower.now == 16
+    other = size(12, 12, 99, say=said.append)
+    other.load_state_dict(kept)
+    assert other.now == 12
+    assert other.advance(None, 12, last=False) == 1
+    another_rule = size(8, rule="adascale", say=said.append)
+    another_rule.load_state_dict(kept)
+    assert another_rule.now == 64
+    assert another_rule.advance(None, 64, last=False, gain=1.5) == 1
+    for empty in (None, {}):
+        size(say=said.append).load_state_dict(empty)
+    assert said == [
+        "a step took 64 samples, the directive now allows 16",
+        "global_batch was 8, from now on it is 12",
+    ]
+
+
+# --- against a plain loop ---
+
+SAMPLES, INITIAL = 50, 6
+#: Batches of the steps of two epochs, and into how many ranks each step is split.
+BATCHES = (6, 6, 17, 17, 17, 3, 3, 24, 24, 24, 6, 6)
+WORLDS = (1, 3, 2, 4, 5)
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    points = torch.randn(SAMPLES, 5, generator=generator, dtype=torch.float64)
+    return points, (points.sum(dim=1, keepdim=True) > 0).double()
+
+
+def parts(optimizer: str) -> tuple[nn.Module, torch.optim.Optimizer, object]:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+    made: torch.optim.Optimizer
+    if optimizer == "sgd":
+        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    else:
+        made = torch.optim.AdamW(model.parameters(), lr=0.02)
+    return model, made, torch.optim.lr_scheduler.CosineAnnealingLR(made, 18)
+
+
+def trained(optimizer: str, rule: str) -> list[torch.Tensor]:
+    """Losses, gradients and parameters, by the library's parts and uneven shares of ranks."""
+    points, labels = data()
+    model, made, scheduler = parts(optimizer)
+    lead = size(INITIAL, rule=rule, noise=lambda: NOISE)
+    cursor, found = Cursor(), []
+    for i, batch in enumerate(BATCHES):
+        lead.obey(batch)
+        plan = Sampler(samples=SAMPLES, global_batch=lead.now, epochs=2, seed=4)
+        if plan.ended(cursor):
+            break
+        world = WORLDS[i % len(WORLDS)]
+        shares: list[Share] = [
+            next(plan.shares(cursor, rank=rank, world=world)) for rank in range(world)
+        ]
+        made.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64)
+        for share in shares:
+            for at in share.micro_batches(4):
+                summed = nn.functional.mse_loss(model(points[at]), labels[at]) * len(at)
+                summed.backward()
+                loss += summed.detach()
+        for parameter in model.parameters():
+            parameter.grad /= shares[0].count
+        found += [loss / shares[0].count, *[p.grad.clone() for p in model.parameters()]]
+        count, after = shares[0].count, shares[0].after
+        gain = lead.gain(count)
+        with lead.scaled(made, count, gain=gain):
+            made.step()
+        lead.advance(scheduler, count, last=after.epoch != cursor.epoch, gain=gain)
+        cursor = after
+    assert cursor.epoch == 2
+    return found + list(model.parameters())
+
+
+def plain(optimizer: str, rule: str) -> list[torch.Tensor]:
+    """The same by hand: whole batches, and a learning rate that is set before every step."""
+    points, labels = data()
+    model, made, _ = parts(optimizer)
+    base = made.param_groups[0]["lr"]
+    found, position, epoch, taken = [], 0.0, 0, 0
+    for batch in BATCHES:
+        if epoch == 2:
+            break
+        order = Sampler(samples=SAMPLES, global_batch=1, epochs=2, seed=4).order(epoch)
+        at = order[taken : taken + batch]
+        k = max(len(at), min(batch, INITIAL)) / INITIAL
+        gain = (2.0 + 6.0) / (6.0 / k + 2.0)
+        factor = {"constant": 1.0, "sqrt": k**0.5, "adascale": gain}[rule]
+        rate = base * (1 + math.cos(math.pi * int(position + 1e-9) / 18)) / 2
+        made.param_groups[0]["lr"] = rate * factor
+        made.zero_grad()
+        loss = nn.functional.mse_loss(model(points[at]), labels[at])
+        loss.backward()
+        found += [loss.detach(), *[p.grad.clone() for p in model.parameters()]]
+        made.step()
+        taken += len(at)
+        position += gain if rule == "adascale" else len(at) / INITIAL
+        if taken == SAMPLES:
+            epoch, taken = epoch + 1, 0
+            position = position if rule == "adascale" else math.ceil(position - 1e-9)
+    return found + list(model.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("rule", ["sqrt", "adascale", "constant"])
+def test_losses_and_gradients_equal_a_plain_loop(rule, optimizer) -> None:
+    ours, expected = trained(optimizer, rule), plain(optimizer, rule)
+    assert len(ours) == len(expected)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
