@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A small convolutional network on generated images; its front layers may freeze.
 
-    python docs/examples/train_cnn.py --out /tmp/cnn               # all layers train to the end
-    python docs/examples/train_cnn.py --out /tmp/cnn2 --freeze auto  # converged ones are frozen
-    sbatch --elastic=1-4,freeze=auto,max-penalty=2% …    # in a job the directive decides
+    python docs/examples/train_cnn.py --out /tmp/cnn                    # all layers train to the end
+    python docs/examples/train_cnn.py --out /tmp/cnn2 --freeze auto      # converged ones are frozen
+    sbatch docs/examples/train_cnn.sbatch                          # in a job the directive decides
 
 Writes OUT/epochs.jsonl: one line per epoch with training loss, validation loss and accuracy,
 and how many layers are frozen.
@@ -48,6 +48,7 @@ def arguments() -> argparse.Namespace:
         metavar="PERCENT",
         help="how much useful progress freezing may cost; in a job, the directive's",
     )
+    parser.add_argument("--checkpoint-every", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -128,6 +129,7 @@ def main() -> None:
             o, lambda step: 0.6 + 0.4 * math.cos(math.pi * min(1.0, step / steps))
         ),
         micro_batch=args.micro_batch,
+        checkpoint_every_s=args.checkpoint_every,
         application="cnn",
         freeze=how if args.freeze == "auto" else "off",
     )
