@@ -124,8 +124,10 @@ class Courier:
             young = time.monotonic() < self._started + _UNKNOWN_S
             if error.code == "unknown_job" and young:
                 return None
+            self._desk.despair()
             self._complain(f"controller {self._address} refuses: {error}")
         except channel.ChannelError as error:
+            self._desk.despair()
             self._complain(f"{error}; the job goes on without it")
         else:
             if self._complaint:

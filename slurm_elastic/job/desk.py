@@ -13,14 +13,28 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.job.launch import say
-from slurm_elastic.report import Orders, Report, ReportError
+from slurm_elastic.report import Orders, Report, ReportError, profile_rows
 
 #: A change of these is reported at once.
 _URGENT = frozenset({"phase", "notice", "proven", "exit_code", "kind"})
 #: Facts that only esrun knows.
 _OWN = frozenset({"job_id", "run", "gpus", "nodes"})
 #: Measured since the last report: said once.
-_ONCE: dict[str, Any] = {"step_time_s": None, "steps_measured": 0, "micro_step_s": None}
+_ONCE: dict[str, Any] = {
+    "step_time_s": None,
+    "steps_measured": 0,
+    "micro_step_s": None,
+    "profile": (),
+    "profile_batch": None,
+}
+#: What a new attempt in place has to say anew.
+_ATTEMPT: dict[str, Any] = {
+    **_ONCE,
+    **dict.fromkeys(("notice", "exit_code", "startup_s", "restore_s", "resumed_from")),
+    **dict.fromkeys(("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s")),
+    "peak_memory_bytes": None,
+    "layout": "",
+}
 
 #: After a notice's deadline the job goes on if the controller has been silent for this long.
 GRACE_S = 30.0
@@ -44,6 +58,7 @@ class Desk:
         self._orders = Orders()
         self._received = clock()
         self._heard: float | None = None
+        self._expected = False
         self._subscribers: list[Callable[[Orders], None]] = []
         self._complained: set[str] = set()
 
@@ -61,11 +76,15 @@ class Desk:
     def _set(self, name: str, value: Any) -> None:
         if isinstance(value, float) and value.is_integer() and name not in _FRACTIONS:
             value = int(value)  # a tensor of one element arrives as a float
-        known = self._report.to_wire()
+        profile, rest = self._report.profile, replace(self._report, profile=())
         if name == "checkpoint_age_s":
             self._aged = self._clock()
         try:
-            self._report = Report.from_wire({**known, name: value})
+            if name == "profile":  # once is enough: it is large
+                self._report = replace(rest, profile=profile_rows(value or ()))
+            else:
+                known = {**rest.to_wire(), name: value}
+                self._report = replace(Report.from_wire(known), profile=profile)
         except ReportError as error:
             if name not in self._complained:
                 self._complained.add(name)
@@ -86,6 +105,13 @@ class Desk:
             if all(getattr(report, name) == getattr(self._report, name) for name in _ONCE):
                 self._report = replace(self._report, **_ONCE)
 
+    def begin_attempt(self) -> None:
+        """The program is started again, in place."""
+        with self._changed:
+            self._report = replace(self._report, phase="starting", **_ATTEMPT)
+            self._urgent = True
+            self._changed.notify_all()
+
     def wait_urgent(self, seconds: float) -> bool:
         """Wait at most so long for something that wants to be reported at once."""
         with self._changed:
@@ -101,12 +127,31 @@ class Desk:
 
     def orders(self) -> Orders:
         """The present orders; their deadline counts from now."""
+        return self.news()[0]
+
+    def news(self) -> tuple[Orders, str]:
+        """The present orders and, one of `local.CONTROLLER`, what they are."""
         with self._changed:
+            controller = "none" if self._heard is None else "heard"
             orders = self._orders
-            if orders.deadline_s is None:
-                return orders
-            left = self._received + orders.deadline_s - self._clock()
-            return replace(orders, deadline_s=max(0.0, left))
+            if orders.deadline_s is not None:
+                left = self._received + orders.deadline_s - self._clock()
+                orders = replace(orders, deadline_s=max(0.0, left))
+            return orders, "expected" if self._expected else controller
+
+    def expect(self) -> None:
+        """There is a controller, whose first word is worth waiting for."""
+        self._expected = True
+
+    def despair(self) -> None:
+        """The controller cannot be reached: nobody shall wait for its first word any more."""
+        with self._changed:
+            if not self._expected:
+                return
+            self._expected = False
+            orders, subscribers = self._orders, list(self._subscribers)
+        for subscriber in subscribers:
+            subscriber(orders)
 
     @property
     def seq(self) -> int:
@@ -124,8 +169,11 @@ class Desk:
         """
         with self._changed:
             first, self._heard = self._heard is None, self._clock()
+            self._expected = False
             same = orders == replace(self._orders, deadline_s=orders.deadline_s)
-            if same or not (authoritative or first or orders.seq > self._orders.seq):
+            newer = authoritative or first or orders.seq > self._orders.seq
+            # The first word is news even when it says what was known.
+            if not newer or (same and not first):
                 return
             self._orders, self._received = orders, self._clock()
             subscribers = list(self._subscribers)

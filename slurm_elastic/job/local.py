@@ -2,11 +2,14 @@
 
 Rank 0 runs on the host of its esrun, which names a unix socket in
 `SLURM_ELASTIC_SOCKET`. JSON lines go both ways: `{"report": {…}}` with some of
-the fields of `slurm_elastic.report.Report`, and `{"orders": {…}}`. A path that
-begins with `@` is an abstract socket, which containers see without a bind
-mount; both ends check that the other runs as the same user.
+the fields of `slurm_elastic.report.Report`, and `{"orders": {…}, "controller": …}`
+with one of `CONTROLLER`. A path that begins with `@` is an abstract socket, which
+containers see without a bind mount; both ends check that the other runs as the
+same user.
 
-Nothing here blocks but `wait`, nothing raises, and an esrun that is gone only
+A program whose ranks all leave with exit code `AGAIN` is started again in place.
+
+Nothing here blocks but `wait` and `first`, nothing raises, and an esrun that is gone only
 means that the last orders stay as they are.
 
 >>> link = LocalLink.connect("/nowhere") or LocalLink.offline()
@@ -24,12 +27,22 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from slurm_elastic.report import Orders, ReportError
 
 #: Where esrun listens; set in every rank, answered only on the host of rank 0.
 SOCKET_VARIABLE = "SLURM_ELASTIC_SOCKET"
+
+#: Exit code of a program that has saved and wants to be started again in place, e.g. in another
+#: layout. It means nothing to others: shells use 1, 2 and 126 on (128+n: signal n), sysexits.h
+#: 64 to 78 (of which sites like 75 for Slurm's RequeueExit), timeout 124, Python itself 120.
+AGAIN = 83
+
+#: What esrun knows of its controller when it passes orders on: these are esrun's own, the
+#: controller's first word is still to come; they are the controller's; there is none to be heard.
+CONTROLLER = ("expected", "heard", "none")
 
 _MAX_LINE = 65536
 _CONNECT_S = 2.0
@@ -47,6 +60,7 @@ class LocalLink:
         self._pid = os.getpid()
         self._orders = Orders()
         self._received = time.monotonic()
+        self._controller = "expected" if sock is not None else "none"
         self._unread = b""
         self._unsent = b""
         self._fields: dict[str, Any] = {}
@@ -85,6 +99,11 @@ class LocalLink:
         """Whether esrun was there when last looked at, and this is the process that joined it."""
         return self._sock is not None and self._pid == os.getpid()
 
+    @property
+    def controlled(self) -> bool:
+        """Whether esrun is there and hears a controller, or expects to."""
+        return self.connected and self._controller != "none"
+
     def send(self, report_fields: dict[str, Any]) -> None:
         """Report some fields; the rest stays as last reported, None clears one.
 
@@ -116,16 +135,16 @@ class LocalLink:
         Returns at once with the present orders when esrun is gone: check `connected`.
         """
         before = self._orders
-        self.orders()
-        end = time.monotonic() + timeout
-        while self._orders is before and self.connected and self._sock is not None:
-            left = end - time.monotonic()
-            if left <= 0:
-                break
-            poller = select.poll()
-            poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            poller.poll(left * 1000)
-            self.orders()
+        self._wait_while(lambda: self._orders is before, timeout)
+        return self._orders
+
+    def first(self, timeout_s: float) -> Orders:
+        """The controller's orders for an attempt that begins.
+
+        Waits, at most so many seconds, until esrun has heard its controller for the first time;
+        returns at once when it has, when it has none or cannot reach it, and without an esrun.
+        """
+        self._wait_while(lambda: self._controller == "expected", timeout_s)
         return self._orders
 
     def close(self) -> None:
@@ -133,6 +152,18 @@ class LocalLink:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
+
+    def _wait_while(self, true: Callable[[], bool], timeout_s: float) -> None:
+        self.orders()
+        end = time.monotonic() + timeout_s
+        while true() and self.connected and self._sock is not None:
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            poller.poll(left * 1000)
+            self.orders()
 
     def _flush(self) -> None:
         self._pack()
@@ -171,7 +202,11 @@ class LocalLink:
     def _take(self, line: bytes) -> None:
         # A newer esrun may say what this library does not know: better ignored than fatal.
         with contextlib.suppress(ValueError, KeyError, TypeError, ReportError):
-            orders = Orders.from_wire(json.loads(line)["orders"])
+            message = json.loads(line)
+            orders = Orders.from_wire(message["orders"])
+            # An older esrun does not say; what it passes on is all that there will be for a while.
+            known = message.get("controller")
+            self._controller = known if known in CONTROLLER else "heard"
             self._received = time.monotonic()
             if orders != self._orders:
                 self._orders = orders

@@ -3,45 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from slurm_elastic.job.again import Again
+from slurm_elastic.job.desk import Desk
 from slurm_elastic.job.launch import free_port
+from slurm_elastic.job.local import AGAIN, SOCKET_VARIABLE, socket_address
+from slurm_elastic.job.local_server import LocalServer
 from slurm_elastic.job.slurm_env import master_port
 from slurm_elastic.job.srun import without_libuv
+from slurm_elastic.report import Report
 
 _STOP_S = 10.0
 _LOOK_S = 0.02
 
 
 def run(program: Sequence[str], ranks: int) -> int:
-    """Run `ranks` processes until all end; the first failure ends the others and is returned."""
-    port = free_port(master_port(os.getpid(), 0, 0))
-    children = [
-        subprocess.Popen(program, env=_environment(os.environ, rank, ranks, port))
-        for rank in range(ranks)
-    ]
+    """Run `ranks` processes until all end; the first failure ends the others and is returned.
+
+    A program that leaves with `AGAIN` is started again, as in a job.
+    """
+    desk = Desk(Report(job_id=0, run=0, phase="starting", gpus=ranks))
+    listener = _listener()
+    server = LocalServer(desk, listener)
+    server.start()
+    again = Again(desk, server)
+    socket_path = f"@{listener.getsockname()[1:].decode()}"
+    children: list[subprocess.Popen[bytes]] = []
+    ended = False
 
     def forward(number: int, _frame: object) -> None:
+        nonlocal ended
+        ended = ended or number == signal.SIGTERM
         for child in children:
             child.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks as well
-    try:
-        return _wait(children)
-    finally:
-        _stop(children)
+    for attempt in itertools.count():
+        port = free_port(master_port(os.getpid(), 0, attempt))
+        try:
+            for rank in range(ranks):
+                env = _environment(os.environ, rank, ranks, port=port, socket_path=socket_path)
+                children.append(subprocess.Popen(program, env=env))
+            code = _wait(children)
+        finally:
+            _stop(children)
+        if ended or not again.wanted(code):
+            return code
+        children.clear()
+    raise AssertionError
+
+
+def _listener() -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(socket_address(f"@slurm-elastic-{os.getpid()}-{os.urandom(6).hex()}"))
+    listener.listen(16)
+    return listener
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     while True:
         codes = [child.poll() for child in children]
         failed = next((code for code in codes if code), 0)
+        if failed == AGAIN:
+            _leave(children)
         if failed:
             return 128 - failed if failed < 0 else failed
         if None not in codes:
@@ -50,6 +83,13 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
             children[0].wait()
         else:
             time.sleep(_LOOK_S)
+
+
+def _leave(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """All ranks are about to end; each shall find the others there until it has."""
+    end = time.monotonic() + _STOP_S
+    while None in [child.poll() for child in children] and time.monotonic() < end:
+        time.sleep(_LOOK_S)
 
 
 def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -64,7 +104,9 @@ def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.kill()
 
 
-def _environment(env: Mapping[str, str], rank: int, ranks: int, port: int) -> dict[str, str]:
+def _environment(
+    env: Mapping[str, str], rank: int, ranks: int, *, port: int, socket_path: str
+) -> dict[str, str]:
     gpus = env.get("CUDA_VISIBLE_DEVICES")
     devices = gpus.split(",") if gpus else [str(number) for number in range(ranks)]
     pick = {"CUDA_VISIBLE_DEVICES": devices[rank]} if 1 < ranks <= len(devices) else {}
@@ -80,4 +122,5 @@ def _environment(env: Mapping[str, str], rank: int, ranks: int, port: int) -> di
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "SLURM_ELASTIC_RESTART": "0",
+        SOCKET_VARIABLE: socket_path,
     }

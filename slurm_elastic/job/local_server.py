@@ -12,10 +12,10 @@ from typing import Any
 
 from slurm_elastic.job.desk import Desk
 from slurm_elastic.job.local import peer_uid
-from slurm_elastic.report import Orders
 
-_MAX_LINE = 65536
-_SEND_S = 2.0
+#: A profile with long names may have this much, and is then left out with a word.
+_MAX_LINE = 1 << 20
+_CHUNK = 65536
 
 
 class LocalServer:
@@ -33,13 +33,20 @@ class LocalServer:
         self._desk = desk
         self._listener = listener
         self._joined = joined
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._peers: list[socket.socket] = []
+        #: Whether a library has ever been there.
+        self.met = False
 
     def start(self) -> None:
         """Begin, in the background."""
         threading.Thread(target=self._accept, name="local", daemon=True).start()
-        self._desk.subscribe(self._push)
+        self._desk.subscribe(lambda _: self._push())
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait, at most so long, until all is read that ended ranks have sent."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._peers, timeout_s)
 
     def _accept(self) -> None:
         while True:
@@ -49,15 +56,16 @@ class LocalServer:
                 peer.close()
                 continue
             peer.settimeout(None)
+            with self._lock:
+                self._peers.append(peer)
+                self.met = True
             threading.Thread(target=self._serve, args=(peer,), name="rank 0", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        with self._lock:
-            self._peers.append(peer)
-        self._push(self._desk.orders())
+        self._push()
         unread = b""
         with contextlib.suppress(OSError):
-            while data := peer.recv(_MAX_LINE):
+            while data := peer.recv(_CHUNK):
                 *lines, unread = (unread + data).split(b"\n")
                 if len(unread) > _MAX_LINE:
                     break
@@ -66,6 +74,7 @@ class LocalServer:
         with self._lock:
             self._peers.remove(peer)
             peer.close()
+            self._lock.notify_all()
 
     def _take(self, line: bytes) -> None:
         try:
@@ -77,9 +86,11 @@ class LocalServer:
             self._joined()
             self._desk.tell(fields)
 
-    def _push(self, orders: Orders) -> None:
-        line = json.dumps({"orders": orders.to_wire()}).encode() + b"\n"
-        with self._lock:
+    def _push(self) -> None:
+        with self._lock:  # whoever sends last sends the newest
+            orders, controller = self._desk.news()
+            message = {"orders": orders.to_wire(), "controller": controller}
+            line = json.dumps(message).encode() + b"\n"
             for peer in self._peers:
                 # A stopped rank must not stop esrun; it asks for the orders by reconnecting.
                 with contextlib.suppress(OSError):

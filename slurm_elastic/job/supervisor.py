@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from slurm_elastic.job import channel
+from slurm_elastic.job.again import Again
 from slurm_elastic.job.courier import Courier
 from slurm_elastic.job.desk import Desk
 from slurm_elastic.job.launch import SIGNALS, Child, Launch, say
@@ -52,6 +53,7 @@ class Supervisor:
                 nodes=sum(1 for count in launch.tasks if count),
             )
         )
+        self._library = False
         self._script = self._watch(launch.options.checkpoint) if launch.options.checkpoint else None
         self._step = self._stand_by(child) if child else self._start()
         self._stopping = threading.Lock()
@@ -60,7 +62,6 @@ class Supervisor:
         self._ending = False
         self._continued_at = -math.inf
         self._courier: Courier | None = None
-        self._library = False
 
     def run(self) -> int:
         """Stand by until the program has ended; its exit code."""
@@ -69,8 +70,12 @@ class Supervisor:
         # Before any thread starts: helpers that threads start must not inherit the block.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         listener = socket.socket(fileno=self._launch.listener.detach())
-        LocalServer(self._desk, listener, joined=self._library_joined).start()
         address = channel.controller_address()
+        if address:
+            self._desk.expect()
+        server = LocalServer(self._desk, listener, joined=self._library_joined)
+        server.start()
+        again = Again(self._desk, server)
         if address:
             self._courier = Courier(self._desk, address)
             self._courier.start()
@@ -79,8 +84,7 @@ class Supervisor:
         else:
             self._desk.tell({"phase": "training"})
         code = self._step.wait()
-        while self._is_to_restart(code):
-            say("rehearsal: starting the step again")
+        while self._rehearsed(code) or (not self._ending and again.wanted(code)):
             self._step = self._start()
             code = self._step.wait()
         self._ranks.unguard()
@@ -99,7 +103,7 @@ class Supervisor:
         )
 
     def _start(self) -> Step:
-        if self._script:
+        if self._script and not self._library:
             restarted = self._launch.allocation.run > 0 or self._launch.attempt > 0
             self._script.begin_attempt(restarted=restarted)
         return self._stand_by(self._launch.start())
@@ -168,12 +172,15 @@ class Supervisor:
         if not step.ends_within(_STOP_S):
             step.send(signal.SIGTERM)  # "srun: forcing job termination"
 
-    def _is_to_restart(self, code: int) -> bool:
+    def _rehearsed(self, code: int) -> bool:
         """Whether the step has ended because a rehearsal ended it."""
         with self._stopping:
             stopped, self._stopped = self._stopped, False
         # Success although the signal did not reach all ranks: they had finished on their own.
-        return stopped and not self._ending and (self._all_told or code != 0)
+        if not stopped or self._ending or not (self._all_told or code != 0):
+            return False
+        say("rehearsal: starting the step again")
+        return True
 
     @staticmethod
     def _in_background(work: Callable[..., object], *arguments: object) -> None:

@@ -18,9 +18,9 @@ from slurm_elastic.training.layer_profile import Measured
 from slurm_elastic.training.measure import StepTimer, peak_memory
 from slurm_elastic.training.noise import GradientNoise
 
-#: How long a job waits, at its checkpoint, for somebody to end it or send it on. With an esrun that
-#: is a last resort: it sends the job on by itself when the controller falls silent.
-_WAIT_WITH_ESRUN_S = 900.0
+#: How long a job waits, at its checkpoint, for somebody to end it or send it on. With a controller
+#: that is a last resort: esrun sends the job on by itself when the controller falls silent.
+_WAIT_CONTROLLED_S = 900.0
 _WAIT_ALONE_S = 120.0
 _CPU = torch.device("cpu")
 
@@ -153,8 +153,8 @@ class Reporter:
         """
         orders = self._link.orders()
         seen = orders.seq
-        linked = self._link.connected
-        limit = _WAIT_WITH_ESRUN_S if linked else _WAIT_ALONE_S
+        linked = self._link.controlled
+        limit = _WAIT_CONTROLLED_S if linked else _WAIT_ALONE_S
         end = time.monotonic() + limit
         while time.monotonic() < end:
             if self._link.connected:
@@ -169,7 +169,7 @@ class Reporter:
             if orders.action == "notice" and orders.notice != self._answered:
                 self._answered = orders.notice
                 self.saved(step=step, checkpoint=checkpoint)
-            if linked and not self._link.connected:
+            if linked and not self._link.controlled:
                 linked, end = False, time.monotonic() + _WAIT_ALONE_S
         return f"nobody ended it within {limit:.0f} s"
 

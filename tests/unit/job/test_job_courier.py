@@ -23,9 +23,11 @@ class Controller:
         self.orders = Orders(report_every_s=1000)
         self.trouble: Exception | None = None
         self.changed = threading.Event()
+        self.calls = 0
 
     def call(self, address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         assert address == "ctl:1"
+        self.calls += 1
         if self.trouble:
             raise self.trouble
         if request["op"] == "report":
@@ -202,3 +204,28 @@ def test_a_controller_that_never_answered_is_not_waited_for(
     began = time.monotonic()
     running.stop(farewell_s=30)
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("trouble", "expected"),
+    [
+        (channel.Refused("job 7 is not known", "unknown_job"), "expected"),
+        (channel.Refused("job 7 is not elastic"), "none"),
+        (channel.Unreachable("controller ctl:1: Connection refused"), "none"),
+    ],
+)
+def test_whether_the_first_orders_are_still_to_come(
+    controller: Controller, desk: Desk, trouble: Exception, expected: str
+) -> None:
+    desk.expect()
+    controller.trouble = trouble
+    running = Courier(desk, "ctl:1")
+    calls = controller.calls
+    running.start()
+    eventually(lambda: controller.calls > calls + 1)
+    assert desk.news()[1] == expected
+    controller.trouble = None
+    controller.reports.get(timeout=10)
+    eventually(lambda: desk.news()[1] == "heard")
+    controller.give(Orders(seq=1))
+    running.stop(farewell_s=5)

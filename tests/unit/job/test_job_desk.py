@@ -129,3 +129,60 @@ def test_a_notice_of_a_controller_that_has_gone_is_withdrawn(desk: Desk, clock: 
     assert (orders.action, orders.seq, orders.notice) == ("resume", 5, 1)
     desk.take(Orders(seq=5, action="notice", notice=1, deadline_s=60), authoritative=False)
     assert desk.orders().action == "resume", "an old answer does not bring it back"
+
+
+def test_a_profile_is_reported_once(desk: Desk) -> None:
+    rows = [["conv", 0.01, 0.02, 4096, 1024.0], ["head", 0.01, 0.02, 40, 1e6]]
+    desk.tell({"profile": rows, "profile_batch": 8})
+    desk.tell({"step": 3})
+    assert desk.report().profile == tuple(map(tuple, rows))
+    desk.reported(desk.report())
+    assert (desk.report().profile, desk.report().profile_batch) == ((), None)
+
+
+def test_a_profile_too_large_is_left_out_with_a_word(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    desk.tell({"step": 3, "profile": [[f"{i:0100}", 1, 1, 1, 1] for i in range(900)], "gpus": 9})
+    assert (desk.report().step, desk.report().profile) == (3, ())
+    assert "field profile: has" in capfd.readouterr().err
+
+
+def test_an_attempt_in_place_begins_anew(desk: Desk) -> None:
+    desk.tell({"phase": "ended", "exit_code": 83, "step": 9, "layout": "2x2", "notice": 4})
+    desk.tell({"startup_s": 3.0, "profile": [["a", 1, 1, 1, 1]], "forward_s": 0.5, "proven": True})
+    assert desk.wait_urgent(0)
+    desk.begin_attempt()
+    report = desk.report()
+    assert (report.phase, report.exit_code, report.layout, report.notice) == (
+        "starting", None, "", None,
+    )  # fmt: skip
+    assert (report.startup_s, report.forward_s, report.profile) == (None, None, ())
+    assert (report.step, report.proven, report.gpus) == (9, True, 4)
+    assert desk.wait_urgent(0), "the controller is told at once"
+
+
+def test_what_the_orders_are(desk: Desk) -> None:
+    heard: list[Orders] = []
+    desk.subscribe(heard.append)
+    assert desk.news() == (Orders(), "none")
+    desk.expect()
+    assert desk.news() == (Orders(), "expected")
+    desk.take(Orders(), authoritative=False)
+    assert desk.news() == (Orders(), "heard")
+    assert heard == [Orders(), Orders()], "the first word is news whatever it says"
+    desk.take(Orders(), authoritative=False)
+    assert len(heard) == 2
+
+
+def test_a_controller_out_of_reach_is_expected_no_more(desk: Desk) -> None:
+    heard: list[Orders] = []
+    desk.subscribe(heard.append)
+    desk.despair()
+    desk.expect()
+    desk.despair()
+    desk.despair()
+    assert desk.news() == (Orders(), "none")
+    assert len(heard) == 2, "said once, to those who wait"
+    desk.take(Orders(seq=3, layout="2x1"), authoritative=False)
+    assert desk.news() == (Orders(seq=3, layout="2x1"), "heard")

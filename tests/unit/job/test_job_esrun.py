@@ -181,6 +181,54 @@ def test_local_signals() -> None:
     assert done.returncode == 128 + signal.SIGSEGV
 
 
+#: Speaks to esrun, once, as the library does; then asks to be started again.
+SPEAKS = """
+import os, sys, time
+sys.path.insert(0, os.environ["TREE"])
+from slurm_elastic.job.local import AGAIN, LocalLink
+port, file = os.environ["MASTER_PORT"], os.environ["HOME"] + "/attempts"
+if os.environ["RANK"] == "0":
+    link = LocalLink.connect()
+    link.first(60)
+    open(file, "a").write(port + "\\n")
+while port not in (ports := (os.path.exists(file) and open(file).read() or "").split()):
+    time.sleep(0.01)
+if len(sys.argv) > 1 and len(ports) == int(sys.argv[1]):
+    sys.exit()
+if os.environ["RANK"] == "0":
+    steps = {"rising": len(ports), "stuck": 5, "none": None}[os.environ["STEPS"]]
+    link.send({"phase": "training", "step": steps})
+os._exit(AGAIN)
+"""
+
+
+@pytest.mark.parametrize("where", ["job", "local"])
+@pytest.mark.parametrize(
+    ("steps", "words", "attempts", "code"),
+    [("rising", ["6"], 6, 0), ("stuck", [], 3, 83), ("none", [], 3, 83)],
+)
+def test_a_program_that_asks_to_be_started_again(
+    job: dict[str, str], where: str, steps: str, words: list[str], attempts: int, code: int
+) -> None:
+    env = {**job, "TREE": str(ESRUN.parents[1]), "STEPS": steps}
+    options = [] if where == "job" else ["--local", "2"]
+    done = run(env, *options, sys.executable, "-c", SPEAKS, *words)
+    assert done.returncode == code, done.stderr
+    ports = Path(job["HOME"], "attempts").read_text().split()
+    assert len(ports) == len(set(ports)) == attempts
+    asked = done.stderr.count("esrun: the program asks to be started again")
+    assert asked == attempts - 1
+    assert ("giving up" in done.stderr) is (code == 83)
+
+
+def test_to_other_programs_the_code_is_a_number_like_any(job: dict[str, str]) -> None:
+    for options in ([], ["--local", "2"]):
+        done = run(job, *options, "sh", "-c", "echo once; exit 83")
+        assert done.returncode == 83
+        assert "again" not in done.stderr
+        assert done.stdout.count("once") == (2 if options else 1)
+
+
 def test_help_and_version() -> None:
     done = run(outside(), "--help")
     assert done.returncode == 0

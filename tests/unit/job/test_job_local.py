@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -51,6 +52,55 @@ def eventually(true: Callable[[], object]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_the_first_orders_are_those_of_the_controller(esrun: Esrun) -> None:
+    esrun.desk.expect()
+    link = LocalLink.connect()
+    assert link is not None
+    assert link.first(0.05) == Orders(), "it waits no longer than that"
+    assert link.controlled
+    ordered = Orders(seq=4, layout="2x2", batch=64)
+    threading.Timer(0.1, esrun.desk.take, [ordered], {"authoritative": False}).start()
+    assert link.first(30) == ordered
+    assert link.first(30) == ordered
+    link.close()
+
+
+@pytest.mark.parametrize("controller", ["none", "unreachable", "heard"])
+def test_nothing_to_wait_for(esrun: Esrun, controller: str) -> None:
+    orders = Orders(seq=2, frozen=3) if controller == "heard" else Orders()
+    if controller == "unreachable":
+        esrun.desk.expect()
+        threading.Timer(0.1, esrun.desk.despair).start()
+    elif controller == "heard":
+        esrun.desk.take(orders, authoritative=True)
+    link = LocalLink.connect()
+    assert link is not None
+    assert link.first(3600) == orders
+    assert link.controlled is (controller == "heard")
+    link.close()
+
+
+def test_first_orders_of_an_esrun_that_is_old_or_dies() -> None:
+    link, esrun = pair()
+    esrun.sendall(b'{"orders": {"seq": 2, "layout": "1x2", "mood": "fine"}, "weather": 1}\n')
+    assert link.first(3600) == Orders(seq=2, layout="1x2")
+    assert link.controlled
+    link.close()
+    esrun.close()
+    link, esrun = pair()
+    esrun.close()
+    assert link.first(3600) == Orders()
+    assert LocalLink.offline().first(3600) == Orders()
+
+
+def test_a_large_profile_arrives(esrun: Esrun, link: LocalLink) -> None:
+    rows = [[f"block{i}", 0.1234567890123, 0.1234567890123, 1e6, 1e6] for i in range(600)]
+    link.send({"profile": rows, "step": 3})
+    eventually(lambda: (link.orders(), esrun.desk.report().step == 3)[1])
+    assert len(esrun.desk.report().profile) == 600
+    assert esrun.desk.report().profile[0][1] == 0.123457
 
 
 def test_reports_arrive(esrun: Esrun, link: LocalLink) -> None:

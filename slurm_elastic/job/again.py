@@ -1,0 +1,52 @@
+"""Programs that leave to be started again in place, and how often they may."""
+
+from __future__ import annotations
+
+from slurm_elastic.job.desk import Desk
+from slurm_elastic.job.launch import say
+from slurm_elastic.job.local import AGAIN
+from slurm_elastic.job.local_server import LocalServer
+
+#: So often in a row a program may leave with `AGAIN` without having come a step further.
+_MOST = 3
+_SETTLE_S = 2.0
+
+
+class Again:
+    """Decides what the end of a step means.
+
+    Args:
+        desk: knows how far the program has come.
+        server: where the program speaks.
+    """
+
+    def __init__(self, desk: Desk, server: LocalServer) -> None:
+        self._desk, self._server = desk, server
+        self._step = -1
+        self._vain = 0
+
+    def wanted(self, code: int) -> bool:
+        """Whether the step is to be started again.
+
+        Only for programs that have spoken to esrun: to all others `AGAIN` is a number like any.
+
+        Args:
+            code: of the first rank that ended the step.
+        """
+        if code != AGAIN or not self._server.met:
+            return False
+        self._server.settle(_SETTLE_S)  # the last words may say how far it came
+        step = self._desk.report().step
+        known = -1 if step is None else step
+        self._vain = 1 if known > self._step else self._vain + 1
+        self._step = max(self._step, known)
+        if self._vain >= _MOST:
+            say(
+                "the program asks for the third time in a row to be started again, without having"
+                " come a step further: giving up"
+            )
+            return False
+        layout = self._desk.orders().layout
+        say("the program asks to be started again" + (f", as {layout}" if layout else ""))
+        self._desk.begin_attempt()
+        return True
