@@ -1,0 +1,365 @@
+"""One rank of `python -m benchmarks.pipeline`: profile, plan, and all arms in turn.
+
+Rank 0 prints what was found as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.drivers import slow_network
+
+if TYPE_CHECKING:
+    from slurm_elastic.layers import LayerProfile
+    from slurm_elastic.models.pipeline import Partition
+
+#: Micro-batches of a step; 2, 3, 4 and 6 divide it.
+MICRO_BATCHES = 12
+#: Minibatches that `pipedream` takes between two drains, per rank.
+_ROW = 12
+_FEATURES = 8
+#: PyTorch's default bucket, of a model that is not shrunk.
+_DDP_BUCKET_MB = 25.0
+#: Times each layer, and each message, is measured.
+_REPEAT = 3
+
+
+def main() -> None:
+    """Join the network, then the others."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--bits", type=float, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--shrink", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    args = parser.parse_args()
+    slow_network.plug_in(args.rank, args.bits)
+    os.environ |= {
+        "RANK": str(args.rank),
+        "WORLD_SIZE": str(args.ranks),
+        "MASTER_ADDR": slow_network.address(0),
+        "MASTER_PORT": str(slow_network.PORT),
+        "USE_LIBUV": "0",
+    }
+    # Here: ranks tell that they live before they import torch, all at the same time.
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    found = Bench(args).run()
+    if args.rank == 0:
+        print(json.dumps(found), flush=True)
+    torch.distributed.barrier()
+
+
+class Bench:
+    """All that is measured, on this rank."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.rank, self.ranks = args.rank, args.ranks
+        self.rounds, self.steps = args.rounds, args.steps
+        self.shrink = args.shrink
+        self._model = args.model
+        #: Samples of one GPU's minibatch, the planner's unit; of a step.
+        self.minibatch = MICRO_BATCHES // args.ranks
+        self.batch = MICRO_BATCHES
+
+    def run(self) -> dict[str, Any]:
+        """Measure; all ranks return, rank 0's is complete."""
+        import torch.distributed as dist  # noqa: PLC0415
+
+        layers = self.layers()
+        profile = measured(layers, self.minibatch) if self.rank == 0 else None
+        dist.barrier()
+        size = sum(p.numel() for _, layer in layers for p in layer.parameters())
+        wire = bandwidth(size)
+        plan = [planned(profile, self.ranks, wire["both_ways"])] if profile else [None]
+        dist.broadcast_object_list(plan)
+        assert plan[0] is not None
+        arms = self.arms(plan[0])
+        walls: dict[str, list[float]] = {name: [] for name in arms}
+        losses: dict[str, list[float]] = {name: [] for name in arms}
+        for name, (_, block) in arms.items():
+            losses[name] += block(1)
+        for turn in range(self.rounds):
+            names = list(arms)
+            # Each begins a round in its turn.
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                dist.barrier()
+                begun = time.perf_counter()
+                losses[name] += arms[name][1](self.steps)
+                dist.barrier()
+                walls[name].append((time.perf_counter() - begun) / arms[name][0])
+        found: dict[str, Any] = {"step_s": walls, "wire": wire, "parameter_bytes": 4 * size}
+        if profile:
+            found |= self.account(profile, plan[0], wire["both_ways"])
+            found["difference"] = difference(losses)
+        return found
+
+    def layers(self) -> list[tuple[str, Any]]:
+        """The whole model, with the same parameters whenever and wherever it is made."""
+        import torch  # noqa: PLC0415
+
+        from benchmarks.drivers import emulated  # noqa: PLC0415
+        from slurm_elastic.models import pipeline_profile  # noqa: PLC0415
+
+        torch.manual_seed(0)
+        if self._model == "linear":
+            width = 1024
+            row = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh())] * 0
+            for at in range(8):
+                first = _FEATURES if at == 0 else width
+                row.append(torch.nn.Sequential(torch.nn.Linear(first, width), torch.nn.Tanh()))
+            return [(f"linear{at}", layer) for at, layer in enumerate(row)]
+        if self._model == "lm":
+            profile = emulated.language_model()
+        else:
+            profile = emulated.chained(pipeline_profile.read(Path(self._model)))
+        return emulated.modules(profile, samples=self.minibatch, shrink=self.shrink)
+
+    def arms(self, plan: Partition) -> dict[str, tuple[float, Callable[[int], list[float]]]]:
+        """By name: steps' worth of samples in a block of `steps`, and what runs a block."""
+        replicas = [stage.replicas for stage in plan.stages]
+        lengths = [len(stage.layers) for stage in plan.stages]
+        whole = [len(self.layers())]
+        row = _ROW * self.ranks * self.minibatch / self.batch
+        return {
+            "data parallel": (self.steps, self.synchronous([self.ranks], whole, "1f1b")),
+            "data parallel, DDP": (self.steps, self.overlapped()),
+            "gpipe": (self.steps, self.synchronous(replicas, lengths, "gpipe")),
+            "1f1b": (self.steps, self.synchronous(replicas, lengths, "1f1b")),
+            "pipedream": (row, self.asynchronous(replicas, lengths)),
+        }
+
+    def synchronous(
+        self, replicas: Sequence[int], lengths: Sequence[int], schedule: str
+    ) -> Callable[[int], list[float]]:
+        """Steps with our engine; with one stage data parallel, one flat all-reduce a step."""
+        from slurm_elastic.training.pipeline import Layout, PipelineEngine, cut  # noqa: PLC0415
+
+        layout, stages = Layout.of(*replicas), cut(self.layers(), lengths)
+        count = self.ranks if len(replicas) == 1 else MICRO_BATCHES
+        engine = PipelineEngine(
+            {s: stages[s] for s in layout.held_by(self.rank)},
+            layout,
+            schedule=schedule,
+            micro_batches=count,
+            loss=squares,
+        )
+        optimizer = sgd(engine.parameters())
+        data = self.data(count)
+
+        def block(steps: int) -> list[float]:
+            losses = []
+            for _ in range(steps):
+                losses.append(engine.step(data(), divisor=self.batch))
+                optimizer.step()
+            return losses
+
+        return block
+
+    def overlapped(self) -> Callable[[int], list[float]]:
+        """PyTorch's own, whose reduction overlaps the backward pass."""
+        import torch  # noqa: PLC0415
+
+        model = torch.nn.Sequential(*(layer for _, layer in self.layers()))
+        ddp = torch.nn.parallel.DistributedDataParallel(
+            model, bucket_cap_mb=_DDP_BUCKET_MB / self.shrink
+        )
+        optimizer = sgd(model.parameters())
+        data = self.data(self.ranks)
+
+        def block(steps: int) -> list[float]:
+            losses = []
+            for _ in range(steps):
+                inputs, targets = data()[self.rank]
+                loss = squares(ddp(inputs), targets) / self.minibatch
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                mean = loss.detach() / self.ranks
+                torch.distributed.all_reduce(mean)
+                losses.append(float(mean))
+            return losses
+
+        return block
+
+    def asynchronous(
+        self, replicas: Sequence[int], lengths: Sequence[int]
+    ) -> Callable[[int], list[float]]:
+        """PipeDream: minibatches of one GPU's size, an update after each."""
+        from slurm_elastic.training.pipeline import Layout, PipelineEngine, cut  # noqa: PLC0415
+
+        layout, stages = Layout.of(*replicas), cut(self.layers(), lengths)
+        engine = PipelineEngine(
+            {s: stages[s] for s in layout.held_by(self.rank)},
+            layout,
+            schedule="pipedream",
+            loss=lambda output, targets: squares(output, targets) / self.minibatch,
+        )
+        optimizer = sgd(engine.parameters())
+        data = self.data(self.ranks)
+
+        def block(steps: int) -> list[float]:
+            rows = _ROW if steps > 1 else 1
+            return engine.run([pair for _ in range(rows) for pair in data()], optimizer.step)
+
+        return block
+
+    def data(self, parts: int) -> Callable[[], list[tuple[Any, Any]]]:
+        """The next step's samples, in so many parts: the same for all arms."""
+        import torch  # noqa: PLC0415
+
+        generator = torch.Generator().manual_seed(1)
+
+        def following() -> list[tuple[Any, Any]]:
+            inputs = torch.randn(self.batch, _FEATURES, generator=generator).chunk(parts)
+            targets = torch.randn(self.batch, 1, generator=generator).chunk(parts)
+            return list(zip(inputs, targets, strict=True))
+
+        return following
+
+    def account(self, profile: LayerProfile, plan: Partition, both_ways: float) -> dict[str, Any]:
+        """What was planned, and the time of a step by it."""
+        from benchmarks.drivers.replay import Times, replay  # noqa: PLC0415
+        from slurm_elastic.training.pipeline import Layout  # noqa: PLC0415
+
+        layout = Layout.of(*(stage.replicas for stage in plan.stages))
+        by_name = {layer.name: layer for layer in profile.layers}
+        times = Times(
+            forward_s=[sum(by_name[n].forward_s for n in s.layers) for s in plan.stages],
+            backward_s=[sum(by_name[n].backward_s for n in s.layers) for s in plan.stages],
+            transfer_s=[2 * before.output_bytes / both_ways for before, _ in pairwise(plan.stages)],
+            reduction_s=[
+                4 * (s.replicas - 1) / s.replicas * s.parameter_bytes / both_ways
+                for s in plan.stages
+            ],
+        )
+        part, row = self.minibatch / MICRO_BATCHES, _ROW * self.ranks
+        micro = times.part(MICRO_BATCHES / self.batch / self.minibatch)
+        return {
+            "plan": [
+                {"replicas": s.replicas, "layers": len(s.layers), "compute_s": s.compute_s,
+                 "parameter_bytes": s.parameter_bytes, "output_bytes": s.output_bytes}
+                for s in plan.stages
+            ],
+            "single_s": profile.compute_s,
+            "planned_s": {
+                "data parallel": self.ranks * plan.data_parallel_time_s,
+                **dict.fromkeys(("gpipe", "1f1b", "pipedream"), self.ranks * plan.pipeline_time_s),
+            },
+            "replayed_s": {
+                "gpipe": replay(layout, "gpipe", MICRO_BATCHES, micro),
+                "1f1b": replay(layout, "1f1b", MICRO_BATCHES, micro),
+                "pipedream": replay(layout, "pipedream", row, times) / row / part,
+            },
+        }  # fmt: skip
+
+
+def measured(layers: Sequence[tuple[str, Any]], samples: int) -> LayerProfile:
+    """Each layer of a chain by itself, on this rank: medians of a minibatch."""
+    import torch  # noqa: PLC0415
+
+    from slurm_elastic.layers import Layer, chain  # noqa: PLC0415
+
+    row: list[Layer] = []
+    x = torch.randn(samples, _FEATURES)
+    for name, layer in layers:
+        forward, backward = [], []
+        for _ in range(_REPEAT):
+            x = x.detach().requires_grad_(bool(row))
+            begun = time.perf_counter()
+            y = layer(x)
+            between = time.perf_counter()
+            y.backward(torch.ones_like(y))
+            forward.append(between - begun)
+            backward.append(time.perf_counter() - between)
+        size = sum(p.numel() * p.element_size() for p in layer.parameters())
+        out = y.numel() * y.element_size()
+        row.append(Layer(name, statistics.median(forward), statistics.median(backward), out, size))
+        x = y
+    return chain(row)
+
+
+def bandwidth(numbers: int) -> dict[str, float]:
+    """Bytes/s of a port, what it sends and what it receives added up.
+
+    That is what the planner's costs need: `4 (r - 1) / r` of the parameters is what a replica
+    sends and receives in a reduction, and `2 O` an activation and its gradient.
+
+    Returns:
+        "both_ways": in an all-reduce of so many float32 on all ranks; "exchange": of two
+        ranks that send each other a quarter of it.
+    """
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    buffer, here, there = torch.zeros(numbers), torch.zeros(numbers // 4), torch.zeros(numbers // 4)
+
+    def exchange() -> None:
+        if rank < 2:
+            # In this order: gloo's "ready to receive" would wait behind what is sent.
+            works = [dist.irecv(there, 1 - rank), dist.isend(here, 1 - rank)]
+            for work in works:
+                work.wait()
+
+    def seconds(what: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(1 + _REPEAT):
+            dist.barrier()
+            begun = time.perf_counter()
+            what()
+            taken.append(time.perf_counter() - begun)
+        return statistics.median(taken[1:])
+
+    reduced = seconds(lambda: dist.all_reduce(buffer))
+    exchanged = seconds(exchange)
+    return {
+        "both_ways": 4 * (ranks - 1) / ranks * 4 * numbers / reduced,
+        "exchange": 2 * 4 * (numbers // 4) / exchanged,
+    }
+
+
+def planned(profile: LayerProfile, ranks: int, both_ways: float) -> Partition:
+    """The fastest pipeline, activations counted, by the published code's costs."""
+    from slurm_elastic.models.pipeline import Level, partition  # noqa: PLC0415
+
+    return partition(profile, [Level(ranks, both_ways)], compression=1.0)
+
+
+def difference(losses: dict[str, list[float]]) -> float:
+    """The largest of all synchronous arms' losses from those of the first, relative."""
+    first = losses["data parallel"]
+    return max(
+        abs(a - b) / abs(a)
+        for name, row in losses.items()
+        if name != "pipedream"
+        for a, b in zip(first, row, strict=True)
+    )
+
+
+def squares(output: Any, targets: Any) -> Any:
+    """The loss, summed over samples."""
+    return (output - targets).square().mean(dim=1).sum()
+
+
+def sgd(parameters: Any) -> Any:
+    """The optimizer of all arms."""
+    import torch  # noqa: PLC0415
+
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""How long a schedule takes when everything takes the time it should.
+
+The planner gives the time of a pipeline that is always full and whose transfers nobody
+waits for. A replay of the same times in the schedule's own order adds what fills and
+drains it, and waits for what travels. What is measured beyond that is the runtime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.training.pipeline.layout import Layout
+from slurm_elastic.training.pipeline.schedules import Action, Kind, order
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds by stage.
+
+    Attributes:
+        forward_s, backward_s: passes of one micro-batch.
+        transfer_s: of its output to the next stage, and of the gradient back; one way.
+        reduction_s: of the stage's gradients over its replicas.
+    """
+
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    transfer_s: Sequence[float]
+    reduction_s: Sequence[float]
+
+    def part(self, share: float) -> Times:
+        """Of smaller micro-batches; gradients are as large as ever."""
+        return replace(
+            self,
+            forward_s=[s * share for s in self.forward_s],
+            backward_s=[s * share for s in self.backward_s],
+            transfer_s=[s * share for s in self.transfer_s],
+        )
+
+
+def replay(layout: Layout, schedule: str, count: int, times: Times) -> float:
+    """Seconds of `count` micro-batches: a step, or a row of pipedream's.
+
+    Each rank holds one stage. Transfers do not slow each other down.
+
+    >>> even = Times([1.0, 1.0], [2.0, 2.0], [0.0], [0.0, 0.0])
+    >>> replay(Layout.of(1, 1), "1f1b", 4, even)
+    15.0
+    >>> replay(Layout.of(2), "1f1b", 4, Times([1.0], [2.0], [], [0.5]))
+    6.5
+    """
+    todo = [list(order(layout, schedule, rank=r, count=count)) for r in range(layout.world)]
+    free = [0.0] * layout.world
+    ends: dict[Action, float] = {}
+    while any(todo):
+        before = sum(map(len, todo))
+        for rank, actions in enumerate(todo):
+            if not actions:
+                continue
+            if actions[0].kind is Kind.UPDATE:
+                _update(layout, times, todo, free, actions[0])
+                continue
+            ready = _ready(layout, times, ends, actions[0])
+            if ready is not None:
+                kind, stage, _ = action = actions.pop(0)
+                passes = times.forward_s if kind is Kind.FORWARD else times.backward_s
+                free[rank] = ends[action] = max(free[rank], ready) + passes[stage]
+        assert sum(map(len, todo)) < before, "the schedule waits for itself"
+    if schedule == "pipedream":
+        return max(free)
+    return max(
+        max(free[r] for r in ranks) + times.reduction_s[s] for s, ranks in enumerate(layout.stages)
+    )
+
+
+def _ready(layout: Layout, times: Times, ends: dict[Action, float], action: Action) -> float | None:
+    """When what an action needs is there; None: not known yet."""
+    kind, stage, micro = action
+    if kind is Kind.FORWARD:
+        if stage == 0:
+            return 0.0
+        former = ends.get(Action(kind, stage - 1, micro))
+        return None if former is None else former + times.transfer_s[stage - 1]
+    if stage == layout.last:
+        return ends[Action(Kind.FORWARD, stage, micro)]
+    later = ends.get(Action(kind, stage + 1, micro))
+    return None if later is None else later + times.transfer_s[stage]
+
+
+def _update(
+    layout: Layout, times: Times, todo: list[list[Action]], free: list[float], action: Action
+) -> None:
+    """All replicas of a stage together, once the last of them has come to it."""
+    ranks = layout.stages[action.stage]
+    if all(todo[r] and todo[r][0] == action for r in ranks):
+        end = max(free[r] for r in ranks) + times.reduction_s[action.stage]
+        for r in ranks:
+            todo[r].pop(0)
+            free[r] = end

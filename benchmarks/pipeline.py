@@ -1,0 +1,133 @@
+"""Stages x replicas, as the partitioner chooses them, against data parallelism.
+
+    python -m benchmarks.pipeline [--ranks 2 4] [--model lm|linear|FILE] [--rounds 5] [--json]
+
+Ranks are processes in network namespaces of their own on a slow, full-duplex network
+(drivers/slow_network.py): `--rate` is that of the emulated one, 10 Gb/s, and sizes and
+network are both `--shrink` times smaller, 64, so that two cores can carry it. Layers
+are emulated: passes sleep as long as their profile says, parameters, activations and
+all that travels are real. `lm` is like an LSTM language model, FILE a layer profile that
+`selastic partition` reads; `linear` computes really, and is not shrunk.
+
+In one run: rank 0 measures each layer, all ranks measure the network, the partitioner
+plans from both; then all arms take turns, in blocks, with the same samples:
+
+- data parallel: one flat all-reduce after the backward pass, as our library does;
+- data parallel, DDP: PyTorch's, whose all-reduce overlaps the backward pass;
+- gpipe, 1f1b: the plan, one update per step of 12 micro-batches, same numerics (checked);
+- pipedream: the plan, an update per minibatch, numerics of its own.
+
+The planner's unit is one GPU's share of a step; `planned` is its time for a whole step, by
+the published costs (compute and reduction add up, activations overlap). `replayed` adds
+the schedule's fill and drain and its waiting for transfers (drivers/replay.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.drivers import slow_network
+
+_BASE = "data parallel"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=(2, 3, 4, 6))
+    parser.add_argument("--model", default="lm", help="lm, linear, or a layer profile's file")
+    parser.add_argument("--rate", type=float, default=10e9, metavar="BITS", help="per second")
+    parser.add_argument("--shrink", type=float, default=64.0, help="of sizes and of the rate")
+    parser.add_argument("--rounds", type=int, default=5, help="each a block of every arm")
+    parser.add_argument("--steps", type=int, default=4, help="of a block")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.model not in ("lm", "linear") and not Path(args.model).is_file():
+        sys.exit(f"benchmarks.pipeline: {args.model}: no such file; give lm, linear or a profile")
+    try:
+        slow_network.enter("benchmarks.pipeline", sys.argv[1:])
+        found = [measure(args, ranks) for ranks in args.ranks]
+    except slow_network.NoNetworkError as error:
+        sys.exit(f"benchmarks.pipeline: {error}")
+    if args.json:
+        print(json.dumps(found))
+        return
+    for row in found:
+        _show(row)
+
+
+def measure(args: argparse.Namespace, ranks: int) -> dict[str, Any]:
+    """One run with so many ranks: what rank 0 found, and the ratios' spread."""
+    bits = args.rate / args.shrink
+    options = {
+        "--ranks": ranks,
+        "--bits": bits,
+        "--model": args.model,
+        "--shrink": 1.0 if args.model == "linear" else args.shrink,
+        "--rounds": args.rounds,
+        "--steps": args.steps,
+    }
+    command = [sys.executable, "-m", "benchmarks.drivers.pipeline"]
+    command += [str(word) for pair in options.items() for word in pair]
+    with slow_network.Switch(bits) as switch:
+        processes = [switch.start([*command, "--rank", str(rank)]) for rank in range(ranks)]
+        said, _ = processes[0].communicate()
+        if processes[0].returncode:
+            sys.exit(f"benchmarks.pipeline: rank 0 of {ranks} failed, see above")
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    base = found["step_s"][_BASE]
+    return found | {
+        "ranks": ranks,
+        "bits_per_s": bits,
+        "faster": {
+            name: [b / s for b, s in zip(base, row, strict=True)]
+            for name, row in found["step_s"].items()
+        },
+    }
+
+
+def _show(row: dict[str, Any]) -> None:
+    plan, wire = row["plan"], row["wire"]
+    shape = "-".join(str(stage["replicas"]) for stage in plan)
+    print(
+        f"\n{row['ranks']} ranks, ports of {row['bits_per_s'] / 1e6:.0f} Mb/s each way; measured, "
+        f"both ways: {wire['both_ways'] * 8e-6:.0f} Mb/s in an all-reduce, "
+        f"{wire['exchange'] * 8e-6:.0f} in an exchange\n"
+        f"{row['parameter_bytes'] / 1e6:.2f} MB of parameters, {row['single_s'] * 1e3:.0f} ms of "
+        f"compute per minibatch; planned {shape}:"
+    )
+    for stage in plan:
+        print(
+            f"    {stage['replicas']} x {stage['layers']} layers, {_ms(stage['compute_s'])} ms, "
+            f"{stage['parameter_bytes'] / 1e6:.2f} MB, sends {stage['output_bytes'] / 1e3:.0f} kB"
+        )
+    print(f"{'ms per step':20}{'planned':>9}{'replayed':>10}{'measured':>10}{'range':>14}"
+          f"{'planned/measured':>18}{'throughput':>12}{'range':>14}")  # fmt: skip
+    for name, seconds in row["step_s"].items():
+        middle = statistics.median(seconds)
+        planned, replayed = row["planned_s"].get(name), row["replayed_s"].get(name)
+        faster = row["faster"][name]
+        print(
+            f"{name:20}{_ms(planned):>9}{_ms(replayed):>10}{_ms(middle):>10}"
+            f"{_ms(min(seconds)) + '-' + _ms(max(seconds)):>14}"
+            f"{f'{planned / middle:.2f}' if planned else '':>18}"
+            f"{f'{statistics.median(faster):.2f}x':>12}"
+            f"{f'{min(faster):.2f}-{max(faster):.2f}':>14}"
+        )
+    print(
+        f"losses of the synchronous arms differ by {row['difference']:.1e} (relative); planned "
+        f"ratio {row['planned_s'][_BASE] / row['planned_s']['pipedream']:.2f}"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.0f}"
+
+
+if __name__ == "__main__":
+    main()
