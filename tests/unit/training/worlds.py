@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from traps import Trap, tell_pid
 
 from slurm_elastic.training import init
 
@@ -42,6 +43,15 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 2)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    attempt = options.get("attempt", 0)
+    tell_pid(out, attempt, rank)
+    trap: Trap | None = options.get("trap")
+    if trap is not None and trap.watched == rank:
+        trap.set(out, attempt)
+    else:
+        trap = None
+    epochs = options.get("epochs", EPOCHS)
+    diary = Diary(options.get("ballast", 1))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
@@ -59,22 +69,29 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         OPTIMIZERS[options.get("optimizer", "adamw")],
         torch.utils.data.TensorDataset(points, labels),
         global_batch=BATCH,
-        epochs=EPOCHS,
+        epochs=epochs,
         checkpoint_dir=out / "ckpt",
         seed=3,
-        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS),
+        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs * 6),
         micro_batch=options.get("micro_batch"),
         workers=options.get("workers", 0),
         checkpoint_every_s=options.get("every_s", 600.0),
+        extra={"diary": diary} if "ballast" in options else None,
     )
     (out / f"pid{rank}").write_text(str(os.getpid()))
+    assert diary.steps == (job.resumed_from or 0) or "ballast" not in options
     with (
+        (out / f"begun-rank{rank}.jsonl").open("a", buffering=1) as begun,
         (out / f"samples-rank{rank}.jsonl").open("a", buffering=1) as samples,
         (out / "losses.jsonl").open("a", buffering=1) as losses,
     ):
-        for batch in job:
-            loss = job.step(batch)
+        for count, batch in enumerate(job, start=1):
             line = {"step": batch.step, "epoch": batch.epoch}
+            begun.write(json.dumps(line | {"attempt": attempt, "indices": batch.indices}) + "\n")
+            if trap is not None:
+                trap.begin(count)
+            loss = job.step(batch)
+            diary.steps += 1
             samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
             if rank == 0:
                 losses.write(json.dumps(line | {"loss": loss, "world": job.world_size}) + "\n")
@@ -82,6 +99,21 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             if batch.step == options.get("signal_at") and rank == 0:
                 os.kill(os.getpid(), options["signal"])
     job.finish()
+
+
+class Diary:
+    """State of the script's own; so large that a save takes a while."""
+
+    def __init__(self, kilobytes: int) -> None:
+        self.steps = 0
+        self._size = 256 * kilobytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "ballast": torch.full((self._size,), float(self.steps))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        assert bool((state["ballast"] == self.steps).all())
 
 
 def adamw(parameters: Any) -> Any:
@@ -102,10 +134,13 @@ class Worlds:
         self.out = out
         out.mkdir(parents=True, exist_ok=True)
         self.ranks: list[Any] = []
+        self.attempts = 0
 
     def start(self, size: int, *, esrun: Esrun | None = None, **options: Any) -> None:
         """Begin an attempt with this many ranks."""
         port = _free_port()
+        self.attempts += 1
+        options |= {"attempt": self.attempts}
         for rank in range(size):
             environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
             if size > 1:
@@ -148,18 +183,18 @@ class Worlds:
 
     def losses(self) -> dict[int, float]:
         """By step; as last computed."""
-        return {line["step"]: line["loss"] for line in _lines(self.out / "losses.jsonl")}
+        return {line["step"]: line["loss"] for line in lines(self.out / "losses.jsonl")}
 
     def sizes(self) -> list[int]:
         """World sizes in their order."""
-        sizes = [line["world"] for line in _lines(self.out / "losses.jsonl")]
+        sizes = [line["world"] for line in lines(self.out / "losses.jsonl")]
         return [b for a, b in zip([0, *sizes], sizes, strict=False) if a != b]
 
     def samples(self) -> list[Counter[int]]:
         """How often each sample was trained on, by epoch."""
         seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
         for path in self.out.glob("samples-rank*.jsonl"):
-            for line in _lines(path):
+            for line in lines(path):
                 seen[line["epoch"]].update(line["indices"])
         return seen
 
@@ -234,7 +269,7 @@ def wait(what: Callable[[], Any], name: str) -> Any:
     return result
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines(path: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
         return [json.loads(line) for line in path.read_text().splitlines()]
     return []
