@@ -3,7 +3,7 @@
     checkpoint_dir/
         latest                   text: the name of the newest
         step_00000120/           written as .tmp.step_00000120, synced, then renamed
-            __0_0.distcp .metadata   torch.distributed.checkpoint's own files
+            __0_0.distcp .metadata   torch.distributed.checkpoint's own files, one per writer
             manifest.json        last: sizes, checksums, where each tensor lies, and `meta`
 
 A directory without a manifest that fits its files is no checkpoint, so a kill
@@ -15,19 +15,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slurm_elastic.training import tensorfile
+from slurm_elastic.training.shards import ShardError
+from slurm_elastic.training.tensorfile import Piece
+from slurm_elastic.training.writers import CheckpointError, Crew, failed
+
+__all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "open_checkpoint", "parts", "verify"]
 
 FORMAT = 1
 KIND = "slurm-elastic checkpoint"
@@ -39,29 +45,34 @@ _BLOCK = 1 << 20
 _APPEARS_S = 60.0
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or is not of this training run."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint."""
+    """A complete checkpoint.
+
+    Attributes:
+        path: its directory.
+        step: optimisation steps done.
+        meta: plain values.
+        index: where each tensor lies.
+        shapes: of the tensors, by name; of none in checkpoints that are older than this field.
+    """
 
     path: Path
     step: int
     meta: dict[str, Any]
     index: tensorfile.Index
+    shapes: dict[str, list[int]] = field(default_factory=dict)
 
-    def read(self) -> dict[str, torch.Tensor]:
-        """All tensors, on the CPU."""
-        return tensorfile.read(self.path, self.index)
+    def read(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
+        """The tensors of these names, or all; whole, on the CPU."""
+        return tensorfile.read(self.path, self.index, self.shapes, names)
 
-    def read_cold(self) -> dict[str, torch.Tensor]:
+    def read_cold(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
         """As `read`, but from the disk rather than from memory, where the system allows that."""
         for path in _files(self.path):
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return self.read()
+        return self.read(names)
 
 
 class Checkpoints:
@@ -91,15 +102,20 @@ class Checkpoints:
         return None
 
     def named(self, name: str) -> Checkpoint:
-        """The one of this name, which another node has verified."""
-        end = time.monotonic() + _APPEARS_S
-        while True:
-            try:
-                return open_checkpoint(self.root / name)
-            except CheckpointError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.2)
+        """The one of this name, which another node has verified.
+
+        Raises:
+            CheckpointError: it is not whole here, also after a while.
+        """
+
+        def whole() -> bool:
+            with contextlib.suppress(CheckpointError):
+                open_checkpoint(self.root / name)
+                return True
+            return False
+
+        _appears(whole)
+        return open_checkpoint(self.root / name)
 
     def clean(self) -> None:
         """Remove what killed saves left behind."""
@@ -109,7 +125,19 @@ class Checkpoints:
     def save(
         self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
     ) -> Checkpoint:
-        """Write a checkpoint, then make it the latest and forget the oldest.
+        """Write all of a checkpoint from here; see `write`."""
+        return self.write(step, parts(tensors), meta, Crew())
+
+    def write(
+        self, step: int, pieces: Sequence[Piece], meta: Mapping[str, Any], crew: Crew
+    ) -> Checkpoint:
+        """On rank 0: write a checkpoint with the others, make it the latest, forget the oldest.
+
+        Args:
+            step: optimisation steps done.
+            pieces: what this rank holds.
+            meta: plain values for the manifest.
+            crew: the other writers, which `join`.
 
         Raises:
             CheckpointError: not written, e.g. for lack of space; the others are untouched.
@@ -117,33 +145,107 @@ class Checkpoints:
         name = f"step_{step:08d}"
         work = self.root / f".tmp.{name}"
         try:
+            plans = crew.gather("plan", tensorfile.plan(pieces))
+            shares, metadata = tensorfile.divide(list(plans.values()))
             self.root.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work, ignore_errors=True)
-            self._check_space(tensors)
+            self._check_space(plans.values())
             work.mkdir()
-            index = tensorfile.write(work, tensors)
+            orders = {
+                rank: {"directory": work.name, "pieces": share}
+                for rank, share in zip(plans, shares, strict=True)
+            }
+            crew.scatter("share", None, by_rank=orders)
+            results = crew.gather("result", self._write_share(pieces, orders[0], rank=0))
+            written = []
+            for rank, share in zip(plans, shares, strict=True):
+                self._expect(work, rank, results[rank])
+                for i, where in zip(share, results[rank]["where"], strict=True):
+                    written.append((results[rank]["file"], plans[rank][i], where))
+            index = tensorfile.describe(work, metadata, written)
+            shapes = {entry[0]: entry[2] for _, entry, _ in written}
+            files = {r["file"]: [r["size"], r["checksum"]] for r in results.values() if r["file"]}
+            for path in _files(work):
+                files.setdefault(path.name, [path.stat().st_size, _checksum(path)])
             manifest = {
                 "kind": KIND,
                 "format": FORMAT,
                 "step": step,
                 "meta": dict(meta),
-                "files": {p.name: [p.stat().st_size, _checksum(p)] for p in _files(work)},
+                "files": files,
                 "index": index,
+                "shapes": shapes,
             }
             _write_text(work / MANIFEST, json.dumps(manifest))
             _sync(work)
             self._commit(work, name)
-        except OSError as error:
+        except (CheckpointError, OSError, ValueError) as error:
             shutil.rmtree(work, ignore_errors=True)
-            reason = error.strerror or str(error)
-            raise CheckpointError(f"{reason} ({self.root})") from error
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(self._reason(error)) from error
         self._forget(step)
-        return Checkpoint(self.root / name, step, dict(meta), index)
+        return Checkpoint(self.root / name, step, dict(meta), index, shapes)
 
-    def _check_space(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def join(self, pieces: Sequence[Piece], crew: Crew) -> bool:
+        """On another writer than rank 0: write what rank 0 asks for.
+
+        Returns:
+            False if this step is saved already. The outcome is still to be received.
+
+        Raises:
+            CheckpointError: it cannot be.
+        """
+        crew.send("plan", tensorfile.plan(pieces))
+        share = crew.receive("share")
+        if share.get("already"):
+            return False
+        crew.send("result", self._write_share(pieces, share, rank=crew.rank))
+        return True
+
+    def _write_share(
+        self, pieces: Sequence[Piece], share: Mapping[str, Any], *, rank: int
+    ) -> dict[str, Any]:
+        """This rank's file; tells what went wrong instead of raising it."""
+        if not share["pieces"]:
+            return {"file": "", "size": 0, "checksum": 0, "where": []}
+        path = self.root / share["directory"] / f"__{rank}_0.distcp"
+        try:
+            if not _appears(path.parent.is_dir):
+                return failed(f"does not see {path.parent}; all nodes must share checkpoint_dir")
+            where = tensorfile.write(path, [pieces[i] for i in share["pieces"]])
+            size, checksum = path.stat().st_size, _checksum(path)
+        except OSError as error:
+            return failed(self._reason(error))
+        return {"file": path.name, "size": size, "checksum": checksum, "where": where}
+
+    def _expect(self, work: Path, rank: int, result: Mapping[str, Any]) -> None:
+        """What another node wrote must be seen here, as it was written."""
+
+        def whole() -> bool:
+            try:
+                return (work / str(result["file"])).stat().st_size == int(result["size"])
+            except OSError:
+                return False
+
+        if result["file"] and not _appears(whole):
+            raise CheckpointError(
+                f"rank {rank}: its {result['file']} is torn or not seen from rank 0;"
+                f" all nodes must share {self.root}"
+            )
+
+    def _reason(self, error: Exception) -> str:
+        text = error.strerror if isinstance(error, OSError) else None
+        return f"{text or error} ({self.root})"
+
+    def _check_space(self, plans: Iterable[tensorfile.Plan]) -> None:
         """Do not fill a file system that others use, too, for nothing."""
-        need = sum(t.numel() * t.element_size() for t in tensors.values())
-        if shutil.disk_usage(self.root).free < need:
+        need = {
+            (name, *first): _bytes(dtype, count)
+            for p in plans
+            for name, dtype, _, first, count in p
+        }
+        if shutil.disk_usage(self.root).free < sum(need.values()):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _commit(self, work: Path, name: str) -> None:
@@ -210,7 +312,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     try:
         checkpoint = Checkpoint(
-            path, int(manifest["step"]), dict(manifest["meta"]), dict(manifest["index"])
+            path,
+            int(manifest["step"]),
+            dict(manifest["meta"]),
+            dict(manifest["index"]),
+            dict(manifest.get("shapes", {})),
         )
         sizes = {name: int(size) for name, (size, _) in manifest["files"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -239,6 +345,33 @@ def verify(checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{name} cannot be read ({error.strerror})") from None
         if found != checksum:
             raise CheckpointError(f"damaged ({name} has another checksum)")
+
+
+def parts(tensors: Mapping[str, torch.Tensor]) -> list[Piece]:
+    """What this rank holds of each tensor.
+
+    Raises:
+        CheckpointError: one is cut in a way that checkpoints do not know.
+    """
+    try:
+        return tensorfile.pieces(tensors)
+    except ShardError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _appears(there: Callable[[], bool]) -> bool:
+    """Wait until another node's work is seen here."""
+    end = time.monotonic() + _APPEARS_S
+    while not there():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _bytes(dtype: str, shape: Sequence[int]) -> int:
+    each: int = getattr(torch, dtype.removeprefix("torch.")).itemsize
+    return each * math.prod(shape)
 
 
 def _files(directory: Path) -> list[Path]:

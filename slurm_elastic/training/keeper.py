@@ -4,42 +4,92 @@ The first checkpoint of a run is read back and compared with the live state bit
 for bit; only then is the run `proven`, which is what a controller wants to
 know before it takes a job's nodes away. A run that has been restored is proven
 by that.
+
+A periodic save may go on in a thread while training does (`background`): the
+state is copied first, as the optimizer changes it in place, so training stands
+still for the copy only. The ranks that write agree over a line of the thread's
+own and never collectively, so no process group of its own is needed, and
+nothing that the thread does can meet the training's collectives. A process
+that ends leaves whole checkpoints only, whatever its thread was doing.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from slurm_elastic.training import tensorfile
-from slurm_elastic.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from slurm_elastic.training.checkpoint import Checkpoint, CheckpointError, Checkpoints, parts
 from slurm_elastic.training.parallel import JOIN_S, World
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.state import State, bits
+from slurm_elastic.training.tensorfile import Piece
+from slurm_elastic.training.writers import PATIENCE_S, Crew, Line
 
 #: An unproven run is saved this early, so that it becomes movable.
 FIRST_SAVE_S = 15.0
+#: A wait without an end of its own looks for signals this often.
+_POLL_S = 0.25
+#: Kept in `meta` itself, where checkpoints had it before there was anything else to keep.
+_FREEZING = "freezing"
+
+
+@dataclass(frozen=True)
+class _Save:
+    """What is to be written: after which step, and this rank's part of it."""
+
+    step: int
+    meta: dict[str, Any]
+    pieces: list[Piece]
+
+
+class _Background(threading.Thread):
+    """A save that goes on while training does.
+
+    Not a daemon: torch may abort a process that ends while a thread is inside of it.
+    """
+
+    def __init__(self, save: _Save, write: Callable[[_Save], Any]) -> None:
+        super().__init__(name="checkpoint", daemon=False)
+        self.save = save
+        self.error: CheckpointError | None = None
+        self._write = write
+
+    def run(self) -> None:
+        try:
+            self._write(self.save)
+        except CheckpointError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001 - it would be lost with the thread
+            self.error = CheckpointError(repr(error))
 
 
 class Keeper:
-    """Saves and restores; all ranks restore, rank 0 saves for all, as replicas are equal.
+    """Saves and restores; all ranks restore, the writers save.
 
     Args:
         checkpoints: where.
-        state: what.
+        state: what; of this rank.
         world: with whom.
         every_s: seconds of training between two saves.
         identity: what a checkpoint must have in common with this run, or the order of samples
             would change: {"samples": …, "order": …}.
         say: takes one line for the job's log.
+        writers: the ranks that write: rank 0, and those that hold what it does not.
+        line: from writer to writer, for the thread that saves; None: one of `world`.
+        background: whether periodic saves go on while training does.
+        patience_s: longest wait for one answer of another writer.
 
     Attributes:
         proven: whether a checkpoint of this run is known to be restorable.
-        freezing: gives what the manifest keeps of frozen layers; None: nothing.
-        restored_freezing: what the checkpoint that was taken up had kept.
+        kept: gives values for the manifest, by name: anything that JSON knows. Rank 0's count.
+        restored: what the checkpoint that was taken up had kept, by name, on all ranks.
     """
 
     def __init__(
@@ -51,6 +101,10 @@ class Keeper:
         every_s: float,
         identity: Mapping[str, int],
         say: Callable[[str], None],
+        writers: Sequence[int] = (0,),
+        line: Line | None = None,
+        background: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._checkpoints = checkpoints
         self._state = state
@@ -58,16 +112,24 @@ class Keeper:
         self._every_s = every_s
         self._identity = dict(identity)
         self._say = say
+        self._crew = Crew(
+            rank=world.rank,
+            writers=writers,
+            line=world.line if line is None else lambda: line,
+            patience_s=patience_s,
+        )
+        self._background = background
+        self._saving: _Background | None = None
         self.proven = False
-        self.freezing: Callable[[], dict[str, Any]] | None = None
-        self.restored_freezing: dict[str, Any] | None = None
+        self.kept: dict[str, Callable[[], Any]] = {}
+        self.restored: dict[str, Any] = {}
         self._step: int | None = None
         self._written = 0.0
         self._save_s: float | None = None
         self._due_at = 0.0
 
     def restore(self) -> Cursor | None:
-        """Take up the newest checkpoint; None if there is none.
+        """Take up the newest checkpoint, of whatever layout; None if there is none.
 
         Raises:
             CheckpointError: it is of another training run.
@@ -81,12 +143,15 @@ class Keeper:
                     f"{found.path} was trained on other data: its {name} is"
                     f" {found.meta.get(name)}, now it is {value}; choose another checkpoint_dir"
                 )
-        self._state.restore(found.read())
+        self._state.fits({name: found.shapes.get(name) for name in found.index})
+        self._state.restore(found.read(self._state.needs(found.index)))
         self.proven = True
         self._step = found.step
         self._written = float(found.meta["written"])
         self._save_s = found.meta.get("checkpoint_s")
-        self.restored_freezing = found.meta.get("freezing")
+        self.restored = dict(found.meta.get("kept", {}))
+        if found.meta.get(_FREEZING) is not None:
+            self.restored[_FREEZING] = found.meta[_FREEZING]
         return Cursor(found.step, found.meta["epoch"], found.meta["consumed"])
 
     def _agree(self) -> Checkpoint | None:
@@ -99,6 +164,20 @@ class Keeper:
         name = self._world.hear("restore", JOIN_S)
         return self._checkpoints.named(name) if name else None
 
+    @property
+    def freezing(self) -> Callable[[], Any] | None:
+        """`kept["freezing"]`."""
+        return self.kept.get(_FREEZING)
+
+    @freezing.setter
+    def freezing(self, give: Callable[[], Any]) -> None:
+        self.kept[_FREEZING] = give
+
+    @property
+    def restored_freezing(self) -> Any:
+        """`restored["freezing"]`, or None."""
+        return self.restored.get(_FREEZING)
+
     def begin(self) -> None:
         """The first step is done; from now on time counts."""
         if self._world.rank == 0:
@@ -106,49 +185,69 @@ class Keeper:
         self._plan()
 
     def due(self) -> bool:
-        """Whether it is time for a periodic save."""
-        return time.monotonic() >= self._due_at
+        """Whether it is time for a periodic save; never while one goes on."""
+        self._look()
+        return self._saving is None and time.monotonic() >= self._due_at
 
     def hurry(self) -> None:
         """Save after the next step if that would prove the run."""
         if not self.proven:
             self._due_at = 0.0
 
-    def save(self, cursor: Cursor) -> bool:
-        """Save the state after this step; says so and returns False where that fails."""
-        if self._step == cursor.step:
+    def save(self, cursor: Cursor, *, wait: bool = True) -> bool:
+        """Save the state after this step; to be called by all ranks, or by none.
+
+        Ranks that do not write return at once. The others return with the same answer.
+
+        Args:
+            cursor: of the step.
+            wait: until it is saved. Without, it may go on while training does; what fails then is
+                said after a later step. The save that proves a run is always waited for.
+
+        Returns:
+            False: it failed, and that has been said; training goes on.
+        """
+        if not self._crew.writes:
+            return True
+        self.settle()
+        self._crew.begin()
+        if self._world.rank == 0 and self._step == cursor.step:
+            self._crew.scatter("share", {"already": True})
             return True
         begun = time.monotonic()
-        now = time.time()
-        meta: dict[str, Any] = {
-            **self._identity,
-            "epoch": cursor.epoch,
-            "consumed": cursor.consumed,
-            "world": self._world.size,
-            "proven": self.proven,
-            "checkpoint_s": self._save_s,
-            "written": now,
-            "torch": str(torch.__version__),
-        }
-        if self.freezing is not None:
-            meta["freezing"] = self.freezing()
         try:
-            tensors = self._state.gather()
-            written = self._checkpoints.save(cursor.step, tensors, meta)
+            save = self._collect(cursor)
+            if self._background and self.proven and not wait:
+                copy = replace(save, pieces=tensorfile.copied(save.pieces))
+                self._saving = _Background(copy, self._write)
+                self._saving.start()
+            else:
+                prove = self._write(save)
+                self._save_s = time.monotonic() - begun
+                self._saved(save)
+                if prove:
+                    self._prove(save)
         except CheckpointError as error:
-            stays = "none yet" if self._step is None else f"that of step {self._step} stays"
-            self._say(f"no checkpoint at step {cursor.step}: {error}; {stays}, training goes on")
-            self._plan()
+            self._failed(cursor.step, error)
             return False
-        self._save_s = time.monotonic() - begun
-        self._step, self._written = cursor.step, now
-        if not self.proven:
-            self._prove(written, tensors)
-        self._plan()
+        finally:
+            self._plan()
         return True
 
+    def settle(self) -> None:
+        """Wait for the save that goes on, if one does."""
+        while self._saving is not None:
+            # Never without a timeout: see `World.join`.
+            self._saving.join(_POLL_S)
+            self._look()
+
     def facts(self) -> dict[str, Any]:
-        """The fields of a report that are about checkpoints."""
+        """The fields of a report that are about checkpoints.
+
+        `checkpoint_s` is how long training stood still for the last save that it waited for: it
+        tells what the next notice will cost, which a save in the background does not.
+        """
+        self._look()
         facts: dict[str, Any] = {"proven": self.proven}
         if self._step is not None:
             age = max(0.0, time.time() - self._written)
@@ -156,19 +255,108 @@ class Keeper:
             facts["checkpoint_s"] = self._save_s
         return facts
 
-    def _prove(self, written: Checkpoint, live: Mapping[str, torch.Tensor]) -> None:
+    def _collect(self, cursor: Cursor) -> _Save:
+        """The state as it is now, not copied."""
+        meta: dict[str, Any] = {
+            **self._identity,
+            "epoch": cursor.epoch,
+            "consumed": cursor.consumed,
+            "world": self._world.size,
+            "proven": self.proven,
+            "checkpoint_s": self._save_s,
+            "written": time.time(),
+            "torch": str(torch.__version__),
+        }
         try:
-            wrong = differences(live, written.read_cold())
+            if self._world.rank == 0:
+                kept = {name: _plain(name, give()) for name, give in self.kept.items()}
+                if _FREEZING in kept:
+                    meta[_FREEZING] = kept.pop(_FREEZING)
+                meta["kept"] = kept
+            return _Save(cursor.step, meta, parts(self._state.gather()))
+        except CheckpointError as error:
+            self._crew.fail(str(error))
+            raise
+
+    def _write(self, save: _Save) -> bool:
+        """Write with the others; True if the run is to be proven by that."""
+        try:
+            if self._world.rank == 0:
+                prove = not save.meta["proven"]
+                self._checkpoints.write(save.step, save.pieces, save.meta, self._crew)
+                self._crew.scatter("outcome", {"prove": prove})
+            else:
+                joined = self._checkpoints.join(save.pieces, self._crew)
+                prove = joined and bool(self._crew.receive("outcome")["prove"])
+        except CheckpointError as error:
+            self._crew.fail(str(error))
+            raise
+        return prove
+
+    def _prove(self, save: _Save) -> None:
+        """Every writer compares what it holds with what can be read."""
+        try:
+            wrong = self._compare(save)
+            if self._world.rank:
+                self._crew.send("proof", wrong)
+                self.proven = bool(self._crew.receive("proven")["proven"])
+                return
+            found = self._crew.gather("proof", wrong)
         except (CheckpointError, OSError, RuntimeError) as error:
-            self._say(f"step {written.step} cannot be read back: {error}")
+            self._crew.fail(str(error))
+            if self._world.rank == 0:
+                self._say(f"step {save.step} cannot be read back: {error}")
             return
-        self.proven = not wrong
-        if wrong:
-            self._say(f"step {written.step} reads back differently: {', '.join(wrong[:3])}")
+        different = sorted({name for names in found.values() for name in names})
+        self.proven = not different
+        self._crew.scatter("proven", {"proven": self.proven})
+        if different:
+            self._say(f"step {save.step} reads back differently: {', '.join(different[:3])}")
+
+    def _compare(self, save: _Save) -> list[str]:
+        written = self._checkpoints.named(f"step_{save.step:08d}")
+        live = {piece.name: piece for piece in save.pieces}
+        # Alone, we also see what nobody has written.
+        names = set(live) & set(written.index) if self._crew.others or self._world.rank else None
+        read = written.read_cold(names)
+        return differences(
+            {name: piece.tensor for name, piece in live.items()},
+            {
+                name: live[name].of(tensor) if name in live else tensor
+                for name, tensor in read.items()
+            },
+        )
+
+    def _look(self) -> None:
+        """Take note of a save in the background that is over."""
+        over = self._saving
+        if over is None or over.is_alive():
+            return
+        self._saving = None
+        if over.error is None:
+            self._saved(over.save)
+        else:
+            self._failed(over.save.step, over.error)
+
+    def _saved(self, save: _Save) -> None:
+        self._step, self._written = save.step, float(save.meta["written"])
+
+    def _failed(self, step: int, error: CheckpointError) -> None:
+        if self._world.rank == 0:
+            stays = "none yet" if self._step is None else f"that of step {self._step} stays"
+            self._say(f"no checkpoint at step {step}: {error}; {stays}, training goes on")
 
     def _plan(self) -> None:
         wait = self._every_s if self.proven else min(FIRST_SAVE_S, self._every_s)
         self._due_at = time.monotonic() + wait
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A copy that stays as it is."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} cannot be kept in the manifest: {error}") from None
 
 
 def differences(live: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> list[str]:

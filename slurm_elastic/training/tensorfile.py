@@ -1,9 +1,11 @@
-"""Tensors on disk: written by torch's distributed checkpoint, read without it.
+"""Tensors on disk, as torch's distributed checkpoint has them, written and read without it.
 
 The files are those of `torch.distributed.checkpoint`, so its own tools can
-read them. But importing that package takes longer than all the rest of a
-restore. So `write` also tells where each tensor's bytes are, and `read` needs
-no more than that and `torch.load`.
+read them: one file per writer with its pieces one after the other, each as
+`torch.save` writes it, and `.metadata` that says what lies where. Only making
+the latter needs that package, on one rank. Importing it takes longer than all
+the rest of a restore, so what lies where is also told in the manifest, and
+`read` needs no more than that and `torch.load`.
 """
 
 from __future__ import annotations
@@ -11,68 +13,261 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import threading
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
-#: Name of a tensor → [file, offset, length].
+from slurm_elastic.training import shards
+
+#: Name of a tensor → [file, offset, length]; or, if it lies in several pieces, a list of
+#: [file, offset, length, where the piece begins in each dimension].
 Index: TypeAlias = dict[str, list[Any]]
+#: What a writer holds: [name, type, shape of the whole, where the piece begins, its shape].
+Plan: TypeAlias = list[list[Any]]
 
 
-def write(directory: Path, tensors: Mapping[str, torch.Tensor]) -> Index:
-    """Write and sync the tensors of this process, without asking any other rank.
+@dataclass(frozen=True)
+class Piece:
+    """What one rank holds of a tensor.
+
+    Attributes:
+        name: of the whole tensor.
+        shape: of the whole tensor.
+        first: where the piece begins in each dimension, in elements.
+        tensor: the piece, a plain tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first: tuple[int, ...]
+    tensor: torch.Tensor
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The same piece of another tensor of that shape; all of one of another shape."""
+        if whole.shape == self.shape:
+            for dim, (start, count) in enumerate(zip(self.first, self.tensor.shape, strict=True)):
+                whole = whole.narrow(dim, start, count)
+        return whole
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return int(self.tensor.numel() * self.tensor.element_size())
+
+
+def pieces(tensors: Mapping[str, torch.Tensor]) -> list[Piece]:
+    """This rank's piece of each tensor, not copied; nothing for one of which it has no element.
+
+    Raises:
+        ShardError: see `shards.held`.
+    """
+    found = []
+    for name, tensor in tensors.items():
+        first, part = shards.held(tensor)
+        if part.numel() or not tensor.numel():
+            found.append(Piece(name, tuple(tensor.shape), first, part))
+    return found
+
+
+def copied(found: Iterable[Piece]) -> list[Piece]:
+    """The pieces as they are now, on the CPU, whatever happens to the live ones."""
+    copies = []
+    on_device = False
+    for piece in found:
+        live = piece.tensor
+        on_device = on_device or live.is_cuda
+        # Page-locked memory is filled several times as fast; torch keeps it for the next time.
+        copy = torch.empty(live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda)
+        copies.append(replace(piece, tensor=copy.copy_(live, non_blocking=live.is_cuda)))
+    if on_device:
+        torch.cuda.synchronize()
+    return copies
+
+
+def plan(found: Iterable[Piece]) -> Plan:
+    """What the pieces are, as JSON values."""
+    return [
+        [p.name, str(p.tensor.dtype), list(p.shape), list(p.first), list(p.tensor.shape)]
+        for p in found
+    ]
+
+
+def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
+    """Who writes what: a piece that several hold is written once.
+
+    Returns:
+        For each plan the positions of the pieces to be written; and torch's metadata.
+
+    Raises:
+        ValueError: some part of a tensor is held by nobody, or parts overlap.
+    """
+    from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan  # noqa: PLC0415 - slow
+
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({}, is_coordinator=True)
+    try:
+        divided, metadata = planner.create_global_plan(
+            [
+                SavePlan(
+                    [_item(entry) for entry in entries],
+                    # How a nested dictionary was flattened; ours never is.
+                    planner_data={name: (name,) for name, *_ in entries},
+                )
+                for entries in plans
+            ]
+        )
+    except AssertionError as error:
+        raise ValueError(f"torch cannot plan it: {error}") from error
+    shares = []
+    for entries, own in zip(plans, divided, strict=True):
+        kept = {(item.index.fqn, tuple(item.index.offset)) for item in own.items}
+        shares.append([i for i, e in enumerate(entries) if (e[0], tuple(e[3])) in kept])
+    return shares, metadata
+
+
+def write(path: Path, found: Iterable[Piece]) -> list[list[int]]:
+    """Write and sync the pieces into one file.
+
+    Returns:
+        (offset, length) of each, in bytes.
 
     Raises:
         OSError: the system refused, e.g. for lack of space.
     """
-    from torch.distributed import checkpoint as dcp  # noqa: PLC0415 - slow, not for the start
-
-    # What dcp.save does, less its collectives: before torch 2.9 it cannot be told to leave them.
-    planner = dcp.DefaultSavePlanner()
-    writer = dcp.FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
+    where = []
     try:
-        with warnings.catch_warnings():
-            # torch 2.6's own writer calls what torch 2.6 deprecates.
-            warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
-            planner.set_up_planner(dict(tensors), is_coordinator=True)
-            writer.set_up_storage_writer(True)
-            local = writer.prepare_local_plan(planner.create_local_plan())
-            plans, metadata = planner.create_global_plan([local])
-            (plan,) = writer.prepare_global_plan(plans)
-            writing = writer.write_data(planner.finish_plan(plan), planner)
-            writing.wait()
-            writer.finish(metadata, [writing.value()])
+        with path.open("wb") as file:
+            for piece in found:
+                begun = file.tell()
+                tensor = piece.tensor.detach().cpu()
+                if tensor.untyped_storage().nbytes() != piece.bytes or not tensor.is_contiguous():
+                    # Of a view, torch.save would write all that lies behind it.
+                    tensor = tensor.contiguous().clone()
+                torch.save(tensor, file)
+                where.append([begun, file.tell() - begun])
+            file.flush()
+            os.fsync(file.fileno())
     except RuntimeError as error:
         raise _cause(error) from error
-    return {
-        where.fqn: [info.relative_path, info.offset, info.length]
-        for where, info in metadata.storage_data.items()
-    }
+    return where
+
+
+def describe(
+    directory: Path, metadata: Any, written: Iterable[tuple[str, list[Any], Sequence[int]]]
+) -> Index:
+    """Write torch's `.metadata`.
+
+    Args:
+        directory: of the checkpoint.
+        metadata: of `divide`.
+        written: (file, the piece's entry in the plan, its offset and length in the file).
+
+    Returns:
+        Where each tensor lies.
+
+    Raises:
+        OSError: the system refused.
+    """
+    from torch.distributed.checkpoint import FileSystemWriter  # noqa: PLC0415 - slow
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # noqa: PLC0415
+    from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: PLC0415
+    from torch.distributed.checkpoint.storage import WriteResult  # noqa: PLC0415
+
+    index: Index = {}
+    results = []
+    for file, (name, _, shape, first, count), (offset, length) in written:
+        # Private, but its name is part of the file format: it is what `.metadata` holds.
+        info = _StorageInfo(file, offset, length)
+        results.append(WriteResult(MetadataIndex(name, first), length, info))
+        if list(count) == list(shape):
+            index[name] = [file, offset, length]
+        else:
+            index.setdefault(name, []).append([file, offset, length, list(first)])
+    writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
+    writer.set_up_storage_writer(True)
+    try:
+        writer.finish(metadata, [results])
+    except RuntimeError as error:
+        raise _cause(error) from error
+    return index
 
 
 def prepare() -> None:
-    """Import what `write` needs, in the background, so that the first save does not wait for it."""
+    """Import what `divide` needs, in the background, so that the first save does not wait."""
     name = "torch.distributed.checkpoint"
     threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
 
-def read(directory: Path, index: Index) -> dict[str, torch.Tensor]:
-    """All tensors of the index, on the CPU."""
+def read(
+    directory: Path,
+    index: Index,
+    shapes: Mapping[str, Sequence[int]],
+    names: Iterable[str] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Tensors of the index on the CPU, whole, put together where they lie in pieces.
+
+    Args:
+        directory: of the checkpoint.
+        index: where they lie.
+        shapes: of those that lie in pieces.
+        names: which; None: all.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
     tensors = {}
     with contextlib.ExitStack() as stack:
         files: dict[str, io.BufferedReader] = {}
-        for name, (file, offset, length) in index.items():
+
+        def load(file: str, offset: int, length: int) -> torch.Tensor:
             if file not in files:
                 files[file] = stack.enter_context((directory / file).open("rb"))
             files[file].seek(offset)
             data = io.BytesIO(files[file].read(length))
             # weights_only: a checkpoint is data and may never run code.
-            tensors[name] = torch.load(data, weights_only=True, map_location="cpu")
+            return torch.load(data, weights_only=True, map_location="cpu")
+
+        for name in index if names is None else names:
+            entry = index[name]
+            if not isinstance(entry[0], list):
+                tensors[name] = load(*entry)
+                continue
+            for file, offset, length, first in entry:
+                part = load(file, offset, length)
+                if name not in tensors:
+                    tensors[name] = torch.empty(tuple(shapes[name]), dtype=part.dtype)
+                Piece(name, tuple(shapes[name]), tuple(first), part).of(tensors[name]).copy_(part)
     return tensors
+
+
+def _item(entry: Sequence[Any]) -> Any:
+    from torch.distributed.checkpoint.metadata import (  # noqa: PLC0415
+        ChunkStorageMetadata,
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import (  # noqa: PLC0415
+        TensorWriteData,
+        WriteItem,
+        WriteItemType,
+    )
+
+    name, dtype, shape, first, count = entry
+    whole = list(count) == list(shape)
+    return WriteItem(
+        index=MetadataIndex(name, first),
+        type=WriteItemType.TENSOR if whole else WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(torch.Size(first), torch.Size(count)),
+            properties=TensorProperties(dtype=getattr(torch, dtype.removeprefix("torch."))),
+            size=torch.Size(shape),
+        ),
+    )
 
 
 def _cause(error: BaseException) -> OSError:

@@ -68,7 +68,7 @@ def test_what_reads_back_differently_proves_nothing(
 ) -> None:
     honest = Checkpoint.read_cold
 
-    def lie(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    def lie(checkpoint: Checkpoint, names: object) -> dict[str, torch.Tensor]:
         tensors = honest(checkpoint)
         tensors["model.bias"] = torch.nextafter(tensors["model.bias"], torch.tensor(9.0))
         return tensors
