@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A small convolutional network on generated images; its front layers may freeze.
 
-    python docs/examples/train_cnn.py --out /tmp/cnn                    # all layers train to the end
-    python docs/examples/train_cnn.py --out /tmp/cnn2 --freeze auto      # converged ones are frozen
-    sbatch docs/examples/train_cnn.sbatch                          # in a job the directive decides
+    python docs/examples/train_cnn.py --out /tmp/cnn                  # all layers train
+    python docs/examples/train_cnn.py --out /tmp/cnn2 --freeze auto   # converged ones freeze
+    sbatch docs/examples/train_cnn.sbatch                             # the directive decides
 
 Writes OUT/epochs.jsonl: one line per epoch with training loss, validation loss and accuracy,
 and how many layers are frozen.
