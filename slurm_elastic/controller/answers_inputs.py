@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from slurm_elastic.cluster import Job, Snapshot
+from slurm_elastic.controller.tuning import Choice
 from slurm_elastic.plan import JobRecord, Plan
 from slurm_elastic.report import Report
 
@@ -74,6 +75,7 @@ class View:
     Attributes:
         plan: of the last round; None before the first.
         reports: the last report of each job's present attempt.
+        batches: what was decided of the batch of each job that may change it.
         resizes: changes made to each job in its life; absent: `len(record.changes)`.
         notes: warnings of the controller to show above the status ("slurmctld is slow", …).
         next_round: epoch s.
@@ -85,6 +87,7 @@ class View:
     reports: Mapping[int, Report] = field(default_factory=dict)
     transitions: Sequence[TransitionRow] = ()
     resizes: Mapping[int, int] = field(default_factory=dict)
+    batches: Mapping[int, Choice] = field(default_factory=dict)
     mode: str = "observe"
     policy: str = ""
     next_round: float | None = None

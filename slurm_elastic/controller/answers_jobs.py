@@ -17,6 +17,7 @@ from slurm_elastic.controller.answers_inputs import (
 )
 from slurm_elastic.controller.answers_model import model_row
 from slurm_elastic.controller.answers_schema import (
+    BatchRow,
     ChangeRow,
     DecisionRow,
     ExplainAnswer,
@@ -28,6 +29,7 @@ from slurm_elastic.controller.answers_schema import (
     StatusAnswer,
     Waiting,
 )
+from slurm_elastic.controller.tuning import Choice
 from slurm_elastic.plan import Action, Decision, JobRecord
 
 #: Seconds from a complete checkpoint until Slurm counts the GPUs as free, when nothing hinders.
@@ -237,6 +239,7 @@ def explain(
         "restart_s": record.restart_s,
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
+        "batch": _batch(view.batches.get(job_id)),
         "next_round": view.next_round,
         "last": change(rows, mine[-1]) if mine else None,
     }
@@ -311,6 +314,20 @@ def payback_s(decision: Decision, current: Allocation | None) -> float | None:
     if decision.gain <= 0 or decision.cost_s <= 0 or current is None or not current.gpus:
         return None
     return decision.cost_s / current.gpus / decision.gain
+
+
+def _batch(choice: Choice | None) -> BatchRow | None:
+    if choice is None:
+        return None
+    least, most = choice.limits
+    return {
+        "batch": choice.batch,
+        "present": choice.present,
+        "least": least,
+        "most": most,
+        "gain": choice.gain,
+        "reason": choice.reason,
+    }
 
 
 def _gives(decision: Decision | None, node: str) -> bool:

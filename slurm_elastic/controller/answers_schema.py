@@ -127,6 +127,20 @@ ChangeRow = TypedDict(
 )
 
 
+class BatchRow(TypedDict):
+    """A batch that may change: `present` as reported, `batch` as it shall be, in samples.
+
+    `gain`: goodput at `batch` over that at `present`, less 1; 0 where nothing was predicted.
+    """
+
+    batch: int
+    present: int
+    least: int
+    most: int
+    gain: float
+    reason: str
+
+
 class ExplainAnswer(TypedDict):
     """`selastic explain`."""
 
@@ -140,6 +154,7 @@ class ExplainAnswer(TypedDict):
     restart_s: float | None
     decision: DecisionRow | None
     model: ModelRow | None
+    batch: BatchRow | None
     next_round: float | None
     last: ChangeRow | None
 

@@ -22,8 +22,9 @@ from slurm_elastic.controller.engine import Change, Engine
 from slurm_elastic.controller.housekeeping import Housekeeping, pinned_by_us
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.transition import State, Transition
+from slurm_elastic.controller.tuning import Tuner
 from slurm_elastic.directive import Directive
-from slurm_elastic.plan import Action, Decision, Plan
+from slurm_elastic.plan import Action, Decision, JobRecord, Plan
 from slurm_elastic.policies.base import Policy
 from slurm_elastic.report import Orders, Report
 from slurm_elastic.round import decide_round
@@ -72,6 +73,8 @@ class Controller:
             account=account,
             log=log,
         )
+        self.tuner = Tuner(self.engine.tell)
+        self.book.learning.tunes = bool(getattr(policy, "tunes", True))
         self.retired = False
         #: PrivateData=jobs in slurm.conf; taken for granted until slurmctld has answered.
         self.private = True
@@ -221,18 +224,20 @@ class Controller:
         if written and state != self._state:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
+        self._tune(snapshot, plan, records)
         self.view = dataclasses.replace(
             self.view,
             snapshot=snapshot,
             plan=plan,
             records=records,
+            batches=self.tuner.choices,
             resizes=self.book.resizes(),
             mode=self.config.controller.mode,
             policy=self.config.controller.policy,
             next_round=self._next_round,
         )
-        if self.config.controller.mode == "act" and not self.retired and written:
-            self._act(snapshot, plan)
+        if self._acts and written:
+            self._act(snapshot, plan, records)
         elif self.config.controller.mode == "advise":
             advice = {d.job_id: f"{_words(d, snapshot)} Mode=advise" for d in plan.changes}
             for job_id, text in advice.items():
@@ -240,6 +245,30 @@ class Controller:
                     self._log.info(text)
             self._advised = advice
         self._publish()
+
+    def _tune(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
+        """Batches of running jobs: what needs no restart."""
+        told = self.tuner.round(
+            snapshot,
+            records,
+            self._reports(snapshot),
+            act=self._acts,
+            leave={d.job_id for d in plan.changes},
+        )
+        for job, choice in told:
+            self._log.info(
+                f"JobId={job.display_id} Action=batch From={choice.present} To={choice.batch} "
+                f"Reason={choice.reason!r}"
+            )
+
+    @property
+    def _acts(self) -> bool:
+        return self.config.controller.mode == "act" and not self.retired
+
+    def _reports(self, snapshot: Snapshot) -> dict[int, Report]:
+        """The newest report of each job."""
+        ids = [j.job_id for j in snapshot.jobs]
+        return {i: r for i in ids if (r := self.book.last_report(i)) is not None}
 
     def _read_settings(self) -> None:
         """What slurm.conf says; it may change while we run."""
@@ -261,7 +290,7 @@ class Controller:
         self._note("ledger", "")
         return True
 
-    def _act(self, snapshot: Snapshot, plan: Plan) -> None:
+    def _act(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
         room = self.config.resize.max_in_flight - len(self.engine.live)
         changes = []
         for decision in plan.changes[: max(0, room)]:
@@ -269,6 +298,7 @@ class Controller:
             spare_s = self.book.spare_s(job)
             changes.append(Change(decision, job, self._notice_s(job), spare_s))
         begun = self.engine.begin(changes) if changes else []
+        self.tuner.ahead(begun, snapshot, records, self._reports(snapshot))
         for decision in begun:
             self._log.info(_words(decision, snapshot))
         started = {d.job_id for d in begun}
@@ -295,10 +325,13 @@ class Controller:
         ):
             self.engine.rehearse(job.job_id, job.run)
 
+    def _directive(self, job: Job) -> Directive | None:
+        """The one in force."""
+        override = self.book.entry(job).override
+        return Directive.parse(override) if override else job.directive
+
     def _notice_s(self, job: Job) -> float:
-        directive = self.book.entry(job).override or job.directive
-        if isinstance(directive, str):
-            directive = Directive.parse(directive)
+        directive = self._directive(job)
         asked = directive.notice_s if directive else None
         return float(asked or self.config.resize.notice_s)
 
@@ -315,9 +348,23 @@ class Controller:
                 self._measure(report, job, now)
             except LedgerError as error:
                 self._log.error(str(error))
+            if self._acts and not self.book.entry(job).held:
+                self.tuner.heard(job, report, directive=self._directive(job))
         if report.phase == "saved" and report.notice is not None:
             self.engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
-        return self.engine.orders(report.job_id, report.run)
+        return self.orders(report.job_id, report.run)
+
+    def orders(self, job_id: int, run: int) -> Orders:
+        """What one attempt is to do. People's orders are among them from the first answer on."""
+        job = self.job(job_id)
+        if job is not None:
+            self.stand(job)
+        return self.engine.orders(job_id, run)
+
+    def stand(self, job: Job) -> None:
+        """Tell a job what people have ordered of it, if that is news."""
+        entry = self.book.entry(job)
+        self.engine.tell(job.job_id, run=0, layout=entry.layout, directive=entry.override)
 
     def job(self, job_id: int) -> Job | None:
         """A job as last read. One that is not known yet makes the next look come at once."""
@@ -401,15 +448,10 @@ class Controller:
             )
             for t in self.engine.live.values()
         )
-        reports = {
-            j.job_id: r
-            for j in self.view.snapshot.jobs
-            if (r := self.book.last_report(j.job_id)) is not None
-        }
         self.view = dataclasses.replace(
             self.view,
             transitions=rows,
-            reports=reports,
+            reports=self._reports(self.view.snapshot),
             notes=tuple(n for n in self._notes.values() if n),
         )
 

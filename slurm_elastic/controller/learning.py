@@ -75,11 +75,15 @@ class Learning:
     Args:
         ledger: where applications are kept.
         config: for `[speedup] types` and `[sia] share`; may be replaced.
+
+    Attributes:
+        tunes: whether the policy in force chooses batches (`policies.base.Policy`).
     """
 
     def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
         self._ledger = ledger
         self.config = config or Config()
+        self.tunes = False
         self._applications: dict[tuple[str, str], dict[str, Lesson]] = {}
         self._dirty: set[tuple[str, str, str]] = set()
         self._kept: dict[str, _Kept] = {}
@@ -186,7 +190,7 @@ class Learning:
             return None
         shared = self.shared(job, lesson)
         state = (lesson.version, shared and (id(shared), shared.version))
-        settings = (directive, cluster, self.config)
+        settings = (directive, cluster, self.config, self.tunes)
         kept = self._kept.get(job.key)
         if kept and kept.state == state and kept.settings == settings:
             return kept.found
@@ -226,15 +230,17 @@ class Learning:
         directive: Directive,
         cluster: Sequence[str],
     ) -> Learned | None:
-        batch = lesson.batch or (shared.batch if shared else 0)
+        batch = lesson.batch or _expected(shared, directive)
         types = [t for t in directive.types or cluster if directive.sizes(t)]
         if not batch or not types:
             return None
         inherited = shared.points if shared else {}
         points = {**inherited, **lesson.points}
         believed = points if self.config.sia.share else lesson.points
-        rigid = directive.min_gpus == directive.max_gpus
-        most = lesson.most or (shared.most if shared else 0) or batch
+        begun = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
+        span = _span(begun, directive) if self.tunes else None
+        rigid = directive.min_gpus == directive.max_gpus and span is None
+        most = lesson.most or (shared.most if shared else 0)
         single = estimated(
             points.values(),
             types,
@@ -243,33 +249,64 @@ class Learning:
         )
         rates = _rates(points.values(), directive, batch, single) if rigid else {}
         noise = lesson.noise or (shared.noise if shared and self.config.sia.share else None)
-        return Learned(
-            Application(
-                name=(lesson.stated or (shared.stated if shared else "")) or job.name,
-                job_class=JobClass.RIGID if rigid else JobClass.STRONG_SCALING,
-                initial_batch=min(batch, lesson.initial_batch or batch),
-                max_batch=batch,
-                batch=batch,
-                gpus=directive.min_gpus,
-                types=tuple(
-                    TypeProfile(
-                        t,
-                        least=1,
-                        most=most,
-                        single=single[t],
-                        rate=rates.get(t),
-                        unit=directive.unit_for(t),
-                    )
-                    for t in types
-                ),
+        if span:
+            job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
+        else:
+            job_class = JobClass.RIGID if rigid else JobClass.STRONG_SCALING
+            initial = min(batch, begun)
+        application = Application(
+            name=(lesson.stated or (shared.stated if shared else "")) or job.name,
+            job_class=job_class,
+            initial_batch=initial,
+            max_batch=span[1] if span else batch,
+            batch=batch,
+            gpus=directive.min_gpus,
+            # Without a largest micro-batch a rank takes its share of an elastic batch at once.
+            accumulation=bool(most) or span is None,
+            types=tuple(
+                TypeProfile(
+                    t,
+                    least=1,
+                    most=most or (_taken(points.values(), directive, t, batch) if span else batch),
+                    single=single[t],
+                    rate=rates.get(t),
+                    unit=directive.unit_for(t),
+                )
+                for t in types
             ),
+        )
+        return Learned(
+            application,
             tuple(
                 p.observation()
                 for p in believed.values()
                 if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
             ),
-            Noise(*noise) if noise else None,
+            # The variance is stated at the batch that the script began with.
+            Noise(noise[0], noise[1] * (begun / initial if span else 1.0)) if noise else None,
         )
+
+
+def _expected(shared: Lesson | None, directive: Directive) -> int:
+    """The batch of a job that has not reported: what its application began with; 0: not known."""
+    batch = (shared.initial_batch or shared.batch) if shared else 0
+    if not batch or directive.batch is None:
+        return batch
+    return max(directive.batch[0], min(batch, directive.batch[1]))
+
+
+def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
+    """Batches that may be chosen; None: none. Smaller than the script's own are never better."""
+    if directive.batch is None:
+        return None
+    low, high = directive.batch
+    return (max(low, begun), high) if max(low, begun) < high else None
+
+
+def _taken(points: Iterable[Point], directive: Directive, gpu_type: str, batch: int) -> int:
+    """Samples that a replica is known to take at once, or has to with the fewest GPUs."""
+    replicas = max(1, directive.sizes(gpu_type)[0] // directive.unit_for(gpu_type))
+    return max([-(-batch // replicas), *(p.micro_batch for p in points)])
 
 
 def measured(points: Iterable[Point]) -> dict[str, float]:

@@ -30,7 +30,7 @@ Standard library only: imported inside jobs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -101,6 +101,21 @@ class Descent:
 def compound(first: float, second: float) -> float:
     """The penalty of two freezes, the second judged among what still trained after the first."""
     return 1 - (1 - first) * (1 - second)
+
+
+def choose(certified: int, penalties: Mapping[int, float], *, max_penalty: float) -> int:
+    """The longest prefix to freeze, of those whose penalty is known.
+
+    Args:
+        certified: layers that may be frozen at most.
+        penalties: by the number of layers; what is not told is not chosen, 0 layers cost nothing.
+        max_penalty: fraction of useful progress that freezing may cost.
+
+    >>> choose(3, {1: 0.002, 3: 0.02}, max_penalty=0.005)
+    1
+    """
+    allowed = [n for n, p in penalties.items() if 0 < n <= certified and p <= max_penalty]
+    return max(allowed, default=0)
 
 
 def cap(layers: int, epoch: int, *, alpha: float = 1 / 3) -> int:

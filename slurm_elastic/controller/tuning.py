@@ -1,0 +1,274 @@
+"""What a running job is told without a restart: its batch, and how many front layers to freeze.
+
+Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the best goodput on
+what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
+changed for `MIN_GAIN`, and micro-batches at most double what was measured, so that the model
+never trusts itself far. Without a restart nothing is lost by a change but what was fetched ahead.
+
+Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
+(`models.freezing.choose`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurm_elastic.application import JobClass, Learned
+from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.directive import Directive
+from slurm_elastic.models.freezing import choose as choose_frozen
+from slurm_elastic.plan import Decision, JobRecord
+from slurm_elastic.report import Report
+
+#: Goodput that a change of the batch must gain, so that trembling estimates change nothing.
+MIN_GAIN = 0.05
+#: Largest micro-batch tried, by the largest that was measured.
+_STRETCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was decided of a job's batch.
+
+    Attributes:
+        batch: samples per step.
+        present: those it has now.
+        limits: smallest and largest that its directive allows.
+        gain: goodput at `batch` over that at `present`, less 1; 0 where nothing was predicted.
+        reason: why it changes or not, one clause; "" if there is nothing to say.
+    """
+
+    batch: int
+    present: int
+    limits: tuple[int, int]
+    gain: float = 0.0
+    reason: str = ""
+
+
+class Told(Protocol):
+    """How a job is told; `Engine.tell`."""
+
+    def __call__(self, job_id: int, *, run: int, **values: int | None) -> bool:
+        """From this attempt on the job is to be so; whether that is news."""
+        ...
+
+
+def choose(
+    learned: Learned | None,
+    held: Allocation,
+    present: int,
+    *,
+    limits: tuple[int, int],
+    per_node: Mapping[str, int],
+) -> Choice:
+    """The batch that a job is to have on an allocation; pure.
+
+    Args:
+        learned: of the job; None or another class than adaptive: only the limits count.
+        held: what it holds, or is about to.
+        present: its batch, samples per step.
+        limits: smallest and largest allowed.
+        per_node: GPUs per node of each type.
+    """
+    low, high = limits
+    inside = max(low, min(present, high))
+    stays = Choice(inside, present, limits)
+    if inside != present:
+        stays = dataclasses.replace(stays, reason=f"the directive allows {_range(limits)}")
+    if learned is None or learned.application.job_class is not JobClass.ADAPTIVE:
+        return stays
+    if learned.application.on(held.gpu_type) is None or not learned.observations:
+        return stays
+    if learned.noise is None:
+        return stays if stays.reason else _because(stays, "its gradient noise is not known yet")
+    best = _best(learned, held, limits, per_node)
+    if best is None or best == inside:
+        return stays
+    before, after = (_goodput(learned, held, b, per_node) for b in (inside, best))
+    if before <= 0:
+        why = f"{inside} do not fit into the memory that it is known to use"
+        return Choice(best, present, limits, reason=why)
+    gain = after / before - 1
+    if gain < MIN_GAIN:
+        if stays.reason:
+            return stays
+        why = f"{best} would gain {max(0.0, gain):.1%}, a change must gain {MIN_GAIN:.0%}"
+        return _because(stays, why)
+    return Choice(best, present, limits, gain, f"goodput {gain:+.0%} over that of {inside}")
+
+
+def _because(choice: Choice, reason: str) -> Choice:
+    return dataclasses.replace(choice, reason=reason)
+
+
+def _best(
+    learned: Learned, held: Allocation, limits: tuple[int, int], per_node: Mapping[str, int]
+) -> int | None:
+    """The batch of the best goodput within the limits, a whole number of micro-batches."""
+    # It brings scipy, 50 MB: not every site's policy needs it.
+    from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
+
+    profile = learned.application.on(held.gpu_type)
+    assert profile is not None
+    replicas = held.gpus // profile.unit
+    seen = max(o.micro_batch for o in learned.observations)
+    model = GoodputModel.of(learned, per_node=per_node)
+    goodput, micro, more = model.best(
+        held.gpu_type,
+        len(held.nodes),
+        held.gpus,
+        max_batch=limits[1],
+        most=min(profile.most, _STRETCH * seen),
+    )
+    if not replicas or float(goodput) <= 0:
+        return None
+    pieces = replicas * (1 + int(more))
+    batch = pieces * min(int(micro), limits[1] // pieces)
+    return batch if batch >= limits[0] else None
+
+
+def _goodput(learned: Learned, held: Allocation, batch: int, per_node: Mapping[str, int]) -> float:
+    """Predicted at exactly this batch; 0: it does not fit."""
+    from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
+
+    fixed = dataclasses.replace(learned.application, job_class=JobClass.STRONG_SCALING, batch=batch)
+    model = GoodputModel.of(dataclasses.replace(learned, application=fixed), per_node=per_node)
+    return float(model.goodputs(held.gpu_type, len(held.nodes), held.gpus))
+
+
+def frozen(report: Report, directive: Directive) -> int | None:
+    """Layers to freeze, of those that are certified; None: the job's own choice.
+
+    That it is, too, without `freeze=auto`: there a script may have chosen.
+    """
+    if report.kind != "library" or report.certified is None:
+        return None
+    if directive.freeze != "auto" or not report.certified:
+        return None
+    penalties = {0: 0.0}
+    if report.frozen and report.penalty is not None:
+        penalties[report.frozen] = report.penalty
+    if report.certified_penalty is not None:
+        penalties[report.certified] = report.certified_penalty
+    return choose_frozen(report.certified, penalties, max_penalty=directive.max_penalty)
+
+
+class Tuner:
+    """Tells running jobs what they are to be.
+
+    Args:
+        tell: takes it.
+
+    Attributes:
+        choices: what the last round decided of each job's batch, for `explain`.
+    """
+
+    def __init__(self, tell: Told) -> None:
+        self._tell = tell
+        self.choices: dict[int, Choice] = {}
+
+    def round(
+        self,
+        snapshot: Snapshot,
+        records: Mapping[int, JobRecord],
+        reports: Mapping[int, Report],
+        *,
+        act: bool,
+        leave: Collection[int] = (),
+    ) -> list[tuple[Job, Choice]]:
+        """Decide on the batch of every running job that reports.
+
+        Args:
+            snapshot: of the round.
+            records: of its elastic jobs.
+            reports: the newest of each job.
+            act: whether jobs are told, or it is only kept for `explain`.
+            leave: jobs that are about to get other GPUs.
+
+        Returns:
+            What was told now and is news.
+        """
+        self.choices, told = {}, []
+        for job in snapshot.jobs:
+            record, report = records.get(job.job_id), reports.get(job.job_id)
+            if record is None or report is None or job.state is not JobState.RUNNING:
+                continue
+            if record.in_transition or record.held or job.allocation is None:
+                continue
+            if job.job_id in leave:
+                continue
+            choice = self._choice(job, record, report, job.allocation, snapshot)
+            if choice is None:
+                if act:  # an earlier order may stand
+                    self._tell(job.job_id, run=job.run, batch=None)
+                continue
+            self.choices[job.job_id] = choice
+            changes = act and choice.batch != choice.present
+            if changes and self._tell(job.job_id, run=job.run, batch=choice.batch):
+                told.append((job, choice))
+        return told
+
+    def ahead(
+        self,
+        begun: Iterable[Decision],
+        snapshot: Snapshot,
+        records: Mapping[int, JobRecord],
+        reports: Mapping[int, Report],
+    ) -> None:
+        """Jobs on their way to other GPUs begin there with the batch that is best on those.
+
+        Args:
+            begun: changes that have just been begun.
+            snapshot: as for `round`.
+            records: as for `round`.
+            reports: as for `round`.
+        """
+        for decision in begun:
+            job, report = snapshot.job[decision.job_id], reports.get(decision.job_id)
+            record = records.get(decision.job_id)
+            if record is None or report is None or decision.target is None:
+                continue
+            choice = self._choice(job, record, report, decision.target, snapshot)
+            if choice and choice.batch != choice.present:
+                self._tell(job.job_id, run=job.run + 1, batch=choice.batch)
+
+    def heard(self, job: Job, report: Report, *, directive: Directive | None) -> None:
+        """A report says what may be frozen; the answer to it says what is to be.
+
+        Args:
+            job: running.
+            report: of its present attempt.
+            directive: in force.
+        """
+        if directive is not None and report.run == job.run:
+            self._tell(job.job_id, run=job.run, frozen=frozen(report, directive))
+
+    def _choice(
+        self,
+        job: Job,
+        record: JobRecord,
+        report: Report,
+        held: Allocation,
+        snapshot: Snapshot,
+    ) -> Choice | None:
+        """None: the directive leaves the batch alone, or the job cannot change it."""
+        directive = record.override or job.directive
+        if directive is None or directive.batch is None or report.kind != "library":
+            return None
+        if not report.global_batch:
+            return None
+        return choose(
+            record.learned,
+            held,
+            report.global_batch,
+            limits=directive.batch,
+            per_node=snapshot.per_node,
+        )
+
+
+def _range(limits: tuple[int, int]) -> str:
+    low, high = limits
+    return str(low) if low == high else f"{low}-{high}"
