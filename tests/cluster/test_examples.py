@@ -1,0 +1,201 @@
+"""docs/examples, submitted as a user submits them, beside a controller that resizes what it can.
+
+They train at the same time; the tests look at what they have left behind.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon, eager
+from harness import Cluster
+
+PROJECT = "/opt/src/slurm-elastic"
+EXAMPLES = f"{PROJECT}/docs/examples"
+STAGE = "/shared/scratch/examples"
+PACED = Path(__file__).parent / "drivers" / "paced.py"
+PATIENCE_S = 150.0
+
+GPT = "--samples 320 --epochs 8 --blocks 2 --seed 3 --tied"
+PLAIN = "--samples 1024 --epochs 3 --global-batch 32"
+
+
+@dataclass(frozen=True)
+class Example:
+    """How one is submitted.
+
+    Attributes:
+        options: of sbatch. Fewer GPUs than in the batch scripts: all share a few CPUs.
+        arguments: of the script.
+        step_s: what a step takes at least on one GPU, see drivers/paced.py.
+    """
+
+    options: str
+    arguments: str
+    step_s: float = 0.0
+
+
+SUBMITTED = {
+    "cnn": Example(
+        "--elastic=1-2,freeze=auto,max-penalty=40%",
+        "--samples 512 --epochs 6 --global-batch 32 --checkpoint-every 2",
+        0.25,
+    ),
+    "gpt": Example("--elastic=1-2,parallel=hybrid", f"{GPT} --checkpoint-every 2", 0.3),
+    # It knows the cluster's emulated devices, and how long they take.
+    "plain": Example(
+        "--elastic=1-2,types=v100 --gres=gpu:v100:1 --ntasks-per-node=1",
+        f"{PLAIN} --rate 100 --save-every 10",
+    ),
+    "unmodified": Example("--elastic=1-4", "--samples 1024 --epochs 8 --batch 16", 0.2),
+    "lightning": Example("--elastic=1-2", "--samples 512 --epochs 12", 0.3),
+}
+
+
+class Examples:
+    """The jobs.
+
+    Attributes:
+        explained: what `selastic explain` said of each, last before it ended.
+    """
+
+    def __init__(self, cluster: Cluster, daemon: Daemon, names: list[str]) -> None:
+        self.cluster = cluster
+        self.daemon = daemon
+        self.jobs = {name: self._submit(name, SUBMITTED[name]) for name in names}
+        self.explained: dict[str, str] = {}
+
+    def _submit(self, name: str, example: Example) -> int:
+        scripts = f"{STAGE}/paced" if example.step_s else EXAMPLES
+        words = (
+            f"cd {PROJECT} && OUT={STAGE}/{name} EXAMPLES={scripts} REAL_EXAMPLES={EXAMPLES}"
+            f" STEP_S={example.step_s} sbatch --parsable --output={STAGE}/{name}.log"
+            f" {example.options} docs/examples/train_{name}.sbatch {example.arguments}"
+        )
+        return int(self.cluster.exec(words, user="alice").stdout)
+
+    def watch(self) -> None:
+        """Until the last one has ended."""
+        end = time.monotonic() + PATIENCE_S
+        while running := self._states("PENDING", "RUNNING", "COMPLETING"):
+            assert time.monotonic() < end, f"{running}\n{self.daemon.log()}"
+            for name in running:
+                self.explained[name] = self.daemon.ask("explain", str(self.jobs[name]), check=False)
+            time.sleep(1)
+
+    def _states(self, *states: str) -> list[str]:
+        ids = ",".join(map(str, self.jobs.values()))
+        text = self.cluster.exec(f"squeue -h -t all -j {ids} -o '%i %T'").stdout
+        found = dict(line.split() for line in text.splitlines())
+        return [name for name, job in self.jobs.items() if found.get(str(job)) in states]
+
+    def close(self) -> None:
+        self.cluster.jobs += self.jobs.values()
+        self.cluster.cancel()
+
+    def runs(self, name: str) -> tuple[str, list[int]]:
+        """The state in which it ended, and the GPUs of each of its runs."""
+        done = self.cluster.exec(
+            f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
+        ).stdout.splitlines()
+        gpus = [int(n) for line in done for n in re.findall(r"gres/gpu=(\d+)", line)]
+        return done[-1].partition("|")[0], gpus
+
+    def grew(self, name: str) -> None:
+        """Fails unless it was resized and finished."""
+        state, gpus = self.runs(name)
+        assert state == "COMPLETED", self.log(name)
+        assert 1 in gpus, gpus
+        assert 2 in gpus, f"{gpus}\n{self.explained[name]}\n{self.log(name)}"
+
+    def lines(self, name: str, file: str) -> list[dict[str, Any]]:
+        """What an example has written, one record a line."""
+        text = self.cluster.exec(f"cat {STAGE}/{name}/{file}").stdout
+        return [json.loads(line) for line in text.splitlines()]
+
+    def log(self, name: str) -> str:
+        return self.cluster.exec(f"cat {STAGE}/{name}.log", check=False).stdout
+
+
+def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines}
+
+
+@pytest.fixture(scope="module")
+def examples(cluster: Cluster) -> Iterator[Examples]:
+    cluster.exec(f"rm -rf {STAGE}; install -d -o alice -g alice {STAGE} {STAGE}/paced")
+    names = list(SUBMITTED)
+    if cluster.exec("python3 -c 'import lightning'", node="g01", check=False).returncode:
+        names.remove("lightning")
+    for name in names:
+        cluster.exec(f"cat >{STAGE}/paced/train_{name}.py", stdin=PACED.read_text(), user="alice")
+    daemon = Daemon(cluster, eager(), crew=())
+    daemon.start()
+    examples = Examples(cluster, daemon, names)
+    try:
+        # What an undisturbed training computes, meanwhile.
+        for name, arguments in (("gpt", GPT), ("plain", PLAIN)):
+            cluster.exec(
+                f"cd {EXAMPLES}; export OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent;"
+                f" python3 train_{name}.py --out {STAGE}/reference-{name} {arguments}",
+                user="alice",
+            )
+        examples.watch()
+        yield examples
+    finally:
+        examples.close()
+        daemon.close()
+        cluster.exec(f"rm -rf {STAGE}")
+    assert "Traceback" not in daemon.log()
+
+
+def test_the_gpt_learns_what_an_undisturbed_one_does(examples: Examples) -> None:
+    examples.grew("gpt")
+    lines = examples.lines("gpt", "losses.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 81))
+    found, expected = losses(lines), losses(examples.lines("reference-gpt", "losses.jsonl"))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found[80] < found[1] / 2
+
+
+def test_the_cnn_learns_although_it_is_resized(examples: Examples) -> None:
+    """Batch-norm makes its losses depend on the number of ranks a little."""
+    examples.grew("cnn")
+    lines = examples.lines("cnn", "epochs.jsonl")
+    assert [line["epoch"] for line in lines] == list(range(6))
+    assert lines[-1]["validation_loss"] < lines[0]["validation_loss"]
+    assert lines[-1]["accuracy"] > 0.2
+    assert all(a["frozen"] <= b["frozen"] for a, b in pairwise(lines))
+
+
+def test_the_plain_loop_is_resized_by_its_own_checkpoints(examples: Examples) -> None:
+    examples.grew("plain")
+    assert "resumed: the script has read its newest checkpoint" in examples.log("plain")
+    found = losses(examples.lines("plain", "losses.jsonl"))
+    expected = losses(examples.lines("reference-plain", "losses.jsonl"))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_script_without_checkpoints_keeps_what_it_has(examples: Examples) -> None:
+    assert examples.runs("unmodified") == ("COMPLETED", [2]), examples.log("unmodified")
+    assert "Not yet:" in examples.explained["unmodified"]
+    said = re.findall(r"epoch (\d) with 2 ranks: loss (\S+)", examples.log("unmodified"))
+    assert [epoch for epoch, _ in said] == [str(epoch) for epoch in range(8)]
+    assert float(said[-1][1]) < float(said[0][1])
+
+
+def test_lightning_is_resized_between_epochs(examples: Examples) -> None:
+    if "lightning" not in examples.jobs:
+        pytest.skip("PyTorch Lightning is not installed on the cluster")
+    examples.grew("lightning")
+    # What comes after the checkpoint that the controller waited for is trained on again.
+    last = {line["epoch"]: line for line in examples.lines("lightning", "epochs.jsonl")}
+    assert sorted(last) == list(range(12))
+    assert {line["world"] for line in last.values()} == {1, 2}
+    assert last[11]["loss"] < last[0]["loss"] / 2
