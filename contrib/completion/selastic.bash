@@ -40,13 +40,13 @@ _selastic() {
     case $verb in
         '') words="$verbs $global" ;;
         status) words="--all --watch $table --help" ;;
-        show) words="--json --help" ;;
+        show) words="--profile --json --help" ;;
         explain) words="--json --help" ;;
         plan) words="--all --json --help" ;;
         history) words="$table --help" ;;
         usage) words="--user --start --end --by-user $table --help" ;;
         hold | release) words="--dry-run --json --help" ;;
-        update) words="--elastic= --dry-run --json --help" ;;
+        update) words="--elastic= --layout= --dry-run --json --help" ;;
         retire) words="--yes --dry-run --json --help" ;;
         reconfigure) words="--dry-run --json --help" ;;
         check | ping) words="--json --help" ;;

@@ -33,20 +33,32 @@ def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 
 @options.verb
 @options.job_ids
+@click.option("--elastic", metavar="MIN-MAX[,KEY=VALUE…]", help="Replace the directive.")
 @click.option(
-    "--elastic", metavar="MIN-MAX[,KEY=VALUE…]", required=True, help="Replace the directive."
-)
+    "--layout", metavar="RxS|auto",
+    help="Run as R replicas of S stages (also RxSxC, R1-R2); auto: the job's own choice.",
+)  # fmt: skip
 @options.dry_run
 @options.as_json
-def update(jobs: tuple[str, ...], elastic: str, dry_run: bool, json_: bool) -> None:
+def update(
+    *, jobs: tuple[str, ...], elastic: str | None, layout: str | None, dry_run: bool, json_: bool
+) -> None:
     """Change what jobs ask for: `selastic update 4711 --elastic=2-8`."""
     from slurm_elastic.directive import Directive, DirectiveError  # noqa: PLC0415
+    from slurm_elastic.layout import LayoutText, LayoutTextError  # noqa: PLC0415
 
+    if elastic is None and layout is None:
+        raise CliError("update: nothing to change: give --elastic or --layout", USAGE)
     try:
-        Directive.parse(elastic)
+        if elastic is not None:
+            Directive.parse(elastic)
+        if layout not in (None, "auto"):
+            LayoutText.parse(layout)
     except DirectiveError as error:
         raise CliError(str(error), USAGE) from None
-    answer = client.ask("update", jobs=list(jobs), elastic=elastic, dry_run=dry_run)
+    except LayoutTextError as error:
+        raise CliError(f"--layout: {error}, or auto", USAGE) from None
+    answer = client.ask("update", jobs=list(jobs), elastic=elastic, layout=layout, dry_run=dry_run)
     _report(answer, dry_run=dry_run, json_=json_)
 
 

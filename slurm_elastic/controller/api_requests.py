@@ -76,7 +76,7 @@ class Desk(Protocol):
         """Do one of `JOB_COMMANDS` or `OPERATOR_COMMANDS`; the caller was found entitled to it.
 
         `args` may hold `job_ids` (tuple of raw ids), `dry_run` (bool) and, for update,
-        `elastic` (text of a directive). The answer is
+        `elastic` (text of a directive) and `layout` (text of a layout, or "auto"). The answer is
         `{"results": [{"job_id", "ok", "text"}]}`, or `{"text": …}` for retire and reconfigure.
         """
         ...

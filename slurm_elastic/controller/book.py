@@ -20,6 +20,7 @@ from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
+from slurm_elastic.layout import LayoutText
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.report import Report
 from slurm_elastic.slurm.shape import rounded_off_s
@@ -38,6 +39,8 @@ class Entry:
 
     Attributes:
         pin: nodes that the job was last told to run on; None: nothing is known of it before now.
+        override: directive that a person has put in place of the submitted one; "": none.
+        layout: in which a person wants it to run (`slurm_elastic.layout`); "": its own choice.
         broken: run whose lease its owner broke; he is not made to wait again.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
         counted: id of the last transition whose outcome is part of this record.
@@ -56,6 +59,7 @@ class Entry:
     held: bool = False
     deaf_until: float | None = None
     override: str = ""
+    layout: str = ""
     leased: bool = False
     pin: list[str] | None = None
     broken: int = -1
@@ -79,6 +83,8 @@ class Entry:
         entry = cls(**{k: v for k, v in body.items() if k in known})
         entry.measurements = {k: Measurement(**m) for k, m in body["measurements"].items()}
         entry.lesson = Lesson.from_body(body.get("lesson"))
+        if entry.layout:
+            LayoutText.parse(entry.layout)
         entry.dirty = False
         return entry
 
@@ -199,7 +205,7 @@ class Book:
         return seconds if run == job.run else 0
 
     def command(self, job: Job, **values: Any) -> None:
-        """Keep what a person ordered (held, override) or the controller did (leased, broken)."""
+        """Keep what the controller did (leased, broken) or measured."""
         with self._lock:
             entry = self.entry(job)
             for name, value in values.items():
@@ -207,6 +213,18 @@ class Book:
             entry.dirty = True
             self._ledger.put_job(job.key, job.job_id, entry.to_body())
             entry.dirty = False
+
+    def order(self, job: Job, **values: Any) -> None:
+        """Keep what a person ordered.
+
+        Raises:
+            LedgerError: it could not be written down, and does not count.
+        """
+        with self._lock:
+            entry = self.entry(job)
+            self._ledger.put_job(job.key, job.job_id, {**entry.to_body(), **values})
+            for name, value in values.items():
+                setattr(entry, name, value)
 
     def observe(self, snapshot: Snapshot) -> None:
         """Follow what Slurm shows: attempts begin and end, jobs go.

@@ -14,7 +14,7 @@ from slurm_elastic.controller.api_requests import Refused
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.ledger import LedgerError
 from slurm_elastic.controller.transition import Transition
-from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.controller.update import Wishes, updated
 from slurm_elastic.report import Orders, Report
 from slurm_elastic.slurm.shape import describe
 
@@ -66,7 +66,7 @@ class Desk:
 
     def orders(self, job_id: int, run: int) -> Orders:
         """See `api_requests.Desk`."""
-        return self._controller.engine.orders(job_id, run)
+        return self._controller.orders(job_id, run)
 
     def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `api_requests.Desk`."""
@@ -106,18 +106,17 @@ class Desk:
         job = self._controller.job(job_id)
         if job is None or job.submission is None:
             raise Refused("not an elastic job")
+        book = self._controller.book
         if op == "update":
-            text = str(args.get("elastic", ""))
-            try:
-                directive = Directive.parse(text)
-            except DirectiveError as error:
-                raise Refused(str(error)) from None
+            entry = book.entry(job)
+            wishes, text = updated(job, Wishes(entry.override, entry.layout), args)
             if not dry:
-                self._controller.book.command(job, override=str(directive))
-            return f"--elastic={directive}"
+                book.order(job, override=wishes.override, layout=wishes.layout)
+                self._controller.stand(job)
+            return text
         held = op == "hold"
         if not dry:
-            self._controller.book.command(job, held=held)
+            book.order(job, held=held)
         return "held: keeps what it has" if held else "released: may be resized again"
 
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:

@@ -42,7 +42,7 @@ class Standing:
         news = False
         for name, value in values.items():
             runs = fields.setdefault(name, {})
-            if _at(runs, run) == value and all(r <= run for r in runs):
+            if _same(_at(runs, run), value) and all(r <= run for r in runs):
                 continue
             # What was meant for later attempts is void, and older ones do not come back.
             begun = max((r for r in runs if r <= run), default=None)
@@ -74,3 +74,7 @@ def _told(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
 def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
     told = _told(runs, run)
     return told[1] if told else None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other or {one, other} == {None, ""}

@@ -174,6 +174,27 @@ def test_a_wrong_directive_is_refused_before_anybody_is_asked(selastic, desk, co
     assert desk.asked == []
 
 
+def test_a_layout_is_ordered_alone_or_with_a_directive(selastic, desk, controller):
+    assert selastic("update", "4711", "--layout", "2x2") == (0, "4711: update done\n", "")
+    assert "elastic" not in desk.asked[0][2]
+    selastic("update", "4711", "--elastic=4,parallel=hybrid", "--layout=2-1-1", "-n")
+    selastic("update", "4711", "--layout=auto")
+    asked = [(a.get("elastic"), a["layout"], a["dry_run"]) for _, _, a in desk.asked]
+    assert asked == [
+        (None, "2x2", False),
+        ("4,parallel=hybrid", "2-1-1", True),
+        (None, "auto", False),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["4", "2x", "0x2", "2x2x2x2", "AUTO", "", "9" * 300, "2\n"])
+def test_a_wrong_layout_is_refused_before_anybody_is_asked(selastic, desk, controller, layout):
+    code, out, err = selastic("update", "4711", f"--layout={layout}")
+    assert (code, out, desk.asked) == (2, "", [])
+    assert err.startswith("selastic: --layout: layout ")
+    assert err.count("\n") == 1
+
+
 def test_retire_asks_first(selastic, desk, controller, monkeypatch):
     code, _, err = selastic("retire")
     assert (code, err) == (2, "selastic: retire: nobody to ask; add --yes\n")
