@@ -74,6 +74,15 @@ class Checkpoint:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return self.read(names)
 
+    def written_by(self, rank: int) -> set[str]:
+        """Names of the tensors of which that rank wrote a piece, or all."""
+        file = _file(rank)
+        return {
+            name
+            for name, entry in self.index.items()
+            if file in (entry if isinstance(entry[0], str) else [piece[0] for piece in entry])
+        }
+
 
 class Checkpoints:
     """The checkpoints of one training run.
@@ -209,7 +218,7 @@ class Checkpoints:
         """This rank's file; tells what went wrong instead of raising it."""
         if not share["pieces"]:
             return {"file": "", "size": 0, "checksum": 0, "where": []}
-        path = self.root / share["directory"] / f"__{rank}_0.distcp"
+        path = self.root / share["directory"] / _file(rank)
         try:
             if not _appears(path.parent.is_dir):
                 return failed(f"does not see {path.parent}; all nodes must share checkpoint_dir")
@@ -372,6 +381,10 @@ def _appears(there: Callable[[], bool]) -> bool:
 def _bytes(dtype: str, shape: Sequence[int]) -> int:
     each: int = getattr(torch, dtype.removeprefix("torch.")).itemsize
     return each * math.prod(shape)
+
+
+def _file(rank: int) -> str:
+    return f"__{rank}_0.distcp"
 
 
 def _files(directory: Path) -> list[Path]:

@@ -274,8 +274,8 @@ class Keeper:
                     meta[_FREEZING] = kept.pop(_FREEZING)
                 meta["kept"] = kept
             return _Save(cursor.step, meta, parts(self._state.gather()))
-        except CheckpointError as error:
-            self._crew.fail(str(error))
+        except Exception as error:
+            self._crew.fail(str(error) or repr(error))
             raise
 
     def _write(self, save: _Save) -> bool:
@@ -288,8 +288,8 @@ class Keeper:
             else:
                 joined = self._checkpoints.join(save.pieces, self._crew)
                 prove = joined and bool(self._crew.receive("outcome")["prove"])
-        except CheckpointError as error:
-            self._crew.fail(str(error))
+        except Exception as error:
+            self._crew.fail(str(error) or repr(error))
             raise
         return prove
 
@@ -315,16 +315,12 @@ class Keeper:
 
     def _compare(self, save: _Save) -> list[str]:
         written = self._checkpoints.named(f"step_{save.step:08d}")
-        live = {piece.name: piece for piece in save.pieces}
-        # Alone, we also see what nobody has written.
-        names = set(live) & set(written.index) if self._crew.others or self._world.rank else None
-        read = written.read_cold(names)
+        mine = written.written_by(self._world.rank)
+        live = {p.name: p for p in save.pieces if p.name in mine or self._crew.alone}
+        read = written.read_cold(mine)
         return differences(
             {name: piece.tensor for name, piece in live.items()},
-            {
-                name: live[name].of(tensor) if name in live else tensor
-                for name, tensor in read.items()
-            },
+            {name: live[name].of(value) if name in live else value for name, value in read.items()},
         )
 
     def _look(self) -> None:

@@ -289,11 +289,18 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _pack(what: str, value: Any) -> torch.Tensor:
     buffer = io.BytesIO()
-    torch.save(value, buffer)
-    packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
     try:
+        torch.save(value, buffer)
+        packed = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         _unpack(packed)
-    except (OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+    except (
+        AttributeError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        pickle.PickleError,
+    ) as error:
         # Better now than when the job has lost its nodes.
         raise CheckpointError(
             f"{what} cannot be saved: its state_dict() may hold tensors, numbers, text and"

@@ -98,7 +98,7 @@ def plan(found: Iterable[Piece]) -> Plan:
 
 
 def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
-    """Who writes what: a piece that several hold is written once.
+    """Who writes what: a piece that several hold is written once, by the lowest of them.
 
     Returns:
         For each plan the positions of the pieces to be written; and torch's metadata.
@@ -108,7 +108,8 @@ def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
     """
     from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan  # noqa: PLC0415 - slow
 
-    planner = DefaultSavePlanner()
+    # Lowest: ranks may differ in what is not reduced, such as running statistics.
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     planner.set_up_planner({}, is_coordinator=True)
     try:
         divided, metadata = planner.create_global_plan(

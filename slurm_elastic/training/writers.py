@@ -53,6 +53,8 @@ class Crew:
         patience_s: longest wait for one message.
 
     Attributes:
+        writes: whether this rank is a writer.
+        alone: whether there is but one.
         number: of the save, counted by each writer: all take part in all of them.
     """
 
@@ -69,8 +71,9 @@ class Crew:
         if line is None and len(writers) > 1:
             raise ValueError("several writers need a line")
         self.rank = rank
-        self.others = sorted(set(writers) - {0})
+        self._others = sorted(set(writers) - {0})
         self.writes = rank in writers
+        self.alone = len(set(writers)) == 1
         self.number = 0
         self._open = line
         self._line: Line | None = None
@@ -114,20 +117,20 @@ class Crew:
         """
         end = time.monotonic() + self._patience_s
         values = {0: own}
-        for rank in self.others:
+        for rank in self._others:
             value = self._take(what, rank, end)
             values[rank] = (
                 {_FAILED: f"no answer within {self._patience_s:.0f} s"} if value is None else value
             )
         for rank, value in values.items():
             if isinstance(value, dict) and _FAILED in value:
-                who = f"rank {rank}: " if self.others else ""
+                who = f"rank {rank}: " if self._others else ""
                 raise CheckpointError(f"{who}{value[_FAILED]}")
         return values
 
     def scatter(self, what: str, value: Any, *, by_rank: Mapping[int, Any] | None = None) -> None:
         """On rank 0: to every other writer the same, or each its own."""
-        for rank in self.others:
+        for rank in self._others:
             self._tell(what, rank, value if by_rank is None else by_rank[rank])
 
     def _tell(self, what: str, rank: int, value: Any) -> None:

@@ -1,0 +1,176 @@
+"""Ranks as threads that save one checkpoint together, each with some layers of one network."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.checkpoint import Checkpoints
+from slurm_elastic.training.keeper import Keeper
+from slurm_elastic.training.sampler import Cursor
+from slurm_elastic.training.state import State
+
+PATIENCE_S = 60.0
+NAMES = ("embed", "first", "norm", "second", "head")
+
+
+class Board:
+    """What ranks tell each other; in place of the store."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def tell(self, key: str, value: str) -> None:
+        with self._changed:
+            self.values[key] = value
+            self._changed.notify_all()
+
+    def hear(self, key: str, timeout_s: float) -> str | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self.values, timeout_s)
+            return self.values.get(key)
+
+
+class Seat:
+    """In place of `World`."""
+
+    def __init__(self, rank: int, size: int, board: Board) -> None:
+        self.rank, self.size, self._board = rank, size, board
+        self.tell, self.hear = board.tell, board.hear
+
+    def line(self) -> Board:
+        return self._board
+
+
+def layers() -> list[tuple[str, torch.nn.Module]]:
+    torch.manual_seed(0)
+    return [
+        ("embed", torch.nn.Embedding(7, 4)),
+        ("first", torch.nn.Linear(4, 4)),
+        ("norm", torch.nn.BatchNorm1d(4)),
+        ("second", torch.nn.Linear(4, 4)),
+        ("head", torch.nn.Linear(4, 7, bias=False)),
+    ]
+
+
+def tied(found: Sequence[tuple[str, torch.nn.Module]]) -> Sequence[tuple[str, torch.nn.Module]]:
+    """The head takes the embedding's weight, where both are there."""
+    named = dict(found)
+    if "embed" in named and "head" in named:
+        named["head"].weight = named["embed"].weight
+    return found
+
+
+ALIASES = {"head.weight": "embed.weight"}
+
+
+def state(
+    held: Sequence[str] = NAMES, *, part: int = 0, tie: bool = False, **options: Any
+) -> State:
+    """Fresh, of these layers; two groups of parameters, which may be empty."""
+    found = [(name, layer) for name, layer in layers() if name in held]
+    if tie:
+        found = list(tied(found))
+    model = torch.nn.Sequential(OrderedDict(found))
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    if held == NAMES:
+        options.setdefault("whole", None)
+    else:
+        options["whole"] = {
+            k: tuple(v.shape)
+            for k, v in torch.nn.Sequential(OrderedDict(layers())).state_dict().items()
+        }
+    return State(
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50),
+        part=part,
+        aliases=ALIASES if tie else {},
+        **options,
+    )
+
+
+def step(trained: State, seed: int) -> None:
+    """One optimisation step with gradients that depend on names only, so in any layout the same."""
+    for name, parameter in trained.model.named_parameters():
+        known = trained.aliases.get(name, name)
+        generator = torch.Generator().manual_seed(seed * 1000 + sum(map(ord, known)))
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    trained.optimizer.step()
+    trained.scheduler.step()
+
+
+class Crew:
+    """A keeper per rank, in one directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        states: Sequence[State],
+        *,
+        writers: Sequence[int] | None = None,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> None:
+        self.root = root
+        self.said: list[str] = []
+        self.board = Board()
+        self.states = list(states)
+        count = len(self.states)
+        self.keepers = [
+            Keeper(
+                Checkpoints(root, keep=2, say=self.said.append),
+                held,
+                Seat(rank, count, self.board),  # type: ignore[arg-type]
+                every_s=100.0,
+                identity={"samples": 40},
+                say=self.said.append,
+                writers=range(count) if writers is None else writers,
+                patience_s=patience_s,
+                **options,
+            )
+            for rank, held in enumerate(self.states)
+        ]
+
+    def save(self, number: int, **options: Any) -> list[bool]:
+        return together(
+            [lambda k=k: k.save(Cursor(number, 0, number), **options) for k in self.keepers]
+        )
+
+    def restore(self) -> list[Cursor | None]:
+        return together([k.restore for k in self.keepers])
+
+    def step(self, seed: int) -> None:
+        for held in self.states:
+            step(held, seed)
+
+
+def together(what: Sequence[Callable[[], Any]]) -> list[Any]:
+    """All at once, each in its thread; their results, or the first's error."""
+    results: dict[int, Any] = {}
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            results[i] = what[i]()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(what))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    if errors:
+        raise errors[0]
+    assert len(results) == len(what), "a rank hangs"
+    return [results[i] for i in range(len(what))]
