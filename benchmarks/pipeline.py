@@ -3,11 +3,12 @@
     python -m benchmarks.pipeline [--ranks 2 4] [--model lm|linear|FILE] [--rounds 5] [--json]
 
 Ranks are processes in network namespaces of their own on a slow, full-duplex network
-(drivers/slow_network.py): `--rate` is that of the emulated one, 10 Gb/s, and sizes and
-network are both `--shrink` times smaller, 64, so that two cores can carry it. Layers
-are emulated: passes sleep as long as their profile says, parameters, activations and
-all that travels are real. `lm` is like an LSTM language model, FILE a layer profile that
-`selastic partition` reads; `linear` computes really, and is not shrunk.
+(drivers/slow_network.py). Layers are emulated: passes sleep as long as a profile says;
+parameters, activations and all that travels are real. `lm` is like an LSTM language model,
+FILE a layer profile that `selastic partition` reads. So that two cores can carry it, sizes
+and network are `--shrink` times smaller (64), times and network `--slow` times slower (3); both
+leave ratios as they are. `--rate` is the emulated network's, 10 Gb/s. `linear` is eight fully
+connected layers that really compute, as they are, on 200 Mb/s.
 
 In one run: rank 0 measures each layer, all ranks measure the network, the partitioner
 plans from both; then all arms take turns, in blocks, with the same samples:
@@ -25,6 +26,7 @@ the schedule's fill and drain and its waiting for transfers (drivers/replay.py).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -32,8 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drivers import slow_network
+from slurm_elastic.models import pipeline_profile
 
 _BASE = "data parallel"
+#: Bits/s of a port, by default: of emulated devices; of this machine's.
+_RATE, _REAL_RATE = 10e9, 200e6
 
 
 def main() -> None:
@@ -41,18 +46,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=(2, 3, 4, 6))
     parser.add_argument("--model", default="lm", help="lm, linear, or a layer profile's file")
-    parser.add_argument("--rate", type=float, default=10e9, metavar="BITS", help="per second")
-    parser.add_argument("--shrink", type=float, default=64.0, help="of sizes and of the rate")
+    parser.add_argument("--rate", type=float, metavar="BITS", help="per second")
+    parser.add_argument("--shrink", type=float, default=64.0, help="of sizes and rate")
+    parser.add_argument("--slow", type=float, default=3.0, help="of times and rate")
     parser.add_argument("--rounds", type=int, default=5, help="each a block of every arm")
-    parser.add_argument("--steps", type=int, default=4, help="of a block")
+    parser.add_argument("--steps", type=int, default=3, help="of a block")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.model not in ("lm", "linear") and not Path(args.model).is_file():
-        sys.exit(f"benchmarks.pipeline: {args.model}: no such file; give lm, linear or a profile")
+    for name in ("rate", "shrink", "slow", "rounds", "steps"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            parser.error(f"--{name}: give more than 0")
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("benchmarks.pipeline: needs PyTorch: pip install slurm-elastic[training]")
     try:
+        if args.model not in ("lm", "linear"):
+            pipeline_profile.read(Path(args.model))
         slow_network.enter("benchmarks.pipeline", sys.argv[1:])
         found = [measure(args, ranks) for ranks in args.ranks]
-    except slow_network.NoNetworkError as error:
+    except (slow_network.NoNetworkError, pipeline_profile.ProfileError) as error:
         sys.exit(f"benchmarks.pipeline: {error}")
     if args.json:
         print(json.dumps(found))
@@ -63,12 +74,15 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, ranks: int) -> dict[str, Any]:
     """One run with so many ranks: what rank 0 found, and the ratios' spread."""
-    bits = args.rate / args.shrink
+    real = args.model == "linear"
+    shrink, slow = (1.0, 1.0) if real else (args.shrink, args.slow)
+    bits = (args.rate or (_REAL_RATE if real else _RATE)) / shrink / slow
     options = {
         "--ranks": ranks,
         "--bits": bits,
         "--model": args.model,
-        "--shrink": 1.0 if args.model == "linear" else args.shrink,
+        "--shrink": shrink,
+        "--slow": slow,
         "--rounds": args.rounds,
         "--steps": args.steps,
     }

@@ -68,20 +68,23 @@ def chained(profile: LayerProfile) -> LayerProfile:
     return chain(row)
 
 
-def modules(profile: LayerProfile, *, samples: int, shrink: float) -> list[tuple[str, Any]]:
+def modules(
+    profile: LayerProfile, *, samples: int, shrink: float, slow: float
+) -> list[tuple[str, Any]]:
     """The layers of a chain, to be run one after the other.
 
     Args:
         profile: of minibatches.
         samples: that make a minibatch; passes of fewer take less time and carry less.
         shrink: sizes are divided by it.
+        slow: times are multiplied by it.
     """
-    per = shrink * 4 * samples
+    per, pace = shrink * 4 * samples, slow / samples
     return [
         (
             layer.name,
             Emulated(
-                seconds=(layer.forward_s / samples, layer.backward_s / samples),
+                seconds=(layer.forward_s * pace, layer.backward_s * pace),
                 outputs=max(1, round(layer.activation_bytes / per)),
                 weights=max(1, round(layer.parameter_bytes / (4 * shrink))),
             ),

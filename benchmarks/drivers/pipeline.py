@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 MICRO_BATCHES = 12
 #: Minibatches that `pipedream` takes between two drains, per rank.
 _ROW = 12
-_FEATURES = 8
+#: Numbers per sample that the first layer reads; of the model `linear`.
+_FEATURES, _WIDTH, _LINEAR_LAYERS = 8, 1024, 8
 #: PyTorch's default bucket, of a model that is not shrunk.
 _DDP_BUCKET_MB = 25.0
+#: How long a rank waits for one that is gone.
+_PATIENCE_S = 300.0
 #: Times each layer, and each message, is measured.
 _REPEAT = 3
 
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--bits", type=float, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--shrink", type=float, required=True)
+    parser.add_argument("--slow", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     args = parser.parse_args()
@@ -55,7 +60,7 @@ def main() -> None:
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=_PATIENCE_S))
     found = Bench(args).run()
     if args.rank == 0:
         print(json.dumps(found), flush=True)
@@ -68,7 +73,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.rank, self.ranks = args.rank, args.ranks
         self.rounds, self.steps = args.rounds, args.steps
-        self.shrink = args.shrink
+        self.shrink, self.slow = args.shrink, args.slow
         self._model = args.model
         #: Samples of one GPU's minibatch, the planner's unit; of a step.
         self.minibatch = MICRO_BATCHES // args.ranks
@@ -115,17 +120,16 @@ class Bench:
 
         torch.manual_seed(0)
         if self._model == "linear":
-            width = 1024
-            row = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh())] * 0
-            for at in range(8):
-                first = _FEATURES if at == 0 else width
-                row.append(torch.nn.Sequential(torch.nn.Linear(first, width), torch.nn.Tanh()))
-            return [(f"linear{at}", layer) for at, layer in enumerate(row)]
+            sizes = pairwise([_FEATURES, *[_WIDTH] * _LINEAR_LAYERS])
+            return [
+                (f"linear{i}", torch.nn.Sequential(torch.nn.Linear(*size), torch.nn.Tanh()))
+                for i, size in enumerate(sizes)
+            ]
         if self._model == "lm":
             profile = emulated.language_model()
         else:
             profile = emulated.chained(pipeline_profile.read(Path(self._model)))
-        return emulated.modules(profile, samples=self.minibatch, shrink=self.shrink)
+        return emulated.modules(profile, samples=self.minibatch, shrink=self.shrink, slow=self.slow)
 
     def arms(self, plan: Partition) -> dict[str, tuple[float, Callable[[int], list[float]]]]:
         """By name: steps' worth of samples in a block of `steps`, and what runs a block."""

@@ -30,6 +30,12 @@ _MTU = 8000
 #: What a port lets through at once: one packet and its headers, or small messages were free.
 _BURST_BYTES = 10_000
 PORT = 29500
+#: Of ranks. Addresses here have no names, of which PyTorch would warn.
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 
 
 class NoNetworkError(RuntimeError):
@@ -109,7 +115,7 @@ class Switch:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+            env=os.environ | _ENVIRONMENT,
         )
         self._ranks.append(process)
         assert process.stdin is not None
