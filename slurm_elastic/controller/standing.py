@@ -44,9 +44,8 @@ class Standing:
             runs = fields.setdefault(name, {})
             if _same(_at(runs, run), value) and all(r <= run for r in runs):
                 continue
-            # What was meant for later attempts is void, and older ones do not come back.
-            begun = max((r for r in runs if r <= run), default=None)
-            fields[name] = {r: runs[r] for r in (begun,) if r is not None} | {run: (seq, value)}
+            # What was meant for later attempts is void.
+            fields[name] = {r: told for r, told in runs.items() if r < run} | {run: (seq, value)}
             news = True
         return news
 

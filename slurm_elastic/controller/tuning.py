@@ -12,7 +12,7 @@ Frozen layers: of what the job's library certifies, as many as `max-penalty` all
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,8 @@ from slurm_elastic.report import Report
 MIN_GAIN = 0.05
 #: Largest micro-batch tried, by the largest that was measured.
 _STRETCH = 2
+#: From here on micro-batches are multiples of eight.
+_EIGHTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,17 @@ def choose(
         return stays
     if learned.noise is None:
         return stays if stays.reason else _because(stays, "its gradient noise is not known yet")
-    best = _best(learned, held, limits, per_node)
-    if best is None or best == inside:
+    goodput = {
+        b: _goodput(learned, held, b, per_node)
+        for b in (inside, *_tried(learned, held, limits, per_node))
+    }
+    best, before = max(goodput, key=lambda b: (goodput[b], -b)), goodput[inside]
+    if best == inside or goodput[best] <= 0:
         return stays
-    before, after = (_goodput(learned, held, b, per_node) for b in (inside, best))
     if before <= 0:
         why = f"{inside} do not fit into the memory that it is known to use"
         return Choice(best, present, limits, reason=why)
-    gain = after / before - 1
+    gain = goodput[best] / before - 1
     if gain < MIN_GAIN:
         if stays.reason:
             return stays
@@ -104,30 +109,45 @@ def _because(choice: Choice, reason: str) -> Choice:
     return dataclasses.replace(choice, reason=reason)
 
 
-def _best(
+def _tried(
     learned: Learned, held: Allocation, limits: tuple[int, int], per_node: Mapping[str, int]
-) -> int | None:
-    """The batch of the best goodput within the limits, a whole number of micro-batches."""
+) -> Iterator[int]:
+    """Batches that may be the best within the limits, in whole micro-batches.
+
+    The published model accumulates at least once on a lone replica with more than the initial
+    batch, because it could not measure the noise otherwise. Ours can, and so tries both.
+    """
     # It brings scipy, 50 MB: not every site's policy needs it.
     from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
 
-    profile = learned.application.on(held.gpu_type)
+    application = learned.application
+    profile = application.on(held.gpu_type)
     assert profile is not None
     replicas = held.gpus // profile.unit
-    seen = max(o.micro_batch for o in learned.observations)
-    model = GoodputModel.of(learned, per_node=per_node)
-    goodput, micro, more = model.best(
-        held.gpu_type,
-        len(held.nodes),
-        held.gpus,
-        max_batch=limits[1],
-        most=min(profile.most, _STRETCH * seen),
-    )
-    if not replicas or float(goodput) <= 0:
-        return None
-    pieces = replicas * (1 + int(more))
-    batch = pieces * min(int(micro), limits[1] // pieces)
-    return batch if batch >= limits[0] else None
+    most = min(profile.most, _STRETCH * max(o.micro_batch for o in learned.observations))
+    for accumulation in sorted({application.accumulation, False}):
+        tried = dataclasses.replace(application, accumulation=accumulation)
+        model = GoodputModel.of(dataclasses.replace(learned, application=tried), per_node=per_node)
+        goodput, micro, more = model.best(
+            held.gpu_type, len(held.nodes), held.gpus, max_batch=limits[1], most=most
+        )
+        if not replicas or float(goodput) <= 0:
+            continue
+        pieces = replicas * (1 + int(more))
+        within = min(most, limits[1] // pieces)
+        size = min(int(micro), within)
+        for batch in (pieces * _even(size, within), pieces * size):
+            if batch >= limits[0]:
+                yield batch
+                break
+
+
+def _even(size: int, most: int) -> int:
+    """A micro-batch near `size` of a multiple of eight samples, which hardware likes."""
+    if size < _EIGHTS:
+        return size
+    nearest = 8 * round(size / 8)
+    return nearest if nearest <= most else most - most % 8
 
 
 def _goodput(learned: Learned, held: Allocation, batch: int, per_node: Mapping[str, int]) -> float:

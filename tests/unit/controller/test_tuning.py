@@ -1,0 +1,418 @@
+"""What running jobs are told without a restart: the batch of best goodput, and frozen layers."""
+
+import dataclasses
+import json
+
+import pytest
+import ux_scene as scene
+from desk_jobs import job
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic import config
+from slurm_elastic.application import (
+    Application,
+    JobClass,
+    Learned,
+    Noise,
+    Observation,
+    TypeProfile,
+)
+from slurm_elastic.cli import why
+from slurm_elastic.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.controller import answers
+from slurm_elastic.controller.answers import Viewer
+from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.controller.standing import Standing
+from slurm_elastic.controller.tuning import MIN_GAIN, Choice, Tuner, choose, frozen
+from slurm_elastic.directive import Directive
+from slurm_elastic.models.freezing import choose as choose_frozen
+from slurm_elastic.models.goodput import GoodputModel
+from slurm_elastic.plan import Action, Decision
+from slurm_elastic.report import Orders, Report
+
+PER_NODE = {"a100": 4, "v100": 4}
+NODES = tuple(
+    Node(name=name, gpu_type=kind, gpus=4)
+    for name, kind in (("n1", "a100"), ("n2", "a100"), ("n3", "v100"))
+)
+ONE = Allocation.of("a100", {"n1": 1})
+FOUR = Allocation.of("a100", {"n1": 4})
+
+
+def application(low=64, high=1024, most=256, **fields):
+    types = tuple(TypeProfile(t, least=1, most=most) for t in PER_NODE)
+    values = {"name": "net", "initial_batch": low, "max_batch": high, "batch": low, "types": types}
+    return Application(**(values | fields))
+
+
+def seen(gpus=1, micro_batch=64, gpu_type="a100"):
+    """Half of a step's computing does not depend on the batch."""
+    micro_s = 0.1 + 0.1 * micro_batch / 64
+    return Observation(gpu_type, 1, gpus, micro_batch, micro_s + 0.1 * (gpus > 1), micro_s)
+
+
+NOISY = Noise(1.0, 100.0)
+
+
+def learned(*observations, noise=NOISY, **fields):
+    return Learned(application(**fields), observations or (seen(),), noise)
+
+
+def chosen(known, held=ONE, present=64, limits=(64, 1024)):
+    return choose(known, held, present, limits=limits, per_node=PER_NODE)
+
+
+# --- the choice ---
+
+
+def test_a_noisy_gradient_gets_a_large_batch_and_a_clear_one_a_small_batch():
+    large = chosen(learned())
+    assert large.batch >= 256
+    assert large.gain >= MIN_GAIN
+    assert large.reason == f"goodput {large.gain:+.0%} over that of 64"
+    assert chosen(learned(noise=Noise(100.0, 1.0))).batch == 64
+    assert chosen(learned(noise=Noise(100.0, 1.0)), present=512).batch == 64
+
+
+def test_micro_batches_at_most_double_what_was_measured():
+    known = learned(seen(micro_batch=64), accumulation=False)
+    assert chosen(known).batch == 128
+    known = learned(seen(micro_batch=64), seen(micro_batch=128), accumulation=False)
+    assert 240 <= chosen(known).batch <= 256
+    assert chosen(known, FOUR, limits=(64, 600)).batch in range(500, 601, 4)
+
+
+def test_without_a_gain_nothing_changes_and_it_says_so():
+    known = learned(seen(micro_batch=64), noise=Noise(1.0, 3.0), high=72)
+    found = chosen(known, limits=(64, 72))
+    assert found.batch == found.present == 64
+    assert found.reason == "72 would gain 2.7%, a change must gain 5%"
+
+
+def test_what_is_not_known_changes_nothing():
+    assert chosen(None) == Choice(64, 64, (64, 1024))
+    strong = learned(job_class=JobClass.STRONG_SCALING)
+    assert chosen(strong) == Choice(64, 64, (64, 1024))
+    assert chosen(Learned(application(), (), Noise(1.0, 9.0))).batch == 64
+    silent = chosen(learned(noise=None))
+    assert (silent.batch, silent.reason) == (64, "its gradient noise is not known yet")
+    assert chosen(learned(types=())).batch == 64
+
+
+def test_a_batch_outside_the_limits_goes_inside():
+    assert chosen(None, present=32) == Choice(
+        64, 32, (64, 1024), 0.0, "the directive allows 64-1024"
+    )
+    assert chosen(None, present=2000).batch == 1024
+    fixed = chosen(None, limits=(96, 96))
+    assert (fixed.batch, fixed.reason) == (96, "the directive allows 96")
+
+
+def test_what_does_not_fit_into_memory_shrinks():
+    """It ran on four GPUs with 512, and now has one, which takes 128 at once."""
+    known = learned(seen(4, 128), accumulation=False, most=128)
+    found = chosen(known, present=512)
+    assert found.batch <= 128
+    assert "memory" in found.reason
+
+
+observations = st.builds(
+    seen,
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([8, 16, 64, 200]),
+    st.sampled_from(sorted(PER_NODE)),
+)
+cases = st.fixed_dictionaries(
+    {
+        "present": st.integers(1, 3000),
+        "limits": st.tuples(st.integers(1, 2000), st.integers(1, 2000)).map(sorted).map(tuple),
+        "begun": st.integers(1, 2000),
+        "most": st.integers(1, 300),
+        "held": st.sampled_from([ONE, FOUR, Allocation.of("v100", {"n3": 3})]),
+        "observations": st.lists(observations, max_size=3, unique_by=lambda o: o.micro_batch),
+        "noise": st.none() | st.builds(Noise, st.floats(0, 1e6), st.floats(0, 1e6)),
+        "accumulation": st.booleans(),
+    }
+)
+
+
+@given(cases)
+def test_whatever_is_known_the_batch_is_allowed_and_stays_once_it_is_there(case):
+    low, high = case["limits"]
+    first = max(low, case["begun"])
+    known = None
+    if first < high:
+        known = Learned(
+            application(first, high, case["most"], accumulation=case["accumulation"]),
+            tuple(case["observations"]),
+            case["noise"],
+        )
+    found = chosen(known, case["held"], case["present"], case["limits"])
+    assert low <= found.batch <= high
+    assert found == chosen(known, case["held"], case["present"], case["limits"])
+    inside = low <= case["present"] <= high
+    if found.batch == found.present:
+        assert inside
+    elif inside:
+        assert found.gain >= MIN_GAIN or "memory" in found.reason
+    again = chosen(known, case["held"], found.batch, case["limits"])
+    assert again.batch == found.batch
+    if found.gain:
+        assert found.batch % case["held"].gpus == 0
+
+
+# --- which jobs ---
+
+
+def running(job_id=7, *, gpus=1, directive="1-8,batch=64-1024", **fields):
+    return job(job_id=job_id, name="net", directive=directive, state=JobState.RUNNING, gpus=gpus,
+               allocation=Allocation.of("a100", {"n1": gpus}), **fields)  # fmt: skip
+
+
+def report(job_id=7, **fields):
+    values = {"job_id": job_id, "run": 0, "phase": "training", "gpus": 1, "global_batch": 64,
+              "step_time_s": 0.2, "steps_measured": 10, "micro_batch": 64, "accumulation": 0,
+              "micro_step_s": 0.2, "initial_batch": 64}  # fmt: skip
+    return Report(**({**values, "grad_sqr": 1.0, "grad_var": 100.0} | fields))
+
+
+class Desk:
+    """A book, and jobs that are told."""
+
+    def __init__(self, *, tunes=True, policy="sia"):
+        self.book = Book(Ledger(":memory:"), config.parse(f'[controller]\npolicy = "{policy}"'))
+        self.book.learning.tunes = tunes
+        self.standing, self.seq, self.reports = Standing(), 0, {}
+        self.tuner = Tuner(self.tell)
+
+    def tell(self, job_id, *, run, **values):
+        self.seq += 1
+        return self.standing.put(job_id, run=run, seq=self.seq, **values)
+
+    def hear(self, of, told):
+        self.book.take(told, of, 0.0)
+        self.reports[of.job_id] = told
+
+    def records(self, *jobs):
+        return self.book.records(Snapshot(time=1000.0, nodes=NODES, jobs=jobs), {})
+
+    def round(self, *jobs, act=True, leave=()):
+        snapshot = Snapshot(time=1000.0, nodes=NODES, jobs=jobs)
+        return self.tuner.round(
+            snapshot, self.book.records(snapshot, {}), self.reports, act=act, leave=leave
+        )
+
+    def batch(self, job_id=7, run=0):
+        return self.standing.on(Orders(), job_id, run=run).batch
+
+
+def test_only_a_batch_that_may_change_under_a_policy_that_knows_batches_is_adaptive():
+    for tunes, directive, expected in (
+        (True, "1-8,batch=64-1024", JobClass.ADAPTIVE),
+        (True, "8,batch=64-1024", JobClass.ADAPTIVE),
+        (False, "1-8,batch=64-1024", JobClass.STRONG_SCALING),
+        (True, "1-8,batch=64", JobClass.STRONG_SCALING),
+        (True, "1-8", JobClass.STRONG_SCALING),
+        (True, "1-8,batch=16-32", JobClass.STRONG_SCALING),  # smaller than the script's own
+        (False, "8,batch=64-1024", JobClass.RIGID),
+    ):
+        desk, of = Desk(tunes=tunes), running(directive=directive)
+        desk.hear(of, report())
+        assert desk.records(of)[7].learned.application.job_class is expected, (tunes, directive)
+
+
+def test_an_adaptive_job_as_models_see_it():
+    desk, of = Desk(), running(directive="2-8,batch=128-1024")
+    desk.hear(
+        of, report(gpus=1, global_batch=512, micro_batch=256, accumulation=1, initial_batch=64)
+    )
+    known = desk.records(of)[7].learned
+    net = known.application
+    assert (net.initial_batch, net.batch, net.max_batch) == (128, 128, 1024)
+    # Stated at 64; a batch of 128 has half the variance.
+    assert known.noise == Noise(1.0, 50.0)
+    # A script that states no micro-batch takes whole shares: what was seen, no accumulation.
+    assert not net.accumulation
+    assert {t.most for t in net.types} == {256}
+    desk.hear(of, report(max_micro_batch=32))
+    net = desk.records(of)[7].learned.application
+    assert net.accumulation
+    assert {t.most for t in net.types} == {32}
+
+
+def test_the_batch_that_was_chosen_does_not_become_the_next_jobs_own():
+    desk, of = Desk(), running()
+    desk.hear(of, report(global_batch=512, initial_batch=64))
+    fresh = job(job_id=9, name="net", directive="1-8")
+    assert desk.records(fresh)[9].learned.application.batch == 64
+    between = job(job_id=10, name="net", directive="1-8,batch=100")
+    assert desk.records(between)[10].learned.application.batch == 100
+
+
+def test_a_running_job_is_told_once_and_then_left_in_peace():
+    desk, of = Desk(), running()
+    desk.hear(of, report(max_micro_batch=128))
+    ((who, choice),) = desk.round(of)
+    assert (who, choice.present) == (of, 64)
+    assert choice.batch > 64
+    assert desk.batch() == choice.batch
+    assert desk.round(of) == []
+    desk.hear(of, report(max_micro_batch=128, global_batch=choice.batch))
+    assert desk.round(of) == []
+    assert desk.batch() == choice.batch
+    assert desk.tuner.choices[7].batch == choice.batch
+
+
+def test_who_is_not_told():
+    of = running()
+    for told, options in (
+        (report(kind="script"), {}),
+        (report(global_batch=None), {}),
+        (report(), {"act": False}),
+        (report(), {"leave": {7}}),
+    ):
+        desk = Desk()
+        desk.hear(of, told)
+        assert desk.round(of, **options) == []
+        assert desk.batch() is None
+    held = Desk()
+    held.hear(of, report())
+    held.book.entry(of).held = True
+    assert held.round(of) == []
+    assert Desk().round(of) == []  # it has not reported
+    fixed, plain = Desk(), running(directive="1-8")
+    fixed.hear(plain, report())
+    assert fixed.round(plain) == []
+    assert fixed.tuner.choices == {}
+
+
+def test_what_people_decide_counts():
+    """A batch fixed later is ordered; a directive without one leaves the job alone again."""
+    desk, of = Desk(), running()
+    desk.hear(of, report())
+    desk.book.entry(of).override = "1-8,batch=96"
+    ((_, choice),) = desk.round(of)
+    assert choice.batch == desk.batch() == 96
+    desk.book.entry(of).override = "1-8"
+    desk.round(of)
+    assert desk.batch() is None
+
+
+def test_other_gpus_begin_with_their_own_batch():
+    desk, of = Desk(), running()
+    desk.hear(of, report(max_micro_batch=64, grad_var=300.0))
+    desk.round(of)
+    before = desk.batch()
+    target = Allocation.of("a100", {"n1": 4, "n2": 4})
+    decision = Decision(job_id=7, current=of.allocation, target=target, action=Action.GROW,
+                        reason="")  # fmt: skip
+    snapshot = Snapshot(time=1000.0, nodes=NODES, jobs=(of,))
+    desk.tuner.ahead([decision], snapshot, desk.records(of), desk.reports)
+    assert desk.batch(run=0) == before
+    assert desk.batch(run=1) > (before or 64)
+    assert desk.batch(run=1) % 8 == 0
+
+
+def test_frozen_layers_stay_within_what_is_certified_and_what_it_may_cost():
+    auto = Directive.parse("1-8,freeze=auto,max-penalty=1%")
+    told = {"layers": 8, "certified": 3, "frozen": 1, "penalty": 0.004, "certified_penalty": 0.02}
+    assert frozen(report(**told), auto) == 1
+    assert frozen(report(**told | {"certified_penalty": 0.01}), auto) == 3
+    assert frozen(report(**told | {"penalty": 0.5}), auto) == 0
+    assert frozen(report(**told | {"certified": 0}), auto) is None
+    assert frozen(report(), auto) is None
+    assert frozen(report(**told, kind="script"), auto) is None
+    assert frozen(report(**told), Directive.parse("1-8")) is None
+    desk, of = Desk(), running(directive=str(auto))
+    desk.tuner.heard(of, report(**told), directive=auto)
+    assert desk.standing.on(Orders(), 7, run=0).frozen == 1
+    desk.tuner.heard(of, report(**told | {"run": 5, "penalty": 0.5}), directive=auto)
+    assert desk.standing.on(Orders(), 7, run=0).frozen == 1
+
+
+@given(
+    st.integers(0, 20),
+    st.dictionaries(st.integers(0, 30), st.floats(0, 1), max_size=5),
+    st.floats(0, 1),
+)
+def test_never_more_than_certified_nor_dearer_than_allowed(certified, penalties, most):
+    found = choose_frozen(certified, penalties, max_penalty=most)
+    assert 0 <= found <= certified
+    assert found == 0 or penalties[found] <= most
+    assert not [n for n, p in penalties.items() if found < n <= certified and p <= most]
+
+
+# --- what stands ---
+
+puts = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.none() | st.integers(1, 5)), max_size=8
+)
+
+
+@given(puts)
+def test_an_attempt_is_told_what_was_last_meant_for_it(told):
+    standing, expected = Standing(), {}
+    for seq, (job_id, run, batch) in enumerate(told, start=1):
+        before = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
+        news = standing.put(job_id, run=run, seq=seq, batch=batch)
+        for later in range(run, 5):
+            expected[job_id, later] = batch
+        after = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
+        assert news or before == after
+    for (job_id, run), batch in expected.items():
+        orders = standing.on(Orders(action="notice", seq=2), job_id, run=run)
+        assert (orders.batch, orders.action) == (batch, "notice")
+        assert orders.seq >= 2
+    standing.forget({0})
+    assert standing.on(Orders(), 1, run=9) == Orders()
+
+
+def test_orders_rise_when_something_else_stands():
+    standing = Standing()
+    assert standing.put(7, run=0, seq=5, batch=8)
+    assert not standing.put(7, run=0, seq=6, batch=8)
+    assert standing.on(Orders(), 7, run=0).seq == 5
+    assert standing.put(7, run=0, seq=9, batch=None)
+    assert standing.on(Orders(seq=2), 7, run=0) == Orders(seq=9)
+
+
+# --- in words ---
+
+
+def explained(choice, mode="act"):
+    view = dataclasses.replace(scene.PLANNED, batches={4711: choice}, mode=mode)
+    found = answers.answer("explain", view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
+    lines = why.explained(json.loads(json.dumps(found)))
+    return [line.removeprefix("  Batch:          ") for line in lines if "Batch:" in line]
+
+
+def test_explain_says_what_becomes_of_the_batch():
+    grows = Choice(512, 256, (256, 4096), 0.23, "goodput +23% over that of 256")
+    assert explained(grows) == ["256 → 512: goodput +23% over that of 256."]
+    assert explained(grows, "advise") == [
+        "256 → 512, but mode is advise: goodput +23% over that of 256."
+    ]
+    stays = Choice(256, 256, (256, 4096), 0.0, "512 would gain 3.1%, a change must gain 5%")
+    assert explained(stays) == ["256 of 256-4096; 512 would gain 3.1%, a change must gain 5%."]
+    assert explained(Choice(96, 96, (96, 96))) == ["96."]
+
+
+def test_the_model_agrees_that_the_chosen_batch_is_the_better_one():
+    """The truth is known here: of all batches none gains more than a change must."""
+    known = learned(seen(micro_batch=64), seen(micro_batch=128), seen(4, 128), most=128)
+    for held in (ONE, FOUR):
+        found = chosen(known, held)
+
+        def goodput(batch, held=held):
+            fixed = dataclasses.replace(
+                known.application, job_class=JobClass.STRONG_SCALING, batch=batch
+            )
+            model = GoodputModel.of(
+                dataclasses.replace(known, application=fixed), per_node=PER_NODE
+            )
+            return float(model.goodputs("a100", 1, held.gpus))
+
+        best = max(goodput(b) for b in range(64, 1025, 8))
+        assert goodput(found.batch) == pytest.approx(best, rel=0.03)
