@@ -20,9 +20,9 @@ from slurm_elastic.training.signals import STOPPED
 
 EPOCHS = 5
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
-#: A save of every step is some 25 operations on the directory, a start 450 lines of the library,
-#: a step with its save 700: kills beyond the last one just come later.
-OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 25, 450, 700
+#: A save is some 25 operations on the directory, a start 450 lines of the library, a step with its
+#: save 1,700. A count beyond that just comes a step later.
+OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 25, 450, 1700
 TRAININGS = 5
 #: How a rank ends that was not killed: it lost the others, was told to end, or was before `init`.
 ENDED = (1, STOPPED, -signal.SIGTERM)
