@@ -189,7 +189,7 @@ def _rank(out: Path, *, steps: int, rounds: int) -> None:
         elif within >= _SETTLE and job.frozen == wanted:
             walls[wanted].append(time.perf_counter() - begun[0])
             cpus[wanted].append(time.process_time() - begun[1])
-            sent[wanted] = job._reducer.bytes  # noqa: SLF001 - what is measured
+            sent[wanted] = job.reduced_bytes
     if job.rank == 0:
         rows = [
             {

@@ -125,12 +125,14 @@ class Freezer:
         steps, epochs: of the whole training.
         global_batch: samples per step.
         leads: whether this is rank 0.
+        watches: whether the whole model trains here; else what is certified stays as it is.
         say: takes one line for the job's log.
 
     Attributes:
         prefix: the layers.
         certified: how many of them may be frozen.
-        chosen: how many are to be, if not all of those; None: all.
+        chosen: how many are to be, by the script, if not all of those; None: all.
+        ordered: the same by the controller; the smaller of both counts.
     """
 
     def __init__(
@@ -143,16 +145,19 @@ class Freezer:
         epochs: int,
         global_batch: int,
         leads: bool,
+        watches: bool = True,
         say: Callable[[str], None],
     ) -> None:
         self.prefix = Prefix(model)
         self.certified = 0
         self.chosen: int | None = None
+        self.ordered: int | None = None
         self._how = how
         self._optimizer = optimizer
         self._epochs = epochs
         self._global_batch = global_batch
         self._leads = leads
+        self._watches = leads and watches
         self._say = say
         self._every = how.every or max(1, min(_MOST_STEPS, steps // _LOOKS))
         self._criterion = (
@@ -181,7 +186,8 @@ class Freezer:
         """How many layers rank 0 wants to be frozen after the present step; 0 elsewhere."""
         if not self._leads:
             return 0
-        return self.certified if self.chosen is None else min(self.chosen, self.certified)
+        asked = [n for n in (self.chosen, self.ordered) if n is not None]
+        return min([self.certified, *asked])
 
     def begin(self, step: int) -> None:
         """A step begins, counted from 1."""
@@ -198,7 +204,7 @@ class Freezer:
             epoch: epochs done after it.
             progress: of the whole training after it.
         """
-        if not self._leads or len(self.prefix.layers) < 2:
+        if not self._watches or len(self.prefix.layers) < 2:
             return
         why = self._thaw.rates([float(group["lr"]) for group in self._optimizer.param_groups])
         if why:
@@ -358,7 +364,7 @@ class Freezer:
         return Descent(max(1, len(self.prefix.layers) - self.frozen))
 
     def _looks(self, step: int) -> bool:
-        return self._leads and len(self.prefix.layers) > 1 and step % self._every == 0
+        return self._watches and len(self.prefix.layers) > 1 and step % self._every == 0
 
     def _tell(self, before: int) -> None:
         count = len(self.prefix.layers)

@@ -16,6 +16,7 @@ that ends leaves whole checkpoints only, whatever its thread was doing.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,6 @@ from slurm_elastic.training.writers import PATIENCE_S, Crew, Line
 FIRST_SAVE_S = 15.0
 #: A wait without an end of its own looks for signals this often.
 _POLL_S = 0.25
-#: Kept in `meta` itself, where checkpoints had it before there was anything else to keep.
-_FREEZING = "freezing"
 
 
 @dataclass(frozen=True)
@@ -126,17 +125,14 @@ class Keeper:
         self._step: int | None = None
         self._written = 0.0
         self._save_s: float | None = None
-        self._due_at = 0.0
+        self._due_at = math.inf
 
-    def restore(self) -> Cursor | None:
-        """Take up the newest checkpoint, of whatever layout; None if there is none.
+    def restore(self, found: Checkpoint) -> Cursor:
+        """Take up a checkpoint, of whatever layout.
 
         Raises:
             CheckpointError: it is of another training run.
         """
-        found = self._agree()
-        if found is None:
-            return None
         for name, value in self._identity.items():
             if found.meta.get(name) != value:
                 raise CheckpointError(
@@ -149,34 +145,8 @@ class Keeper:
         self._step = found.step
         self._written = float(found.meta["written"])
         self._save_s = found.meta.get("checkpoint_s")
-        self.restored = dict(found.meta.get("kept", {}))
-        if found.meta.get(_FREEZING) is not None:
-            self.restored[_FREEZING] = found.meta[_FREEZING]
+        self.restored = found.kept
         return Cursor(found.step, found.meta["epoch"], found.meta["consumed"])
-
-    def _agree(self) -> Checkpoint | None:
-        """Rank 0 chooses: another node may see an older state of the file system."""
-        if self._world.rank == 0:
-            self._checkpoints.clean()
-            found = self._checkpoints.newest()
-            self._world.tell("restore", found.path.name if found else "")
-            return found
-        name = self._world.hear("restore", JOIN_S)
-        return self._checkpoints.named(name) if name else None
-
-    @property
-    def freezing(self) -> Callable[[], Any] | None:
-        """`kept["freezing"]`."""
-        return self.kept.get(_FREEZING)
-
-    @freezing.setter
-    def freezing(self, give: Callable[[], Any]) -> None:
-        self.kept[_FREEZING] = give
-
-    @property
-    def restored_freezing(self) -> Any:
-        """`restored["freezing"]`, or None."""
-        return self.restored.get(_FREEZING)
 
     def begin(self) -> None:
         """The first step is done; from now on time counts."""
@@ -270,8 +240,6 @@ class Keeper:
         try:
             if self._world.rank == 0:
                 kept = {name: _plain(name, give()) for name, give in self.kept.items()}
-                if _FREEZING in kept:
-                    meta[_FREEZING] = kept.pop(_FREEZING)
                 meta["kept"] = kept
             return _Save(cursor.step, meta, parts(self._state.gather()))
         except Exception as error:
@@ -353,6 +321,20 @@ def _plain(name: str, value: Any) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{name} cannot be kept in the manifest: {error}") from None
+
+
+def agree(checkpoints: Checkpoints, world: World) -> Checkpoint | None:
+    """The newest checkpoint, the same for all ranks; None: there is none.
+
+    Rank 0 chooses: another node may see an older state of the file system.
+    """
+    if world.rank == 0:
+        checkpoints.clean()
+        found = checkpoints.newest()
+        world.tell("restore", found.path.name if found else "")
+        return found
+    name = world.hear("restore", JOIN_S)
+    return checkpoints.named(name) if name else None
 
 
 def differences(live: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> list[str]:

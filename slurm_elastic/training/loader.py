@@ -25,9 +25,10 @@ class Batch:
     Attributes:
         step: number of the step, counted from 1 over the whole training.
         epoch: counted from 0.
-        indices: this rank's samples of the dataset, possibly none.
+        indices: this rank's samples of the dataset, possibly none. Where several ranks load a
+            sample, it is that of the rank which computes its loss.
         last_of_epoch: whether the epoch ends with this step.
-        parts: the samples, collated in micro-batches.
+        parts: the samples that this rank loads, collated in micro-batches.
         share: where the step lies in the plan.
     """
 
@@ -45,7 +46,6 @@ class Loader:
 
     Attributes:
         dataset: anything with `[index]`.
-        micro_batch: most samples that go through the model at once.
         workers: processes that fetch ahead; 0: the training process fetches.
         collate: makes a micro-batch out of samples; None: torch's way.
         pin: whether fetched batches go to pinned memory.
@@ -53,7 +53,6 @@ class Loader:
     """
 
     dataset: Any
-    micro_batch: int | None
     workers: int
     collate: Callable[[Sequence[Any]], Any] | None
     pin: bool
@@ -68,7 +67,7 @@ class Loader:
         fetched = iter(
             DataLoader(
                 self.dataset,
-                batch_sampler=_Plan(shares, self.micro_batch),
+                batch_sampler=_Plan(shares),
                 num_workers=self.workers,
                 collate_fn=self.collate,
                 pin_memory=self.pin,
@@ -78,7 +77,7 @@ class Loader:
         )
         for share in shares():
             reseed(mixed(self.seed, share.after.step, rank))
-            parts = [next(fetched) for _ in share.micro_batches(self.micro_batch)]
+            parts = [next(fetched) for _ in share.pieces]
             yield Batch(
                 share.after.step,
                 share.before.epoch,
@@ -92,13 +91,12 @@ class Loader:
 class _Plan:
     """The micro-batches of a whole run, as a DataLoader wants them."""
 
-    def __init__(self, shares: Callable[[], Iterator[Share]], size: int | None) -> None:
+    def __init__(self, shares: Callable[[], Iterator[Share]]) -> None:
         self._shares = shares
-        self._size = size
 
     def __iter__(self) -> Iterator[list[int]]:
         for share in self._shares():
-            yield from share.micro_batches(self._size)
+            yield from share.samples
 
 
 def mixed(seed: int, step: int, rank: int) -> int:

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.training.mode import Asks
+
 #: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
-#: Control values that ride along: sum of the losses, notice, stop, two of `watch`, and how many
-#: layers are to be frozen.
-CONTROL = 6
+#: Control values that ride along: sum of the losses, two of `watch`, and what ranks ask.
+CONTROL = 3 + len(Asks._fields)
 _POLL_S = 0.25
 #: Below this torch release, destroying a group right after a collective can hang (Debian's 2.6).
 _SAFE_DESTROY = (2, 7)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.job.local import LocalLink
-from slurm_elastic.report import ReportError, profile_rows
+from slurm_elastic.report import Orders, ReportError, profile_rows
 from slurm_elastic.training.layer_profile import Measured
 from slurm_elastic.training.measure import StepTimer, peak_memory
 from slurm_elastic.training.noise import GradientNoise
@@ -121,6 +121,15 @@ class Reporter:
     def _profiled(self) -> dict[str, Any]:
         told, self._profile = self._profile, {}
         return told
+
+    @property
+    def linked(self) -> bool:
+        """Whether an esrun listens."""
+        return self._link.connected
+
+    def orders(self, *, wait_s: float = 0.0) -> Orders:
+        """The newest orders; the first ones of an attempt are waited for, at most so long."""
+        return self._link.first(wait_s) if wait_s else self._link.orders()
 
     def notice(self) -> bool:
         """Whether esrun asks for a save that has not been answered yet."""

@@ -7,22 +7,23 @@ after the same step. All here happens between two steps.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from slurm_elastic.job.local import AGAIN
 from slurm_elastic.training.keeper import Keeper
+from slurm_elastic.training.mode import Asks
 from slurm_elastic.training.parallel import World
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor
-from slurm_elastic.training.signals import STOPPED, Signals, leave
+from slurm_elastic.training.signals import STOPPED, TOGETHER_S, Signals, leave
 
 #: An hour: how long ranks wait for rank 0 to save, or to be sent on.
 _LONG_S = 3600.0
-#: Ranks hear SIGTERM at slightly different times; one that left breaks the others' connections.
-_TOGETHER_S = 3.0
 _LINGER_S = 0.1
+#: After a save that failed, so long until ranks try again to be laid out anew.
+_AGAIN_S = 60.0
 
 
 class Requests:
@@ -47,28 +48,42 @@ class Requests:
         self._world = world
         self._progress = progress
         self._pauses = 0
+        self._again_at = 0.0
 
-    def heard(self) -> tuple[bool, bool]:
-        """Whether this rank has heard (a notice, the end)."""
-        notice = self._world.rank == 0 and (self._signals.notice or self._reporter.notice())
-        return notice, self._signals.stop
+    def heard(self, *, again: bool) -> Asks:
+        """What this rank has heard; the job adds what it wishes itself.
 
-    def obey(self, cursor: Cursor, *, notice: bool, stop: bool) -> None:
+        Args:
+            again: whether it would be better to start in another layout.
+        """
+        leads = self._world.rank == 0
+        if leads and self._reporter.rehearse():
+            self._keeper.hurry()
+        return Asks(
+            notice=leads and (self._signals.notice or self._reporter.notice()),
+            stop=self._signals.stop,
+            save=leads and self._keeper.due(),
+            again=again and time.monotonic() >= self._again_at,
+        )
+
+    def obey(self, cursor: Cursor, asked: Asks) -> None:
         """Do what all ranks have agreed on; does not return if that is the end."""
-        if stop:
+        if asked.stop:
             self._stop(cursor)
         elif self._progress(cursor) >= 1:
             return  # what follows is `finish`, which saves
-        elif notice:
+        elif asked.notice:
             self._pause(cursor)
-        elif self._world.rank == 0:
-            self._go_on(cursor)
+        elif asked.again:
+            self._again(cursor)
+        else:
+            self._go_on(cursor, save=asked.save > 0)
 
     def finish(self, cursor: Cursor) -> None:
         """The training is complete: save it and part."""
-        with self.together():
+        with self._signals.together():
+            self._keeper.save(cursor)
             if self._world.rank == 0:
-                self._keeper.save(cursor)
                 self._report_end(cursor, 0)
                 self._world.tell("finished", "")
             else:
@@ -78,28 +93,15 @@ class Requests:
             self._world.leave()
         self._signals.restore()
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """A broken connection is no error if the others were told to end just before us."""
-        try:
-            yield
-        except RuntimeError:
-            end = time.monotonic() + _TOGETHER_S
-            while time.monotonic() < end:
-                if self._signals.stop:
-                    leave(STOPPED)
-                time.sleep(0.05)
-            raise
-
-    def _go_on(self, cursor: Cursor) -> None:
-        if self._reporter.rehearse():
-            self._keeper.hurry()
-        if self._keeper.due():
-            self._keeper.save(cursor)
+    def _go_on(self, cursor: Cursor, *, save: bool) -> None:
+        if save:
+            with self._signals.together():
+                self._keeper.save(cursor, wait=False)
             self._reporter.timer.pause()
-        self._reporter.training(
-            step=cursor.step, progress=self._progress(cursor), checkpoint=self._keeper.facts()
-        )
+        if self._world.rank == 0:
+            self._reporter.training(
+                step=cursor.step, progress=self._progress(cursor), checkpoint=self._keeper.facts()
+            )
 
     def _pause(self, cursor: Cursor) -> None:
         """Save, say so, and wait to be ended or sent on."""
@@ -108,7 +110,7 @@ class Requests:
         if self._world.rank == 0:
             self._lead(cursor, key)
         else:
-            self._follow(key)
+            self._follow(cursor, key)
         self._signals.leave_at_once(False)
         # A signal that came late belongs to the notice that is now over.
         self._signals.notice = False
@@ -128,12 +130,32 @@ class Requests:
         say(f"goes on after step {cursor.step}: {why}")
         self._world.tell(f"{key}/on", why)
 
-    def _follow(self, key: str) -> None:
-        with self.together():
+    def _follow(self, cursor: Cursor, key: str) -> None:
+        with self._signals.together():
+            self._keeper.save(cursor)
             # Only now: a rank that ends earlier makes srun end the one that saves.
             if self._world.hear(key, _LONG_S) == "saved":
                 self._nothing_to_lose()
                 self._world.hear(f"{key}/on", _LONG_S)
+
+    def _again(self, cursor: Cursor) -> None:
+        """Save, and leave together with the code by which esrun starts the step again."""
+        self._pauses += 1
+        key = f"again/{self._pauses}"
+        with self._signals.together():
+            saved = self._keeper.save(cursor)
+            if self._world.rank == 0:
+                self._world.tell(key, "saved" if saved else "failed")
+            else:
+                saved = self._world.hear(key, _LONG_S) == "saved"
+        if not saved:
+            self._again_at = time.monotonic() + _AGAIN_S
+            return
+        if self._world.rank == 0:
+            say(f"saved step {cursor.step}; starting again in another layout")
+        self._signals.leave_at_once(True)
+        self._world.gather("leaving", TOGETHER_S)
+        leave(AGAIN)
 
     def _nothing_to_lose(self) -> None:
         """All is saved: from now on SIGTERM ends this rank at once."""
@@ -143,14 +165,15 @@ class Requests:
 
     def _stop(self, cursor: Cursor) -> None:
         """Slurm ends the job: save, and leave together."""
+        saved = self._keeper.save(cursor)
         if self._world.rank == 0:
-            if self._keeper.save(cursor):
+            if saved:
                 say(f"told to end: saved step {cursor.step}")
             self._report_end(cursor, STOPPED)
             self._world.tell("stopped", "")
         else:
             self._world.hear("stopped", _LONG_S)
-        self._world.gather("leaving", _TOGETHER_S)
+        self._world.gather("leaving", TOGETHER_S)
         leave(STOPPED)
 
     def _report_end(self, cursor: Cursor, code: int) -> None:

@@ -1,15 +1,15 @@
 """Which samples each optimisation step takes, and which of them this rank takes.
 
 One global cursor says how far the job is. The order of an epoch depends on the
-seed and the epoch alone, every step takes the next `global_batch` samples of
-it, and the ranks split those. So a job that changes its world between two
-steps trains on the same batches in the same order.
+seed and the epoch alone, every step takes the next `batch` samples of it, and
+the ranks split those. So a job that changes its world between two steps trains
+on the same batches in the same order.
 
 >>> sampler = Sampler(samples=10, global_batch=4, epochs=1, seed=0)
->>> [len(share.indices) for share in sampler.shares(Cursor(), rank=0, world=3)]
+>>> splits = [Even(rank=rank, world=3) for rank in range(3)]
+>>> [len(share.indices) for share in sampler.shares(Cursor(), splits[0])]
 [1, 1, 0]
->>> sorted(i for r in range(3) for s in sampler.shares(Cursor(), rank=r, world=3)
-...        for i in s.indices)
+>>> sorted(i for split in splits for s in sampler.shares(Cursor(), split) for i in s.indices)
 [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -38,24 +39,70 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A micro-batch that this rank loads.
+
+    Attributes:
+        number: among the step's micro-batches that its layout counts.
+        span: the samples of the step that it takes.
+        counts: whether this rank computes its loss; else another does, or nobody.
+    """
+
+    number: int
+    span: range
+    counts: bool = True
+
+
+class Split(Protocol):
+    """How a rank takes part in the samples of a step."""
+
+    def pieces(self, count: int) -> list[Piece]:
+        """Of a step of so many samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Even:
+    """Every rank takes an equal part, give or take one sample, in pieces of at most `micro`.
+
+    Attributes:
+        rank, world: which part, of how many.
+        micro: most samples of a piece; None: no limit.
+    """
+
+    rank: int
+    world: int
+    micro: int | None = None
+
+    def pieces(self, count: int) -> list[Piece]:
+        """See `Split`."""
+        first, last = count * self.rank // self.world, count * (self.rank + 1) // self.world
+        size = self.micro or max(1, last - first)
+        starts = range(first, last, size)
+        return [Piece(n, range(i, min(i + size, last))) for n, i in enumerate(starts)]
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """What one rank takes of one optimisation step.
 
     Attributes:
         before, after: the cursor without and with this step.
-        count: samples of the step over all ranks; less than the global batch at an epoch's end.
-        indices: this rank's samples, possibly none.
+        count: samples of the step over all ranks; less than the batch at an epoch's end.
+        pieces: the micro-batches that this rank loads, possibly none.
+        samples: of each of them, the samples of the dataset.
     """
 
     before: Cursor
     after: Cursor
     count: int
-    indices: list[int]
+    pieces: list[Piece]
+    samples: list[list[int]]
 
-    def micro_batches(self, size: int | None) -> list[list[int]]:
-        """The samples in pieces of at most `size`."""
-        size = size or max(1, len(self.indices))
-        return [self.indices[i : i + size] for i in range(0, len(self.indices), size)]
+    @property
+    def indices(self) -> list[int]:
+        """The samples whose loss this rank computes."""
+        both = zip(self.pieces, self.samples, strict=True)
+        return [i for piece, samples in both if piece.counts for i in samples]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +111,7 @@ class Sampler:
 
     Attributes:
         samples: size of the dataset.
-        global_batch: samples per optimisation step, over all ranks.
+        global_batch: samples per optimisation step, over all ranks, as the user asked.
         epochs: how often each sample is trained on.
         seed: decides the order together with the epoch.
     """
@@ -98,17 +145,25 @@ class Sampler:
         done = cursor.epoch * self.samples + cursor.consumed
         return min(1.0, done / (self.epochs * self.samples))
 
-    def shares(self, cursor: Cursor, *, rank: int, world: int) -> Iterator[Share]:
-        """One rank's part of every step from the cursor to the end."""
+    def shares(self, cursor: Cursor, split: Split, *, batch: int | None = None) -> Iterator[Share]:
+        """One rank's part of every step from the cursor to the end.
+
+        Args:
+            cursor: where to begin.
+            split: which part.
+            batch: samples per step instead of `global_batch`.
+        """
+        batch = batch or self.global_batch
         while not self.ended(cursor):
             order = self.order(cursor.epoch)
             epoch = cursor.epoch
             while cursor.epoch == epoch:
-                count = min(self.global_batch, self.samples - cursor.consumed)
-                first = cursor.consumed + count * rank // world
-                last = cursor.consumed + count * (rank + 1) // world
+                count = min(batch, self.samples - cursor.consumed)
+                taken = order[cursor.consumed : cursor.consumed + count].tolist()
                 after = self._after(cursor, count)
-                yield Share(cursor, after, count, order[first:last].tolist())
+                pieces = split.pieces(count)
+                samples = [[taken[i] for i in piece.span] for piece in pieces]
+                yield Share(cursor, after, count, pieces, samples)
                 cursor = after
 
     def _after(self, cursor: Cursor, count: int) -> Cursor:

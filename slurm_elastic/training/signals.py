@@ -16,12 +16,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 #: What a shell calls a process ended by SIGTERM. Slurm shows requeued, cancelled and timed-out jobs
 #: as such whatever the code; for any other SIGTERM, 0 would record an unfinished training as
 #: COMPLETED and start the jobs that depend on it.
 STOPPED = 128 + signal.SIGTERM
+
+
+#: Ranks hear SIGTERM at slightly different times; one that left breaks the others' connections.
+TOGETHER_S = 3.0
 
 
 class Signals:
@@ -51,6 +56,19 @@ class Signals:
         self._linger_s = linger_s
         if at_once and self.stop:
             self._leave()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A broken connection is no error if the others were told to end just before us."""
+        try:
+            yield
+        except RuntimeError:
+            end = time.monotonic() + TOGETHER_S
+            while time.monotonic() < end:
+                if self.stop:
+                    leave(STOPPED)
+                time.sleep(0.05)
+            raise
 
     def restore(self) -> None:
         """Give both signals back."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slurm_elastic.training.layer_profile import LayerProfiler
+from slurm_elastic.training.layer_profile import LayerProfiler, Measured
 from slurm_elastic.training.measure import Parts, Phases, StepTimer
 from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
 from slurm_elastic.training.parallel import World
@@ -54,6 +54,11 @@ class Watch:
         self._waits: tuple[Phases, int] | None = None
         self._zero = torch.zeros((), device=world.device)
         self._small: tuple[torch.Tensor, float] = (self._zero, 0.0)
+
+    @property
+    def measured(self) -> Measured | None:
+        """What the layers cost; None: not known."""
+        return self._profiler.measured if self._profiler else None
 
     def begin(self) -> None:
         """A step begins, its gradients cleared."""

@@ -2,7 +2,7 @@
 
     stages = cut(layers, [3, 2])                    # (name, module) pairs, 2 stages
     layout = Layout.of(2, 1)                        # the first on ranks 0 and 1
-    engine = PipelineEngine({s: stages[s] for s in layout.held_by(rank)}, layout, micro_batches=8,
+    engine = PipelineEngine({s: stages[s] for s in layout.held_by(rank)}, layout,
                             loss=lambda out, targets: cross_entropy(out, targets))
     optimizer = AdamW(engine.parameters())
     for batch in batches:                           # 8 pairs (inputs, targets)
@@ -43,7 +43,7 @@ class PipelineEngine:
             tensor or a tuple of tensors) and gives one. No two share a parameter's name.
         layout: which ranks hold which stage.
         schedule: "gpipe", "1f1b" or "pipedream" (schedules.py).
-        micro_batches: of a step, over all replicas; pipedream has none.
+        micro_batches: of a step, over all replicas; None: as many as each batch has.
         loss: of (last stage's output, targets): a scalar. A step's loss is the sum over its
             micro-batches, divided by `divisor`.
         ties: sets of names of parameters that are one, whichever stages they are in.
@@ -62,7 +62,7 @@ class PipelineEngine:
         layout: Layout,
         *,
         schedule: str = "1f1b",
-        micro_batches: int = 1,
+        micro_batches: int | None = None,
         loss: Loss,
         ties: Iterable[Sequence[str]] = (),
         vertical_sync: bool = False,
@@ -108,6 +108,11 @@ class PipelineEngine:
         """The stages held here."""
         return self._held
 
+    @property
+    def reduced_bytes(self) -> int:
+        """What the reduction of a batch's gradients carries from this rank."""
+        return self._shared.bytes
+
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters held here, by global name."""
         return {n: p for module in self._modules.values() for n, p in module.named_parameters()}
@@ -140,10 +145,10 @@ class PipelineEngine:
         """
         if self._asynchronous:
             raise LayoutError("schedule pipedream has no steps: use run")
-        if len(batch) != self._count:
+        if self._count is not None and len(batch) != self._count:
             raise LayoutError(f"a batch of {len(batch)} micro-batches, not of {self._count}")
         losses = self._drive(batch, sizes, update=None)
-        divisor = float(self._count) if divisor is None else divisor
+        divisor = float(len(batch)) if divisor is None else divisor
         self._shared.add_up(divisor)
         return self._world.total([sum(losses)])[0] / divisor
 
@@ -192,6 +197,14 @@ class PipelineEngine:
                 if parameter.grad is not None:
                     parameter.grad.mul_(most / norm)
         return norm
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks.
+
+        Raises:
+            LinkError: another rank is gone.
+        """
+        return self._world.total(values)
 
     def close(self) -> None:
         """End the engine's groups, on all ranks; torch's default group stays."""
@@ -306,7 +319,7 @@ class PipelineEngine:
             order(self._layout, self._schedule, rank=self.rank, count=1)
         except LayoutError as error:
             return str(error)
-        if self._count < 1:
+        if self._count is not None and self._count < 1:
             return f"{self._count} micro-batches; a step needs at least one"
         if self._asynchronous and ties:
             return (

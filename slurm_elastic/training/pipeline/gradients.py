@@ -59,6 +59,13 @@ class FlatSum:
             self._views.append(self._buckets[first.dtype][start : used[first.dtype]])
         self._holders = self._buckets[torch.float32][gradients:]
 
+    @property
+    def bytes(self) -> int:
+        """What the all-reduce carries; 0 without other ranks."""
+        if self._group is None:
+            return 0
+        return sum(b.numel() * b.element_size() for b in self._buckets.values())
+
     def reduce(self, divisor: float) -> None:
         """Replace the gradients here by their sum over the group, divided.
 

@@ -49,6 +49,11 @@ class Shared:
         self._stages = self._replicas({id(p) for names in ties for p in self._named(names)})
         self._tied = self._ties(ties, holdings)
 
+    @property
+    def bytes(self) -> int:
+        """What `add_up` carries from this rank."""
+        return sum(total.bytes for total in [*self._stages.values(), *self._tied])
+
     def add_up(self, divisor: float) -> None:
         """Gradients of all that is held here become those of the whole batch."""
         for total in [*self._stages.values(), *self._tied]:

@@ -307,7 +307,7 @@ def test_the_manifest_tells_what_is_frozen(tmp_path: Path) -> None:
     run(make(tmp_path, freeze=surely(2)))
     newest = Checkpoints(tmp_path, keep=1, say=lambda _: None).newest()
     assert newest is not None
-    kept = json.loads(json.dumps(newest.meta["freezing"]))
+    kept = json.loads(json.dumps(newest.kept["freezing"]))
     assert kept["layers"] == ["0", "3", "6"]
     assert (kept["frozen"], kept["certified"], kept["global_batch"]) == (2, 2, BATCH)
 

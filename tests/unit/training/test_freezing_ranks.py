@@ -67,7 +67,7 @@ def rank_main(rank: int, size: int, port: int, out: Path, options: dict[str, Any
             loss = job.step(batch)
             buffers = [b.double().sum().item() for b in job.model.buffers()]
             line = {"step": batch.step, "loss": loss, "frozen": job.frozen, "buffers": buffers}
-            log.write(json.dumps(line | {"bytes": job._reducer.bytes, "world": size}) + "\n")
+            log.write(json.dumps(line | {"bytes": job.reduced_bytes, "world": size}) + "\n")
             if batch.step == options.get("until"):
                 break
     if "until" not in options:

@@ -8,7 +8,7 @@ import torch
 
 from slurm_elastic.training import keeper as module
 from slurm_elastic.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from slurm_elastic.training.keeper import Keeper
+from slurm_elastic.training.keeper import Keeper, agree
 from slurm_elastic.training.parallel import World
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.state import State
@@ -38,28 +38,39 @@ def make(tmp_path: Path, said: list[str]):
     return keeper
 
 
-def test_the_first_checkpoint_proves_the_run_and_is_remembered(make, said: list[str]) -> None:
+@pytest.fixture
+def take_up(tmp_path: Path):
+    def restored(keeper: Keeper) -> Cursor | None:
+        found = agree(Checkpoints(tmp_path, keep=2, say=lambda _: None), World())
+        return found and keeper.restore(found)
+
+    return restored
+
+
+def test_the_first_checkpoint_proves_the_run_and_is_remembered(
+    make, take_up, said: list[str]
+) -> None:
     keeper = make()
-    assert keeper.restore() is None
+    assert take_up(keeper) is None
     assert keeper.facts() == {"proven": False}
     assert keeper.save(FIRST)
     facts = keeper.facts()
     assert (facts["proven"], facts["checkpoint_step"]) == (True, 3)
     assert facts["checkpoint_age_s"] >= 0
     again = make()
-    assert again.restore() == FIRST
+    assert take_up(again) == FIRST
     assert again.facts()["proven"] is True
     assert again.facts()["checkpoint_step"] == 3
     assert said == []
 
 
-def test_what_a_save_costs_is_remembered(make) -> None:
+def test_what_a_save_costs_is_remembered(make, take_up) -> None:
     keeper = make()
     keeper.save(FIRST)
     cost = keeper.facts()["checkpoint_s"]
     keeper.save(SECOND)
     again = make()
-    assert again.restore() == SECOND
+    assert take_up(again) == SECOND
     assert again.facts()["checkpoint_s"] == cost
 
 
@@ -80,10 +91,10 @@ def test_what_reads_back_differently_proves_nothing(
     assert said == ["step 3 reads back differently: model.bias"]
 
 
-def test_other_data_is_refused(make) -> None:
+def test_other_data_is_refused(make, take_up) -> None:
     make().save(FIRST)
     with pytest.raises(CheckpointError, match="its samples is 40, now it is 41"):
-        make(samples=41).restore()
+        take_up(make(samples=41))
 
 
 def test_a_step_is_saved_once(make, monkeypatch: pytest.MonkeyPatch) -> None:

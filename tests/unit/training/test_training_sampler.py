@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.training.sampler import Cursor, Sampler, Share
+from slurm_elastic.training.pipeline import Layout
+from slurm_elastic.training.sampler import Cursor, Even, Sampler, Share
+from slurm_elastic.training.staged import Turns
 
 
 def whole(sampler: Sampler, cursor: Cursor, world: int) -> list[list[Share]]:
     """By step: every rank's share."""
-    parts = [sampler.shares(cursor, rank=rank, world=world) for rank in range(world)]
+    parts = [sampler.shares(cursor, Even(rank=rank, world=world)) for rank in range(world)]
     return [list(shares) for shares in zip(*parts, strict=True)]
 
 
@@ -66,10 +68,41 @@ def test_order_is_the_same_in_every_torch() -> None:
 
 
 def test_micro_batches_cover_the_share() -> None:
-    share = Share(Cursor(), Cursor(), 7, list(range(7)))
-    assert share.micro_batches(3) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert share.micro_batches(None) == [list(range(7))]
-    assert Share(Cursor(), Cursor(), 0, []).micro_batches(None) == []
+    def spans(count: int, micro: int | None) -> list[list[int]]:
+        return [list(p.span) for p in Even(rank=0, world=1, micro=micro).pieces(count)]
+
+    assert spans(7, 3) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert spans(7, None) == [list(range(7))]
+    assert Even(rank=0, world=2).pieces(1) == []
+
+
+@given(
+    replicas=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    count=st.integers(1, 60),
+    micro=st.none() | st.integers(1, 9),
+)
+def test_the_ends_of_a_pipeline_load_every_sample(
+    replicas: list[int], count: int, micro: int | None
+) -> None:
+    layout = Layout.of(*replicas)
+    turns = [Turns(layout=layout, rank=rank, micro=micro) for rank in range(layout.world)]
+    losses = [i for t in turns for piece in t.pieces(count) if piece.counts for i in piece.span]
+    assert sorted(losses) == list(range(count))
+    inputs = {i for r in layout.stages[0] for p in turns[r].pieces(count) for i in p.span}
+    assert inputs == set(range(count))
+    sizes = [len(span) for span in turns[0].spans(count)]
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    assert micro is None or max(sizes) <= micro
+
+
+def test_a_changed_batch_goes_on_where_the_last_one_ended() -> None:
+    sampler = Sampler(samples=20, global_batch=4, epochs=1, seed=0)
+    alone = Even(rank=0, world=1)
+    first = next(sampler.shares(Cursor(), alone))
+    rest = list(sampler.shares(first.after, alone, batch=6))
+    assert [share.count for share in rest] == [6, 6, 4]
+    assert joined([first, *rest]) == sampler.order(0).tolist()
 
 
 def test_progress_ends_at_one() -> None:

@@ -1,0 +1,107 @@
+"""Which layout an attempt takes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.directive import Directive
+from slurm_elastic.layers import Layer, chain
+from slurm_elastic.training.layouts import Ranks, balanced, choose
+
+NET = [("a", True), ("act", False), ("b", True), ("c", True), ("d", True)]
+#: Small weights that compute, then large ones that hardly do: where pipelines win (SOSP'19, VGG).
+HEAVY = chain(
+    [
+        Layer("a", 0.02, 0.04, 1e5, 1e5),
+        Layer("act", 0.0, 0.0, 1e5, 0.0),
+        Layer("b", 0.02, 0.04, 1e5, 1e5),
+        Layer("c", 0.01, 0.01, 1e4, 4e8),
+        Layer("d", 0.005, 0.005, 1e3, 4e8),
+    ]
+)
+
+
+def chosen(world: int, directive: str, **options: object) -> str:
+    layers = options.pop("layers", NET)
+    asked = Directive.parse(directive) if directive else None
+    return str(choose(Ranks(world), layers, asked=asked, **options).text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("world", "directive", "layout"),
+    [
+        (4, "", "4x1"),
+        (4, "1-8", "4x1"),
+        (4, "1-8,parallel=pipeline", "1x4"),
+        (1, "1-8,parallel=pipeline", "1x1"),
+        (6, "1-8,parallel=pipeline", "2x3"),  # five layers make no six stages
+        (4, "2-8,parallel=hybrid,unit=2", "2x2"),
+        (8, "2-8,parallel=hybrid,types=a100:v100,unit=a100:2/v100:4", "2x4"),
+        (4, "1-8,parallel=hybrid", "4x1"),  # the layers are not known yet
+    ],
+)
+def test_the_directive_says_what_may_be(world: int, directive: str, layout: str) -> None:
+    assert chosen(world, directive) == layout
+
+
+def test_a_known_profile_is_partitioned() -> None:
+    choice = choose(
+        Ranks(4, nodes=4), NET, asked=Directive.parse("1-8,parallel=hybrid"), profile=HEAVY
+    )
+    assert choice.text.stages > 1
+    assert sum(choice.lengths) == len(NET)
+    assert not choice.provisional
+    assert "times as fast as 4x1" in choice.remark
+    other = chain([Layer("x", 1, 1, 1, 1), Layer("y", 1, 1, 1, 1)])
+    assert chosen(4, "1-8,parallel=hybrid", profile=other) == "4x1"
+
+
+def test_an_order_counts_if_it_can_be_followed() -> None:
+    assert chosen(4, "1-8,parallel=hybrid", ordered="2x2") == "2x2"
+    assert chosen(2, "1-8,parallel=hybrid", ordered="1x2x2") == "1x2x2"
+    assert chosen(3, "1-8,parallel=hybrid,unit=1", ordered="2-1") == "2-1"
+    for ordered, why in {
+        "2x2": "for 4 GPUs, these are 3",
+        "1x3x2": "needs 6 layers, the model has 5",
+        "x": "is none",
+    }.items():
+        choice = choose(
+            Ranks(3), NET, asked=Directive.parse("1-8,parallel=hybrid"), ordered=ordered
+        )
+        assert str(choice.text) == "3x1"
+        assert why in choice.remark
+
+
+def test_a_model_that_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"parallel=hybrid: init needs the model as its layers"):
+        chosen(2, "1-8,parallel=hybrid", layers=[])
+    assert chosen(2, "1-8", layers=[]) == "2x1"
+
+
+def test_the_sites_bandwidths() -> None:
+    ranks = Ranks(8, nodes=2)
+    assert [(x.machines, x.bandwidth) for x in ranks.levels({})] == [(4, 10e9), (2, 1.25e9)]
+    told = ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "2e10,5e9"})
+    assert [x.bandwidth for x in told] == [2e10, 5e9]
+    assert [x.machines for x in Ranks(3, nodes=2).levels({})] == [3]
+    with pytest.raises(ValueError, match="SLURM_ELASTIC_BANDWIDTH is 'fast'; write two numbers"):
+        ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "fast"})
+
+
+@given(costs=st.lists(st.integers(0, 9), min_size=1, max_size=8), data=st.data())
+def test_no_other_cut_is_better_balanced(costs: list[int], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(costs)))
+    lengths = balanced(costs, parts)
+    assert sum(lengths) == len(costs)
+    assert min(lengths) >= 1
+
+    def worst(ends: tuple[int, ...]) -> int:
+        cuts = [0, *ends, len(costs)]
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise(cuts))
+
+    all_of_them = itertools.combinations(range(1, len(costs)), parts - 1)
+    assert worst(tuple(itertools.accumulate(lengths))[:-1]) == min(map(worst, all_of_them))
