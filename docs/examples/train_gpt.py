@@ -48,6 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tied", action="store_true", help="embedding and head share weights")
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--micro-batch", type=int, default=8, help="samples that travel together")
+    parser.add_argument("--schedule", choices=("1f1b", "gpipe", "pipedream"), default="1f1b")
     parser.add_argument("--checkpoint-every", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -153,21 +154,23 @@ def main() -> None:
         seed=args.seed,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
         micro_batch=args.micro_batch,
-        clip_norm=1.0,
+        # PipeDream's stages update at different times: there is no gradient of the whole model.
+        clip_norm=None if args.schedule == "pipedream" else 1.0,
         checkpoint_every_s=args.checkpoint_every,
         application="gpt",
+        schedule=args.schedule,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "losses.jsonl").open("a", buffering=1) as losses:
         for batch in job:
             loss = job.step(batch)
             if job.rank == 0:
-                line = {"step": batch.step, "loss": loss, "world": job.world_size}
+                line = {"step": batch.step, "loss": loss, "layout": job.layout}
                 losses.write(json.dumps(line) + "\n")
                 if batch.step % 20 == 0:
                     print(f"step {batch.step} of {steps}: loss {loss:.4f}", flush=True)
     job.finish()
-    if job.world_size == 1:
+    if job.world_size == 1:  # else this rank may not hold all layers
         torch.seed()
         print(f"it writes: {write(job.model, 200, job.device)}")
 

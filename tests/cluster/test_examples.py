@@ -112,7 +112,7 @@ class Examples:
         state, gpus = self.runs(name)
         assert state == "COMPLETED", self.log(name)
         assert 1 in gpus, gpus
-        assert 2 in gpus, f"{gpus}\n{self.explained[name]}\n{self.log(name)}"
+        assert 2 in gpus, f"{gpus}\n{self.explained.get(name)}\n{self.log(name)}"
 
     def lines(self, name: str, file: str) -> list[dict[str, Any]]:
         """What an example has written, one record a line."""
@@ -135,7 +135,7 @@ def examples(cluster: Cluster) -> Iterator[Examples]:
         names.remove("lightning")
     for name in names:
         cluster.exec(f"cat >{STAGE}/paced/train_{name}.py", stdin=PACED.read_text(), user="alice")
-    daemon = Daemon(cluster, eager(), crew=())
+    daemon = Daemon(cluster, eager().replace("notice_s = 10", "notice_s = 30"), crew=())
     daemon.start()
     examples = Examples(cluster, daemon, names)
     try:
