@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from slurm_elastic.directive import Directive
+from slurm_elastic.directive import Directive, DirectiveError
 
 RULES = ("sqrt", "adascale", "linear", "constant")
 #: Safe for Adam and SGD alike, and it needs no measurement.
@@ -80,7 +80,8 @@ class BatchSize:
         say: takes one line for the job's log.
 
     Attributes:
-        initial, limits, rule: as given; `limits` may be replaced between two steps.
+        initial, rule: as given.
+        limits: those in force.
         now: samples of the next step.
         ordered: what the controller asks for, told to rank 0; None: nothing.
 
@@ -106,7 +107,8 @@ class BatchSize:
         if initial < 1:
             raise ValueError(f"global_batch is {initial}; it must be at least 1")
         self.initial = initial
-        self.limits = limits
+        self.limits = self._submitted = limits
+        self._in_force = ""
         self.rule = rule
         self.ordered: int | None = None
         self.now = self._within(initial)
@@ -139,6 +141,22 @@ class BatchSize:
         else:
             wish = self._within(max(self.ordered, self._replicas))
         return wish if wish <= _MOST_TOLD else self.now
+
+    def hear(self, batch: int | None, directive: str = "") -> None:
+        """What the controller orders; only rank 0 is told.
+
+        Args:
+            batch: see `ordered`.
+            directive: the one in force if it is not the submitted one; its limits then count.
+        """
+        self.ordered = batch
+        if directive == self._in_force:
+            return
+        self._in_force, self.limits = directive, self._submitted
+        if directive:
+            # One of a newer controller, that cannot be read here, says nothing of the batch.
+            with suppress(DirectiveError):
+                self.limits = limits(self.initial, Directive.parse(directive))
 
     def gain(self, count: int) -> float:
         """AdaScale's r for a step of `count` samples, on rank 0; 0 elsewhere and for other rules.

@@ -16,7 +16,7 @@ from slurm_elastic.directive import Directive
 from slurm_elastic.models import efficiency
 from slurm_elastic.training import batch_size
 from slurm_elastic.training.batch_size import RULES, WARM_UP, BatchSize, limits
-from slurm_elastic.training.sampler import Cursor, Sampler, Share
+from slurm_elastic.training.sampler import Cursor, Even, Sampler, Share
 
 NOISE = {"grad_sqr": 2.0, "grad_var": 6.0}
 
@@ -47,6 +47,21 @@ def test_the_directive_alone_lets_the_batch_change() -> None:
     assert limits(64, Directive.parse("1-8")) == (64, 64)
     assert limits(64, Directive.parse("1-8,batch=32-512")) == (32, 512)
     assert limits(64, Directive.parse("1-8,batch=512")) == (512, 512)
+
+
+def test_the_directive_in_force_counts() -> None:
+    lead = size(8, 8, 8)
+    lead.hear(64)
+    assert lead.wish == 8
+    lead.hear(64, "1-8,batch=8-32")
+    assert lead.wish == 32
+    lead.hear(None, "1-8,batch=16")
+    assert lead.wish == 16
+    lead.hear(64, "some day, something else")
+    assert lead.wish == 8
+    lead.obey(16)
+    lead.hear(None, "1-4")
+    assert lead.wish == 8
 
 
 @given(
@@ -341,13 +356,12 @@ def trained(optimizer: str, rule: str) -> list[torch.Tensor]:
         if plan.ended(cursor):
             break
         world = WORLDS[i % len(WORLDS)]
-        shares: list[Share] = [
-            next(plan.shares(cursor, rank=rank, world=world)) for rank in range(world)
-        ]
+        splits = [Even(rank=rank, world=world, micro=4) for rank in range(world)]
+        shares: list[Share] = [next(plan.shares(cursor, split)) for split in splits]
         made.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)
         for share in shares:
-            for at in share.micro_batches(4):
+            for at in share.samples:
                 summed = nn.functional.mse_loss(model(points[at]), labels[at]) * len(at)
                 summed.backward()
                 loss += summed.detach()
