@@ -11,7 +11,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
 from slurm_elastic.cli.tables import Column, Layout, render
-from slurm_elastic.cli.words import clean, digits
+from slurm_elastic.cli.words import clean, digits, size
 
 if TYPE_CHECKING:
     from slurm_elastic.models.pipeline import Level, Partition
@@ -21,10 +21,10 @@ _COLUMNS = (
     Column("REPLICAS", lambda r: str(r["replicas"]), right=True),
     Column("LAYERS", lambda r: _layers(r["layers"])),
     Column("COMPUTE", lambda r: _seconds(r["compute_s"]), right=True),
-    Column("PARAMETERS", lambda r: _bytes(r["parameter_bytes"]), right=True),
-    Column("OUTPUT", lambda r: _bytes(r["output_bytes"]), right=True),
+    Column("PARAMETERS", lambda r: size(r["parameter_bytes"]), right=True),
+    Column("OUTPUT", lambda r: size(r["output_bytes"]), right=True),
     Column("INFLIGHT", lambda r: str(r["in_flight"]), right=True),
-    Column("MEMORY", lambda r: _bytes(r["memory_bytes"]), right=True),
+    Column("MEMORY", lambda r: size(r["memory_bytes"]), right=True),
     Column("LEVELS", lambda r: "x".join(map(str, r["replicas_by_level"]))),
 )
 
@@ -170,10 +170,3 @@ def _seconds(value: float) -> str:
         if value * scale >= 0.1:
             return f"{value * scale:.3g} {unit}"
     return f"{value:.3g} s"
-
-
-def _bytes(value: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"

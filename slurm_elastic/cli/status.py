@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, options, words
-from slurm_elastic.cli.errors import SILENT, USAGE, CliError
+from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
 from slurm_elastic.cli.tables import Column, Layout, render
 
 if TYPE_CHECKING:
@@ -76,18 +76,34 @@ def status(
 @options.verb
 @click.argument("what", metavar="[job]", required=True)
 @click.argument("job", metavar="JOBID", required=False)
+@click.option(
+    "--profile", is_flag=True, help="Print what its layers cost, as `selastic partition` reads it."
+)
 @options.as_json
-def show(what: str, job: str | None, json_: bool) -> None:
+def show(what: str, job: str | None, profile: bool, json_: bool) -> None:
     """Show everything known of one job: `selastic show job 4711`."""
     if job is None:
         what, job = "job", what
     if what not in ("job", "jobs"):
         raise CliError(f'show: "{words.clean(what)}" is unknown; write `show job {job}`', USAGE)
-    answer: Any = client.ask("show", jobs=[job])
+    answer: Any = client.ask("show", jobs=[job], profile=profile or None)
     if json_:
         options.put_json(answer)
+    elif profile:
+        options.put_json(_profile(answer))
     else:
         options.put(details(answer))
+
+
+def _profile(answer: ShowAnswer) -> dict[str, Any]:
+    profile = answer["profile"]
+    if profile is None:
+        raise CliError(
+            f"job {answer['job']['display_id']}: its layers are not known (yet): they are measured"
+            " in the first steps of programs that use slurm_elastic.training",
+            REFUSED,
+        )
+    return profile
 
 
 def lines(answer: StatusAnswer, layout: Layout) -> list[str]:
@@ -175,6 +191,7 @@ def details(answer: ShowAnswer) -> list[str]:
         ),
         pairs(Held=_yes(job["held"]), Resizes=job["resizes"], LeftAlone=job["unmanaged_reason"]),
     ]
+    out += [pairs(**row) for row in _running_pairs(answer)]
     out += [
         pairs(
             Measured=f"{words.digits(m['samples_per_s'])}samples/s",
@@ -207,6 +224,49 @@ def details(answer: ShowAnswer) -> list[str]:
             for t in model["types"]
         ]
     return out
+
+
+def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
+    """How the job runs: layout, frozen layers, the parts of a step. Nothing of what nobody said."""
+    rows: list[dict[str, object]] = []
+    running = answer["running"]
+    if running and running["layout"]:
+        rows.append({"Layout": running["layout"], "Ordered": answer["ordered_layout"]})
+    elif answer["ordered_layout"]:
+        rows.append({"Layout": None, "Ordered": answer["ordered_layout"]})
+    if answer["ordered_batch"] is not None:
+        rows.append({"Batch": answer["global_batch"], "Ordered": answer["ordered_batch"]})
+    if running and running["layers"] is not None:
+        rows.append(
+            {
+                "Layers": running["layers"],
+                "Frozen": running["frozen"],
+                "Penalty": _share(running["penalty"]),
+                "Certified": running["certified"],
+                "CertifiedPenalty": _share(running["certified_penalty"]),
+                "Ordered": answer["ordered_frozen"],
+            }
+        )
+    if running and running["forward_s"] is not None:
+        rows.append(
+            {
+                "Data": _step(running["data_s"]),
+                "Forward": _step(running["forward_s"]),
+                "Backward": _step(running["backward_s"]),
+                "Sync": _step(running["sync_s"]),
+                "Optimizer": _step(running["optimizer_s"]),
+            }
+        )
+    peak = running["peak_memory_bytes"] if running else None
+    if peak is not None or answer["profile_layers"]:
+        rows.append(
+            {
+                "PeakMemory": None if peak is None else words.size(peak).replace(" ", ""),
+                "ProfiledLayers": answer["profile_layers"],
+                "ProfileBatch": answer["profile_batch"],
+            }
+        )
+    return rows
 
 
 def _asked(everything: bool) -> StatusAnswer:
@@ -249,6 +309,16 @@ def _partition(row: PartitionRow) -> str:
 
 def _running(row: JobRow, text: str) -> str:
     return "" if row["waiting"] is not None else text
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.2g}%"
+
+
+def _step(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return f"{seconds:.3g}s" if seconds >= 1 else f"{1000 * seconds:.3g}ms"
 
 
 def _yes(value: bool) -> str:

@@ -34,6 +34,14 @@ def clean(text: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
+def size(count: float) -> str:
+    """Bytes: `1.5 GB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
 def duration(seconds: float | None) -> str:
     """Slurm's [D-]HH:MM:SS."""
     if seconds is None:

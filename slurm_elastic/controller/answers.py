@@ -9,7 +9,7 @@ functions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.controller import answers_jobs, answers_rounds
@@ -17,17 +17,20 @@ from slurm_elastic.controller.answers_inputs import (
     ChangeSeconds,
     HistoryRow,
     NoAnswerError,
+    Particulars,
     SegmentRow,
     TransitionRow,
     View,
     Viewer,
 )
 from slurm_elastic.controller.answers_jobs import order
+from slurm_elastic.controller.answers_show import show
 
 __all__ = [
     "ChangeSeconds",
     "HistoryRow",
     "NoAnswerError",
+    "Particulars",
     "SegmentRow",
     "TransitionRow",
     "View",
@@ -60,6 +63,7 @@ def answer(
     *,
     history: Sequence[HistoryRow] = (),
     segments: Sequence[SegmentRow] = (),
+    particulars: Particulars | None = None,
 ) -> dict[str, Any]:
     """Answer one question of `api.QUESTIONS` (all but `check`).
 
@@ -70,14 +74,17 @@ def answer(
         args: the request's arguments as `api` hands them on (`job_ids`: tuple of raw ids).
         history: for explain, show and history: rows of the jobs asked for (history without a
             job: the newest rows of all), oldest first.
+        particulars: for show: of the job asked for.
         segments: for usage: rows that overlap args["start"]..args["end"] (epoch s or absent).
 
     Raises:
         NoAnswerError: in one line why not.
     """
-    if op in _OF_ONE_JOB:
-        given: dict[str, Any] = dict(_OF_ONE_JOB[op](view, viewer, _one(view, args), history))
-        return given
+    if op == "explain":
+        return dict(answers_jobs.explain(view, viewer, _one(view, args), history))
+    if op == "show":
+        job_id, whole = _one(view, args), bool(args.get("profile"))
+        return dict(show(view, viewer, job_id, history, particulars=particulars, layers=whole))
     if op == "status":
         return dict(answers_jobs.status(view, viewer, everything=bool(args.get("all"))))
     if op == "plan":
@@ -90,12 +97,6 @@ def answer(
             answers_rounds.usage(view, viewer, segments, start=start, end=end, user=user or "")
         )
     raise NoAnswerError(f"{op} is no question")
-
-
-_OF_ONE_JOB: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    "explain": answers_jobs.explain,
-    "show": answers_jobs.show,
-}
 
 
 #: Beyond it, and for NaN, there is no time.

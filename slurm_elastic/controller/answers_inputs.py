@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from slurm_elastic.cluster import Job, Snapshot
+from slurm_elastic.controller.profiles import Profile
 from slurm_elastic.controller.tuning import Choice
 from slurm_elastic.plan import JobRecord, Plan
-from slurm_elastic.report import Report
+from slurm_elastic.report import Orders, Report
 
 
 class ChangeSeconds(TypedDict, total=False):
@@ -92,6 +93,14 @@ class View:
     policy: str = ""
     next_round: float | None = None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Particulars:
+    """What `show` says of one job beside the view: its orders, and what its layers cost."""
+
+    orders: Orders = field(default_factory=Orders)
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from slurm_elastic.controller.answers_schema import (
     JobRow,
     PartitionRow,
     Place,
-    ShowAnswer,
     StatusAnswer,
     Waiting,
 )
@@ -242,34 +240,6 @@ def explain(
         "batch": _batch(view.batches.get(job_id)),
         "next_round": view.next_round,
         "last": change(rows, mine[-1]) if mine else None,
-    }
-
-
-def show(view: View, viewer: Viewer, job_id: int, history: Sequence[HistoryRow] = ()) -> ShowAnswer:
-    """Everything known of one job.
-
-    Raises:
-        NoAnswerError: the job is not in the snapshot.
-    """
-    explained = explain(view, viewer, job_id, history)
-    job, rows = view.snapshot.job[job_id], Rows(view, viewer)
-    record, report = rows.record(job_id), view.reports.get(job_id)
-    return {
-        **explained,
-        "account": job.account,
-        "qos": job.qos,
-        "directive": str(job.directive) if job.directive else "",
-        "override": str(record.override) if record.override else "",
-        "run": job.run,
-        "submit_time": job.submit_time,
-        "start_time": job.start_time,
-        "end_time": job.end_time,
-        "time_limit_s": job.time_limit_s,
-        "step": report.step if report else None,
-        "global_batch": report.global_batch if report else None,
-        "checkpoint_step": report.checkpoint_step if report else None,
-        "measurements": [dataclasses.asdict(m) for m in record.measurements],
-        "history": [change(rows, h) for h in history if h.get("job_id") == job_id],
     }
 
 

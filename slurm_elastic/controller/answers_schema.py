@@ -159,6 +159,23 @@ class ExplainAnswer(TypedDict):
     last: ChangeRow | None
 
 
+class RunningRow(TypedDict):
+    """How the present attempt of a job runs, as it last reported; see `slurm_elastic.report`."""
+
+    layout: str
+    layers: int | None
+    frozen: int | None
+    certified: int | None
+    penalty: float | None
+    certified_penalty: float | None
+    data_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    sync_s: float | None
+    optimizer_s: float | None
+    peak_memory_bytes: int | None
+
+
 class ShowAnswer(ExplainAnswer):
     """`selastic show job`: what `explain` knows, and everything measured."""
 
@@ -176,6 +193,13 @@ class ShowAnswer(ExplainAnswer):
     checkpoint_step: int | None
     measurements: list[dict[str, Any]]
     history: list[ChangeRow]
+    ordered_layout: str
+    ordered_batch: int | None
+    ordered_frozen: int | None
+    running: RunningRow | None
+    profile_layers: int | None
+    profile_batch: int | None
+    profile: dict[str, Any] | None
 
 
 class HistoryAnswer(TypedDict):

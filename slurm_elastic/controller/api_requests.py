@@ -69,6 +69,7 @@ class Desk(Protocol):
 
         `args` holds what the caller sent, checked only for being JSON. When it named jobs there
         is also `job_ids`, a tuple of raw ids that he may see; jobs long past keep their number.
+        `profile` (show) asks for the layer profile itself.
         """
         ...
 

@@ -18,9 +18,10 @@ from slurm_elastic.config import Config
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
+from slurm_elastic.controller.profiles import Profile, Profiles
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
-from slurm_elastic.layout import LayoutText
+from slurm_elastic.layout import LayoutText, LayoutTextError
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.report import Report
 from slurm_elastic.slurm.shape import rounded_off_s
@@ -83,8 +84,10 @@ class Entry:
         entry = cls(**{k: v for k, v in body.items() if k in known})
         entry.measurements = {k: Measurement(**m) for k, m in body["measurements"].items()}
         entry.lesson = Lesson.from_body(body.get("lesson"))
-        if entry.layout:
-            LayoutText.parse(entry.layout)
+        try:
+            entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
+        except (LayoutTextError, TypeError):
+            entry.layout = ""
         entry.dirty = False
         return entry
 
@@ -103,6 +106,7 @@ class Book:
     def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
         self._ledger = ledger
         self.learning = Learning(ledger, config)
+        self._profiles = Profiles(ledger)
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
@@ -159,6 +163,7 @@ class Book:
             ):
                 held = None
             learned = self.learning.take(entry.lesson, report, job, held)
+            self._profiles.take(report, job)
             if held and report.step_time_s and report.global_batch:
                 nodes = len(held.nodes)
                 entry.measurements[f"{held.gpu_type}:{held.gpus}:{nodes}"] = Measurement(
@@ -176,6 +181,11 @@ class Book:
         with self._lock:
             known = self._reports.get(job_id)
         return known[1] if known else None
+
+    def profile(self, job: Job) -> Profile | None:
+        """What the layers of a job cost, as it or another job of its application said last."""
+        with self._lock:
+            return self._profiles.of(job, self.entry(job).lesson.stated)
 
     def changed(self, transition: Transition, job: Job | None, now: float) -> None:
         """A transition has ended: start the interval, and count it if it moved its job."""
@@ -249,6 +259,7 @@ class Book:
                     self._ledger.put_job(key, entry.job_id, entry.to_body())
                     entry.dirty = False
             self.learning.save(alive.values())
+            self._profiles.save(alive.values())
 
     def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}

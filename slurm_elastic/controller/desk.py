@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers_inputs import HistoryRow, SegmentRow, View, Viewer
+from slurm_elastic.controller.answers_inputs import (
+    HistoryRow,
+    Particulars,
+    SegmentRow,
+    View,
+    Viewer,
+)
 from slurm_elastic.controller.api_requests import Refused
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.ledger import LedgerError
@@ -79,7 +85,15 @@ class Desk:
             segments = self._segments(args) if op == "usage" else ()
         except LedgerError as error:
             raise Refused(str(error)) from None
-        return answers.answer(op, view, viewer, args, history=history, segments=segments)
+        return answers.answer(
+            op,
+            view,
+            viewer,
+            args,
+            history=history,
+            segments=segments,
+            particulars=self._particulars(args) if op == "show" else None,
+        )
 
     def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `api_requests.Desk`."""
@@ -118,6 +132,14 @@ class Desk:
         if not dry:
             book.order(job, held=held)
         return "held: keeps what it has" if held else "released: may be resized again"
+
+    def _particulars(self, args: Mapping[str, Any]) -> Particulars | None:
+        ids: tuple[int, ...] = args.get("job_ids") or ()
+        job = self._controller.job(ids[0]) if len(ids) == 1 else None
+        if job is None or job.submission is None:
+            return None
+        orders = self._controller.orders(job.job_id, job.run)
+        return Particulars(orders=orders, profile=self._controller.book.profile(job))
 
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
         ids = args.get("job_ids") or (None,)

@@ -42,12 +42,20 @@ CREATE TABLE applications (
     body TEXT NOT NULL, PRIMARY KEY (user, name, stated));
 CREATE INDEX applications_seen ON applications (user, seen);
 """
-_VERSION = 2
+_PROFILES = """
+CREATE TABLE profiles (
+    user TEXT NOT NULL, name TEXT NOT NULL, stated TEXT NOT NULL, seen REAL NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (user, name, stated));
+CREATE INDEX profiles_seen ON profiles (user, seen);
+"""
+#: What each version added to the one before.
+_VERSIONS = (_SCHEMA, _APPLICATIONS, _PROFILES)
+_VERSION = len(_VERSIONS)
 
-#: Days that ended transitions, segments, jobs and applications are kept.
+#: Days that ended transitions, segments, jobs, applications and profiles are kept.
 RETENTION_DAYS = 90
-#: Applications kept of each user, the latest: names cost nothing.
-APPLICATIONS = 500
+#: Applications and profiles kept of each user, the latest: names cost nothing.
+APPLICATIONS, PROFILES = 500, 50
 
 Body = dict[str, Any]
 
@@ -79,13 +87,10 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
+            if version < _VERSION:
+                missing = " ".join(_VERSIONS[version:])
                 self._db.executescript(
-                    f"BEGIN; {_SCHEMA} {_APPLICATIONS} PRAGMA user_version = {_VERSION}; COMMIT;"
-                )
-            elif version == 1:
-                self._db.executescript(
-                    f"BEGIN; {_APPLICATIONS} PRAGMA user_version = {_VERSION}; COMMIT;"
+                    f"BEGIN; {missing} PRAGMA user_version = {_VERSION}; COMMIT;"
                 )
             self.found_version = version
             damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -183,6 +188,28 @@ class Ledger:
             ).fetchall()
         return {r["stated"]: _body(r["body"], f"application {name}") for r in rows}
 
+    def put_profile(self, user: str, name: str, stated: str, body: Mapping[str, Any]) -> None:
+        """Keep the newest layer profile of an application."""
+        with self._open() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?, ?)",
+                (user, name, stated, time.time(), json.dumps(body)),
+            )
+            db.execute(
+                "DELETE FROM profiles WHERE user = ? AND seen < (SELECT min(seen) FROM "
+                "(SELECT seen FROM profiles WHERE user = ? ORDER BY seen DESC LIMIT ?))",
+                (user, user, PROFILES),
+            )
+
+    def profile(self, user: str, name: str, stated: str) -> Body | None:
+        """The newest layer profile of an application."""
+        with self._open() as db:
+            row = db.execute(
+                "SELECT body FROM profiles WHERE user = ? AND name = ? AND stated = ?",
+                (user, name, stated),
+            ).fetchone()
+        return _body(row["body"], f"profile of {name}") if row else None
+
     # --- transitions ---
 
     def add_transition(self, job_id: int, key: str, body: Mapping[str, Any]) -> int:
@@ -270,6 +297,7 @@ class Ledger:
             db.execute("DELETE FROM segments WHERE end IS NOT NULL AND end < ?", (old,))
             db.execute("DELETE FROM jobs WHERE seen < ?", (old,))
             db.execute("DELETE FROM applications WHERE seen < ?", (old,))
+            db.execute("DELETE FROM profiles WHERE seen < ?", (old,))
 
 
 def _transitions(rows: Iterable[sqlite3.Row]) -> list[Body]:

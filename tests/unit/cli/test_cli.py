@@ -17,14 +17,17 @@ from slurm_elastic import config
 from slurm_elastic.cli import main
 from slurm_elastic.cli.words import clock
 from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Viewer
+from slurm_elastic.controller.answers import Particulars, Viewer
 from slurm_elastic.controller.api import Server
+from slurm_elastic.controller.profiles import Profile
 
 ME = os.getuid()
 
 
 class SceneDesk(FakeDesk):
     """Answers from the scene of UX.md."""
+
+    profile = None
 
     def __init__(self):
         super().__init__({j.job_id: j.uid for j in scene.JOBS})
@@ -36,8 +39,9 @@ class SceneDesk(FakeDesk):
         if op == "check":
             return {"version": "0.1.0", "mode": "act", "account": "selastic"}
         return answers.answer(
-            op, scene.VIEW, Viewer(uid=uid), args, history=scene.HISTORY, segments=scene.SEGMENTS
-        )
+            op, scene.VIEW, Viewer(uid=uid), args, history=scene.HISTORY, segments=scene.SEGMENTS,
+            particulars=Particulars(profile=self.profile),
+        )  # fmt: skip
 
     def command(self, uid, op, args):
         self.asked.append((uid, op, args))
@@ -125,6 +129,32 @@ def test_json_everywhere(selastic, controller, words):
     assert code == 0
     assert isinstance(json.loads(out), dict)
     assert out.isascii()
+
+
+def test_a_profile_is_what_partition_reads(selastic, desk, controller, tmp_path):
+    code, out, err = selastic("show", "4711", "--profile")
+    assert (code, out) == (1, "")
+    assert err.startswith(
+        "selastic: job 4711: its layers are not known (yet): they are measured in"
+    )
+    rows = [("conv", 0.02, 0.04, 8_000_000, 1_000_000), ("fc", 0.01, 0.02, 4000, 400_000_000)]
+    desk.profile = Profile(tuple(rows), 64)
+    code, out, _ = selastic("show", "4711", "--profile")
+    assert (code, json.loads(out)["batch"]) == (0, 64)
+    path = tmp_path / "net.json"
+    path.write_text(out)
+    code, out, _ = selastic(
+        "partition", str(path), "--machines", "4", "--bandwidth", "1e9", "--json"
+    )
+    assert code == 0
+    assert [s["layers"] for s in json.loads(out)["stages"]] in (
+        [["conv"], ["fc"]],
+        [["conv", "fc"]],
+    )
+    whole = json.loads(selastic("show", "job", "4711", "--profile", "--json")[1])
+    assert whole["profile"]["layers"][1]["after"] == ["conv"]
+    plain = json.loads(selastic("show", "4711", "--json")[1])
+    assert (plain["profile"], plain["profile_layers"], plain["profile_batch"]) == (None, 2, 64)
 
 
 def test_a_watch_that_is_not_on_a_terminal_prints_plain_lines(controller):

@@ -9,8 +9,10 @@ from slurm_elastic.cli import status, usage, why
 from slurm_elastic.cli.errors import CliError
 from slurm_elastic.cli.tables import Layout
 from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Viewer
+from slurm_elastic.controller.answers import Particulars, Viewer
+from slurm_elastic.controller.profiles import Profile
 from slurm_elastic.plan import JobRecord
+from slurm_elastic.report import Orders
 
 
 def ask(op, view=scene.VIEW, **args):
@@ -131,6 +133,35 @@ def test_show():
         "   Held=no Resizes=3 LeftAlone=-\n"
         "   Measured=486samples/s GPUs=8 Type=a100 Nodes=2\n"
     )
+
+
+def test_show_says_how_a_job_runs():
+    report = replace(
+        scene.REPORTS[4711], layout="4x2", layers=12, frozen=3, penalty=0.0012, certified=5,
+        certified_penalty=0.004, data_s=0.0005, forward_s=0.1234, backward_s=1.25, sync_s=0.0,
+        optimizer_s=0.002, peak_memory_bytes=31_400_000_000, global_batch=256,
+    )  # fmt: skip
+    view = replace(scene.VIEW, reports={4711: report})
+    more = Particulars(
+        orders=Orders(layout="2x4", batch=512), profile=Profile((("a", 1, 1, 1, 1),), 8)
+    )
+    answer = answers.answer("show", view, Viewer(), {"job_ids": (4711,)}, particulars=more)
+    assert answer["profile"] is None
+    printed = text(status.details(answer))
+    assert (
+        "   Layout=4x2 Ordered=2x4\n"
+        "   Batch=256 Ordered=512\n"
+        "   Layers=12 Frozen=3 Penalty=0.12% Certified=5 CertifiedPenalty=0.4% Ordered=-\n"
+        "   Data=0.5ms Forward=123ms Backward=1.25s Sync=0ms Optimizer=2ms\n"
+        "   PeakMemory=31.4GB ProfiledLayers=1 ProfileBatch=8\n"
+    ) in printed
+
+
+def test_show_says_nothing_of_an_attempt_that_is_over():
+    report = replace(scene.REPORTS[4711], run=3, layout="4x2", forward_s=0.1)
+    answer = ask("show", replace(scene.VIEW, reports={4711: report}), job_ids=(4711,))
+    assert answer["running"] is None
+    assert "Layout=" not in text(status.details(answer))
 
 
 def test_chosen_columns_parsable_and_without_header():

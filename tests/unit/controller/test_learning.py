@@ -271,7 +271,8 @@ def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
     with sqlite3.connect(path) as db:
         db.executescript(f"{ledgers._SCHEMA} PRAGMA user_version = 1;")
     old = Ledger(path)
-    old._db.execute("DROP TABLE applications")
+    for table in ("applications", "profiles"):
+        old._db.execute(f"DROP TABLE {table}")
     speeds = {"a": {"gpu_type": "a100", "gpus": 2, "nodes": 1, "samples_per_s": 400.0, "steps": 9},
               "b": {"gpu_type": "v100", "gpus": 1, "nodes": 1, "samples_per_s": 50.0, "steps": 9},
               "c": 5}  # fmt: skip

@@ -8,6 +8,7 @@ from desk_jobs import FakeScontrol, Log, job
 
 from slurm_elastic.cluster import Snapshot
 from slurm_elastic.config import Config
+from slurm_elastic.controller.answers_inputs import View
 from slurm_elastic.controller.api_requests import Refused
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.desk import Desk
@@ -177,7 +178,18 @@ def test_a_layout_that_cannot_be_read_back_is_not_told(site, tmp_path):
 
 def test_the_snapshot_is_enough_to_know_a_job(site):
     site.controller._jobs = {}
-    site.controller.view = site.controller.view.__class__(
-        snapshot=Snapshot(time=1.0, nodes=(), jobs=(site.job,))
-    )
+    site.controller.view = View(snapshot=Snapshot(time=1.0, nodes=(), jobs=(site.job,)))
     assert site.update(layout="2x2")[0]
+
+
+def test_show_says_what_was_ordered_and_what_the_layers_cost(site):
+    site.update(layout="2x2")
+    rows = (("a", 0.1, 0.2, 10, 20), ("b", 0.1, 0.2, 10, 20))
+    seen = Report(job_id=7, run=0, phase="training", profile=rows, layout="4x1", gpus=4)
+    site.desk.report(2001, seen)
+    snapshot = Snapshot(time=1.0, nodes=(), jobs=(site.job,))
+    site.controller.view = View(snapshot=snapshot, reports={7: seen})
+    shown = site.desk.question(2001, "show", {"job_ids": (7,), "profile": True})
+    assert (shown["ordered_layout"], shown["running"]["layout"]) == ("2x2", "4x1")
+    assert [row["name"] for row in shown["profile"]["layers"]] == ["a", "b"]
+    assert shown["profile_layers"] == 2

@@ -1,0 +1,94 @@
+"""Layer profiles: kept by application, over restarts, within bounds."""
+
+import pytest
+from desk_jobs import job
+
+from slurm_elastic.cluster import Snapshot
+from slurm_elastic.controller import ledger as ledgers
+from slurm_elastic.controller import profiles
+from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.controller.profiles import Profile
+from slurm_elastic.report import Report
+
+ROWS = (("conv", 0.01, 0.02, 4096, 1024), ("head", 0.001, 0.002, 40, 40960))
+
+
+def report(job_id=7, **fields):
+    return Report(job_id=job_id, run=0, phase="training", **fields)
+
+
+def snapshot(*jobs):
+    return Snapshot(time=1000.0, nodes=(), jobs=jobs)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+def test_it_survives_a_restart_and_serves_later_jobs_of_the_application(path):
+    book = Book(Ledger(path))
+    running = job({"n1": 4}, name="net")
+    assert book.profile(running) is None
+    book.take(report(application="gpt", profile=ROWS, profile_batch=8), running, 0.0)
+    book.take(report(application="gpt", step=9), running, 1.0)
+    assert book.profile(running) == Profile(ROWS, 8)
+    book.observe(snapshot(running))
+    book = Book(Ledger(path))
+    assert book.profile(running) == Profile(ROWS, 8)
+    for job_id, name, known in ((8, "net", Profile(ROWS, 8)), (9, "other", None)):
+        other = job({"n1": 4}, name=name, job_id=job_id)
+        book.take(report(job_id, application="gpt", global_batch=8), other, 2.0)
+        assert book.profile(other) == known
+    foreign = job({"n1": 4}, name="net", job_id=10, user="bob")
+    book.take(report(10, application="gpt", global_batch=8), foreign, 2.0)
+    assert book.profile(foreign) is None, "users share with themselves only"
+
+
+def test_the_newest_counts(path):
+    book = Book(Ledger(path))
+    running = job({"n1": 4})
+    for batch in (8, 16):
+        book.take(report(profile=ROWS[: batch // 8], profile_batch=batch), running, 0.0)
+        book.observe(snapshot(running))
+    assert Book(Ledger(path)).profile(running) == Profile(ROWS, 16)
+
+
+def test_names_without_end_fill_neither_memory_nor_ledger(path, monkeypatch):
+    monkeypatch.setattr(ledgers, "PROFILES", 5)
+    monkeypatch.setattr(profiles, "_STATED", 3)
+    ledger = Ledger(path)
+    book = Book(ledger)
+    running = job({"n1": 4})
+    for i in range(40):
+        book.take(report(application=f"a{i}", profile=ROWS), running, float(i))
+        assert len(book._profiles._known) <= 3
+        if i % 4 == 3:
+            book.observe(snapshot(running))
+    kept = [i for i in range(40) if ledger.profile("alice", "", f"a{i}")]
+    assert len(kept) == 5
+    assert kept[-1] == 39
+
+
+@pytest.mark.parametrize(
+    "body", [[], {}, {"rows": 5}, {"rows": []}, {"rows": [["a", -1, 0, 0, 0]]}, {"rows": [[1] * 5]}]
+)
+def test_what_cannot_be_read_back_is_nothing(path, body):
+    ledger = Ledger(path)
+    ledger.put_profile("alice", "", "", body)
+    assert Book(ledger).profile(job({"n1": 4})) is None
+
+
+def test_a_ledger_without_profiles_gets_room_for_them(path):
+    old = Ledger(path)
+    old.put_job("7@100", 7, {"held": True, "measurements": {}, "job_id": 7})
+    old._db.execute("DROP TABLE profiles")
+    old._db.execute("PRAGMA user_version = 2")
+    old.close()
+    ledger = Ledger(path)
+    ledger.put_profile("alice", "", "", Profile(ROWS).to_body())
+    assert Book(ledger).entry(job({"n1": 4})).held
+    assert Book(ledger).profile(job({"n1": 4})) == Profile(ROWS)
+    ledger.forget(4e9)
+    assert ledger.profile("alice", "", "") is None
