@@ -63,6 +63,14 @@ class Checkpoint:
     index: tensorfile.Index
     shapes: dict[str, list[int]] = field(default_factory=dict)
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Values that others than the tensors' owners gave, by name."""
+        kept = dict(self.meta.get("kept", {}))
+        if "freezing" in self.meta:  # where it was when there was nothing else to keep
+            kept.setdefault("freezing", self.meta["freezing"])
+        return kept
+
     def read(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
         """The tensors of these names, or all; whole, on the CPU."""
         return tensorfile.read(self.path, self.index, self.shapes, names)
@@ -188,11 +196,11 @@ class Checkpoints:
             _write_text(work / MANIFEST, json.dumps(manifest))
             _sync(work)
             self._commit(work, name)
-        except (CheckpointError, OSError, ValueError) as error:
+        except BaseException as error:
             shutil.rmtree(work, ignore_errors=True)
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(self._reason(error)) from error
+            if isinstance(error, OSError | ValueError):
+                raise CheckpointError(self._reason(error)) from error
+            raise
         self._forget(step)
         return Checkpoint(self.root / name, step, dict(meta), index, shapes)
 
@@ -226,6 +234,8 @@ class Checkpoints:
             size, checksum = path.stat().st_size, _checksum(path)
         except OSError as error:
             return failed(self._reason(error))
+        except Exception as error:  # noqa: BLE001 - rank 0 has to learn of it, and tells all
+            return failed(repr(error))
         return {"file": path.name, "size": size, "checksum": checksum, "where": where}
 
     def _expect(self, work: Path, rank: int, result: Mapping[str, Any]) -> None:
