@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_elastic.job.channel import MAX_REQUEST
 from slurm_elastic.report import Orders, Report, ReportError
 
 GOOD = {"job_id": 7, "run": 0, "phase": "training"}
@@ -48,12 +49,88 @@ def test_whatever_comes_is_a_report_or_one_line(fields, anything):
         ("grad_sqr", float("inf")),
         ("grad_var", float("nan")),
         ("application", "net\x1b[31m"),
+        ("layout", "4"),
+        ("layout", "2x0"),
+        ("layout", 4),
+        ("layers", -1),
+        ("frozen", 0.5),
+        ("certified", "3"),
+        ("penalty", 1.5),
+        ("certified_penalty", float("nan")),
+        ("data_s", -0.1),
+        ("forward_s", float("inf")),
+        ("backward_s", "1"),
+        ("sync_s", 1e9),
+        ("optimizer_s", True),
+        ("peak_memory_bytes", 0.5),
+        ("profile_batch", -8),
+        ("profile", {"a": 1}),
+        ("profile", [["a", 1, 1, 1]]),
+        ("profile", [["", 1, 1, 1, 1]]),
+        ("profile", [["a" * 101, 1, 1, 1, 1]]),
+        ("profile", [["a\x1b[2J", 1, 1, 1, 1]]),
+        ("profile", [["a", 1, 1, 1, 1], ["a", 1, 1, 1, 1]]),
+        ("profile", [["a", -1, 1, 1, 1]]),
+        ("profile", [["a", 1, float("nan"), 1, 1]]),
+        ("profile", [["a", 1, 1, float("inf"), 1]]),
+        ("profile", [["a", 1, 1, 1, 1e16]]),
+        ("profile", [["a", 1, 1, 1, True]]),
+        ("profile", [[f"{i}", 1, 1, 1, 1] for i in range(1001)]),
+        ("profile", [[f"{i:0100}", 1, 1, 1, 1] for i in range(900)]),
     ],
 )
 def test_lies_are_named(field, value):
     with pytest.raises(ReportError) as caught:
         Report.from_wire({**GOOD, field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("layout", "2-"), ("layout", 2), ("batch", -1), ("batch", 0.5), ("frozen", "all"),
+     ("directive", "x" * 257), ("directive", "1-2\n")],
+)  # fmt: skip
+def test_orders_that_cannot_be_are_named(field, value):
+    with pytest.raises(ReportError) as caught:
+        Orders.from_wire({field: value})
+    assert caught.value.field == field
+
+
+def test_older_senders_leave_everything_to_the_job():
+    orders = Orders.from_wire({"seq": 3, "action": "run", "report_every_s": 10.0, "reason": ""})
+    assert (orders.layout, orders.batch, orders.frozen, orders.directive) == ("", None, None, "")
+    report = Report.from_wire(GOOD)
+    assert (report.layout, report.frozen, report.profile) == ("", None, ())
+
+
+def test_a_profile_travels_in_six_digits_and_once():
+    rows = [["conv", 0.0123456789, 1 / 3, 4096.4, 10**15]]
+    report = Report.from_wire({**GOOD, "profile": rows, "profile_batch": 8})
+    assert report.profile == (("conv", 0.0123457, 0.333333, 4096, 10**15),)
+    assert Report.from_wire(json.loads(json.dumps(report.to_wire()))) == report
+    assert "profile" not in Report.from_wire(GOOD).to_wire()
+
+
+@given(st.text(max_size=100), st.floats(0, 1e6), st.floats(0, 1e15))
+@settings(max_examples=30)
+def test_the_largest_report_fits_into_a_request(text, seconds, size):
+    name = "".join(c for c in text if c.isprintable())[:90]
+    wide = "\U0001f600" * 200
+    rows = [[f"{name}{i}", seconds, seconds, size, size] for i in range(1000)]
+    while True:
+        try:
+            report = Report.from_wire(
+                {**GOOD, "profile": rows, "application": wide, "gpu_type": wide, "layout": "1x2"}
+            )
+        except ReportError as error:
+            if error.field != "profile":
+                raise
+            rows = rows[: len(rows) * 9 // 10]
+        else:
+            break
+    assert rows
+    message = {"v": 1, "op": "report", "report": report.to_wire()}
+    assert len(json.dumps(message, separators=(",", ":"))) + 4096 < MAX_REQUEST
 
 
 def test_newer_senders_are_understood():
