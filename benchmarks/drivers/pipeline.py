@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 MICRO_BATCHES = 12
 #: Minibatches that `pipedream` takes between two drains, per rank.
 _ROW = 12
-#: Numbers per sample that the first layer reads; of the model `linear`.
-_FEATURES, _WIDTH, _LINEAR_LAYERS = 8, 1024, 8
+#: Numbers per sample that the first layer reads.
+_FEATURES = 8
+#: Of the model `linear`: its layers, their width, samples of a micro-batch.
+_LINEAR_LAYERS, _WIDTH, _LINEAR_SAMPLES = 8, 1024, 32
 #: PyTorch's default bucket, of a model that is not shrunk.
 _DDP_BUCKET_MB = 25.0
 #: How long a rank waits for one that is gone.
@@ -76,8 +78,9 @@ class Bench:
         self.shrink, self.slow = args.shrink, args.slow
         self._model = args.model
         #: Samples of one GPU's minibatch, the planner's unit; of a step.
-        self.minibatch = MICRO_BATCHES // args.ranks
-        self.batch = MICRO_BATCHES
+        scale = _LINEAR_SAMPLES if args.model == "linear" else 1
+        self.minibatch = MICRO_BATCHES // args.ranks * scale
+        self.batch = MICRO_BATCHES * scale
 
     def run(self) -> dict[str, Any]:
         """Measure; all ranks return, rank 0's is complete."""
@@ -249,8 +252,8 @@ class Bench:
                 for s in plan.stages
             ],
         )
-        part, row = self.minibatch / MICRO_BATCHES, _ROW * self.ranks
-        micro = times.part(MICRO_BATCHES / self.batch / self.minibatch)
+        row = _ROW * self.ranks
+        micro = times.part(self.ranks / MICRO_BATCHES)
         return {
             "plan": [
                 {"replicas": s.replicas, "layers": len(s.layers), "compute_s": s.compute_s,
@@ -265,7 +268,7 @@ class Bench:
             "replayed_s": {
                 "gpipe": replay(layout, "gpipe", MICRO_BATCHES, micro),
                 "1f1b": replay(layout, "1f1b", MICRO_BATCHES, micro),
-                "pipedream": replay(layout, "pipedream", row, times) / row / part,
+                "pipedream": replay(layout, "pipedream", row, times) / _ROW,
             },
         }  # fmt: skip
 
