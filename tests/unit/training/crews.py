@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.checkpoint import Checkpoints
-from slurm_elastic.training.keeper import Keeper
+from slurm_elastic.training.keeper import Keeper, agree
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.state import State
 
@@ -147,11 +147,17 @@ class Crew:
         )
 
     def restore(self) -> list[Cursor | None]:
-        return together([k.restore for k in self.keepers])
+        return together([lambda k=k: take_up(k) for k in self.keepers])
 
     def step(self, seed: int) -> None:
         for held in self.states:
             step(held, seed)
+
+
+def take_up(keeper: Keeper) -> Cursor | None:
+    """Go on with the newest checkpoint."""
+    found = agree(keeper._checkpoints, keeper._world)
+    return found and keeper.restore(found)
 
 
 def together(what: Sequence[Callable[[], Any]]) -> list[Any]:
