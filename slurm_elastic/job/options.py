@@ -36,7 +36,8 @@ options:
   -h, --help          print this help
 
 exit code: that of the first rank that failed (128+n if signal n ended it),
-2 for wrong usage, 0 if all ranks succeeded.
+2 for wrong usage, 0 if all ranks succeeded. A program that uses the library and
+leaves with 83 is started again in place.
 
 environment:
   SLURM_ELASTIC_CONTROLLER   HOST:PORT of the controller, instead of the site's
