@@ -27,8 +27,10 @@ from slurm_elastic.training.replicas import Replicas
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.requests import say
 from slurm_elastic.training.sampler import Sampler
+from slurm_elastic.training.sharded import Sharded, unsupported
 from slurm_elastic.training.signals import Signals
-from slurm_elastic.training.staged import Staged, ties
+from slurm_elastic.training.staged import Staged
+from slurm_elastic.training.ties import ties
 from slurm_elastic.training.watch import Watch
 
 #: A module, or its layers in order.
@@ -58,6 +60,7 @@ def init(
     freeze: str | Freezing = "off",
     batch_rule: str = DEFAULT_RULE,
     schedule: str = "1f1b",
+    shard: bool = False,
 ) -> Job:
     """Make a job out of the usual parts, and restore it if there is a checkpoint.
 
@@ -91,6 +94,8 @@ def init(
             "sqrt", "adascale", "linear" or "constant" (docs/training.md).
         schedule: of stages: "1f1b", "gpipe", or "pipedream", which computes something else: an
             update for every micro-batch, with weight stashing (docs/pipeline_runtime.md).
+        shard: where there are no stages, each rank keeps a part of every parameter, of its
+            gradient and optimizer state (FSDP2), if this torch can; else it keeps them whole.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
@@ -98,10 +103,7 @@ def init(
     """
     asked = directive()
     freezing, remark = wanted(freeze)
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule is {schedule!r}; write one of {', '.join(SCHEDULES)}")
-    if schedule == "pipedream" and clip_norm is not None:
-        raise ValueError("schedule pipedream has no gradient of the whole model to clip")
+    _check(schedule, clip_norm)
     sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
     signals = Signals()
     signals.install()
@@ -129,8 +131,12 @@ def init(
         measured=known,
         share=-(-global_batch // world.size),
     )
-    choice = arrangement.choice
-    staged = choice.staged or (schedule == "pipedream" and bool(layers))
+    staged = arrangement.choice.staged or (schedule == "pipedream" and bool(layers))
+    sharded = shard and not staged and world.size > 1
+    if sharded and (why := unsupported()):
+        sharded = False
+        if world.rank == 0:
+            say(f"{why}; every rank keeps the whole model")
     if not staged:
         whole.to(world.device)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -140,21 +146,20 @@ def init(
     states.check(states.State(model=whole, optimizer=optimizer))
     shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
     tied = ties(whole)
+    profiler = LayerProfiler(layers_of(whole), device=world.device, known=known)
     watch = Watch(
         timer=reporter.timer,
         noise=reporter.noise,
         parameters=[p for p in whole.parameters() if p.requires_grad],
         world=world,
-        profiler=None
-        if staged
-        else LayerProfiler(layers_of(whole), device=world.device, known=known),
+        profiler=None if staged or sharded else profiler,
     )
     mode: Mode
     if staged:
         mode = Staged(
             layers,
-            choice.lengths or (len(layers),),
-            choice.layout,
+            arrangement.choice.lengths or (len(layers),),
+            arrangement.choice.layout,
             loss_fn,
             schedule=schedule,
             ties=tied,
@@ -164,6 +169,13 @@ def init(
             known=known,
         )
         _prune(optimizer, mode.model)
+    elif sharded:
+        world.join()
+        if found is None:
+            world.broadcast(whole.state_dict().values())
+        mode = Sharded(
+            whole, optimizer, loss_fn, micro_batch=micro_batch, world=world, signals=signals
+        )
     else:
         mode = Replicas(
             whole, loss_fn, micro_batch=micro_batch, world=world, signals=signals, watch=watch
@@ -198,7 +210,7 @@ def init(
         global_batch,
         limits=limits(global_batch, asked),
         rule=batch_rule,
-        replicas=len(choice.layout.stages[0]),
+        replicas=len(arrangement.choice.layout.stages[0]),
         noise=reporter.noise.fields,
         leads=world.rank == 0,
         say=say,
@@ -224,9 +236,24 @@ def init(
     )
 
 
+def _check(schedule: str, clip_norm: float | None) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {schedule!r}; write one of {', '.join(SCHEDULES)}")
+    if schedule == "pipedream" and clip_norm is not None:
+        raise ValueError("schedule pipedream has no gradient of the whole model to clip")
+
+
 def _whole(model: Model) -> tuple[torch.nn.Module, list[tuple[str, torch.nn.Module]]]:
     """The model, and its layers in order if it can be cut into stages."""
     if not isinstance(model, torch.nn.Module):
+        names = [name for name, _ in model]
+        wrong = [n for n in names if not n or "." in n or names.count(n) > 1]
+        if wrong or not names:
+            raise ValueError(
+                f"layer {wrong[0]!r}: a layer's name has no dot, and no two have the same"
+                if wrong
+                else "the model is an empty list; give (name, module) pairs"
+            )
         model = torch.nn.Sequential(OrderedDict(model))
     if type(model) is not torch.nn.Sequential:
         return model, []

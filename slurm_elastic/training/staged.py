@@ -196,14 +196,6 @@ class Staged:
         return self._loss_fn(output, targets[0]).mean()
 
 
-def ties(model: torch.nn.Module) -> list[tuple[str, ...]]:
-    """Sets of names of one parameter, as a tied embedding and head have; the first is its own."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [tuple(found) for found in names.values() if len(found) > 1]
-
-
 def _empty(modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module) -> None:
     """Free the memory of what this rank does not hold."""
     kept = {id(t) for t in (*keep.parameters(), *keep.buffers())}

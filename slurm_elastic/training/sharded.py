@@ -1,0 +1,152 @@
+"""Data parallel with the model in parts: each rank keeps a part of every parameter (FSDP2).
+
+`torch.distributed.fsdp.fully_shard` cuts parameters, gradients and optimizer state
+along their first dimension. A layer is put together for its passes and dropped
+afterwards. What is computed is what replicas compute, in the memory of one over the
+number of ranks. Gradients are summed and divided by the true number of samples.
+
+All ranks take part in every pass of every layer, so each has the same number of
+micro-batches in a step: where a share has fewer, one sample goes through for nothing,
+with weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.layer_profile import Measured, layers_of
+from slurm_elastic.training.loader import Batch
+from slurm_elastic.training.mode import Asks, LossFunction, moved
+from slurm_elastic.training.parallel import World
+from slurm_elastic.training.sampler import Even, Piece, Split
+from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.ties import ties
+
+#: Debian's 2.6 fails on CPU in `fully_shard` itself; 2.13 works.
+_BROKEN = (2, 6)
+
+
+def unsupported() -> str:
+    """Why this torch cannot do it, or ""."""
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    return f"shard=True: torch {torch.__version__} is too old" if release <= _BROKEN else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padded:
+    """As `Even`, but the same number of pieces on all ranks."""
+
+    rank: int
+    world: int
+    micro: int | None = None
+
+    def pieces(self, count: int) -> list[Piece]:
+        """See `Split`."""
+        all_of_them = [
+            Even(rank=rank, world=self.world, micro=self.micro).pieces(count)
+            for rank in range(self.world)
+        ]
+        mine = all_of_them[self.rank]
+        missing = max(map(len, all_of_them)) - len(mine)
+        return mine + [Piece(len(mine) + i, range(1), counts=False) for i in range(missing)]
+
+
+class Sharded:
+    """See `Mode`. Making it is collective; the model's parameters are replaced.
+
+    Args:
+        model: whole, the same on all ranks.
+        optimizer: of its parameters; it is given the parts.
+        loss_fn: of (output, targets).
+        micro_batch: most samples through the model at once.
+        world: this rank and the others, who have met.
+        signals: tell a broken connection from the end of the job.
+    """
+
+    updates_itself = False
+    #: Layers are put together between a pass and the next; what they cost is not told apart.
+    measured: Measured | None = None
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: LossFunction,
+        *,
+        micro_batch: int | None,
+        world: World,
+        signals: Signals,
+    ) -> None:
+        self.layout = f"{world.size}x1"
+        self.split: Split = Padded(rank=world.rank, world=world.size, micro=micro_batch)
+        self.writers = tuple(range(world.size))
+        self._loss_fn, self._world, self._signals = loss_fn, world, signals
+        self.model: Any = _cut(model, optimizer, world)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """See `Mode`."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+
+    def join(self, *, fresh: bool) -> None:
+        """See `Mode`."""
+
+    def step(self, batch: Batch, asks: Asks, update: Callable[[], None]) -> tuple[float, Asks]:
+        """See `Mode`."""
+        del update
+        share = batch.share
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        total = torch.zeros((), device=self._world.device)
+        with self._signals.together():
+            for piece, part in zip(share.pieces, batch.parts, strict=True):
+                self.model.set_requires_gradient_sync(piece is share.pieces[-1])
+                inputs, targets = moved(part, self._world.device)
+                loss = self._loss_fn(self.model(inputs), targets)
+                summed = loss.sum() if loss.dim() else loss * len(piece.span)
+                (summed if piece.counts else summed * 0.0).backward()
+                if piece.counts:
+                    total += summed.detach()
+            sums = torch.stack([total, *total.new_tensor(asks).unbind()])
+            torch.distributed.all_reduce(sums)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                # FSDP2 has taken the mean over the ranks, who may have unequal shares.
+                parameter.grad.to_local().mul_(self._world.size / share.count)
+        found = sums.tolist()
+        return found[0] / share.count, Asks(*found[1:])
+
+    def clip(self, most: float) -> None:
+        """See `Mode`."""
+        with self._signals.together():
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
+
+    def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
+        """See `Mode`."""
+        with self._signals.together():
+            self._world.broadcast(changed)
+
+    def close(self) -> None:
+        """See `Mode`."""
+
+
+def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World) -> Any:
+    """Shard each layer, then what is left; the optimizer follows."""
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
+
+    names = {id(p): name for name, p in model.named_parameters()}
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    # Layers with a parameter in common have to be put together at once.
+    layers = [] if ties(model) else [module for _, module in layers_of(model)]
+    for module in [*layers, model]:
+        if any(True for _ in module.parameters()):
+            fully_shard(module, mesh=mesh)
+    parts = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [parts[names[id(p)]] for p in group["params"]]
+    return model
