@@ -27,10 +27,12 @@ from slurm_elastic.training.batch_size import BatchSize
 from slurm_elastic.training.checkpoint import Checkpoint
 from slurm_elastic.training.freezing import Freezer, Freezing
 from slurm_elastic.training.keeper import Keeper
+from slurm_elastic.training.layer_profile import Measured
 from slurm_elastic.training.loader import Batch, Loader
 from slurm_elastic.training.measure import process_age
 from slurm_elastic.training.mode import Asks, Mode
 from slurm_elastic.training.parallel import World
+from slurm_elastic.training.replicas import Replicas
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.requests import Requests, say
 from slurm_elastic.training.sampler import Cursor, Sampler
@@ -93,6 +95,7 @@ class Job:
         )
         self._agreed = Asks()
         self._running = False
+        self._profiled: Measured | None = None
         begun = time.monotonic()
         cursor = keeper.restore(found) if found else None
         self._restore_s = None if cursor is None else time.monotonic() - begun
@@ -208,7 +211,7 @@ class Job:
     def _asks(self, count: int) -> Asks:
         """Of this rank; rank 0 speaks for the controller, too."""
         orders = self._reporter.orders()
-        self._size.ordered = orders.batch
+        self._size.hear(orders.batch, orders.directive)
         if self._freezer:
             self._freezer.ordered = orders.frozen
         asks = self._requests.heard(again=self._arrangement.better(self._mode.measured))
@@ -243,7 +246,7 @@ class Job:
             epochs=sampler.epochs,
             global_batch=sampler.global_batch,
             leads=self.rank == 0,
-            watches=self.model is whole,
+            watches=isinstance(self._mode, Replicas),
             say=say,
         )
         freezer.restore(self._keeper.restored.get("freezing"))
@@ -272,4 +275,9 @@ class Job:
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from
             )
+        measured = self._mode.measured
+        if measured is not None and measured is not self._profiled:
+            self._profiled = measured
+            if complaint := self._reporter.profile(measured):
+                say(complaint)
         self._requests.obey(self._cursor, self._agreed)

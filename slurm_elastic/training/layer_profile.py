@@ -37,8 +37,8 @@ from slurm_elastic.layers import Layer, LayerProfile, chain
 from slurm_elastic.models.pipeline_profile import as_json
 from slurm_elastic.training.measure import Stamp, between, stamp
 
-#: Steps before the first that is measured: they allocate, and `measure` looks into some itself.
-SKIPPED = 10
+#: Steps before the first that is measured: they allocate.
+SKIPPED = 3
 #: Steps that are measured.
 STEPS = 10
 #: A walk back through the graph, from a layer's input to the former's output, ends here.

@@ -95,6 +95,9 @@ class Reporter:
         Returns:
             Why it cannot be told, or "".
         """
+        self._profile = {}
+        if not self._link.connected:
+            return ""
         try:
             rows = profile_rows(measured.rows())
         except ReportError as error:

@@ -8,7 +8,11 @@ import pytest
 import torch
 from worlds import Esrun, Worlds
 
+from slurm_elastic.layers import Layer
+from slurm_elastic.report import Report
 from slurm_elastic.training import noise as noises
+from slurm_elastic.training.checkpoint import Checkpoints
+from slurm_elastic.training.layer_profile import Measured
 from slurm_elastic.training.measure import (
     CLOSELY,
     EVERY,
@@ -269,7 +273,44 @@ def test_reports_tell_it(worlds: Worlds, esrun: Esrun, size: int, micro_batch: i
     last = [r for r in esrun.reports if r["phase"] == "training"][-1]
     assert measured
     assert all(0 < r["micro_step_s"] <= r["step_time_s"] for r in measured)
+    for name in ("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s"):
+        assert all(0 <= r[name] <= r["step_time_s"] * 10 for r in measured), name
+    assert all(r["peak_memory_bytes"] > 2**20 for r in measured)
+    assert all(Report.from_wire({"job_id": 1, "run": 0} | r) for r in esrun.reports)
     assert last["initial_batch"] == last["global_batch"] == 12
     assert last["micro_batch"] * size * (last["accumulation"] + 1) == 12
     if size > 1:  # one rank sees fewer pairs than it wants in so short a run
         assert last["grad_var"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_layers_are_told_and_kept(worlds: Worlds, esrun: Esrun, size: int) -> None:
+    worlds.run(size, esrun=esrun, step_s=0.01)
+    told = [r for r in esrun.reports if "profile" in r]
+    assert len(told) == 1
+    assert told[0]["profile_batch"] == 12 // size
+    rows = {row[0]: row for row in told[0]["profile"]}
+    assert list(rows) == ["front", "act", "drop", "back"]
+    assert rows["front"][3:] == [12 // size * 16 * 4, 7 * 16 * 4]
+    kept = Checkpoints(worlds.out / "ckpt", keep=1, say=lambda _: None).newest()
+    assert kept is not None
+    measured = Measured.restored(kept.kept["profile"])
+    assert measured is not None
+    assert [layer.name for layer in measured.layers] == list(rows)
+    assert "the layer profile" not in worlds.log()
+
+
+def test_a_profile_too_large_to_tell_is_left_out(esrun: Esrun, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(esrun.path))
+    reporter = Reporter(rank=0, world=1, global_batch=8)
+    reporter.orders(wait_s=60.0)  # which say to report every step
+    many = Measured(4, tuple(Layer(f"layer{n}", 1.0, 1.0, 1, 1) for n in range(1001)))
+    assert "at most 1000 layers" in reporter.profile(many)
+    reporter.timer.end()
+    reporter.training(step=1, progress=0.5, checkpoint={})
+    assert reporter.profile(Measured(4, many.layers[:2])) == ""
+    reporter.training(step=2, progress=0.5, checkpoint={})
+    reporter.training(step=3, progress=0.5, checkpoint={})
+    reporter.ended(step=3, progress=1.0, code=0, checkpoint={})
+    esrun.wait_for("ended")
+    assert [r["step"] for r in esrun.reports if "profile" in r] == [2]

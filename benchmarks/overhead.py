@@ -1,0 +1,292 @@
+"""What the training library costs, compared with the same loop in plain DistributedDataParallel.
+
+    python -m benchmarks.overhead [--models cnn,mlp,mlp-accumulating] [--rounds 10] [--json]
+
+Two ranks of this machine, gloo, one process group, started by `esrun --local 2` so that reports
+are sent. Arms take turns of a few steps, in an order drawn anew for every turn, so that a busy
+machine slows all of them alike:
+
+    ddp        DistributedDataParallel, DataLoader with DistributedSampler, the usual five lines
+    library    `slurm_elastic.training`, everything as by default
+    unmeasured the same without looking into steps
+    freezing   the library, and layers watched for convergence (none freezes)
+
+A round is so many steps of each arm that one of them is looked into, as in a long training; the
+layer profile, of ten steps once per start, and checkpoints are not in it. Ratios are sums
+over all rounds, CPU seconds of both ranks and wall seconds of rank 0; in brackets the 95 %
+interval of a bootstrap over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RANKS = 2
+ARMS = ("ddp", "library", "unmeasured", "freezing")
+#: What is compared: name, arm, with which.
+RATIOS = (
+    ("library / ddp", "library", "ddp"),
+    ("unmeasured / ddp", "unmeasured", "ddp"),
+    ("measuring: library / unmeasured", "library", "unmeasured"),
+    ("watching: freezing / library", "freezing", "library"),
+)
+_RESAMPLES = 10_000
+#: Steps of each arm before the first round: imports, allocations, the layer profile.
+_WARM_UP = 25
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
+    parser.add_argument("--models", default=",".join(MODELS), help="some of " + ", ".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--turn", type=int, default=5, help="steps of an arm before the next one")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    models = args.models.split(",")
+    for name in models:
+        if name not in MODELS:
+            parser.error(f"model {name} is unknown; known: {', '.join(MODELS)}")
+    if args.rank:
+        _rank(args.rank, MODELS[models[0]](), rounds=args.rounds, turn=args.turn)
+        return
+    found = {name: measure(name, rounds=args.rounds, turn=args.turn) for name in models}
+    if args.json:
+        print(json.dumps(found))
+    else:
+        for name, one in found.items():
+            _show(name, one)
+
+
+def measure(model: str, *, rounds: int, turn: int) -> dict[str, Any]:
+    """One model: step times by arm, and ratios with their intervals."""
+    with tempfile.TemporaryDirectory() as out:
+        # fmt: off
+        command = [
+            sys.executable, str(ROOT / "wrappers" / "esrun"), "--local", str(RANKS),
+            sys.executable, "-m", "benchmarks.overhead", "--rank", out, "--models", model,
+            "--rounds", str(rounds), "--turn", str(turn),
+        ]
+        # fmt: on
+        # A job that this runs in is another matter.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "RANK"))}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"a rank failed:\n{done.stdout}{done.stderr}")
+        ranks = [
+            json.loads((Path(out) / f"rank{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(RANKS)
+        ]
+    cpu = {
+        arm: [sum(pair) for pair in zip(*(r[arm]["cpu_s"] for r in ranks), strict=True)]
+        for arm in ARMS
+    }
+    wall = {arm: list(ranks[0][arm]["wall_s"]) for arm in ARMS}
+    steps = ranks[0]["steps"]
+    return {
+        "rounds": rounds,
+        "steps": steps,
+        "step": {
+            arm: {
+                "wall_s": sum(wall[arm]) / (rounds * steps),
+                "cpu_s": sum(cpu[arm]) / (rounds * steps * RANKS),
+            }
+            for arm in ARMS
+        },
+        "ratios": {
+            name: {"cpu": ratio(cpu[one], cpu[other]), "wall": ratio(wall[one], wall[other])}
+            for name, one, other in RATIOS
+        },
+    }  # fmt: skip
+
+
+def ratio(ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of the sums; and the 95 % interval of a bootstrap over pairs.
+
+    >>> [round(x, 3) for x in ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])]
+    [2.0, 2.0, 2.0]
+    """
+    draw = random.Random(0)
+    pairs = list(zip(ones, others, strict=True))
+    found = []
+    for _ in range(_RESAMPLES):
+        sample = draw.choices(pairs, k=len(pairs))
+        found.append(sum(a for a, _ in sample) / sum(b for _, b in sample))
+    found.sort()
+    cut = _RESAMPLES // 40
+    return [sum(ones) / sum(others), found[cut], found[-cut - 1]]
+
+
+def _cnn() -> dict[str, Any]:
+    """Four convolutions, 64 images a step; few parameters."""
+    import torch  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
+    layers: list[Any] = []
+    channels = 3
+    for width, stride in ((32, 1), (64, 2), (64, 1), (128, 2)):
+        conv = nn.Conv2d(channels, width, 3, stride=stride, padding=1)
+        layers += [conv, nn.GroupNorm(8, width), nn.ReLU()]
+        channels = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
+    inputs, targets = torch.randn(1024, 3, 32, 32), torch.randint(10, (1024,))
+    return {"model": nn.Sequential(*layers), "data": (inputs, targets), "batch": 64, "micro": None}
+
+
+def _mlp(micro: int | None = None) -> dict[str, Any]:
+    """3.2 million parameters, 256 samples a step."""
+    import torch  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
+    layers: list[Any] = []
+    for _ in range(3):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    inputs, targets = torch.randn(2048, 1024), torch.randint(10, (2048,))
+    model = nn.Sequential(*layers, nn.Linear(1024, 10))
+    return {"model": model, "data": (inputs, targets), "batch": 256, "micro": micro}
+
+
+MODELS: dict[str, Callable[[], dict[str, Any]]] = {
+    "cnn": _cnn,
+    "mlp": _mlp,
+    "mlp-accumulating": lambda: _mlp(micro=32),
+}
+
+
+def _plain(case: dict[str, Any], rank: int) -> Iterator[None]:
+    """The usual loop, a step at a time, for ever."""
+    import torch  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: PLC0415
+
+    model = DistributedDataParallel(case["model"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loss_fn = torch.nn.CrossEntropyLoss()
+    dataset = TensorDataset(*case["data"])
+    share = case["batch"] // RANKS
+    micro = case["micro"] or share
+    sampler: Any = DistributedSampler(dataset, num_replicas=RANKS, rank=rank)
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        epoch += 1
+        loader = iter(DataLoader(dataset, batch_size=micro, sampler=sampler))
+        for _ in range(len(dataset) // case["batch"]):
+            optimizer.zero_grad()
+            total = torch.zeros(())
+            for piece in range(share // micro):
+                inputs, targets = next(loader)
+                if piece < share // micro - 1:
+                    with model.no_sync():
+                        loss = loss_fn(model(inputs), targets) / (share // micro)
+                        loss.backward()
+                else:
+                    loss = loss_fn(model(inputs), targets) / (share // micro)
+                    loss.backward()
+                total += loss.detach()
+            optimizer.step()
+            total.item()
+            yield
+
+
+def _ours(job: Any) -> Iterator[None]:
+    """The library's loop, a step at a time."""
+    for batch in job:
+        job.step(batch)
+        yield
+
+
+def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
+    """One of the ranks; writes its times to rankN.json."""
+    from slurm_elastic.training import Freezing, init  # noqa: PLC0415, I001 - before torch
+    from slurm_elastic.training.measure import SELDOM, SOON, WARM_UP  # noqa: PLC0415
+
+    import copy  # noqa: PLC0415
+
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = init(
+        copy.deepcopy(case["model"]),
+        torch.nn.CrossEntropyLoss(),
+        lambda p: torch.optim.AdamW(p, lr=1e-4),
+        torch.utils.data.TensorDataset(*case["data"]),
+        global_batch=case["batch"],
+        micro_batch=case["micro"],
+        epochs=1_000_000,
+        checkpoint_dir=out / "ckpt",
+        checkpoint_every_s=1e9,
+        # Watched from the first step on, and never certified.
+        freeze=Freezing(begin=1.0, settled=1e9),
+    )
+    loops = {"ddp": _plain(case, job.rank), "library": _ours(job)}
+    timer, freezer = job._reporter.timer, job._freezer  # noqa: SLF001 - what is switched
+    # The run's first save would otherwise come 15 seconds after the first step.
+    job._keeper.hurry()  # noqa: SLF001
+    looks_at = dict.fromkeys(ARMS, WARM_UP + SOON + 1)
+
+    def take(arm: str, steps: int) -> tuple[float, float]:
+        """(wall, CPU) seconds of so many steps."""
+        timer.on = arm in ("library", "freezing")
+        timer._seen = looks_at[arm]  # noqa: SLF001
+        job._freezer = freezer if arm == "freezing" else None  # noqa: SLF001
+        loop = loops.get(arm, loops["library"])
+        torch.distributed.barrier()
+        begun = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            next(loop)
+        taken = time.perf_counter() - begun[0], time.process_time() - begun[1]
+        looks_at[arm] = timer._seen  # noqa: SLF001
+        return taken
+
+    for arm in ARMS:
+        take(arm, _WARM_UP)
+        looks_at[arm] = WARM_UP + SOON + 1
+    draw = random.Random(7)
+    found: dict[str, Any] = {arm: {"wall_s": [], "cpu_s": []} for arm in ARMS}
+    for _ in range(rounds):
+        sums = {arm: [0.0, 0.0] for arm in ARMS}
+        for first in range(0, SELDOM, turn):
+            for arm in draw.sample(ARMS, k=len(ARMS)):
+                for i, value in enumerate(take(arm, min(turn, SELDOM - first))):
+                    sums[arm][i] += value
+        for arm, (wall, cpu) in sums.items():
+            found[arm]["wall_s"].append(wall)
+            found[arm]["cpu_s"].append(cpu)
+    found["steps"] = SELDOM
+    (out / f"rank{job.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.barrier()
+    job.finish()
+
+
+def _show(name: str, found: dict[str, Any]) -> None:
+    print(f"{name}: {found['rounds']} rounds of {found['steps']} steps of each arm")
+    for arm, step in found["step"].items():
+        print(f"  {arm:<11} step {step['wall_s'] * 1e3:6.1f} ms, CPU {step['cpu_s'] * 1e3:6.1f} ms")
+    for label, one in found["ratios"].items():
+        cpu, wall = (f"{r[0]:.3f} ({r[1]:.3f} to {r[2]:.3f})" for r in (one["cpu"], one["wall"]))
+        print(f"  {label:<32} CPU {cpu}, step {wall}")
+
+
+if __name__ == "__main__":
+    main()
