@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -47,7 +46,8 @@ def run(program: Sequence[str], ranks: int) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks as well
-    for attempt in itertools.count():
+    attempt = 0
+    while True:
         port = free_port(master_port(os.getpid(), 0, attempt))
         try:
             for rank in range(ranks):
@@ -59,7 +59,7 @@ def run(program: Sequence[str], ranks: int) -> int:
         if ended or not again.wanted(code):
             return code
         children.clear()
-    raise AssertionError
+        attempt += 1
 
 
 def _listener() -> socket.socket:

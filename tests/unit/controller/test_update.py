@@ -15,7 +15,7 @@ from slurm_elastic.controller.desk import Desk
 from slurm_elastic.controller.ledger import Ledger
 from slurm_elastic.controller.update import Wishes, updated
 from slurm_elastic.policies import base
-from slurm_elastic.report import Report
+from slurm_elastic.report import Orders, Report
 
 
 class Site:
@@ -55,7 +55,7 @@ def site(tmp_path):
 
 def test_a_layout_is_kept_and_told(site, tmp_path):
     before = site.orders()
-    assert (before.layout, before.directive) == ("", "")
+    assert before == Orders(), "who orders nothing changes nothing"
     assert site.update(layout="2x2") == (True, "layout 2x2")
     told = site.orders()
     assert told.layout == "2x2"
