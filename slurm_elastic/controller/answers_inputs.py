@@ -97,8 +97,15 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Particulars:
-    """What `show` says of one job beside the view: its orders, and what its layers cost."""
+    """What `show` says of one job beside the view.
 
+    Attributes:
+        layout: that a person has ordered; "": none.
+        orders: of its present attempt.
+        profile: what its layers cost.
+    """
+
+    layout: str = ""
     orders: Orders = field(default_factory=Orders)
     profile: Profile | None = None
 

@@ -58,7 +58,7 @@ def show(
         "checkpoint_step": report.checkpoint_step if report else None,
         "measurements": [dataclasses.asdict(m) for m in record.measurements],
         "history": [change(rows, h) for h in history if h.get("job_id") == job_id],
-        "ordered_layout": more.orders.layout,
+        "ordered_layout": more.layout,
         "ordered_batch": more.orders.batch,
         "ordered_frozen": more.orders.frozen,
         "running": _running(job, report),

@@ -24,6 +24,7 @@ from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.controller.tuning import Tuner
 from slurm_elastic.directive import Directive
+from slurm_elastic.layout import LayoutText
 from slurm_elastic.plan import Action, Decision, JobRecord, Plan
 from slurm_elastic.policies.base import Policy
 from slurm_elastic.report import Orders, Report
@@ -362,9 +363,18 @@ class Controller:
         return self.engine.orders(job_id, run)
 
     def stand(self, job: Job) -> None:
-        """Tell a job what people have ordered of it, if that is news."""
-        entry = self.book.entry(job)
-        self.engine.tell(job.job_id, run=0, layout=entry.layout, directive=entry.override)
+        """Tell a job what people have ordered of it, if that is news.
+
+        What asks for other GPUs than it holds is told to the attempt that will have them: the
+        present one would only start again on its way there.
+        """
+        entry, held, directive = self.book.entry(job), job.allocation, self._directive(job)
+        waits = stays = False
+        if held and held.gpus:
+            waits = entry.layout != "" and LayoutText.parse(entry.layout).world != held.gpus
+            stays = directive is not None and not directive.allows(held.gpus, held.gpu_type)
+        self.engine.tell(job.job_id, run=job.run + waits, layout=entry.layout)
+        self.engine.tell(job.job_id, run=job.run + stays, directive=entry.override)
 
     def job(self, job_id: int) -> Job | None:
         """A job as last read. One that is not known yet makes the next look come at once."""

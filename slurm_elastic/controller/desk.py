@@ -138,8 +138,12 @@ class Desk:
         job = self._controller.job(ids[0]) if len(ids) == 1 else None
         if job is None or job.submission is None:
             return None
-        orders = self._controller.orders(job.job_id, job.run)
-        return Particulars(orders=orders, profile=self._controller.book.profile(job))
+        book = self._controller.book
+        return Particulars(
+            layout=book.entry(job).layout,
+            orders=self._controller.orders(job.job_id, job.run),
+            profile=book.profile(job),
+        )
 
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
         ids = args.get("job_ids") or (None,)

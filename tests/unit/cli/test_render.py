@@ -143,7 +143,7 @@ def test_show_says_how_a_job_runs():
     )  # fmt: skip
     view = replace(scene.VIEW, reports={4711: report})
     more = Particulars(
-        orders=Orders(layout="2x4", batch=512), profile=Profile((("a", 1, 1, 1, 1),), 8)
+        layout="2x4", orders=Orders(batch=512), profile=Profile((("a", 1, 1, 1, 1),), 8)
     )
     answer = answers.answer("show", view, Viewer(), {"job_ids": (4711,)}, particulars=more)
     assert answer["profile"] is None

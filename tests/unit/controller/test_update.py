@@ -79,8 +79,14 @@ def test_a_dry_run_changes_nothing(site):
 
 
 def test_a_layout_of_another_size_waits(site):
+    site.update(layout="2x2")
+    before = site.orders()
     assert site.update(layout="1x2") == (True, "layout 1x2 as soon as it has 2 GPUs")
-    site.see(job(directive="1-8,parallel=hybrid"))  # pending
+    assert site.orders() == before, "nothing for the attempt that has 4 of them"
+    site.see(job({"n1": 2}, directive="1-8,parallel=hybrid", run=1))
+    assert site.orders(1).layout == "1x2"
+    assert site.orders(1).seq > before.seq
+    site.see(job(directive="1-8,parallel=hybrid", run=2))  # pending
     assert site.update(layout="2-2")[1] == "layout 2x2 as soon as it has 4 GPUs"
 
 
@@ -90,8 +96,13 @@ def test_size_mode_and_layout_in_one_command(site):
     done, text = site.update(elastic="2,parallel=hybrid", layout="1x2")
     assert done
     assert text == "--elastic=2,parallel=hybrid; layout 1x2 as soon as it has 2 GPUs"
-    orders = site.orders()
+    assert site.orders() == Orders(), "this attempt is about to lose its GPUs"
+    orders = site.orders(1)
     assert (orders.layout, orders.directive) == ("1x2", "2,parallel=hybrid")
+    site.see(job({"n1": 2}, directive="1-8", run=1))
+    assert site.orders(1) == orders
+    site.update(elastic="1-4,parallel=hybrid")
+    assert site.orders(1).directive == "1-4,parallel=hybrid", "allows what it holds"
 
 
 @pytest.mark.parametrize(
