@@ -36,8 +36,9 @@ class Again:
         if code != AGAIN or not self._server.met:
             return False
         self._server.settle(_SETTLE_S)  # the last words may say how far it came
-        step = self._desk.report().step
-        known = -1 if step is None else step
+        report = self._desk.report()
+        told = (report.step, report.checkpoint_step, report.resumed_from)
+        known = max((step for step in told if step is not None), default=-1)
         self._vain = 1 if known > self._step else self._vain + 1
         self._step = max(self._step, known)
         if self._vain >= _MOST:
@@ -46,7 +47,6 @@ class Again:
                 " come a step further: giving up"
             )
             return False
-        layout = self._desk.orders().layout
-        say("the program asks to be started again" + (f", as {layout}" if layout else ""))
+        say("the program asks to be started again")
         self._desk.begin_attempt()
         return True

@@ -67,6 +67,8 @@ class _Background(threading.Thread):
             self.error = error
         except Exception as error:  # noqa: BLE001 - it would be lost with the thread
             self.error = CheckpointError(repr(error))
+        # The copy is as large as the state itself.
+        self.save = replace(self.save, pieces=[])
 
 
 class Keeper:
@@ -187,8 +189,8 @@ class Keeper:
         begun = time.monotonic()
         try:
             save = self._collect(cursor)
-            if self._background and self.proven and not wait:
-                copy = replace(save, pieces=tensorfile.copied(save.pieces))
+            copy = self._copy(save) if self._background and self.proven and not wait else None
+            if copy is not None:
                 self._saving = _Background(copy, self._write)
                 self._saving.start()
             else:
@@ -245,6 +247,17 @@ class Keeper:
         except Exception as error:
             self._crew.fail(str(error) or repr(error))
             raise
+
+    def _copy(self, save: _Save) -> _Save | None:
+        """What no step changes any more; None: there is no memory for it."""
+        try:
+            return replace(save, pieces=tensorfile.copied(save.pieces))
+        except RuntimeError as error:
+            self._say(
+                f"training waits for the save of step {save.step}, as its copy fails"
+                f" ({str(error).splitlines()[0]})"
+            )
+            return None
 
     def _write(self, save: _Save) -> bool:
         """Write with the others; True if the run is to be proven by that."""

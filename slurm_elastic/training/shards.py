@@ -66,8 +66,9 @@ def same_part(full: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
 
 def is_cut(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    # While another thread is still importing the module there can be none.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def _bounds(tensor: Any) -> list[tuple[int, int]]:

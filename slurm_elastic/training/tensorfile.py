@@ -75,7 +75,11 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> list[Piece]:
 
 
 def copied(found: Iterable[Piece]) -> list[Piece]:
-    """The pieces as they are now, on the CPU, whatever happens to the live ones."""
+    """The pieces as they are now, on the CPU, whatever happens to the live ones.
+
+    Raises:
+        RuntimeError: torch's, where there is no memory for them.
+    """
     copies = []
     on_device = False
     for piece in found:

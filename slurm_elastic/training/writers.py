@@ -89,12 +89,14 @@ class Crew:
 
     def fail(self, reason: str) -> None:
         """This save will not be: whoever waits for a word of this rank learns why."""
-        if self.rank:
-            for what in ("plan", "result", "proof"):
-                self.send(what, {_FAILED: reason})
-        else:
-            for what in ("share", "outcome", "proven"):
-                self.scatter(what, {_FAILED: reason})
+        # Who cannot be told finds out by waiting.
+        with contextlib.suppress(CheckpointError):
+            if self.rank:
+                for what in ("plan", "result", "proof"):
+                    self.send(what, failed(reason))
+            else:
+                for what in ("share", "outcome", "proven"):
+                    self.scatter(what, failed(reason))
 
     def receive(self, what: str) -> dict[str, Any]:
         """From rank 0.
@@ -120,7 +122,7 @@ class Crew:
         for rank in self._others:
             value = self._take(what, rank, end)
             values[rank] = (
-                {_FAILED: f"no answer within {self._patience_s:.0f} s"} if value is None else value
+                failed(f"no answer within {self._patience_s:.0f} s") if value is None else value
             )
         for rank, value in values.items():
             if isinstance(value, dict) and _FAILED in value:

@@ -145,6 +145,22 @@ def test_the_first_save_is_waited_for(tmp_path: Path, gate: Gate) -> None:
     assert keeper.proven
 
 
+def test_without_memory_for_a_copy_training_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = proven(tmp_path)
+
+    def full(_: object) -> None:
+        raise RuntimeError("can't allocate memory\nand so on")
+
+    monkeypatch.setattr(tensorfile, "copied", full)
+    keeper = crew.keepers[0]
+    assert keeper.save(Cursor(2, 0, 2), wait=False)
+    assert keeper.facts()["checkpoint_step"] == 2
+    (line,) = crew.said
+    assert line.startswith("training waits for the save of step 2, as its copy fails (can't alloc")
+
+
 def test_what_is_kept_is_kept_as_it_was(tmp_path: Path, gate: Gate) -> None:
     crew = proven(tmp_path)
     keeper = crew.keepers[0]
@@ -208,3 +224,19 @@ def test_a_script_that_ends_early_ends_with_its_save(tmp_path: Path) -> None:
     process.join()
     assert (process.exitcode, (tmp_path / "log").read_text()) == (3, "")
     assert [c and c.step for c in Crew(tmp_path, [state()]).restore()] == [2]
+
+
+def _leave_alone(root: Path) -> None:
+    """Rank 0 of two, whose thread waits for a writer that is gone, as its script ends."""
+    crew = Crew(root, [state(FRONT), state(BACK, part=1)], background=True, patience_s=600.0)
+    assert crew.save(1) == [True, True]
+    assert crew.keepers[0].save(Cursor(2, 0, 2), wait=False)
+    sys.exit(3)
+
+
+def test_a_thread_that_waits_for_a_dead_writer_ends_with_the_script(tmp_path: Path) -> None:
+    process = PROCESSES.Process(target=_leave_alone, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 3
+    assert [p.name for p in tmp_path.glob("step_*")] == ["step_00000001"]

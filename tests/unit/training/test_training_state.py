@@ -154,3 +154,97 @@ def test_differences_are_of_bits() -> None:
     assert differences({"a": zero}, {"a": -zero}) == ["a"]
     assert differences({"a": zero, "b": zero}, {"a": zero.double()}) == ["a", "b"]
     assert differences({"a": torch.zeros(2, 1)}, {"a": torch.zeros(1, 2)}) == ["a"]
+
+
+def _cut() -> list[State]:
+    """A network in two parts with two groups each, of which some are empty."""
+    whole = network()
+    shapes = {k: tuple(v.shape) for k, v in whole.state_dict().items()}
+    parts = []
+    for part, names in enumerate((("0",), ("1", "3"))):
+        model = torch.nn.Sequential()
+        for name in names:
+            model.add_module(name, whole.get_submodule(name))
+        groups = [
+            [p for n, p in model.named_parameters() if n.endswith("weight")],
+            [p for n, p in model.named_parameters() if n == "3.bias"],
+            [p for n, p in model.named_parameters() if n in ("0.bias", "1.bias")],
+        ]
+        made = torch.optim.SGD(
+            [{"params": g, "lr": rate} for g, rate in zip(groups, (0.3, 0.2, 0.1), strict=True)],
+            momentum=0.9,
+        )
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+        parts.append(
+            State(model=model, optimizer=made, scheduler=scheduler, whole=shapes, part=part)
+        )
+    return parts
+
+
+def _move(state: State) -> None:
+    for parameter in state.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    state.scheduler.step()
+
+
+def test_parts_give_what_is_theirs_and_take_what_they_need() -> None:
+    parts = _cut()
+    for part in parts:
+        _move(part)
+    flats = [part.gather() for part in parts]
+    assert "blob.scheduler" in flats[0]
+    assert {n for n in flats[1] if n.startswith("blob.")} == {"blob.optim.1"}
+    flat = {k: v.clone() for part in flats for k, v in part.items()}
+    for old, new in zip(parts, _cut(), strict=True):
+        _move(new)
+        _move(new)
+        new.fits({name: tensor.shape for name, tensor in flat.items()})
+        needed = {name: flat[name] for name in new.needs(flat)}
+        assert not any("0.weight" in n for n in needed) or new.part == 0
+        new.restore(needed)
+        assert differences(old.gather(), new.gather()) == []
+        # Groups that are empty here go on with the schedule, too.
+        assert [g["lr"] for g in new.optimizer.param_groups] == [0.15, 0.1, 0.05]
+
+
+def test_whatever_a_part_lacks_is_named_before_it_is_loaded() -> None:
+    front, back = _cut()
+    shapes = {name: tuple(t.shape) for part in (front, back) for name, t in part.gather().items()}
+    front.fits(shapes)
+    front.fits(dict.fromkeys(shapes))  # an old checkpoint, without shapes
+    with pytest.raises(CheckpointError, match=r"only the model has 3\.bias"):
+        front.fits({k: v for k, v in shapes.items() if k != "model.3.bias"})
+    with pytest.raises(CheckpointError, match=r"only the checkpoint has 4\.bias"):
+        front.fits(shapes | {"model.4.bias": (2,)})
+    with pytest.raises(CheckpointError, match=r"3\.weight is 2x9 there and 2x8 here"):
+        front.fits(shapes | {"model.3.weight": (2, 9)})
+
+
+def test_tied_parameters_are_known_by_one_name() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    aliases = {"2.weight": "0.weight"}
+    whole = State(model=model, optimizer=torch.optim.AdamW(model.parameters()), aliases=aliases)
+    model(torch.ones(1, 3)).sum().backward()
+    whole.optimizer.step()
+    flat = whole.gather()
+    assert {"model.0.weight", "model.2.weight", "optim.exp_avg.0.weight"} < flat.keys()
+    assert "optim.exp_avg.2.weight" not in flat
+    head = torch.nn.Sequential()
+    head.add_module("2", torch.nn.Linear(3, 3))
+    shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
+    part = State(
+        model=head,
+        optimizer=torch.optim.AdamW(head.parameters()),
+        aliases=aliases,
+        whole=shapes,
+        part=1,
+    )
+    assert "optim.exp_avg.0.weight" in part.needs(flat)
+    part.restore(flat)
+    mine = part.optimizer.state[head.get_parameter("2.weight")]
+    assert torch.equal(mine["exp_avg"], flat["optim.exp_avg.0.weight"])
+    assert differences({k: flat[k] for k in part.gather() if k in flat}, part.gather()) == [
+        "blob.optim.1"
+    ]

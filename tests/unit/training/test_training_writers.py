@@ -101,6 +101,39 @@ def test_what_several_hold_is_written_once_as_the_first_has_it(tmp_path: Path) -
     )
 
 
+def test_one_rank_that_reads_back_differently_leaves_all_unproven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = module.Checkpoint.read_cold
+
+    def lie(checkpoint: Any, names: Any = None) -> Any:
+        tensors = honest(checkpoint, names)
+        if "model.head.weight" in tensors:
+            tensors["model.head.weight"][0, 0] += 1
+        return tensors
+
+    crew = two(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Checkpoint, "read_cold", lie)
+        assert crew.save(3) == [True, True]
+    assert [k.proven for k in crew.keepers] == [False, False]
+    assert crew.said == ["step 3 reads back differently: model.head.weight"]
+    assert crew.save(4) == [True, True]
+    assert [k.proven for k in crew.keepers] == [True, True]
+
+
+def test_two_of_several_writers_stay(tmp_path: Path) -> None:
+    crew = two(tmp_path)
+    for number in (3, 5, 9):
+        crew.save(number)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "latest",
+        "step_00000005",
+        "step_00000009",
+    ]
+    assert (tmp_path / "latest").read_text() == "step_00000009\n"
+
+
 def test_ranks_that_do_not_write_do_not_wait(tmp_path: Path) -> None:
     crew = Crew(tmp_path, [state(FRONT), state(BACK, part=1), state(FRONT, part=2)], writers=[0, 1])
     assert crew.keepers[2].save(Cursor(3, 0, 3))
