@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from slurm_elastic.directive import Directive
-from slurm_elastic.layout import LayoutText
+from slurm_elastic.layout import LayoutText, LayoutTextError
 from slurm_elastic.training.layer_profile import Measured
 from slurm_elastic.training.layouts import Choice, Ranks, choose
 from slurm_elastic.training.parallel import JOIN_S, World
@@ -75,8 +75,17 @@ class Arrangement:
         first = self.choice.provisional and measured is not None and not self._profiled
         if seen != self._seen or first:
             self._seen, self._profiled = seen, measured is not None
-            self._better = self._choose(measured).text != self.choice.text
+            self._better = not self._premature(orders.layout) and (
+                self._choose(measured).text != self.choice.text
+            )
         return self._better
+
+    def _premature(self, ordered: str) -> bool:
+        """Whether this layout is for the GPUs that the job is about to get."""
+        try:
+            return bool(ordered) and LayoutText.parse(ordered).world != self._world.size
+        except LayoutTextError:
+            return True
 
     def _chosen(self, measured: Measured | None) -> Choice:
         """Rank 0's part."""

@@ -158,8 +158,7 @@ def init(
     if staged:
         mode = Staged(
             layers,
-            arrangement.choice.lengths or (len(layers),),
-            arrangement.choice.layout,
+            arrangement.choice,
             loss_fn,
             schedule=schedule,
             ties=tied,

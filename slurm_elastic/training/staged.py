@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.layer_profile import LayerProfiler, Measured, merge
+from slurm_elastic.training.layouts import Choice
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.mode import Asks, LossFunction, moved
 from slurm_elastic.training.parallel import World
@@ -67,8 +68,7 @@ class Staged:
 
     Args:
         layers: of the whole model, in order. Those that this rank does not hold are emptied.
-        lengths: layers of each stage.
-        layout: which ranks hold which stage.
+        choice: which of them make which stage, on which ranks.
         loss_fn: of (output, targets).
         schedule: "1f1b", "gpipe" or "pipedream".
         ties: sets of names of parameters that are one.
@@ -81,8 +81,7 @@ class Staged:
     def __init__(
         self,
         layers: Sequence[tuple[str, torch.nn.Module]],
-        lengths: Sequence[int],
-        layout: Layout,
+        choice: Choice,
         loss_fn: LossFunction,
         *,
         schedule: str,
@@ -92,9 +91,10 @@ class Staged:
         signals: Signals,
         known: Measured | None = None,
     ) -> None:
+        layout, lengths = choice.layout, choice.lengths or (len(layers),)
         self._turns = Turns(layout=layout, rank=world.rank, micro=micro_batch)
         self.split: Split = self._turns
-        self.layout = str(layout)
+        self.layout = str(choice.text)
         self.writers = tuple(sorted({0, *(ranks[0] for ranks in layout.stages)}))
         self.updates_itself = schedule == "pipedream"
         self._pipeline, self._loss_fn, self._schedule, self._ties = layout, loss_fn, schedule, ties

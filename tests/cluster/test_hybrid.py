@@ -1,0 +1,74 @@
+"""A job walks over layouts, stage by stage and size by size, because the controller says so."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from daemon import Daemon, eager, held, until
+from harness import Cluster
+
+EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
+MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied"
+#: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, and back.
+WALK = [(4, "2x2"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"), (4, "4x1"), (1, "1x1")]
+OUT = "/shared/home/alice/hybrid"
+
+
+@pytest.fixture
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster, eager(), crew=())
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def losses(cluster: Cluster, out: str) -> list[dict]:
+    text = cluster.exec(f"cat {out}/losses.jsonl 2>/dev/null || true").stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemon) -> None:
+    cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-alone", user="alice")
+    job = cluster.sbatch(
+        f"export OMP_NUM_THREADS=1\n"
+        f"exec esrun python3 {EXAMPLES}/train_gpt.py --out {OUT} {MODEL} --checkpoint-every 2",
+        *("--elastic=1,parallel=hybrid", "-Jgpt", "-t30", f"--output={OUT}.log"),
+    )
+    for gpus, layout in [(1, "1x1"), *WALK]:
+        if gpus > 1 or layout != "1x1" or losses(cluster, OUT):
+            change = (f"--elastic={gpus},parallel=hybrid", "--layout", layout)
+            daemon.ask("update", str(job), *change)
+
+        def arrived(gpus: int = gpus, layout: str = layout) -> bool:
+            found = losses(cluster, OUT)
+            mine = [line for line in found if line["layout"] == layout]
+            return len(mine) >= 3 and found[-1] == mine[-1]
+
+        log = f"not at {layout}: see {OUT}.log"
+        until(arrived, seconds=90, what=log)
+        assert sum(held(cluster, job).values()) == gpus
+    shown = json.loads(daemon.ask("show", str(job), "--json"))
+    assert shown["layout"] == "1x1"
+    cluster.exec(["scancel", str(job)], user="alice")
+    cluster.wait(job, "CANCELLED")
+
+    walked = losses(cluster, OUT)
+    layouts = [line["layout"] for line in walked]
+    assert [b for a, b in pairwise(["", *layouts]) if a != b] == ["1x1", *(x for _, x in WALK)]
+    steps = [line["step"] for line in walked]
+    assert steps == list(range(1, len(steps) + 1)), "a step was lost or computed twice"
+    cluster.exec(
+        f"export OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent\n"
+        f"python3 {EXAMPLES}/train_gpt.py --out {OUT}-alone {MODEL} >/dev/null 2>&1 & pid=$!\n"
+        f"until [ $(wc -l <{OUT}-alone/losses.jsonl || echo 0) -ge {len(steps)} ]; do\n"
+        f"  kill -0 $pid || exit 1; sleep 0.2\ndone 2>/dev/null; kill -9 $pid",
+        user="alice",
+        timeout=300,
+    )
+    alone = {line["step"]: line["loss"] for line in losses(cluster, f"{OUT}-alone")}
+    worst = max(abs(line["loss"] / alone[line["step"]] - 1) for line in walked)
+    print(f"{len(steps)} steps over {len(WALK) + 1} layouts, losses within {worst:.1e}")
+    assert worst < 1e-5
