@@ -68,8 +68,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             if rank == 0 and batch.step == options.get("end_at"):
                 os.kill(os.getpid(), signal.SIGTERM)
     job.finish()
-    if rank == 0:
-        torch.save(dict(model.state_dict()), out / "end.pt")
+    torch.save(dict(job.model.state_dict()), out / f"end{rank}.pt")
 
 
 def follow(job: Job, plan: dict[int, int | None]) -> None:
@@ -148,11 +147,12 @@ def plain(steps: dict[int, dict[str, Any]], optimizer: str, rule: str) -> dict[s
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rule", "workers"), [("adamw", "sqrt", 1), ("sgd", "adascale", 0)]
+    ("optimizer", "rule", "workers", "parallel"),
+    [("adamw", "sqrt", 1, "data"), ("sgd", "adascale", 0, "data"), ("sgd", "sqrt", 0, "pipeline")],
 )
-def test_changed_batches_train_like_a_plain_loop(ranks, optimizer, rule, workers) -> None:
+def test_changed_batches_train_like_a_plain_loop(ranks, optimizer, rule, workers, parallel) -> None:
     options = {"optimizer": optimizer, "rule": rule, "workers": workers, "micro_batch": 7,
-               "elastic": "1-4,batch=4-60"}  # fmt: skip
+               "elastic": f"1-4,batch=4-60,parallel={parallel}"}  # fmt: skip
     ranks.start(2, **options, plan={12: 37}, end_at=17)
     assert ranks.join() == [143, 143], ranks.log()
     # Other ranks go on with the batch that these had.
@@ -166,7 +166,13 @@ def test_changed_batches_train_like_a_plain_loop(ranks, optimizer, rule, workers
     assert changes == [10, 37, 60, 4, 25]
     assert steps[before + 1]["batch"] == 37
     expected = plain(steps, optimizer, rule)
-    for name, value in torch.load(ranks.out / "end.pt").items():
+    ends = {
+        name: value
+        for rank in range(3)
+        for name, value in torch.load(ranks.out / f"end{rank}.pt").items()
+    }
+    assert ends.keys() == expected.keys()
+    for name, value in ends.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
     said = ranks.log()
     assert said.count("a step takes 37 samples instead of 10; the learning rate") == 1
