@@ -310,3 +310,10 @@ def test_what_cannot_be_is_refused() -> None:
         engine(one, 0).run(data(1), print)
     with pytest.raises(LayoutError, match="do not make 7"):
         cut(layers(), [3, 3])
+
+
+def test_layers_that_do_not_chain_are_named() -> None:
+    wrong = [("front", torch.nn.Linear(WIDTH, 5)), ("back", torch.nn.Linear(16, CLASSES))]
+    run = engine(Layout.of(1), 0, list(cut(wrong, [2])))
+    with pytest.raises(LayoutError, match=r"^layer back does not take what layer front gives: mat"):
+        run.step(data(1))
