@@ -35,7 +35,7 @@ _DDP_BUCKET_MB = 25.0
 #: How long a rank waits for one that is gone.
 _PATIENCE_S = 300.0
 #: Times each layer, and each message, is measured.
-_REPEAT = 3
+_REPEAT = 5
 
 
 def main() -> None:
@@ -274,28 +274,20 @@ class Bench:
 
 
 def measured(layers: Sequence[tuple[str, Any]], samples: int) -> LayerProfile:
-    """Each layer of a chain by itself, on this rank: medians of a minibatch."""
+    """A minibatch's profile, by the library's own profiler on this rank alone."""
     import torch  # noqa: PLC0415
 
-    from slurm_elastic.layers import Layer, chain  # noqa: PLC0415
+    from slurm_elastic.training.layer_profile import LayerProfiler  # noqa: PLC0415
 
-    row: list[Layer] = []
-    x = torch.randn(samples, _FEATURES)
-    for name, layer in layers:
-        forward, backward = [], []
-        for _ in range(_REPEAT):
-            x = x.detach().requires_grad_(bool(row))
-            begun = time.perf_counter()
-            y = layer(x)
-            between = time.perf_counter()
-            y.backward(torch.ones_like(y))
-            forward.append(between - begun)
-            backward.append(time.perf_counter() - between)
-        size = sum(p.numel() * p.element_size() for p in layer.parameters())
-        out = y.numel() * y.element_size()
-        row.append(Layer(name, statistics.median(forward), statistics.median(backward), out, size))
-        x = y
-    return chain(row)
+    model = torch.nn.Sequential(*(layer for _, layer in layers))
+    profiler = LayerProfiler(layers, device=torch.device("cpu"), skipped=1, steps=_REPEAT)
+    for _ in range(1 + _REPEAT):
+        profiler.begin()
+        squares(model(torch.randn(samples, _FEATURES)), torch.zeros(samples, 1)).backward()
+        model.zero_grad()
+    profiler.finish()
+    assert profiler.measured is not None
+    return profiler.measured.at(samples)
 
 
 def bandwidth(numbers: int) -> dict[str, float]:
