@@ -85,8 +85,9 @@ class Trap:
         if self._seen == self.count:
             self._armed = False
             (self._out / f"trap-{self._attempt}").write_text(what)
-            for victim in sorted(self.victims, key=lambda rank: rank == self.watched):
-                os.kill(pid(self._out, self._attempt, victim), signal.SIGKILL)
+            ordered = sorted(self.victims, key=lambda rank: rank == self.watched)
+            for process in [pid(self._out, self._attempt, victim) for victim in ordered]:
+                os.kill(process, signal.SIGKILL)
 
 
 def tell_pid(out: Path, attempt: int, rank: int) -> None:

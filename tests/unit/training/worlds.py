@@ -55,19 +55,12 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
-    points = torch.randn(SAMPLES, 6, generator=generator)
-    labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
-    layers = [
-        ("front", torch.nn.Linear(6, 16)),
-        ("act", torch.nn.Tanh()),
-        ("drop", torch.nn.Dropout(options.get("dropout", 0.0))),
-        ("back", torch.nn.Linear(16, 4)),
-    ]
+    layers, dataset = MODELS[options.get("model", "plain")](generator, options)
     job = init(
         layers,
         torch.nn.CrossEntropyLoss(),
         OPTIMIZERS[options.get("optimizer", "adamw")],
-        torch.utils.data.TensorDataset(points, labels),
+        dataset,
         global_batch=BATCH,
         epochs=epochs,
         checkpoint_dir=out / "ckpt",
@@ -76,6 +69,9 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         micro_batch=options.get("micro_batch"),
         workers=options.get("workers", 0),
         checkpoint_every_s=options.get("every_s", 600.0),
+        background_saves=options.get("background", False),
+        shard=options.get("shard", False),
+        schedule=options.get("schedule", "1f1b"),
         extra={"diary": diary} if "ballast" in options else None,
     )
     (out / f"pid{rank}").write_text(str(os.getpid()))
@@ -94,11 +90,56 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
             diary.steps += 1
             samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
             if rank == 0:
-                losses.write(json.dumps(line | {"loss": loss, "world": job.world_size}) + "\n")
+                where = {"world": job.world_size, "layout": job.layout}
+                losses.write(json.dumps(line | {"loss": loss} | where) + "\n")
             time.sleep(options.get("step_s", 0.0))
             if batch.step == options.get("signal_at") and rank == 0:
                 os.kill(os.getpid(), options["signal"])
     job.finish()
+
+
+Parts = tuple[list[tuple[str, torch.nn.Module]], torch.utils.data.Dataset[Any]]
+
+
+def plain(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Two layers with weights, and points to classify."""
+    points = torch.randn(SAMPLES, 6, generator=generator)
+    labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
+    layers = [
+        ("front", torch.nn.Linear(6, 16)),
+        ("act", torch.nn.Tanh()),
+        ("drop", torch.nn.Dropout(options.get("dropout", 0.0))),
+        ("back", torch.nn.Linear(16, 4)),
+    ]
+    return layers, torch.utils.data.TensorDataset(points, labels)
+
+
+class Head(torch.nn.Module):
+    """Scores of each word: by class, as the loss wants them."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden, self.weight).transpose(1, 2)
+
+
+def tied(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
+    """Nine layers whose last has the weights of the first, and words to follow."""
+    words = torch.randint(11, (SAMPLES, 4), generator=generator)
+    embedding = torch.nn.Embedding(11, 16)
+    layers: list[tuple[str, torch.nn.Module]] = [("embed", embedding)]
+    for name in ("mid1", "mid2", "mid3"):
+        layers += [(name, torch.nn.Linear(16, 16)), (f"{name}_act", torch.nn.Tanh())]
+    layers += [("norm", torch.nn.LayerNorm(16)), ("head", Head(embedding.weight))]
+    return layers, torch.utils.data.TensorDataset(words[:, :-1], words[:, 1:])
+
+
+MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
+    "plain": plain,
+    "tied": tied,
+}
 
 
 class Diary:
@@ -143,6 +184,7 @@ class Worlds:
         options |= {"attempt": self.attempts}
         for rank in range(size):
             environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
+            environment["SLURM_ELASTIC"] = options.get("directive", "")
             if size > 1:
                 environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -190,6 +232,11 @@ class Worlds:
         sizes = [line["world"] for line in lines(self.out / "losses.jsonl")]
         return [b for a, b in zip([0, *sizes], sizes, strict=False) if a != b]
 
+    def layouts(self) -> list[str]:
+        """In their order."""
+        found = [line["layout"] for line in lines(self.out / "losses.jsonl")]
+        return [b for a, b in zip(["", *found], found, strict=False) if a != b]
+
     def samples(self) -> list[Counter[int]]:
         """How often each sample was trained on, by epoch."""
         seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
@@ -222,6 +269,11 @@ class Esrun:
 
     def order(self, action: str, notice: int | None = None) -> None:
         self._orders |= {"seq": self._orders["seq"] + 1, "action": action, "notice": notice}
+        self._tell()
+
+    def tell(self, **orders: Any) -> None:
+        """Orders that stand beside what is asked: layout, batch, frozen."""
+        self._orders |= {"seq": self._orders["seq"] + 1} | orders
         self._tell()
 
     def wait_for(self, phase: str, **fields: Any) -> dict[str, Any]:

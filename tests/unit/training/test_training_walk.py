@@ -1,0 +1,76 @@
+"""A training that walks over layouts, from checkpoint to checkpoint, equals one that does not."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
+
+from slurm_elastic.layout import LayoutText
+from slurm_elastic.training.checkpoint import Checkpoints
+from slurm_elastic.training.signals import STOPPED
+
+WALK = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
+DIRECTIVE = "1-8,parallel=hybrid"
+
+
+def leg(
+    worlds: Worlds, esrun: Esrun, layout: str, *, until: int, notice: int, **options: Any
+) -> None:
+    """Start in this layout; from step `until` on ask for a save, then end it as Slurm would."""
+    size = LayoutText.parse(layout).world
+    esrun.forget()
+    esrun.order("run")
+    esrun.tell(layout=layout)
+    worlds.start(size, esrun=esrun, step_s=0.01, directive=DIRECTIVE, **options)
+    worlds.wait_for_step(until)
+    esrun.order("notice", notice=notice)
+    esrun.wait_for("saved", notice=notice)
+    worlds.signal(signal.SIGTERM)
+    assert worlds.join() == [STOPPED] * size, worlds.log()
+
+
+def tensors(worlds: Worlds) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint."""
+    found = Checkpoints(worlds.out / "ckpt", keep=2, say=pytest.fail).newest()
+    assert found is not None
+    assert found.step == STEPS
+    return found.read()
+
+
+def same(worlds: Worlds, plain: Worlds) -> None:
+    """All that a training leaves is that of the uninterrupted one."""
+    assert sorted(worlds.losses()) == list(range(1, STEPS + 1))
+    assert worlds.losses() == pytest.approx(plain.losses(), rel=1e-5)
+    assert worlds.samples() == [Counter(range(SAMPLES))] * EPOCHS
+    mine, theirs = tensors(worlds), tensors(plain)
+    names = {name for name in theirs if not name.startswith("blob.optim")}
+    assert names == {name for name in mine if not name.startswith("blob.optim")}
+    for name in names:
+        value = theirs[name].double()
+        off = (mine[name].double() - value).norm() / value.norm().clamp(min=1e-12)
+        assert off <= 1e-5, (name, off)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_walk_over_layouts_equals_an_uninterrupted_run(
+    tmp_path: Path, esrun: Esrun, optimizer: str
+) -> None:
+    options: dict[str, Any] = {"optimizer": optimizer, "model": "tied", "ballast": 1}
+    plain = Worlds(tmp_path / "plain")
+    plain.run(1, **options)
+    worlds = Worlds(tmp_path / "moved")
+    for number, layout in enumerate(WALK[:-1], start=1):
+        until = max(worlds.losses(), default=0) + 1
+        leg(worlds, esrun, layout, until=until, notice=number, **options)
+    esrun.order("run")
+    esrun.tell(layout=WALK[-1])
+    worlds.start(1, esrun=esrun, directive=DIRECTIVE, **options)
+    assert worlds.join() == [0], worlds.log()
+    assert worlds.layouts() == WALK
+    same(worlds, plain)
