@@ -109,3 +109,20 @@ def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
     record = book.records(c.snapshot(), {})[5]
     assert record == replace(JobRecord(job_id=5), last_change=record.last_change)
     decided(book, c)
+
+
+def test_an_elastic_batch_makes_more_gpus_worth_more():
+    """Two equal jobs whose steps hardly get faster on more GPUs; one may take larger batches."""
+    book, c = Book(Ledger(":memory:"), CONFIG), cluster(at=30.0, a100=3)
+    book.learning.tunes = True
+    for job_id, batch in ((2, ""), (3, ",batch=32-512")):
+        c.add(job_id, elastic=f"1-2,types=a100{batch}", on={"g1": 1}, submit_time=NOW,
+              start_time=NOW)  # fmt: skip
+        c.jobs[-1] = replace(c.jobs[-1], name=f"net{job_id}", user="alice")
+        micro_s = 0.1 + 0.1 * BATCH / 32
+        report = replace(measured(c, job_id), step_time_s=micro_s, micro_step_s=micro_s,
+                         grad_sqr=1.0, grad_var=50.0, max_micro_batch=64)  # fmt: skip
+        book.take(report, c.jobs[-1], c.time)
+    c.records.update(book.records(c.snapshot(), {}))
+    (decision,) = decided(book, c).changes
+    assert (decision.job_id, decision.target.gpus) == (3, 2)

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import time
 
 import pytest
 import ux_scene as scene
-from desk_jobs import job
+from desk_jobs import FakeScontrol, Log, job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from slurm_elastic.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.controller import answers
 from slurm_elastic.controller.answers import Viewer
 from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.ledger import Ledger
 from slurm_elastic.controller.standing import Standing
 from slurm_elastic.controller.tuning import MIN_GAIN, Choice, Tuner, choose, frozen
@@ -30,6 +32,7 @@ from slurm_elastic.directive import Directive
 from slurm_elastic.models.freezing import choose as choose_frozen
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.plan import Action, Decision
+from slurm_elastic.policies import base
 from slurm_elastic.report import Orders, Report
 
 PER_NODE = {"a100": 4, "v100": 4}
@@ -416,3 +419,55 @@ def test_the_model_agrees_that_the_chosen_batch_is_the_better_one():
 
         best = max(goodput(b) for b in range(64, 1025, 8))
         assert goodput(found.batch) == pytest.approx(best, rel=0.03)
+
+
+# --- the whole controller ---
+
+
+class Reader:
+    """What a controller reads, without a slurmctld."""
+
+    down = staticmethod(frozenset)
+
+    def __init__(self, *jobs):
+        self._jobs = {j.job_id: j for j in jobs}
+
+    def jobs(self):
+        return self._jobs
+
+    def snapshot(self, jobs):
+        return Snapshot(time=time.time(), nodes=NODES, jobs=tuple(jobs.values()))
+
+    def settings(self):
+        return {"private_data": ""}
+
+
+@pytest.mark.parametrize("mode", ["observe", "act"])
+def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
+    of = running(gpus=4, directive="4,batch=64-1024,freeze=auto", submit_time=1.0)
+    site = config.parse(f'[controller]\npolicy = "sia"\nmode = "{mode}"')
+    log = Log()
+    controller = Controller(
+        config=site,
+        reader=Reader(of),
+        scontrol=FakeScontrol(),
+        ledger=Ledger(tmp_path / "ledger.sqlite"),
+        policy=base.load(site),
+        account="selastic",
+        log=log,
+    )
+    controller._jobs = controller.reader.jobs()
+    told = report(gpus=4, micro_batch=16, step_time_s=0.1, micro_step_s=0.08, max_micro_batch=64,
+                  layers=9, certified=2, certified_penalty=0.001)  # fmt: skip
+    answer = controller.report(told)
+    assert answer.frozen == (2 if mode == "act" else None)
+    controller.round()
+    choice = controller.view.batches[7]
+    assert choice.batch > 64
+    assert controller.engine.orders(7, 0).batch == (choice.batch if mode == "act" else None)
+    lines = [line for line in log.lines if "Action=batch" in line]
+    assert len(lines) == (mode == "act")
+    controller.round()
+    assert [line for line in log.lines if "Action=batch" in line] == lines
+    assert not [line for line in log.lines if "internal" in line]
+    controller.ledger.close()
