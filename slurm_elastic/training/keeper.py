@@ -127,7 +127,8 @@ class Keeper:
         self._step: int | None = None
         self._written = 0.0
         self._save_s: float | None = None
-        self._due_at = math.inf
+        # Before the first step is done nothing is due, unless every step is to be saved.
+        self._due_at = math.inf if every_s > 0 else 0.0
 
     def restore(self, found: Checkpoint) -> Cursor:
         """Take up a checkpoint, of whatever layout.
