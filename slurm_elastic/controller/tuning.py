@@ -2,8 +2,9 @@
 
 Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the best goodput on
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
-changed for `MIN_GAIN`, and micro-batches at most double what was measured, so that the model
-never trusts itself far. Without a restart nothing is lost by a change but what was fetched ahead.
+changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
+measured: models are not trusted far, and training is not shaken. Without a restart nothing is
+lost by a change but what was fetched ahead.
 
 Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
 (`models.freezing.choose`).
@@ -25,7 +26,7 @@ from slurm_elastic.report import Report
 
 #: Goodput that a change of the batch must gain, so that trembling estimates change nothing.
 MIN_GAIN = 0.05
-#: Largest micro-batch tried, by the largest that was measured.
+#: Largest batch tried, by the present one; and micro-batch, by the largest that was measured.
 _STRETCH = 2
 #: From here on micro-batches are multiples of eight.
 _EIGHTS = 12
@@ -86,9 +87,10 @@ def choose(
         return stays
     if learned.noise is None:
         return stays if stays.reason else _because(stays, "its gradient noise is not known yet")
+    reach = min(high, _STRETCH * max(inside, learned.application.initial_batch))
     goodput = {
         b: _goodput(learned, held, b, per_node)
-        for b in (inside, *_tried(learned, held, limits, per_node))
+        for b in (inside, *_tried(learned, held, (low, reach), per_node))
     }
     best, before = max(goodput, key=lambda b: (goodput[b], -b)), goodput[inside]
     if best == inside or goodput[best] <= 0:
