@@ -53,7 +53,7 @@ class Policy(Protocol):
 
     A policy with a true attribute `decisive` has already weighed what each change costs:
     placement carries its first alternatives out without judging them again. One with a false
-    attribute `tunes` knows nothing of batches: simulated jobs keep their users' under it.
+    attribute `tunes` knows nothing of batches: jobs keep their users' under it, live and simulated.
     """
 
     def __init__(self, config: Config) -> None: ...
