@@ -26,7 +26,7 @@ from slurm_elastic.models.freezing import cap
 from slurm_elastic.training.noise import squared_norm
 
 #: Plasticity compares at most so many samples: its matrix grows with their square.
-_MOST_SAMPLES = 64
+MOST_SAMPLES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +306,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _similarity(activation: torch.Tensor) -> torch.Tensor:
-    rows = activation.detach()[:_MOST_SAMPLES].flatten(1).float()
+    rows = activation.detach()[:MOST_SAMPLES].flatten(1).float()
     return torch.nn.functional.normalize(rows @ rows.T, dim=1)
 
 

@@ -20,6 +20,7 @@ import torch
 from slurm_elastic.directive import DEFAULT_MAX_PENALTY
 from slurm_elastic.models.freezing import Descent, cap, compound
 from slurm_elastic.training.asked import directive as asked_for
+from slurm_elastic.training.budget import Budget
 from slurm_elastic.training.criteria import (
     Criterion,
     GradientChange,
@@ -28,7 +29,7 @@ from slurm_elastic.training.criteria import (
     Plasticity,
 )
 from slurm_elastic.training.guards import Bootstrap, Thaw, batch_changed
-from slurm_elastic.training.noise import room_for
+from slurm_elastic.training.noise import dot, room_for
 from slurm_elastic.training.plasticity import PlasticityMeter
 from slurm_elastic.training.prefix import Prefix
 
@@ -55,7 +56,8 @@ class Freezing:
         criterion: "plasticity", "gradient-change", "gradient-norm", or one of your own.
         max_penalty: fraction of the descent that freezing may cost, 0 to 1; that of a directive
             goes before it.
-        every: steps between two looks; None: a 250th of the training, at most 50.
+        every: steps between two looks; None: a 250th of the training, at most 50, and up to four
+            times that where looks would take more than 1 % of the time.
         begin: fraction of the training before which nothing freezes.
         end: fraction after which nothing more freezes.
         settled: relative change of the training loss that ends the bootstrap period.
@@ -159,11 +161,12 @@ class Freezer:
         self._leads = leads
         self._watches = leads and watches
         self._say = say
-        self._every = how.every or max(1, min(_MOST_STEPS, steps // _LOOKS))
+        every = how.every or max(1, min(_MOST_STEPS, steps // _LOOKS))
+        self._budget = Budget(every, stretches=how.every is None)
         self._criterion = (
             _CRITERIA[how.criterion]() if isinstance(how.criterion, str) else how.criterion
         )
-        self._bootstrap = Bootstrap(window=_BOOTSTRAP_LOOKS * self._every, settled=how.settled)
+        self._bootstrap = Bootstrap(window=_BOOTSTRAP_LOOKS * every, settled=how.settled)
         self._thaw = Thaw(worse=how.worse)
         self._meter = PlasticityMeter()
         self._answers: list[int] = []
@@ -212,33 +215,12 @@ class Freezer:
         self._bootstrap.see(loss)
         if not self._bootstrap.over:
             return
-        self._compare()
-        if not self._looks(step):
-            return
-        gradients = self.prefix.gradients()
-        plasticity = self._meter.read() if self._criterion.plastic else None
-        rounds = epoch if self._epochs >= _LEAST_EPOCHS else int(progress * _LEAST_EPOCHS)
-        answer = self._criterion.see(
-            Look(
-                layers=len(self.prefix.layers),
-                frozen=self.frozen,
-                epoch=rounds,
-                progress=progress,
-                gradients=gradients,
-                plasticity=plasticity,
-            )
-        )
-        self._answers = [*self._answers, answer][-self._how.passes :]
-        within = self._how.begin <= progress <= self._how.end
-        most = cap(len(self.prefix.layers), rounds, alpha=self._how.alpha)
-        reach = min(*self._answers, most) if len(self._answers) == self._how.passes else 0
-        if within and reach > self.certified and not self._thaw.regressed:
-            self._certify(reach)
-            # The penalty is only looked after while it is all that stands in the way.
-            if room_for([g for layer in gradients for g in layer]):
-                self._kept = [[g.clone() for g in layer] for layer in gradients]
-        else:
-            self._descent = self._fresh()
+        with self._budget.paying():
+            self._compare()
+            if not self._looks(step):
+                return
+            self._look(epoch=epoch, progress=progress)
+        self._budget.looked(step)
 
     def validated(self, loss: float) -> None:
         """The script measured the loss on samples that it does not train on."""
@@ -322,6 +304,32 @@ class Freezer:
             "certified_penalty": self._penalties[-1],
         }
 
+    def _look(self, *, epoch: int, progress: float) -> None:
+        gradients = self.prefix.gradients()
+        plasticity = self._meter.read() if self._criterion.plastic else None
+        rounds = epoch if self._epochs >= _LEAST_EPOCHS else int(progress * _LEAST_EPOCHS)
+        answer = self._criterion.see(
+            Look(
+                layers=len(self.prefix.layers),
+                frozen=self.frozen,
+                epoch=rounds,
+                progress=progress,
+                gradients=gradients,
+                plasticity=plasticity,
+            )
+        )
+        self._answers = [*self._answers, answer][-self._how.passes :]
+        within = self._how.begin <= progress <= self._how.end
+        most = cap(len(self.prefix.layers), rounds, alpha=self._how.alpha)
+        reach = min(*self._answers, most) if len(self._answers) == self._how.passes else 0
+        if within and reach > self.certified and not self._thaw.regressed:
+            self._certify(reach)
+            # The penalty is only looked after while it is all that stands in the way.
+            if room_for([g for layer in gradients for g in layer]):
+                self._kept = [[g.clone() for g in layer] for layer in gradients]
+        else:
+            self._descent = self._fresh()
+
     def _certify(self, n: int) -> None:
         """Find the longest prefix of at most `n` layers within the penalty."""
         base = self._penalties[self.frozen]
@@ -341,12 +349,7 @@ class Freezer:
             return
         gradients = self.prefix.gradients()
         if [len(layer) for layer in kept] == [len(layer) for layer in gradients]:
-            self._descent.add(
-                [
-                    float(sum((a * b).sum(dtype=torch.float32) for a, b in zip(*pair, strict=True)))
-                    for pair in zip(kept, gradients, strict=True)
-                ]
-            )
+            self._descent.add([float(dot(*pair)) for pair in zip(kept, gradients, strict=True)])
 
     def _void(self, why: str) -> None:
         """What was learned no longer holds: all layers train, from the bootstrap period on."""
@@ -364,7 +367,7 @@ class Freezer:
         return Descent(max(1, len(self.prefix.layers) - self.frozen))
 
     def _looks(self, step: int) -> bool:
-        return self._watches and len(self.prefix.layers) > 1 and step % self._every == 0
+        return self._watches and len(self.prefix.layers) > 1 and self._budget.due(step)
 
     def _tell(self, before: int) -> None:
         count = len(self.prefix.layers)

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.criteria import similarity_loss
+from slurm_elastic.training.criteria import MOST_SAMPLES, similarity_loss
 
 
 class PlasticityMeter:
     """Compares one module with itself at the last look, on the input of the present one.
 
     Dropout and batch-norm are in evaluation mode for both, so that they add no noise and no
-    random numbers are drawn. Costs two forward passes of the module and a copy of its state.
+    random numbers are drawn. Costs two forward passes of the module, with a few samples, and a
+    copy of its state.
     """
 
     def __init__(self) -> None:
@@ -59,8 +60,12 @@ class PlasticityMeter:
 
     def _keep(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # The first micro-batch is enough.
-        if self._input is None:
-            self._input = (args, kwargs)
+        if self._input is not None:
+            return
+        # More samples would not be compared; what else a module takes may belong to all of them.
+        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and args[0].dim():
+            args = (args[0][:MOST_SAMPLES],)
+        self._input = (args, kwargs)
 
     def _unhook(self) -> None:
         if self._hook is not None:

@@ -1,0 +1,56 @@
+"""How often something that only watches may be done."""
+
+import doctest
+import itertools
+import time
+
+import pytest
+
+from slurm_elastic.training import budget as budgets
+from slurm_elastic.training.budget import MOST, Budget
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def run(budget: Budget, now: list[float], *, steps: int, look_s: float) -> list[int]:
+    """Steps of a second; the intervals between looks."""
+    looks = [0]
+    for step in range(1, steps + 1):
+        now[0] += 1.0
+        if budget.due(step):
+            with budget.paying():
+                now[0] += look_s
+            budget.looked(step)
+            looks.append(step)
+    return [b - a for a, b in itertools.pairwise(looks)]
+
+
+@pytest.mark.parametrize(
+    ("look_s", "factor"), [(0.01, 1), (0.0999, 1), (0.15, 2), (0.199, 2), (0.35, 4), (50.0, MOST)]
+)
+def test_looks_take_at_most_a_hundredth_while_that_is_possible(now, look_s, factor) -> None:
+    budget = Budget(10, stretches=True)
+    intervals = run(budget, now, steps=400, look_s=look_s)
+    assert intervals[:3] == [10, 10, 10]  # the first ones import and allocate
+    assert set(intervals[5:]) == {10 * factor}
+
+
+def test_an_interval_that_somebody_chose_is_kept(now) -> None:
+    assert set(run(Budget(10, stretches=False), now, steps=100, look_s=5.0)) == {10}
+
+
+def test_looks_become_frequent_again_when_they_cost_less(now) -> None:
+    budget = Budget(10, stretches=True)
+    run(budget, now, steps=200, look_s=0.15)
+    assert budget.every == 20
+    run(budget, now, steps=200, look_s=0.001)
+    assert budget.every == 10
+
+
+def test_the_modules_example() -> None:
+    assert doctest.testmod(budgets).failed == 0
