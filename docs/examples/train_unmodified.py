@@ -53,7 +53,7 @@ def main() -> None:
             losses.append(loss.item())
         if rank == 0:
             mean = sum(losses) / len(losses)
-            print(f"epoch {epoch} with {world} ranks: loss {mean:.4f}", flush=True)
+            print(f"epoch {epoch} with {world} rank(s): loss {mean:.4f}", flush=True)
 
 
 if __name__ == "__main__":

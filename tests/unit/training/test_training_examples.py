@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ sys.path.insert(0, str(EXAMPLES))
 
 import check_run  # noqa: E402
 import emulate  # noqa: E402
+
+from slurm_elastic.directive import Directive  # noqa: E402
 
 SMALL = ("--samples", "96", "--epochs", "2", "--global-batch", "24")
 
@@ -73,6 +76,36 @@ def test_the_plain_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> Non
     (tmp_path / "losses.jsonl").unlink()
     assert "rank 0 of 1: goes on from step_000003.pt" in run("train_plain.py", *out, *SMALL)
     assert check_run.losses(tmp_path) == {s: v for s, v in whole.items() if s > 3}
+
+
+def test_the_gpt_trains_and_then_writes(tmp_path: Path) -> None:
+    small = ("--out", str(tmp_path), "--samples", "64", "--epochs", "3", "--blocks", "1", "--tied")
+    said = run("train_gpt.py", *small)
+    lines = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert {line["layout"] for line in lines} == {"1x1"}
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert re.search("^it writes: [a-z. ]{200}$", said, re.MULTILINE)
+    # Complete: there is nothing left to train.
+    assert "it writes: " in run("train_gpt.py", *small)
+    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 6
+
+
+def test_the_unmodified_script_trains() -> None:
+    said = run("train_unmodified.py", "--samples", "96", "--epochs", "2")
+    assert re.fullmatch(r"(epoch \d with 1 rank\(s\): loss \d\.\d{4}\n){2}", said)
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("train_*.py")), ids=lambda path: path.stem)
+def test_each_training_has_a_batch_script_and_is_in_the_table(script: Path) -> None:
+    batch = script.with_suffix(".sbatch")
+    subprocess.run(["bash", "-n", batch], check=True)
+    text = batch.read_text()
+    found = re.search(r"^#SBATCH --elastic=(\S+)$", text, re.MULTILINE)
+    assert found
+    Directive.parse(found[1])
+    assert f'python3 "$EXAMPLES/{script.name}"' in text
+    assert f"[{script.name}]({script.name})" in (EXAMPLES / "README.md").read_text()
 
 
 DEVICES = """
