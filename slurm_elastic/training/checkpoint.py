@@ -30,7 +30,7 @@ import torch
 
 from slurm_elastic.training import tensorfile
 from slurm_elastic.training.shards import ShardError
-from slurm_elastic.training.tensorfile import Piece
+from slurm_elastic.training.tensorfile import Piece, Tensors
 from slurm_elastic.training.writers import CheckpointError, Crew, failed
 
 __all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "open_checkpoint", "parts", "verify"]
@@ -71,16 +71,23 @@ class Checkpoint:
             kept.setdefault("freezing", self.meta["freezing"])
         return kept
 
+    def open(self, names: Iterable[str] | None = None, *, cold: bool = False) -> Tensors:
+        """The tensors of these names, or all, read one by one as they are asked for.
+
+        Args:
+            names: those that are wanted.
+            cold: read from the disk rather than from memory, where the system allows that.
+        """
+        if cold:
+            for path in _files(self.path):
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return Tensors(self.path, self.index, self.shapes, names)
+
     def read(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
         """The tensors of these names, or all; whole, on the CPU."""
-        return tensorfile.read(self.path, self.index, self.shapes, names)
-
-    def read_cold(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-        """As `read`, but from the disk rather than from memory, where the system allows that."""
-        for path in _files(self.path):
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return self.read(names)
+        with self.open(names) as tensors:
+            return dict(tensors)
 
     def written_by(self, rank: int) -> set[str]:
         """Names of the tensors of which that rank wrote a piece, or all."""

@@ -143,7 +143,8 @@ class Keeper:
                     f" {found.meta.get(name)}, now it is {value}; choose another checkpoint_dir"
                 )
         self._state.fits({name: found.shapes.get(name) for name in found.index})
-        self._state.restore(found.read(self._state.needs(found.index)))
+        with found.open(self._state.needs(found.index)) as tensors:
+            self._state.restore(tensors)
         self.proven = True
         self._step = found.step
         self._written = float(found.meta["written"])
@@ -299,11 +300,14 @@ class Keeper:
         written = self._checkpoints.named(f"step_{save.step:08d}")
         mine = written.written_by(self._world.rank)
         live = {p.name: p for p in save.pieces if p.name in mine or self._crew.alone}
-        read = written.read_cold(mine)
-        return differences(
-            {name: piece.tensor for name, piece in live.items()},
-            {name: live[name].of(value) if name in live else value for name, value in read.items()},
-        )
+        with written.open(mine, cold=True) as read:
+            return sorted(
+                name
+                for name in live.keys() | mine
+                if name not in live
+                or name not in mine
+                or not same(live[name].tensor, live[name].of(read[name]))
+            )
 
     def _look(self) -> None:
         """Take note of a save in the background that is over."""
@@ -356,9 +360,10 @@ def differences(live: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tenso
     return sorted(
         name
         for name in live.keys() | read.keys()
-        if name not in live
-        or name not in read
-        or live[name].dtype != read[name].dtype
-        or live[name].shape != read[name].shape
-        or not torch.equal(bits(live[name]), bits(read[name]))
+        if name not in live or name not in read or not same(live[name], read[name])
     )
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal in type, shape and every bit."""
+    return bool(a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b)))

@@ -140,6 +140,8 @@ class State:
     def restore(self, flat: Mapping[str, torch.Tensor]) -> None:
         """Take back what `gather` gave, in place; `flat` may hold more than this part.
 
+        Each tensor is asked for once, when it is its turn.
+
         Raises:
             CheckpointError: it is of another model, optimizer, or set of extras.
         """
@@ -155,28 +157,32 @@ class State:
 
     def _restore_model(self, flat: Mapping[str, torch.Tensor]) -> None:
         here = self.model.state_dict()
-        elsewhere = {f"{_MODEL}{name}": None for name in self._whole() if name not in here}
-        self.fits(elsewhere | {name: tensor.shape for name, tensor in flat.items()})
-        self.model.load_state_dict(
-            {name: shards.like(flat[f"{_MODEL}{name}"], live) for name, live in here.items()}
-        )
+        elsewhere = [f"{_MODEL}{name}" for name in self._whole() if name not in here]
+        self.fits(dict.fromkeys([*elsewhere, *flat]))
+        there = {}
+        for name, live in here.items():
+            read = flat[f"{_MODEL}{name}"]
+            _compare(name, there=read.shape, here=live.shape)
+            there[name] = shards.like(read, live)
+        self.model.load_state_dict(there)
 
     def _restore_optimizer(self, flat: Mapping[str, torch.Tensor]) -> None:
         saved = [_unpack(flat[name]) for name in _option_blobs(flat)]
-        options, state = _merged(saved)
-        live = {name for name, _ in self._named()}
-        for full, value in flat.items():
-            found = _split(full, options) if full.startswith(_OPTIM) else None
-            if found is not None and found[1] in live:
-                state.setdefault(found[1], {})[found[0]] = value
+        options, values = _merged(saved)
+        keys: dict[str, dict[str, str]] = {}
+        for full in flat:
+            if full.startswith(_OPTIM) and (found := _split(full, options)) is not None:
+                keys.setdefault(found[1], {})[found[0]] = full
         names = {id(p): name for name, p in self._named()}
         for i, group in enumerate(self.optimizer.param_groups):
             held = [names[id(p)] for p in group["params"]]
             for name, parameter in zip(held, group["params"], strict=True):
                 if name not in options:
                     raise CheckpointError(f"the checkpoint's optimizer does not know {name}")
-                if name in state:
-                    self.optimizer.state[parameter] = _placed(state[name], parameter, group)
+                tensors = {key: flat[full] for key, full in keys.get(name, {}).items()}
+                if tensors or name in values:
+                    both = values.get(name, {}) | tensors
+                    self.optimizer.state[parameter] = _placed(both, parameter, group)
             if held:
                 group.update(options[held[0]])
             elif all(len(blob["options"]) == len(self.optimizer.param_groups) for blob in saved):

@@ -5,17 +5,16 @@ read them: one file per writer with its pieces one after the other, each as
 `torch.save` writes it, and `.metadata` that says what lies where. Only making
 the latter needs that package, on one rank. Importing it takes longer than all
 the rest of a restore, so what lies where is also told in the manifest, and
-`read` needs no more than that and `torch.load`.
+`Tensors` needs no more than that and `torch.load`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -208,46 +207,72 @@ def prepare() -> None:
     threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
 
-def read(
-    directory: Path,
-    index: Index,
-    shapes: Mapping[str, Sequence[int]],
-    names: Iterable[str] | None = None,
-) -> dict[str, torch.Tensor]:
-    """Tensors of the index on the CPU, whole, put together where they lie in pieces.
+class Tensors(Mapping[str, torch.Tensor]):
+    """Tensors of an index by name, each read when it is asked for; whole, on the CPU.
+
+    So a rank that keeps only a part of each never has all of them in memory. Close it, or use it in
+    a `with` block.
 
     Args:
         directory: of the checkpoint.
         index: where they lie.
-        shapes: of those that lie in pieces.
-        names: which; None: all.
-
-    Raises:
-        KeyError: there is none of that name.
+        shapes: of those that lie in pieces, which are put together.
+        names: those that it shows; None: all.
     """
-    tensors = {}
-    with contextlib.ExitStack() as stack:
-        files: dict[str, io.BufferedReader] = {}
 
-        def load(file: str, offset: int, length: int) -> torch.Tensor:
-            if file not in files:
-                files[file] = stack.enter_context((directory / file).open("rb"))
-            files[file].seek(offset)
-            data = io.BytesIO(files[file].read(length))
-            # weights_only: a checkpoint is data and may never run code.
-            return torch.load(data, weights_only=True, map_location="cpu")
+    def __init__(
+        self,
+        directory: Path,
+        index: Index,
+        shapes: Mapping[str, Sequence[int]],
+        names: Iterable[str] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._index = index if names is None else {name: index[name] for name in names}
+        self._shapes = shapes
+        self._files: dict[str, io.BufferedReader] = {}
 
-        for name in index if names is None else names:
-            entry = index[name]
-            if not isinstance(entry[0], list):
-                tensors[name] = load(*entry)
-                continue
-            for file, offset, length, first in entry:
-                part = load(file, offset, length)
-                if name not in tensors:
-                    tensors[name] = torch.empty(tuple(shapes[name]), dtype=part.dtype)
-                Piece(name, tuple(shapes[name]), tuple(first), part).of(tensors[name]).copy_(part)
-    return tensors
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self._index[name]
+        if not isinstance(entry[0], list):
+            return self._load(*entry)
+        shape = tuple(self._shapes[name])
+        whole: torch.Tensor | None = None
+        for file, offset, length, first in entry:
+            part = self._load(file, offset, length)
+            if whole is None:
+                whole = torch.empty(shape, dtype=part.dtype)
+            Piece(name, shape, tuple(first), part).of(whole).copy_(part)
+        return whole
+
+    def _load(self, file: str, offset: int, length: int) -> torch.Tensor:
+        if file not in self._files:
+            self._files[file] = (self._directory / file).open("rb")
+        self._files[file].seek(offset)
+        data = io.BytesIO(self._files[file].read(length))
+        # weights_only: a checkpoint is data and may never run code.
+        return torch.load(data, weights_only=True, map_location="cpu")
+
+    def close(self) -> None:
+        """No more is read."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def __enter__(self) -> Tensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _item(entry: Sequence[Any]) -> Any:

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from slurm_elastic.training import keeper as module
-from slurm_elastic.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from slurm_elastic.training.checkpoint import CheckpointError, Checkpoints
 from slurm_elastic.training.keeper import Keeper, agree
 from slurm_elastic.training.parallel import World
 from slurm_elastic.training.sampler import Cursor
 from slurm_elastic.training.state import State
+from slurm_elastic.training.tensorfile import Tensors
 
 FIRST, SECOND = Cursor(3, 0, 30), Cursor(4, 1, 0)
 
@@ -77,14 +78,13 @@ def test_what_a_save_costs_is_remembered(make, take_up) -> None:
 def test_what_reads_back_differently_proves_nothing(
     make, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Checkpoint.read_cold
+    honest = Tensors.__getitem__
 
-    def lie(checkpoint: Checkpoint, names: object) -> dict[str, torch.Tensor]:
-        tensors = honest(checkpoint)
-        tensors["model.bias"] = torch.nextafter(tensors["model.bias"], torch.tensor(9.0))
-        return tensors
+    def lie(tensors: Tensors, name: str) -> torch.Tensor:
+        read = honest(tensors, name)
+        return torch.nextafter(read, torch.tensor(9.0)) if name == "model.bias" else read
 
-    monkeypatch.setattr(Checkpoint, "read_cold", lie)
+    monkeypatch.setattr(Tensors, "__getitem__", lie)
     keeper = make()
     assert keeper.save(FIRST)
     assert keeper.facts()["proven"] is False

@@ -132,6 +132,8 @@ def test_another_model_is_refused_by_name() -> None:
     other = torch.nn.Sequential(torch.nn.Linear(4, 9))
     state = State(model=other, optimizer=torch.optim.SGD(other.parameters()))
     with pytest.raises(CheckpointError, match=r"0\.bias is 8 there and 9 here"):
+        state.fits({name: tensor.shape for name, tensor in flat.items()})
+    with pytest.raises(CheckpointError, match=r"only the checkpoint has 1\.bias"):
         state.restore(flat)
     more = network()
     more.add_module("4", torch.nn.Linear(2, 2))
