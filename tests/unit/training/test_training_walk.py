@@ -11,6 +11,7 @@ import pytest
 import torch
 from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
 
+from slurm_elastic.job.local import AGAIN
 from slurm_elastic.layout import LayoutText
 from slurm_elastic.training.checkpoint import Checkpoints
 from slurm_elastic.training.signals import STOPPED
@@ -74,3 +75,35 @@ def test_a_walk_over_layouts_equals_an_uninterrupted_run(
     assert worlds.join() == [0], worlds.log()
     assert worlds.layouts() == WALK
     same(worlds, plain)
+
+
+def test_a_layout_that_is_ordered_while_the_job_runs(tmp_path: Path, esrun: Esrun) -> None:
+    options: dict[str, Any] = {"model": "tied", "ballast": 1}
+    plain = Worlds(tmp_path / "plain")
+    plain.run(1, **options)
+    worlds = Worlds(tmp_path / "moved")
+    options |= {"esrun": esrun, "directive": DIRECTIVE}
+    orders = ["2x1", "1x2", "1x2x2", "2x1"]
+    esrun.tell(layout=orders[0])
+    for ordered in orders[1:]:
+        until = max(worlds.losses(), default=0) + 2
+        worlds.start(2, step_s=0.02, **options)
+        worlds.wait_for_step(until)
+        esrun.tell(layout=ordered)
+        assert worlds.join() == [AGAIN] * 2, worlds.log()
+        assert worlds.saved_steps()[-1] == max(worlds.losses())
+        assert "starting again in another layout" in worlds.log()
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], worlds.log()
+    assert worlds.layouts() == orders
+    same(worlds, plain)
+
+
+def test_an_order_for_other_ranks_moves_nobody(tmp_path: Path, esrun: Esrun) -> None:
+    worlds = Worlds(tmp_path / "run")
+    esrun.tell(layout="1x2")
+    worlds.start(2, esrun=esrun, directive=DIRECTIVE, step_s=0.02)
+    worlds.wait_for_step(3)
+    esrun.tell(layout="2x2")
+    assert worlds.join() == [0, 0], worlds.log()
+    assert worlds.layouts() == ["1x2"]
