@@ -20,83 +20,34 @@ import os
 import re
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slurm_elastic.training import tensorfile
+from slurm_elastic.training.manifest import (
+    FORMAT,
+    KIND,
+    MANIFEST,
+    Checkpoint,
+    checksum,
+    file_of,
+    files_of,
+    open_checkpoint,
+    verify,
+)
 from slurm_elastic.training.shards import ShardError
-from slurm_elastic.training.tensorfile import Piece, Tensors
+from slurm_elastic.training.tensorfile import Piece
 from slurm_elastic.training.writers import CheckpointError, Crew, failed
 
 __all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "open_checkpoint", "parts", "verify"]
 
-FORMAT = 1
-KIND = "slurm-elastic checkpoint"
-MANIFEST = "manifest.json"
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d{8,})")
-_BLOCK = 1 << 20
 #: A checkpoint just written on another node appears this late at worst (NFS caches directories).
 _APPEARS_S = 60.0
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint.
-
-    Attributes:
-        path: its directory.
-        step: optimisation steps done.
-        meta: plain values.
-        index: where each tensor lies.
-        shapes: of the tensors, by name; of none in checkpoints that are older than this field.
-    """
-
-    path: Path
-    step: int
-    meta: dict[str, Any]
-    index: tensorfile.Index
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """Values that others than the tensors' owners gave, by name."""
-        kept = dict(self.meta.get("kept", {}))
-        if "freezing" in self.meta:  # where it was when there was nothing else to keep
-            kept.setdefault("freezing", self.meta["freezing"])
-        return kept
-
-    def open(self, names: Iterable[str] | None = None, *, cold: bool = False) -> Tensors:
-        """The tensors of these names, or all, read one by one as they are asked for.
-
-        Args:
-            names: those that are wanted.
-            cold: read from the disk rather than from memory, where the system allows that.
-        """
-        if cold:
-            for path in _files(self.path):
-                with path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return Tensors(self.path, self.index, self.shapes, names)
-
-    def read(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-        """The tensors of these names, or all; whole, on the CPU."""
-        with self.open(names) as tensors:
-            return dict(tensors)
-
-    def written_by(self, rank: int) -> set[str]:
-        """Names of the tensors of which that rank wrote a piece, or all."""
-        file = _file(rank)
-        return {
-            name
-            for name, entry in self.index.items()
-            if file in (entry if isinstance(entry[0], str) else [piece[0] for piece in entry])
-        }
 
 
 class Checkpoints:
@@ -189,8 +140,8 @@ class Checkpoints:
             index = tensorfile.describe(work, metadata, written)
             shapes = {entry[0]: entry[2] for _, entry, _ in written}
             files = {r["file"]: [r["size"], r["checksum"]] for r in results.values() if r["file"]}
-            for path in _files(work):
-                files.setdefault(path.name, [path.stat().st_size, _checksum(path)])
+            for path in files_of(work):
+                files.setdefault(path.name, [path.stat().st_size, checksum(path)])
             manifest = {
                 "kind": KIND,
                 "format": FORMAT,
@@ -233,17 +184,17 @@ class Checkpoints:
         """This rank's file; tells what went wrong instead of raising it."""
         if not share["pieces"]:
             return {"file": "", "size": 0, "checksum": 0, "where": []}
-        path = self.root / share["directory"] / _file(rank)
+        path = self.root / share["directory"] / file_of(rank)
         try:
             if not _appears(path.parent.is_dir):
                 return failed(f"does not see {path.parent}; all nodes must share checkpoint_dir")
             where = tensorfile.write(path, [pieces[i] for i in share["pieces"]])
-            size, checksum = path.stat().st_size, _checksum(path)
+            size, crc = path.stat().st_size, checksum(path)
         except OSError as error:
             return failed(self._reason(error))
         except Exception as error:  # noqa: BLE001 - rank 0 has to learn of it, and tells all
             return failed(repr(error))
-        return {"file": path.name, "size": size, "checksum": checksum, "where": where}
+        return {"file": path.name, "size": size, "checksum": crc, "where": where}
 
     def _expect(self, work: Path, rank: int, result: Mapping[str, Any]) -> None:
         """What another node wrote must be seen here, as it was written."""
@@ -318,61 +269,6 @@ class Checkpoints:
         return sorted(found, key=lambda p: int(p.name.removeprefix("step_")), reverse=True)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Read the manifest and compare the files' sizes.
-
-    Raises:
-        CheckpointError: torn, foreign, or of a newer format.
-    """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError("not complete (no manifest)") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"its manifest cannot be read ({error})") from None
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise CheckpointError("not written by slurm-elastic")
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"of format {manifest.get('format')}, this slurm-elastic reads {FORMAT}; it stays"
-        )
-    try:
-        checkpoint = Checkpoint(
-            path,
-            int(manifest["step"]),
-            dict(manifest["meta"]),
-            dict(manifest["index"]),
-            dict(manifest.get("shapes", {})),
-        )
-        sizes = {name: int(size) for name, (size, _) in manifest["files"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"its manifest is damaged ({error!r})") from None
-    for name, size in sizes.items():
-        try:
-            found = (path / name).stat().st_size
-        except OSError:
-            raise CheckpointError(f"not complete ({name} is missing)") from None
-        if found != size:
-            raise CheckpointError(f"torn ({name} has {found} bytes of {size})")
-    return checkpoint
-
-
-def verify(checkpoint: Checkpoint) -> None:
-    """Compare every file's checksum with the manifest.
-
-    Raises:
-        CheckpointError: a byte differs.
-    """
-    manifest = json.loads((checkpoint.path / MANIFEST).read_text(encoding="utf-8"))
-    for name, (_, checksum) in manifest["files"].items():
-        try:
-            found = _checksum(checkpoint.path / name)
-        except OSError as error:
-            raise CheckpointError(f"{name} cannot be read ({error.strerror})") from None
-        if found != checksum:
-            raise CheckpointError(f"damaged ({name} has another checksum)")
-
-
 def parts(tensors: Mapping[str, torch.Tensor]) -> list[Piece]:
     """What this rank holds of each tensor.
 
@@ -400,28 +296,12 @@ def _bytes(dtype: str, shape: Sequence[int]) -> int:
     return each * math.prod(shape)
 
 
-def _file(rank: int) -> str:
-    return f"__{rank}_0.distcp"
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(p for p in directory.iterdir() if p.is_file())
-
-
 def _written(path: Path) -> int:
     """When a checkpoint became complete; 0 if it never did."""
     try:
         return (path / MANIFEST).stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            value = zlib.crc32(block, value)
-    return value
 
 
 def _write_text(path: Path, text: str) -> None:
