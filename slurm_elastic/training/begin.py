@@ -165,6 +165,7 @@ def init(
             micro_batch=micro_batch,
             world=world,
             signals=signals,
+            watch=watch,
             known=known,
         )
         _prune(optimizer, mode.model)

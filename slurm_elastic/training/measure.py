@@ -43,7 +43,8 @@ class Times:
         data_s: waiting for the loader, by the clock, over all steps.
         forward_s: forward passes of all micro-batches, losses and the way to the device included.
         backward_s: their backward passes.
-        sync_s: the all-reduce, waiting for slower ranks included; 0 for a rank alone.
+        sync_s: the all-reduce, waiting for slower ranks included; 0 for a rank alone. In stages
+            also waiting for the neighbours, and what is sent to them.
         optimizer_s: clipping, the optimizer and the schedule of its learning rate.
     """
 
@@ -63,6 +64,7 @@ class Parts:
 
     Attributes:
         pieces: micro-batches.
+        staged: passes were those of one rank's stages only, and tell no micro-step.
     """
 
     forward_s: float = 0.0
@@ -70,6 +72,7 @@ class Parts:
     sync_s: float = 0.0
     optimizer_s: float | None = None
     pieces: int = 1
+    staged: bool = False
 
 
 class StepTimer:
@@ -138,7 +141,7 @@ class StepTimer:
         result = Times(
             step_s,
             len(self._times),
-            _micro_step_s(full, step_s),
+            _micro_step_s([p for p in full if not p.staged], step_s),
             data_s=_median(self._data),
             forward_s=_median(p.forward_s for p in full),
             backward_s=_median(p.backward_s for p in full),

@@ -24,6 +24,7 @@ from slurm_elastic.training.pipeline import Layout, PipelineEngine, cut
 from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.sampler import Piece, Split
 from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.watch import SYNC, Watch
 
 #: Micro-batches of a step, by how many the pipeline holds at once: GPipe (NeurIPS'19, section
 #: 3.3) finds the time lost to filling and draining negligible from 4 on.
@@ -75,6 +76,7 @@ class Staged:
         micro_batch: most samples through a stage at once.
         world: this rank and the others.
         signals: tell a broken connection from the end of the job.
+        watch: looks into the steps.
         known: an earlier profile of the layers.
     """
 
@@ -89,6 +91,7 @@ class Staged:
         micro_batch: int | None,
         world: World,
         signals: Signals,
+        watch: Watch,
         known: Measured | None = None,
     ) -> None:
         layout, lengths = choice.layout, choice.lengths or (len(layers),)
@@ -98,7 +101,7 @@ class Staged:
         self.writers = tuple(sorted({0, *(ranks[0] for ranks in layout.stages)}))
         self.updates_itself = schedule == "pipedream"
         self._pipeline, self._loss_fn, self._schedule, self._ties = layout, loss_fn, schedule, ties
-        self._world, self._signals = world, signals
+        self._world, self._signals, self._watch = world, signals, watch
         stages = cut(layers, lengths)
         held = layout.held_by(world.rank)
         self._stages = {stage: stages[stage] for stage in held}
@@ -133,6 +136,8 @@ class Staged:
             inputs, targets = moved(part, self._world.device)
             loaded[piece.number] = inputs, (targets, sizes[piece.number])
         self._profile()
+        self._watch.begin()
+        self._watch.enter(SYNC)
         with self._signals.together():
             engine = self._started()
             if self.updates_itself:
@@ -140,7 +145,11 @@ class Staged:
                 loss = sum(m * size for m, size in zip(means, sizes, strict=True)) / count
             else:
                 loss = engine.step(loaded, sizes=sizes, divisor=count)
-            return loss, Asks(*engine.total(asks))
+            agreed = Asks(*engine.total(asks))
+        held = self._pipeline.held_by(self._world.rank)
+        shares = (self._pipeline.share(stage, self._world.rank, len(sizes)) for stage in held)
+        self._watch.staged(sum(map(len, shares)))
+        return loss, agreed
 
     def clip(self, most: float) -> None:
         """See `Mode`."""
@@ -179,6 +188,7 @@ class Staged:
             schedule=self._schedule,
             loss=self._mean if self.updates_itself else self._sum,
             ties=self._ties,
+            enter=self._watch.enter,
             device=self._world.device,
         )
 

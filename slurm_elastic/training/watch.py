@@ -6,6 +6,8 @@ Whatever is computed across ranks rides in the step's own all-reduce.
 A step calls, in this order:
 
     begin, (piece, backward, piece_done) for each micro-batch, reducing, reduced, optimizing, end
+
+A step in stages calls begin, `enter` for whatever begins there, `staged`, optimizing, end.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from slurm_elastic.training.measure import Parts, Phases, StepTimer
 from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
 from slurm_elastic.training.parallel import World
 
-_FORWARD, _BACKWARD, _SYNC, _OPTIMIZER = "forward", "backward", "sync", "optimizer"
+FORWARD, BACKWARD, SYNC, OPTIMIZER = "forward", "backward", "sync", "optimizer"
 
 
 class Watch:
@@ -49,9 +51,9 @@ class Watch:
         self._world = world
         self._profiler = profiler
         self._looks = False
-        self._pieces = 0
+        self._pieces, self._stages = 0, False
         self._phases = Phases(world.device)
-        self._waits: tuple[Phases, int] | None = None
+        self._waits: tuple[Phases, int, bool] | None = None
         self._zero = torch.zeros((), device=world.device)
         self._small: tuple[torch.Tensor, float] = (self._zero, 0.0)
 
@@ -65,29 +67,42 @@ class Watch:
         self.end()
         self._settle()
         self._looks = self._timer.looks
-        self._pieces = 0
+        self._pieces, self._stages = 0, False
         self._small = (self._zero, 0.0)
         if self._looks:
             self._phases = Phases(self._world.device)
         if self._profiler is not None:
             self._profiler.begin(on=self._timer.on)
 
+    def enter(self, phase: str) -> None:
+        """From now on time belongs to this part of the step; "": to none."""
+        if self._looks:
+            self._phases.enter(phase)
+
+    def staged(self, pieces: int) -> None:
+        """The passes of so many micro-batches through the stages of this rank are done.
+
+        The rest of the time between them has been waited for other ranks, or sent and reduced.
+        """
+        self.enter("")
+        self._pieces, self._stages = pieces, True
+
     def piece(self, size: int | None = None) -> None:
         """A micro-batch's forward pass begins; of so many samples, if that is known."""
-        self._enter(_FORWARD)
+        self.enter(FORWARD)
         if self._profiler is not None:
             self._profiler.samples = size
 
     def backward(self) -> None:
         """Its loss is known, the backward pass begins."""
-        self._enter(_BACKWARD)
+        self.enter(BACKWARD)
 
     def piece_done(self, size: int) -> None:
         """Its backward pass has ended; gradients are sums over the samples so far."""
         self._pieces += 1
         if not self._looks:
             return
-        self._enter("")
+        self.enter("")
         if self._pieces == 1:
             self._small = (squared_norm(self._gradients()) / size**2, 1 / size)
 
@@ -98,7 +113,7 @@ class Watch:
             What it is to add up over the ranks: squared norm of the mean gradient of the first
             micro-batch, and 1 by its size; 0 and 0 on a rank without samples.
         """
-        self._enter(_SYNC)
+        self.enter(SYNC)
         return self._small
 
     def reduced(self, small: Sequence[float], count: int) -> None:
@@ -108,7 +123,7 @@ class Watch:
             small: sums over the ranks of what `reducing` returned.
             count: samples of the batch, over all ranks.
         """
-        self._enter("")
+        self.enter("")
         alone = self._world.size == 1
         if alone and self._pieces == 1:
             self._consecutive.see(self._gradients(), count, keep=self._looks)
@@ -124,14 +139,15 @@ class Watch:
 
     def optimizing(self) -> None:
         """Clipping, the optimizer and the schedule begin."""
-        self._enter(_OPTIMIZER)
+        self.enter(OPTIMIZER)
 
     def end(self) -> None:
         """The step is done."""
         if not self._looks:
             return
-        self._enter("")
-        self._waits, self._looks = (self._phases, self._pieces), False
+        self.enter("")
+        self._waits = self._phases, self._pieces, self._stages
+        self._looks = False
         if self._world.device.type != "cuda":
             self._settle()
 
@@ -139,21 +155,18 @@ class Watch:
         """Tell what the last step was made of, as soon as a GPU has come so far."""
         if self._waits is None or not self._waits[0].ready:
             return
-        (phases, pieces), self._waits = self._waits, None
+        (phases, pieces, staged), self._waits = self._waits, None
         found = phases.totals()
         self._timer.parts(
             Parts(
-                forward_s=found.get(_FORWARD, 0.0),
-                backward_s=found.get(_BACKWARD, 0.0),
-                sync_s=0.0 if self._world.size == 1 else found.get(_SYNC, 0.0),
-                optimizer_s=found.get(_OPTIMIZER),
+                forward_s=found.get(FORWARD, 0.0),
+                backward_s=found.get(BACKWARD, 0.0),
+                sync_s=0.0 if self._world.size == 1 else found.get(SYNC, 0.0),
+                optimizer_s=found.get(OPTIMIZER),
                 pieces=pieces,
+                staged=staged,
             )
         )
-
-    def _enter(self, phase: str) -> None:
-        if self._looks:
-            self._phases.enter(phase)
 
     def _gradients(self) -> list[torch.Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]

@@ -48,6 +48,8 @@ class PipelineEngine:
             micro-batches, divided by `divisor`.
         ties: sets of names of parameters that are one, whichever stages they are in.
         vertical_sync: pipedream's option (stashing.py).
+        enter: is told what begins: "forward", "backward", "optimizer", or "sync" for whatever
+            lies between them: waiting, sending, reducing.
         device: where modules and data are.
         timeout_s: how long a rank waits for another.
 
@@ -66,13 +68,14 @@ class PipelineEngine:
         loss: Loss,
         ties: Iterable[Sequence[str]] = (),
         vertical_sync: bool = False,
+        enter: Callable[[str], None] = lambda _: None,
         device: torch.device | str = "cpu",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._device = torch.device(device)
         self._world = World(layout, device=self._device, timeout_s=timeout_s)
         self._layout, self._schedule = layout, schedule
-        self._count, self._loss = micro_batches, loss
+        self._count, self._loss, self._enter = micro_batches, loss, enter
         self._asynchronous = schedule == "pipedream"
         self._held = layout.held_by(self.rank)
         ties = tuple(tuple(names) for names in ties)
@@ -258,7 +261,9 @@ class PipelineEngine:
             if self._asynchronous:
                 link.settle(micro - before)
         last = stage == self._layout.last
+        self._enter("forward")
         output = self._stages[stage].forward(micro, value, batch[micro][1] if last else None)
+        self._enter("sync")
         if last:
             losses[micro] = output.detach()
         else:
@@ -269,7 +274,9 @@ class PipelineEngine:
         gradients: list[torch.Tensor] = []
         if stage < self._layout.last:
             gradients = self._next[stage][self._layout.owner(stage + 1, micro)].gradients(micro)
+        self._enter("backward")
         back = self._stages[stage].backward(micro, gradients)
+        self._enter("sync")
         if stage > 0:
             self._previous[stage][self._layout.owner(stage - 1, micro)].send_back(micro, back)
 
@@ -281,7 +288,9 @@ class PipelineEngine:
         if self.rank not in self._layout.stages[action.stage][:members]:
             stage.clear()
         self._shared.add_up_stage(action.stage, members)
+        self._enter("optimizer")
         update()
+        self._enter("sync")
         stage.updated()
 
     def _stage(self, stage: int, *, vertical_sync: bool) -> Stage:

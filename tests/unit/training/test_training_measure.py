@@ -314,3 +314,20 @@ def test_a_profile_too_large_to_tell_is_left_out(esrun: Esrun, monkeypatch) -> N
     reporter.ended(step=3, progress=1.0, code=0, checkpoint={})
     esrun.wait_for("ended")
     assert [r["step"] for r in esrun.reports if "profile" in r] == [2]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_stages_tell_their_parts_and_their_layers(
+    worlds: Worlds, esrun: Esrun, schedule: str
+) -> None:
+    directive = "1-2,parallel=pipeline"
+    worlds.run(2, esrun=esrun, step_s=0.01, directive=directive, schedule=schedule)
+    assert worlds.layouts() == ["1x2"]
+    measured = [r for r in esrun.reports if r.get("forward_s")]
+    assert measured
+    for name in ("backward_s", "sync_s", "optimizer_s", "data_s"):
+        assert all(r[name] > 0 for r in measured), name
+    # Of one stage only, which is no micro-batch of the model.
+    assert all(r.get("micro_step_s") is None for r in esrun.reports)
+    told = [r for r in esrun.reports if "profile" in r]
+    assert [row[0] for row in told[0]["profile"]] == ["front", "act", "drop", "back"]
