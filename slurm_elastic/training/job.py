@@ -228,8 +228,10 @@ class Job:
         kept["noise"] = noise.state
         self._size.load_state_dict(restored.get("batch"))
         kept["batch"] = self._size.state_dict
-        kept["profile"] = lambda: (m := self._mode.measured) and m.state()
-        # An attempt that does not freeze leaves what a former one found out.
+        # An attempt that does not measure layers, or does not freeze, leaves what was found out.
+        kept["profile"] = lambda: (
+            m.state() if (m := self._mode.measured) else restored.get("profile")
+        )
         kept["freezing"] = lambda: restored.get("freezing")
         self._size.introduce()
         self._reporter.tell(**self._size.facts(self._micro_batch))
