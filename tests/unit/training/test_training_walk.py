@@ -58,14 +58,18 @@ def same(worlds: Worlds, plain: Worlds) -> None:
         assert off <= 1e-5, (name, off)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("optimizer", "more"),
+    [("adamw", {}), ("sgd", {"schedule": "gpipe", "micro_batch": 2, "workers": 1})],
+)
 def test_a_walk_over_layouts_equals_an_uninterrupted_run(
-    tmp_path: Path, esrun: Esrun, optimizer: str
+    tmp_path: Path, esrun: Esrun, optimizer: str, more: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {"optimizer": optimizer, "model": "tied", "ballast": 1}
     plain = Worlds(tmp_path / "plain")
     plain.run(1, **options)
     worlds = Worlds(tmp_path / "moved")
+    options |= more
     for number, layout in enumerate(WALK[:-1], start=1):
         until = max(worlds.losses(), default=0) + 1
         leg(worlds, esrun, layout, until=until, notice=number, **options)
@@ -96,6 +100,26 @@ def test_a_layout_that_is_ordered_while_the_job_runs(tmp_path: Path, esrun: Esru
     worlds.start(2, **options)
     assert worlds.join() == [0, 0], worlds.log()
     assert worlds.layouts() == orders
+    same(worlds, plain)
+
+
+def test_a_notice_that_is_withdrawn_leaves_a_pipeline_as_it_was(
+    tmp_path: Path, esrun: Esrun
+) -> None:
+    plain = Worlds(tmp_path / "plain")
+    plain.run(1, model="tied", ballast=1)
+    worlds = Worlds(tmp_path / "run")
+    esrun.tell(layout="1x3")
+    worlds.start(3, esrun=esrun, directive=DIRECTIVE, step_s=0.02, model="tied", ballast=1)
+    worlds.wait_for_step(3)
+    for notice in (1, 2):
+        esrun.order("notice", notice=notice)
+        saved = esrun.wait_for("saved", notice=notice)
+        assert saved["checkpoint_step"] == saved["step"] == max(worlds.losses())
+        esrun.order("resume")
+        esrun.wait_for("training", step=saved["step"] + 1)
+    assert worlds.join() == [0] * 3, worlds.log()
+    assert worlds.layouts() == ["1x3"]
     same(worlds, plain)
 
 
