@@ -174,7 +174,13 @@ def init(
         if found is None:
             world.broadcast(whole.state_dict().values())
         mode = Sharded(
-            whole, optimizer, loss_fn, micro_batch=micro_batch, world=world, signals=signals
+            whole,
+            optimizer,
+            loss_fn,
+            micro_batch=micro_batch,
+            world=world,
+            signals=signals,
+            watch=watch,
         )
     else:
         mode = Replicas(

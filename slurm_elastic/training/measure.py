@@ -64,7 +64,7 @@ class Parts:
 
     Attributes:
         pieces: micro-batches.
-        staged: passes were those of one rank's stages only, and tell no micro-step.
+        staged: passes were not those of a whole model on one rank, and tell no micro-step.
     """
 
     forward_s: float = 0.0

@@ -25,6 +25,7 @@ from slurm_elastic.training.parallel import World
 from slurm_elastic.training.sampler import Even, Piece, Split
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.ties import ties
+from slurm_elastic.training.watch import BACKWARD, FORWARD, SYNC, Watch
 
 #: Debian's 2.6 fails on CPU in `fully_shard` itself; 2.13 works.
 _BROKEN = (2, 6)
@@ -65,6 +66,7 @@ class Sharded:
         micro_batch: most samples through the model at once.
         world: this rank and the others, who have met.
         signals: tell a broken connection from the end of the job.
+        watch: looks into the steps.
     """
 
     updates_itself = False
@@ -80,11 +82,13 @@ class Sharded:
         micro_batch: int | None,
         world: World,
         signals: Signals,
+        watch: Watch,
     ) -> None:
         self.layout = f"{world.size}x1"
         self.split: Split = Padded(rank=world.rank, world=world.size, micro=micro_batch)
         self.writers = tuple(range(world.size))
         self._loss_fn, self._world, self._signals = loss_fn, world, signals
+        self._watch = watch
         self.model: Any = _cut(model, optimizer, world)
 
     @property
@@ -101,16 +105,20 @@ class Sharded:
         share = batch.share
         for parameter in self.model.parameters():
             parameter.grad = None
+        self._watch.begin()
         total = torch.zeros((), device=self._world.device)
         with self._signals.together():
             for piece, part in zip(share.pieces, batch.parts, strict=True):
                 self.model.set_requires_gradient_sync(piece is share.pieces[-1])
+                self._watch.enter(FORWARD)
                 inputs, targets = moved(part, self._world.device)
                 loss = self._loss_fn(self.model(inputs), targets)
                 summed = loss.sum() if loss.dim() else loss * len(piece.span)
+                self._watch.enter(BACKWARD)
                 (summed if piece.counts else summed * 0.0).backward()
                 if piece.counts:
                     total += summed.detach()
+            self._watch.enter(SYNC)
             sums = torch.stack([total, *total.new_tensor(asks).unbind()])
             torch.distributed.all_reduce(sums)
         for parameter in self.model.parameters():
@@ -118,6 +126,7 @@ class Sharded:
                 # FSDP2 has taken the mean over the ranks, who may have unequal shares.
                 parameter.grad.to_local().mul_(self._world.size / share.count)
         found = sums.tolist()
+        self._watch.staged(len(share.pieces))
         return found[0] / share.count, Asks(*found[1:])
 
     def clip(self, most: float) -> None:

@@ -7,7 +7,8 @@ A step calls, in this order:
 
     begin, (piece, backward, piece_done) for each micro-batch, reducing, reduced, optimizing, end
 
-A step in stages calls begin, `enter` for whatever begins there, `staged`, optimizing, end.
+A step that is made up otherwise calls begin, `enter` for whatever begins there, `staged`,
+optimizing, end.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ class Watch:
             self._phases.enter(phase)
 
     def staged(self, pieces: int) -> None:
-        """The passes of so many micro-batches through the stages of this rank are done.
+        """The passes of so many micro-batches through what this rank holds are done.
 
-        The rest of the time between them has been waited for other ranks, or sent and reduced.
+        They are no micro-step: other ranks took part, or it was not the whole model.
         """
         self.enter("")
         self._pieces, self._stages = pieces, True
