@@ -60,7 +60,11 @@ def same(worlds: Worlds, plain: Worlds) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "more"),
-    [("adamw", {}), ("sgd", {"schedule": "gpipe", "micro_batch": 2, "workers": 1})],
+    [
+        ("adamw", {}),
+        ("sgd", {"schedule": "gpipe", "micro_batch": 2, "workers": 1}),
+        ("adamw", {"shard": True}),
+    ],
 )
 def test_a_walk_over_layouts_equals_an_uninterrupted_run(
     tmp_path: Path, esrun: Esrun, optimizer: str, more: dict[str, Any]
