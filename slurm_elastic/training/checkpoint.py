@@ -229,10 +229,7 @@ class Checkpoints:
         target = self.root / name
         if target.exists():
             # Left by a run that went on from an older checkpoint, or torn.
-            old = self.root / f".tmp.{name}.old"
-            shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-            shutil.rmtree(old, ignore_errors=True)
+            self._remove(target)
         work.rename(target)
         _sync(self.root)
         pointer = self.root / f".tmp.{LATEST}"
@@ -247,7 +244,15 @@ class Checkpoints:
             with contextlib.suppress(CheckpointError):
                 ours.append(open_checkpoint(path))
         for old in [c for c in ours if c.step <= step][self._keep :]:
-            shutil.rmtree(old.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._remove(old.path)
+
+    def _remove(self, path: Path) -> None:
+        """Renamed first: a kill half-way leaves what `clean` removes, not a torn checkpoint."""
+        old = self.root / f".tmp.{path.name}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
 
     def _candidates(self) -> list[Path]:
         """Newest first; but a `latest` edited by hand since then comes before them."""

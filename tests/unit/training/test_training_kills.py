@@ -15,7 +15,7 @@ import torch
 from traps import Trap
 from worlds import BATCH, PATIENCE_S, SAMPLES, Worlds, lines, wait
 
-from slurm_elastic.training.checkpoint import Checkpoint, Checkpoints
+from slurm_elastic.training.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from slurm_elastic.training.signals import STOPPED
 
 EPOCHS = 5
@@ -234,7 +234,9 @@ def test_a_training_survives_ten_kills(
     assert worlds.join() == [0, 0], str(story)
     assert f"went on from step {story.published} with 2 rank(s)" in worlds.log()
     same(worlds, undisturbed[options["optimizer"]], story)
-    assert not list((worlds.out / "ckpt").glob(".tmp*")), str(story)
+    left = [path for path in (worlds.out / "ckpt").iterdir() if path.name != "latest"]
+    # Two stay, and a third if the last kill came between a save and its end.
+    assert len([open_checkpoint(path) for path in left]) <= 3, str(story)
 
 
 def test_a_training_survives_five_kills_at_its_end(
