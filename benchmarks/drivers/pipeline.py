@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Micro-batches of a step; 2, 3, 4 and 6 divide it.
 MICRO_BATCHES = 12
-#: Minibatches that `pipedream` takes between two drains, per rank.
+#: Steps' worth of samples that `pipedream` takes between two drains.
 _ROW = 12
 #: Numbers per sample that the first layer reads.
 _FEATURES = 8
@@ -105,7 +105,7 @@ class Bench:
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 dist.barrier()
                 begun = time.perf_counter()
-                losses[name] += arms[name][1](self.steps)
+                losses[name] += arms[name][1](arms[name][0])
                 dist.barrier()
                 walls[name].append((time.perf_counter() - begun) / arms[name][0])
         found: dict[str, Any] = {"step_s": walls, "wire": wire, "parameter_bytes": 4 * size}
@@ -134,18 +134,17 @@ class Bench:
             profile = emulated.chained(pipeline_profile.read(Path(self._model)))
         return emulated.modules(profile, samples=self.minibatch, shrink=self.shrink, slow=self.slow)
 
-    def arms(self, plan: Partition) -> dict[str, tuple[float, Callable[[int], list[float]]]]:
-        """By name: steps' worth of samples in a block of `steps`, and what runs a block."""
+    def arms(self, plan: Partition) -> dict[str, tuple[int, Callable[[int], list[float]]]]:
+        """By name: steps in a block, and what takes so many."""
         replicas = [stage.replicas for stage in plan.stages]
         lengths = [len(stage.layers) for stage in plan.stages]
         whole = [len(self.layers())]
-        row = _ROW * self.ranks * self.minibatch / self.batch
         return {
             "data parallel": (self.steps, self.synchronous([self.ranks], whole, "1f1b")),
             "data parallel, DDP": (self.steps, self.overlapped()),
             "gpipe": (self.steps, self.synchronous(replicas, lengths, "gpipe")),
             "1f1b": (self.steps, self.synchronous(replicas, lengths, "1f1b")),
-            "pipedream": (row, self.asynchronous(replicas, lengths)),
+            "pipedream": (_ROW, self.asynchronous(replicas, lengths)),
         }
 
     def synchronous(
@@ -218,8 +217,7 @@ class Bench:
         data = self.data(self.ranks)
 
         def block(steps: int) -> list[float]:
-            rows = _ROW if steps > 1 else 1
-            return engine.run([pair for _ in range(rows) for pair in data()], optimizer.step)
+            return engine.run([pair for _ in range(steps) for pair in data()], optimizer.step)
 
         return block
 
