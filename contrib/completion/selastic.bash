@@ -17,7 +17,7 @@ _selastic() {
     COMPREPLY=()
 
     case $previous in
-        --config | --profiles | --restarts | --jobs-csv | --plot | --sacct | --output | -o)
+        --config | --profiles | --restarts | --slowdown | --jobs-csv | --plot | --sacct | --output | -o)
             compopt -o default; return ;;
         --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
         --class)
@@ -51,7 +51,7 @@ _selastic() {
         reconfigure) words="--dry-run --json --help" ;;
         check | ping) words="--json --help" ;;
         config) words="--help" ;;
-        simulate) words="--policy $simulation" ;;
+        simulate) words="--policy --format --slowdown --timers --lease --slots $simulation" ;;
         compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
         partition) words="--machines --bandwidth --activations --memory --straight --paper
             --free-sources --states $table --help" ;;

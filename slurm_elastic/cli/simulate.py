@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from slurm_elastic.cli import options, simulations
+from slurm_elastic.cli import options, simulate_gangs, simulations
 from slurm_elastic.cli.words import clean, digits
 
 if TYPE_CHECKING:
@@ -19,11 +20,20 @@ if TYPE_CHECKING:
 @options.verb
 @simulations.shared
 @click.option("--policy", default="sia", show_default=True, metavar="NAME", help="Who decides.")
+@simulate_gangs.only_gangs
 @options.as_json
+@click.pass_context
 def simulate(
+    context: click.Context,
+    /,
     *,
     workloads: tuple[str, ...],
     policy: str,
+    format_: str,
+    slowdown: str | None,
+    timers: str | None,
+    lease: float,
+    slots: int,
     jobs_csv: str | None,
     plot: str | None,
     json_: bool,
@@ -35,6 +45,15 @@ def simulate(
     workload of them.
     """
     inputs = simulations.Inputs(**shared)
+    gangs = simulate_gangs.GangInputs(slowdown=slowdown, timers=timers, lease=lease, slots=slots)
+    if format_ == "dally":
+        chosen = context.get_parameter_source("policy") is not ParameterSource.DEFAULT
+        with simulations.refusals():
+            simulate_gangs.refuse(inputs, plot)
+            found = simulate_gangs.run(workloads, policy if chosen else "dally", inputs, gangs)
+            simulate_gangs.put(found, as_json=json_, jobs_csv=jobs_csv)
+        return
+    gangs.unused()
     with simulations.refusals():
         simulations.known_policy(policy, "--policy")
         simulations.check(inputs, plot=plot, jobs_csv=jobs_csv)

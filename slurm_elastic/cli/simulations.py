@@ -105,6 +105,7 @@ def refusals() -> Iterator[None]:
     They all are ValueErrors whose text names culprit and remedy; other ValueErrors are bugs.
     """
     from slurm_elastic.config import ConfigError  # noqa: PLC0415
+    from slurm_elastic.models.communication import CommunicationError  # noqa: PLC0415
     from slurm_elastic.simulator.clusters import ClusterError  # noqa: PLC0415
     from slurm_elastic.simulator.engine import SimulationError  # noqa: PLC0415
     from slurm_elastic.simulator.generate import GenerateError  # noqa: PLC0415
@@ -119,8 +120,8 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (
-        ClusterError, ConfigError, GenerateError, PlotError, ProfileError, RestartsError,
-        SacctError, ScalingError, SimulationError, WorkloadError,
+        ClusterError, CommunicationError, ConfigError, GenerateError, PlotError, ProfileError,
+        RestartsError, SacctError, ScalingError, SimulationError, WorkloadError,
     ) as error:  # fmt: skip
         raise CliError(clean(error), USAGE) from None
     except RunError as error:

@@ -54,7 +54,15 @@ class OwnDally:
 
     renews = True
 
-    def __init__(self, communication: Communication, *, lease_s: float) -> None:
+    def __init__(self, communication: Communication, *, lease_s: float, most: float = MOST) -> None:
+        """Prepare.
+
+        Args:
+            communication: what distance costs.
+            lease_s: seconds of a lease.
+            most: the longest timer, in leases; 96 in the module's formulas.
+        """
+        self._most = most
         self._communication = communication
         self._lease_s = lease_s
         self._ideal: dict[tuple[Sites, str, int], float] = {}
@@ -93,10 +101,10 @@ class OwnDally:
         leases = [w[1] for w in waits]
         leases += [w for g in waiting if (w := (now - g.since_s) / self._lease_s) >= _NO_WAIT]
         if not leases:
-            return LEAST * self._lease_s
+            return min(self._most, LEAST) * self._lease_s
         mean = sum(leases) / len(leases)
         std = math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
-        return min(MOST, max(LEAST, mean + 2 * std)) * self._lease_s
+        return min(self._most, max(LEAST, mean + 2 * std)) * self._lease_s
 
     def _due(self, offer: Offer, choice: Choice, timer_s: float) -> list[Grant]:
         """Grants to gangs that have waited long enough; their nodes are taken from the choice."""
