@@ -64,7 +64,8 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
     made = State(model=made.model, optimizer=made.optimizer, part=rank)
 
     def say(line: str) -> None:
-        os.write(log, f"{line}\n".encode())
+        with (root / "said").open("a") as file:
+            file.write(f"{line}\n")
 
     keeper = Keeper(
         Checkpoints(root / "c", keep=9, say=say),
@@ -94,7 +95,7 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
 def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
     alone = make(None)
     done = 0
-    for size, replicas in ((2, 1), (1, 1), (3, 1), (4, 2), (1, 1)):
+    for size, replicas in ((1, 1), (3, 1), (4, 2), (1, 1)):
         port = _free_port()
         ranks = [
             PROCESSES.Process(target=attempt, args=(r, size, port, tmp_path, replicas, done))
@@ -104,8 +105,8 @@ def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
             process.start()
         for process in ranks:
             process.join()
-        log = (tmp_path / "log").read_text()
-        assert ([p.exitcode for p in ranks], log) == ([0] * size, "")
+        assert [p.exitcode for p in ranks] == [0] * size, (tmp_path / "log").read_text()
+        assert not (tmp_path / "said").exists(), (tmp_path / "said").read_text()
         train(alone.model, alone.optimizer, done)
         done += STEPS
         found = Checkpoints(tmp_path / "c", keep=9, say=print).newest()
