@@ -30,7 +30,7 @@ from slurm_elastic.training.pipeline import Layout
 if TYPE_CHECKING:
     from slurm_elastic.models.pipeline import Level
 
-#: Bytes/s within a node and between nodes, separated by a comma, where a site knows better.
+#: Bytes/s of a port, each way, within a node and between nodes; where a site knows better.
 BANDWIDTH_VARIABLE = "SLURM_ELASTIC_BANDWIDTH"
 #: PCIe, and 10 Gbit/s Ethernet.
 _BANDWIDTHS = (10e9, 1.25e9)
@@ -64,10 +64,12 @@ class Ranks:
                 f"{BANDWIDTH_VARIABLE} is {text!r}; write two numbers of bytes/s, within a node"
                 " and between nodes, e.g. 1e10,1e9"
             ) from None
+        # The published costs count what goes in and what goes out, which take turns there.
+        inner, outer = 2 * within, 2 * between
         if self.nodes <= 1 or self.world % self.nodes:
-            return [Level(self.world, within if self.nodes <= 1 else between)]
+            return [Level(self.world, inner if self.nodes <= 1 else outer)]
         each = self.world // self.nodes
-        return [Level(each, within)] * (each > 1) + [Level(self.nodes, between)]
+        return [Level(each, inner)] * (each > 1) + [Level(self.nodes, outer)]
 
 
 @dataclass(frozen=True, slots=True)

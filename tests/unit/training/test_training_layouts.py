@@ -84,9 +84,9 @@ def test_a_model_that_cannot_be_cut_is_refused() -> None:
 
 def test_the_sites_bandwidths() -> None:
     ranks = Ranks(8, nodes=2)
-    assert [(x.machines, x.bandwidth) for x in ranks.levels({})] == [(4, 10e9), (2, 1.25e9)]
+    assert [(x.machines, x.bandwidth) for x in ranks.levels({})] == [(4, 20e9), (2, 2.5e9)]
     told = ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "2e10,5e9"})
-    assert [x.bandwidth for x in told] == [2e10, 5e9]
+    assert [x.bandwidth for x in told] == [4e10, 10e9]
     assert [x.machines for x in Ranks(3, nodes=2).levels({})] == [3]
     with pytest.raises(ValueError, match="SLURM_ELASTIC_BANDWIDTH is 'fast'; write two numbers"):
         ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "fast"})
