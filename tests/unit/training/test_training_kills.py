@@ -23,7 +23,7 @@ STEPS = EPOCHS * -(-SAMPLES // BATCH)
 #: A save is up to 30 operations on the directory, a start 450 lines of the library, a step with
 #: its save 1,700. A count beyond that just comes a step later.
 OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 30, 450, 1700
-KILL_WAIT_S = 5.0
+KILL_WAIT_S = 2.0
 #: Ten kills in each of these.
 TRAININGS: list[dict[str, Any]] = [
     {"optimizer": "sgd"},
