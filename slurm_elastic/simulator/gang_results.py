@@ -4,13 +4,15 @@ Definitions: JCT = finish less arrival; queueing = arrival to first start, and f
 GPUs to the next start; communication GPU hours = (running less computing time) times GPUs; a
 *grant* is one lease; a preemption a lease that was followed by a wait of more than the
 checkpoint's time; shares of tiers are of the grants of gangs of 2 to 8 GPUs, their communication
-share is of their running time. p99 as in `slurm_elastic.simulator.results`.
+share is of their running time. p99 is the nearest rank.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -83,8 +85,8 @@ class GangResult:
             "jobs": len(jobs),
             "gpus": self.gpus,
             "avg_jct_h": mean(jct),
-            "p50_jct_h": jct[len(jct) // 2],
-            "p99_jct_h": jct[int(0.99 * len(jct))],
+            "p50_jct_h": statistics.median(jct),
+            "p99_jct_h": nearest_rank(jct, 0.99),
             "makespan_h": span_s / HOUR_S,
             "avg_queue_h": mean([j.queue_s / HOUR_S for j in jobs]),
             "max_queue_h": max(j.queue_s for j in jobs) / HOUR_S,
@@ -133,10 +135,6 @@ def _cell(value: object) -> object:
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """Linear between the two nearest ranks, as the published summary has it."""
-    ordered = sorted(values)
-    at = part * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+def nearest_rank(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that at least this part of all reaches, as in the published summary."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slurm_elastic.placement.delay_room import Place, Room
 from slurm_elastic.policies.gangs import Answer, Gang, Grant, Offer
 
 
@@ -34,7 +35,13 @@ class Gandiva:
             stays = gang.last and room.holds(gang.last) and gang.since_s == offer.now_s
             near = room.sites.span(gang.last)[1] == 1 if stays else False
             place = gang.last if near else room.in_node(node, gang.gpus)
-            place = place or (gang.last if stays else room.anywhere(gang.gpus))
+            place = place or (gang.last if stays else _rack(room, gang.gpus))
+            place = place or room.anywhere(gang.gpus)
             room.take(place)
             grants.append(Grant(gang.job_id, place, room.sites.tier(place)))
         return Answer(grants=tuple(grants), state=state)
+
+
+def _rack(room: Room, gpus: int) -> Place:
+    rack = max(range(len(room.rack)), key=lambda r: (room.rack[r], -r))
+    return room.in_rack(rack, gpus)

@@ -15,7 +15,7 @@ from slurm_elastic.policies.dally import Dally
 from slurm_elastic.policies.dally_own import OwnDally
 from slurm_elastic.simulator.clusters import ClusterError
 from slurm_elastic.simulator.gang_files import read_sites, read_slowdowns, read_workload
-from slurm_elastic.simulator.gang_results import percentile
+from slurm_elastic.simulator.gang_results import nearest_rank
 from slurm_elastic.simulator.gangs import simulate_gangs
 from slurm_elastic.simulator.workload import WorkloadError
 
@@ -131,9 +131,10 @@ def test_bad_clusters():
         read_sites("2x4x8", slots=3)
 
 
-def test_percentile_is_linear_between_ranks():
-    assert percentile([3.0, 1.0, 2.0], 0.75) == 2.5
-    assert percentile([1.0], 0.99) == 1.0
+def test_nearest_rank():
+    assert nearest_rank([1.0, 2.0, 3.0], 0.75) == 3.0
+    assert nearest_rank(list(range(500)), 0.99) == 494
+    assert nearest_rank([1.0], 0.99) == 1.0
 
 
 def test_from_the_command_line(small, capsys, tmp_path):

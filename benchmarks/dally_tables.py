@@ -1,0 +1,204 @@
+"""Dally's published workloads, run again: `python -m benchmarks.dally_tables`.
+
+Prints for each cluster, trace and policy ours beside what the author's simulator produced for the
+same files (../shared/data/dally/reference), then our own policy. `--main` runs p75g8 on A64 only;
+`--decide` times one decision on 1,000 nodes with 1,000 waiting gangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.models.communication import ClosedForm, Communication, Link
+from slurm_elastic.placement.delay import Timers
+from slurm_elastic.placement.delay_room import Place, Room, Sites
+from slurm_elastic.policies.baselines.gandiva import Gandiva
+from slurm_elastic.policies.baselines.tiresias import Tiresias
+from slurm_elastic.policies.dally import Dally
+from slurm_elastic.policies.dally_own import OwnDally
+from slurm_elastic.policies.gangs import Gang, GangPolicy, Held, Offer
+from slurm_elastic.simulator.gang_files import read_sites, read_slowdowns, read_workload
+from slurm_elastic.simulator.gang_results import GangResult
+from slurm_elastic.simulator.gangs import simulate_gangs
+
+DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "dally"
+CLUSTERS = {"A64": "2x4x8", "B128": "2x8x8"}
+LEASE_S = 3600.0
+#: Label, name in the reference.
+POLICIES = (
+    ("dally auto", "dally-auto24"),
+    ("dally 12,24", "dally-12-24"),
+    ("dally full", "dally-full"),
+    ("dally nowait", "dally-nowait"),
+    ("tiresias", "tiresias"),
+    ("tiresias-condfix", "tiresias-condfix"),
+    ("gandiva", "gandiva-s0"),
+    ("dally own", ""),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One simulation; picklable."""
+
+    cluster: str
+    trace: str
+    label: str
+    theirs: str
+    data: str
+
+
+def policy(label: str, communication: Communication) -> GangPolicy:
+    """The policy of a label."""
+    if label == "gandiva":
+        return Gandiva()
+    if label.startswith("tiresias"):
+        return Tiresias(published=label == "tiresias")
+    timers = label.removeprefix("dally ")
+    if timers == "own":
+        return OwnDally(communication, lease_s=LEASE_S)
+    return Dally(Timers.parse(timers, lease_s=LEASE_S))
+
+
+def run(task: Run) -> tuple[Run, GangResult]:
+    """Simulate it."""
+    data = Path(task.data)
+    table = read_slowdowns(data / "reference" / "slowdown.csv")
+    return task, simulate_gangs(
+        read_workload(data / "workloads" / f"{task.trace}.csv"),
+        read_sites(CLUSTERS[task.cluster], slots=2),
+        table,
+        policy(task.label, table),
+        name=task.label,
+        lease_s=LEASE_S,
+    )
+
+
+def equal_jobs(task: Run, result: GangResult) -> str:
+    """How many gangs end at the very moment, to the last bit; "" without a row for each."""
+    path = Path(task.data) / "reference" / f"{task.trace}-{task.theirs}.csv"
+    if task.cluster != "A64" or not path.is_file():
+        return ""
+    with path.open(newline="") as lines:
+        theirs = {row["job_id"]: float(row["finish"]) for row in csv.DictReader(lines)}
+    return f"{sum(theirs[j.name] == j.finish_s for j in result.jobs)}/{len(result.jobs)}"
+
+
+def row(task: Run, result: GangResult, theirs: Mapping[str, str] | None) -> str:
+    """One line of the table: ours, and the reference in brackets."""
+    s = result.summary()
+    shares = "/".join(f"{s[f'share_{t}_2_8']:.2f}" for t in ("node", "rack", "network"))
+    cells = [
+        (f"{s['avg_jct_h']:.2f}", "avg_jct_h", ".4g"),
+        (f"{s['p99_jct_h']:.1f}", "p99_jct_h", ".4g"),
+        (f"{s['avg_queue_h']:.2f}", "avg_queue_h", ".4g"),
+        (f"{s['comm_gpu_h']:.0f}", "comm_gpu_h", ".5g"),
+        (f"{s['comm_share_2_8']:.4f}", "comm_share_g2_8", ".4g"),
+    ]
+    texts = [
+        own + (f" [{float(theirs[key]):{form}}]" if theirs else "") for own, key, form in cells
+    ]
+    if theirs:
+        known = "/".join(f"{float(x):.2f}" for x in theirs["tier_share_g2_8"].split("/"))
+        shares += f" [{known}]"
+    words = [task.cluster, task.trace, task.label, *texts, shares, equal_jobs(task, result)]
+    return f"| {' | '.join(words)} |"
+
+
+def table(done: Sequence[tuple[Run, GangResult]], data: Path) -> str:
+    """All runs as Markdown."""
+    with (data / "reference" / "summary.csv").open(newline="") as lines:
+        known = {(r["cluster"], r["trace"], r["policy"]): r for r in csv.DictReader(lines)}
+    heads = (
+        "cluster", "trace", "policy", "avg JCT h", "p99 h", "queue h", "comm GPU h",
+        "comm share 2-8", "node/rack/network", "equal jobs",
+    )  # fmt: skip
+    rows = [row(t, r, known.get((f"{t.cluster}fix", t.trace, t.theirs))) for t, r in done]
+    return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows])
+
+
+def decide(nodes: int, waiting: int, seed: int = 0) -> tuple[float, int]:
+    """CPU seconds of one decision of our policy, and its grants; half the cluster is taken."""
+    draw = random.Random(seed)
+    sites = Sites.regular(racks=nodes // 25, nodes=25, gpus=8, domains=2)
+    room, running = Room(sites), dict[int, Held]()
+    for domain in range(len(sites.size)):
+        taken = draw.randint(0, sites.size[domain])
+        if taken:
+            place: Place = ((domain, taken),)
+            room.take(place)
+            running[-domain] = Held(_gang(-domain, taken, draw), place, draw.uniform(1e5, 1.1e5))
+    gangs = [_gang(i, draw.choice((1, 1, 2, 4, 8, 16, 32, 64)), draw) for i in range(waiting)]
+    link = Link(bytes_s=1e11)
+    own = OwnDally(
+        ClosedForm(
+            compute_s={f"m{i}": 0.1 for i in range(6)},
+            gradient_bytes={f"m{i}": 1e8 * (i + 1) for i in range(6)},
+            domain=link,
+            node=link,
+            rack=Link(bytes_s=1.2e10),
+            spine=Link(bytes_s=3e9),
+        ),
+        lease_s=LEASE_S,
+    )
+    offer = Offer(now_s=1e5, waiting=sorted(gangs, key=own.rank), room=room, running=running)
+    own.decide(offer, {})
+    begin = time.process_time()
+    answer = own.decide(offer, {})
+    return time.process_time() - begin, len(answer.grants)
+
+
+def _gang(job_id: int, gpus: int, draw: random.Random) -> Gang:
+    since = draw.uniform(0, 1e5)
+    return Gang(
+        job_id=job_id,
+        model=f"m{draw.randrange(6)}",
+        gpus=gpus,
+        arrival_s=since,
+        since_s=since,
+        ideal_s=draw.uniform(1e3, 1e6),
+    )
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--main", action="store_true", help="p75g8 on A64 only")
+    parser.add_argument("--decide", action="store_true", help="time one large decision only")
+    parser.add_argument("--policies", nargs="+", help="labels, e.g. 'dally own'")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--data", default=str(DATA))
+    options = parser.parse_args()
+    if options.decide:
+        for nodes, waiting in ((100, 100), (1000, 1000)):
+            seconds, grants = decide(nodes, waiting)
+            print(f"{nodes} nodes x 8, {waiting} waiting: {seconds:.3f} s CPU, {grants} start")
+        return
+    data = Path(options.data)
+    if not data.is_dir():
+        parser.exit(2, f"{data}: no such folder; name Dally's published data with --data\n")
+    traces = [("A64", "p75g8")]
+    if not options.main:
+        traces += [(c, t) for c in CLUSTERS for t in ("p25", "p75", "batch")]
+    todo = [
+        Run(cluster=c, trace=t, label=label, theirs=theirs, data=str(data))
+        for c, t in traces
+        for label, theirs in POLICIES
+        if not options.policies or label in options.policies
+    ]
+    began = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        done = list(pool.imap(run, todo))
+    print(table(done, data))
+    print(f"{len(done)} simulations in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
