@@ -3,8 +3,8 @@
 After Xiao et al., OSDI'18, in the form that Dally compares with: first come, first served,
 nothing is kept for who does not fit. A gang takes the node with the most free GPUs, else
 anything. One that ran over a rack or the network moves into a node when it finds one at the end
-of its lease (our reading: the author's code tests the wrong node, so that its figures say
-little).
+of its lease. Our reading: the author's code tests the wrong node, moves between batches, and
+binds sizes to nodes, so that its figures say little but "much worse".
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_elastic.placement.delay_room import Place, Room
 from slurm_elastic.policies.gangs import Answer, Gang, Grant, Offer
 
 
@@ -35,13 +34,7 @@ class Gandiva:
             stays = gang.last and room.holds(gang.last) and gang.since_s == offer.now_s
             near = room.sites.span(gang.last)[1] == 1 if stays else False
             place = gang.last if near else room.in_node(node, gang.gpus)
-            place = place or (gang.last if stays else _rack(room, gang.gpus))
-            place = place or room.anywhere(gang.gpus)
+            place = place or (gang.last if stays else room.anywhere(gang.gpus))
             room.take(place)
             grants.append(Grant(gang.job_id, place, room.sites.tier(place)))
         return Answer(grants=tuple(grants), state=state)
-
-
-def _rack(room: Room, gpus: int) -> Place:
-    rack = max(range(len(room.rack)), key=lambda r: (room.rack[r], -r))
-    return room.in_rack(rack, gpus)
