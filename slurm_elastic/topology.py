@@ -14,19 +14,28 @@ it from the others either.
 ['NODE', 'RACK', 'SPINE']
 >>> tree.racks_of(("b", "c"))
 ('s0', 's1')
+>>> tree.distance("a", "b"), tree.distance("b", "c")
+(2, 4)
+>>> tree.links(("b", "c"))
+('b', 'c', 'switch:s0', 'switch:s1')
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.cluster import Allocation, Snapshot, Switch
+
+
+class TopologyError(ValueError):
+    """A switch tree that cannot be; the message names culprit and remedy."""
 
 
 class Tier(enum.IntEnum):
@@ -65,6 +74,9 @@ class Topology:
         self.racks: tuple[str, ...] = tuple(index)
         self.rack: NDArray[np.int64] = np.array(rack, dtype=np.int64)
         self._rack_of = dict(zip(nodes, rack, strict=True))
+        self._index = {name: i for i, name in enumerate(nodes)}
+        self._speed = {_vertex(s.name): s.link_speed for s in switches}
+        self._nodes = tuple(nodes)
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Topology:
@@ -90,6 +102,122 @@ class Topology:
         """(nodes, racks) that an allocation spans."""
         nodes = where.nodes if isinstance(where, Allocation) else tuple(where)
         return len(nodes), len({self._rack_of[n] for n in nodes})
+
+    def distance(self, one: str, other: str) -> int:
+        """Links on the way between two nodes: 0 within a node, 2 within a rack, 4 or more beyond.
+
+        Nodes that no switch connects are as far apart as the tree is high.
+        """
+        if one == other:
+            return 0
+        below = self._below
+        i, j = self._index[one], self._index[other]
+        both = below.counts[below.member[:, i] & below.member[:, j]]
+        if not len(both):
+            return 2 if not len(below.names) else int(below.above[[i, j]].sum()) + 2
+        shared = len(both)
+        return int(below.above[i] + below.above[j]) - 2 * shared + 2
+
+    def links(self, where: Allocation | Iterable[str]) -> tuple[str, ...]:
+        """The uplinks that an allocation's communication crosses, named by their lower end.
+
+        A node's own link, and that of each switch with some, but not all, of its nodes below it.
+        Switches are `switch:NAME`.
+        """
+        nodes = where.nodes if isinstance(where, Allocation) else tuple(dict.fromkeys(where))
+        if len(nodes) <= 1:
+            return ()
+        below = self._below
+        mine = below.member[:, [self._index[n] for n in nodes]].sum(axis=1)
+        crossed = np.flatnonzero((mine > 0) & (mine < len(nodes)))
+        return (*sorted(nodes), *(below.names[i] for i in crossed))
+
+    def shared_links(
+        self, wheres: Mapping[int, Allocation | Iterable[str]]
+    ) -> dict[str, tuple[int, ...]]:
+        """Uplinks that several jobs cross: the jobs by link, both sorted."""
+        users: dict[str, list[int]] = {}
+        for job_id, where in sorted(wheres.items()):
+            for link in self.links(where):
+                users.setdefault(link, []).append(job_id)
+        return {link: tuple(jobs) for link, jobs in sorted(users.items()) if len(jobs) > 1}
+
+    def link_speed(self, link: str) -> int:
+        """Slurm's LinkSpeed of a switch's uplink; 1 for a node's own link."""
+        return self._speed.get(link, 1)
+
+    @cached_property
+    def _below(self) -> _Below:
+        names = [v for v, data in self.graph.nodes(data=True) if data.get("kind") == "switch"]
+        member = np.zeros((len(names), len(self._nodes)), dtype=bool)
+        for row, name in enumerate(names):
+            found = nx.descendants(self.graph, name)
+            member[row, [i for v in found if (i := self._index.get(v)) is not None]] = True
+        return _Below(tuple(names), member, member.sum(axis=1), member.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class _Below:
+    """Which nodes hang below which switch.
+
+    Attributes:
+        names: [S] vertices of the switches.
+        member: [S, N] whether node n is below switch s.
+        counts: [S] nodes below each switch.
+        above: [N] switches above each node.
+    """
+
+    names: tuple[str, ...]
+    member: NDArray[np.bool_]
+    counts: NDArray[np.int64]
+    above: NDArray[np.int64]
+
+
+def problems(switches: Sequence[Switch]) -> tuple[str, ...]:
+    """What is wrong with a switch tree, a line each; () when it is one.
+
+    Checked are loops, switches below two others, switches that are not there, and nodes below two
+    lowest switches.
+    """
+    names = {s.name for s in switches}
+    found: list[str] = []
+    parents: dict[str, list[str]] = {}
+    racks: dict[str, list[str]] = {}
+    for switch in switches:
+        for child in switch.children:
+            parents.setdefault(child, []).append(switch.name)
+        if not switch.children:
+            for node in switch.nodes:
+                racks.setdefault(node, []).append(switch.name)
+    graph: nx.DiGraph[str] = nx.DiGraph((s.name, c) for s in switches for c in s.children)
+    if not nx.is_directed_acyclic_graph(graph):
+        loop = [one for one, _ in nx.find_cycle(graph)]
+        found.append(
+            f"switches {' > '.join([*loop, loop[0]])} form a loop; take one out of Switches="
+        )
+    for child, above in sorted(parents.items()):
+        if child not in names:
+            found.append(f"switch {above[0]} names {child}, which is no switch; add or remove it")
+        elif len(above) > 1:
+            found.append(
+                f"switch {child} is below {' and '.join(sorted(above))}; name it in one of them"
+            )
+    found += [
+        f"node {node} is in two racks, {' and '.join(sorted(above))}; name it in one of them"
+        for node, above in sorted(racks.items())
+        if len(above) > 1
+    ]
+    return tuple(found)
+
+
+def check(switches: Sequence[Switch]) -> None:
+    """Refuse a tree with `problems`.
+
+    Raises:
+        TopologyError: the first of them.
+    """
+    for problem in problems(switches):
+        raise TopologyError(problem)
 
 
 def _vertex(switch: str) -> str:
