@@ -1,6 +1,6 @@
 """How often something may be done that only watches: as often as wished, if it costs little enough.
 
->>> budget = Budget(10, stretches=True)
+>>> budget = Budget(10, most=4)
 >>> [step for step in range(1, 50) if budget.due(step)]
 [10, 20, 30, 40]
 """
@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 #: Of the time, what watching may take.
 SHARE = 0.01
-#: The interval is stretched by this at most: what is watched must still be seen often enough.
-MOST = 4
 #: Looks that are not counted: they import and allocate.
 _WARM_UP = 2
 #: Weight of a new look in the average of what looks cost.
@@ -22,18 +20,19 @@ _NEW = 0.3
 
 
 class Budget:
-    """The interval between looks: twice or four times as long where they take more than a share.
+    """The interval between looks: some powers of 2 longer where they take more than a share.
 
     A look may take parts of several steps: each is done within `paying`. `looked` ends it.
 
     Args:
         every: steps between two looks, if they are cheap.
-        stretches: whether the interval may grow; else it is kept whatever looks cost.
+        most: the interval grows by this factor at most: what is watched must still be seen often
+            enough.
     """
 
-    def __init__(self, every: int, *, stretches: bool) -> None:
+    def __init__(self, every: int, *, most: int) -> None:
         self._every = every
-        self._stretches = stretches
+        self._most = most
         self._factor = 1
         self._cost_s = 0.0
         self._share: float | None = None
@@ -64,12 +63,12 @@ class Budget:
         cost_s, self._cost_s = self._cost_s, 0.0
         last, self._last = self._last, (step, now)
         self._looks += 1
-        if last is None or self._looks <= _WARM_UP or not self._stretches:
+        if last is None or self._looks <= _WARM_UP:
             return
         # The steps in between took at least this long without looks.
         step_s = max(0.0, now - last[1] - cost_s) / max(1, step - last[0])
         share = cost_s / max(1e-9, step_s * self._every)
         self._share = share if self._share is None else self._share + _NEW * (share - self._share)
         self._factor = 1
-        while self._factor < MOST and self._share > SHARE * self._factor:
+        while 2 * self._factor <= self._most and self._share > SHARE * self._factor:
             self._factor *= 2

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from slurm_elastic.training import budget as budgets
-from slurm_elastic.training.budget import MOST, Budget
+from slurm_elastic.training.budget import Budget
 
 
 @pytest.fixture
@@ -31,21 +31,21 @@ def run(budget: Budget, now: list[float], *, steps: int, look_s: float) -> list[
 
 
 @pytest.mark.parametrize(
-    ("look_s", "factor"), [(0.01, 1), (0.0999, 1), (0.15, 2), (0.199, 2), (0.35, 4), (50.0, MOST)]
+    ("look_s", "factor"), [(0.01, 1), (0.0999, 1), (0.15, 2), (0.199, 2), (0.35, 4), (50.0, 4)]
 )
 def test_looks_take_at_most_a_hundredth_while_that_is_possible(now, look_s, factor) -> None:
-    budget = Budget(10, stretches=True)
+    budget = Budget(10, most=7)
     intervals = run(budget, now, steps=400, look_s=look_s)
     assert intervals[:3] == [10, 10, 10]  # the first ones import and allocate
     assert set(intervals[5:]) == {10 * factor}
 
 
 def test_an_interval_that_somebody_chose_is_kept(now) -> None:
-    assert set(run(Budget(10, stretches=False), now, steps=100, look_s=5.0)) == {10}
+    assert set(run(Budget(10, most=1), now, steps=100, look_s=5.0)) == {10}
 
 
 def test_looks_become_frequent_again_when_they_cost_less(now) -> None:
-    budget = Budget(10, stretches=True)
+    budget = Budget(10, most=7)
     run(budget, now, steps=200, look_s=0.15)
     assert budget.every == 20
     run(budget, now, steps=200, look_s=0.001)
