@@ -1,0 +1,35 @@
+"""The training library under Debian's own torch: the walk over layouts, and weight stashing."""
+
+import base64
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from harness import Cluster
+
+TESTS = Path(__file__).parents[1]
+FILES = ("test_training_walk.py", "test_pipeline_stashing.py")
+SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\n"
+HOME = "/tmp/debian-torch"
+
+
+@pytest.mark.timeout(600)  # several dozen processes
+def test_the_walk_and_weight_stashing(cluster: Cluster) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(TESTS / "unit" / "training", "tests/unit/training")
+        tar.add(TESTS / "conftest.py", "tests/conftest.py")
+    sent = base64.b64encode(packed.getvalue()).decode()
+    cluster.exec(f"rm -rf {HOME}; mkdir {HOME}; base64 -d | tar -xC {HOME}", stdin=sent)
+    cluster.exec(f"cat >{HOME}/pytest.ini", stdin=SETTINGS)
+    done = cluster.exec(
+        f"cd {HOME} && PYTHONPATH=/opt/src/slurm-elastic OMP_NUM_THREADS=1"
+        f" python3 -m pytest -q -p no:cacheprovider "
+        + " ".join(f"tests/unit/training/{name}" for name in FILES),
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
