@@ -33,11 +33,10 @@ from slurm_elastic.training.noise import dot, room_for
 from slurm_elastic.training.plasticity import PlasticityMeter
 from slurm_elastic.training.prefix import Prefix
 
-#: Looks in a whole training, if it is long enough, and most steps between two.
+#: Looks in a whole training, if it is long enough, and most steps between two of them, unless they
+#: cost too much. With half as many looks the CNN's first layer froze near the end only.
 _LOOKS = 250
 _MOST_STEPS = 50
-#: So many are left if looks are costly and become rarer.
-_LEAST_LOOKS = 125
 #: Looks in each of the windows that the bootstrap period compares.
 _BOOTSTRAP_LOOKS = 5
 #: A training of fewer epochs is divided into so many parts, which the cap counts as epochs.
@@ -58,8 +57,8 @@ class Freezing:
         criterion: "plasticity", "gradient-change", "gradient-norm", or one of your own.
         max_penalty: fraction of the descent that freezing may cost, 0 to 1; that of a directive
             goes before it.
-        every: steps between two looks; None: a 250th of the training, at most 50, or more where
-            looks would take over 1 % of the time, up to a 125th.
+        every: steps between two looks; None: a 250th of the training, at most 50; in trainings of
+            which that is less than a 500th, more where looks would take over 1 % of the time.
         begin: fraction of the training before which nothing freezes.
         end: fraction after which nothing more freezes.
         settled: relative change of the training loss that ends the bootstrap period.
@@ -164,7 +163,7 @@ class Freezer:
         self._watches = leads and watches
         self._say = say
         every = how.every or max(1, min(_MOST_STEPS, steps // _LOOKS))
-        self._budget = Budget(every, most=1 if how.every else steps // (_LEAST_LOOKS * every))
+        self._budget = Budget(every, most=1 if how.every else steps // (_LOOKS * every))
         self._criterion = (
             _CRITERIA[how.criterion]() if isinstance(how.criterion, str) else how.criterion
         )
