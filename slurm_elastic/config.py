@@ -168,6 +168,20 @@ class Las:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placement:
+    """`[placement]`: whether jobs wait for a near place (docs/dally.md)."""
+
+    #: `near` takes the nearest place there is; `delay` may wait a while for a nearer one.
+    mode: str = field(default="near", metadata={"known": ("near", "delay")})
+    #: Seconds after which a job that suffers accepts more nodes than its GPUs take.
+    wait_node_s: float = field(default=300.0, metadata={"min": 0.0, "max": 1e7})
+    #: Seconds after which it accepts more racks.
+    wait_rack_s: float = field(default=900.0, metadata={"min": 0.0, "max": 1e7})
+    #: A job that loses at most this part of its speed does not wait.
+    tolerance: float = field(default=0.05, metadata={"min": 0.0, "max": 1.0})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
 
@@ -177,6 +191,7 @@ class Config:
     speedup: Speedup = field(default_factory=Speedup)
     sia: Sia = field(default_factory=Sia)
     las: Las = field(default_factory=Las)
+    placement: Placement = field(default_factory=Placement)
     slurm: Slurm = field(default_factory=Slurm)
 
 

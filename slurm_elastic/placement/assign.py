@@ -18,6 +18,7 @@ import numpy as np
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.config import Config
 from slurm_elastic.placement.consolidate import even_splits, fit
+from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Mask
 from slurm_elastic.placement.ledger import Books
 from slurm_elastic.placement.tenants import Tenant
@@ -59,6 +60,7 @@ class Assignment:
     Attributes:
         at_once: starts may use GPUs that are given up in the same round.
         judging: changes have to pay; False for a policy that has weighed them already.
+        gate: whether a job rather waits for a nearer place.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Assignment:
         self.config = config
         self.at_once = at_once
         self.judging = judging
+        self.gate = Gate(config.placement, self.frame)
         self.outcomes: dict[int, Outcome] = {}
 
     def place(self, proposals: Sequence[Proposal], tenants: Mapping[int, Tenant]) -> None:
@@ -187,7 +190,7 @@ class Assignment:
                     f" {alternative.gpu_type or 'GPUs'} free"
                 )
                 continue
-            refusal = self._unworthy(tenant, found)
+            refusal = self._unworthy(tenant, found) or self.gate.refusal(tenant, found)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue

@@ -69,7 +69,6 @@ def carry_out(
             refused += packing.place(of_type, moves=moves)
         for wish in refused:
             wish.at += 1
-            wish.outcome.refusals.append("there are not enough free GPUs for it")
         wishes = [w for w in refused if w.at < len(w.alternatives)]
         for wish in wishes:
             wish.outcome.reason = wish.chosen.reason
@@ -102,26 +101,37 @@ class _Packing:
 
     def place(self, wishes: Sequence[_Wish], *, moves: bool) -> list[_Wish]:
         """Place them; those for which there is no room."""
-        later, waiting = self._assignment.later, []
+        later = self._assignment.later
+        waiting: list[_Wish] = []
+        refused: list[_Wish] = []
         for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
             outcome, wanted = wish.outcome, wish.chosen
             found = self._clean(outcome.tenant, wanted.gpus, later)
             if found is None:
                 waiting.append(wish)
+            elif self._waits(outcome, found):
+                refused.append(wish)
             else:
                 self._settle(outcome, found)
-        if not waiting:
-            return []
-        if moves and self._again(waiting):
-            return []
-        refused = []
+        if not waiting or (moves and self._again(waiting)):
+            return refused
         for wish in waiting:
             found = self._scattered(wish.outcome.tenant, wish.chosen.gpus, later)
             if found is None:
+                wish.outcome.refusals.append("there are not enough free GPUs for it")
+                refused.append(wish)
+            elif self._waits(wish.outcome, found):
                 refused.append(wish)
             else:
                 self._settle(wish.outcome, found)
         return refused
+
+    def _waits(self, outcome: Outcome, found: Allocation) -> bool:
+        """Whether the job rather waits for a nearer place; noted if so."""
+        refusal = self._assignment.gate.refusal(outcome.tenant, found)
+        if refusal:
+            outcome.refusals.append(refusal)
+        return bool(refusal)
 
     def _settle(self, outcome: Outcome, found: Allocation) -> None:
         outcome.target = found

@@ -228,7 +228,7 @@ class _World:
         job.tier_grants[tier] += 1
         job.tier_s[tier] += ran - job.ran_s
         self._running[job.job_id] = Held(job, place, end)
-        self._at(end, _END, self._ends(job, place, ran, batches, late))
+        self._at(end, _END, self._ends(job, place, part, ran, batches, late))
 
     def _lease(self, job: _Run, now: float, part: float) -> tuple[float, float, int, bool]:
         """(end, running time by then, batches done, whether the lease had run out)."""
@@ -243,24 +243,21 @@ class _World:
         over = ends[1:] >= limit
         stops = np.flatnonzero(over | (ends[1:] + next_s > limit))
         batches = int(stops[0]) + 1 if len(stops) else most
-        sums = np.full(batches + 1, batch_s)
-        sums[0] = job.ran_s
         return (
             float(ends[batches]),
-            float(np.add.accumulate(sums)[-1]),
+            _sum(job.ran_s, batch_s, batches),
             batches,
             bool(over[batches - 1]) or batches == job.batches,
         )
 
     def _ends(
-        self, job: _Run, place: Place, ran: float, batches: int, late: bool
+        self, job: _Run, place: Place, part: float, ran: float, batches: int, late: bool
     ) -> Callable[[float], None]:
         def ends(now: float) -> None:
             del self._running[job.job_id]
             self.room.give(place)
-            served = np.full(batches + 1, job.gpus * ((ran - job.ran_s) / batches))
-            served[0] = job.service_gpu_s
-            job.service_gpu_s = float(np.add.accumulate(served)[-1])
+            each = job.gpus * (job.iteration_s / part) * BATCH
+            job.service_gpu_s = _sum(job.service_gpu_s, each, batches)
             job.ran_s = ran
             job.compute_s += batches * job.iteration_s * BATCH
             job.batches -= batches
@@ -287,6 +284,13 @@ class _World:
                 f"job {job.job_id} ({job.gpus} GPUs) never accepts a place although the cluster"
                 " is idle; try other --timers"
             )
+
+
+def _sum(start: float, each: float, count: int) -> float:
+    """The start and `count` times `each`, added one after the other."""
+    terms = np.full(count + 1, each)
+    terms[0] = start
+    return float(np.add.accumulate(terms)[-1])
 
 
 def _result(job: _Run) -> GangJobResult:

@@ -1,0 +1,111 @@
+"""`[placement] mode = "delay"`: who waits for a near place, for how long, what it gets instead."""
+
+import pytest
+
+from benchmarks.clusters import Cluster, node, racks
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.config import Config, Controller, Placement, Resize, Speedup
+from slurm_elastic.placement.delay_gate import Gate
+from slurm_elastic.placement.frame import Frame
+from slurm_elastic.placement.tenants import tenants
+from slurm_elastic.plan import Measurement
+from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.round import decide_round
+
+#: Far places cost half the speed, as stated; a measurement may say otherwise.
+STATED = Speedup(loss_across_nodes=0.5)
+DELAY = Placement(mode="delay", wait_node_s=100.0, wait_rack_s=300.0)
+
+
+def config(placement=DELAY):
+    return Config(
+        controller=Controller(queue="controller"), speedup=STATED, placement=placement,
+        resize=Resize(min_interval_s=0.0, payback_s=1e6),
+    )  # fmt: skip
+
+
+def cluster():
+    """Two racks of two nodes of four GPUs; one node of each is taken by a rigid job."""
+    nodes = [node(f"g{i}", 4) for i in range(1, 5)]
+    c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
+    c.add(90, on={"g2": 4})
+    c.add(91, on={"g4": 4})
+    return c
+
+
+def target(c, job_id, settings):
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=settings, policy=FairShare(settings), state={}
+    )
+    decision = plan.decision[job_id]
+    return dict(decision.target.shares) if decision.target else None
+
+
+def waiting(c, seconds, **more):
+    c.add(1, elastic="8", gpus=8, submit_time=c.time - seconds, **more)
+    return c
+
+
+@pytest.mark.parametrize(("seconds", "starts"), [(0, False), (299, False), (300, True)])
+def test_a_job_that_suffers_waits_for_one_rack_and_not_for_ever(seconds, starts):
+    found = target(waiting(cluster(), seconds), 1, config())
+    assert found == ({"g1": 4, "g3": 4} if starts else None)
+
+
+def test_without_delay_it_starts_at_once():
+    assert target(waiting(cluster(), 0), 1, config(Placement())) == {"g1": 4, "g3": 4}
+
+
+def test_a_job_that_does_not_suffer_starts_at_once():
+    c = cluster()
+    seen = tuple(
+        Measurement(gpu_type="a100", gpus=8, nodes=n, samples_per_s=100.0, steps=100)
+        for n in (1, 2, 4)
+    )
+    waiting(c, 0, record={"measurements": seen})
+    patient = Placement(mode="delay", tolerance=0.6)
+    assert target(c, 1, config(patient)) == {"g1": 4, "g3": 4}
+
+
+def test_a_refused_growth_leaves_the_job_what_it_has():
+    c = cluster()
+    c.add(1, elastic="4-8", on={"g1": 4}, record={"last_change": c.time - 10})
+    assert target(c, 1, config()) == {"g1": 4}
+    c = cluster()
+    c.add(1, elastic="4-8", on={"g1": 4}, record={"last_change": c.time - 301})
+    assert target(c, 1, config(Placement(mode="near"))) == target(c, 1, config())
+
+
+def test_nobody_waits_for_what_cannot_come():
+    nodes = [node(f"g{i}", 4) for i in range(1, 5)]
+    c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
+    c.add(1, elastic="16", gpus=16, submit_time=c.time)
+    assert target(c, 1, config()) == {f"g{i}": 4 for i in range(1, 5)}
+
+
+def test_the_words_say_what_it_waits_for():
+    c = waiting(cluster(), 60)
+    frame = Frame(c.snapshot())
+    settings = config()
+    tenant = tenants(frame, c.records, settings)[1]
+    gate = Gate(settings.placement, frame)
+    words = gate.refusal(tenant, Allocation.of("a100", {"g1": 4, "g3": 4}))
+    assert words == (
+        "over 2 racks it would run at 0.50 of its speed in one rack; it waited 60 s of at most"
+        " 300 s for that"
+    )
+    thin = Allocation.of("a100", {"g1": 2, "g2": 2})
+    c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
+    frame = Frame(c.snapshot())
+    tenant = tenants(frame, c.records, settings)[2]
+    assert "over 2 nodes" in Gate(settings.placement, frame).refusal(tenant, thin)
+
+
+def test_giving_up_gpus_and_moving_are_not_its_business():
+    c = cluster()
+    c.add(1, elastic="2-8", on={"g1": 4})
+    frame = Frame(c.snapshot())
+    tenant = tenants(frame, c.records, config())[1]
+    gate = Gate(DELAY, frame)
+    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 1, "g3": 1})) == ""
+    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 2, "g3": 2})) == ""
