@@ -105,7 +105,7 @@ def main() -> None:
     )
     desk = Desk(controller, check=lambda _: {}, reconfigure=lambda: "")
     server = Server(settings.api, desk, log)
-    controller.engine.wake = server.wake
+    controller.engine.outbox.wake = server.wake
     server.start()
     wait_for_steps(controller, args.job, 0)
     sizes = itertools.cycle(SEQUENCE)

@@ -182,6 +182,16 @@ class Book:
             known = self._reports.get(job_id)
         return known[1] if known else None
 
+    def last_reports(self, snapshot: Snapshot) -> dict[int, Report]:
+        """The newest report of each of its jobs."""
+        ids = [j.job_id for j in snapshot.jobs]
+        return {i: r for i in ids if (r := self.last_report(i)) is not None}
+
+    def directive(self, job: Job) -> Directive | None:
+        """The one in force: what a person has put in place of the submitted one, or that."""
+        override = self.entry(job).override
+        return Directive.parse(override) if override else job.directive
+
     def profile(self, job: Job) -> Profile | None:
         """What the layers of a job cost, as it or another job of its application said last."""
         with self._lock:

@@ -18,13 +18,12 @@ from slurm_elastic.cluster import Job, JobState, Partition, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.controller.answers_inputs import TransitionRow, View
 from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.dialogue import Dialogue
 from slurm_elastic.controller.engine import Change, Engine
-from slurm_elastic.controller.housekeeping import Housekeeping, pinned_by_us
+from slurm_elastic.controller.housekeeping import Housekeeping
 from slurm_elastic.controller.ledger import Ledger, LedgerError
-from slurm_elastic.controller.transition import State, Transition
+from slurm_elastic.controller.transition import State
 from slurm_elastic.controller.tuning import Tuner
-from slurm_elastic.directive import Directive
-from slurm_elastic.layout import LayoutText
 from slurm_elastic.plan import Action, Decision, JobRecord, Plan
 from slurm_elastic.policies.base import Policy
 from slurm_elastic.report import Orders, Report
@@ -74,7 +73,8 @@ class Controller:
             account=account,
             log=log,
         )
-        self.tuner = Tuner(self.engine.tell)
+        self.tuner = Tuner(self.engine.outbox.tell)
+        self.dialogue = Dialogue(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
         self.book.learning.tunes = bool(getattr(policy, "tunes", True))
         self.retired = False
         #: PrivateData=jobs in slurm.conf; taken for granted until slurmctld has answered.
@@ -97,7 +97,6 @@ class Controller:
         self.nudge: Callable[[], object] = lambda: None
         self._silence_s = 0.0
         self._notes: dict[str, str] = {}
-        self._measuring: dict[int, Transition] = {}
         self._advised: dict[int, str] = {}
         self._settings_read = 0.0
 
@@ -194,7 +193,7 @@ class Controller:
             if transition.state is State.DONE or transition.given_up:
                 self.book.changed(transition, job, time.time())
             if transition.state is State.DONE and transition.target is not None:
-                self._measuring[transition.job_id] = transition
+                self.dialogue.expect(transition)
             self.soon()
 
     # --- a round ---
@@ -209,7 +208,7 @@ class Controller:
             found = self.housekeeping.sweep(snapshot, self.engine.live, per_node=self._per_node)
             self.engine.reservations.adopt(found)
             self.housekeeping.leases(snapshot.jobs, self.engine.live, retired=self.retired)
-        self.engine.forget(snapshot.job.keys())
+        self.engine.outbox.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
         live = self.engine.live
         records = self.book.records(snapshot, live)
@@ -252,7 +251,7 @@ class Controller:
         told = self.tuner.round(
             snapshot,
             records,
-            self._reports(snapshot),
+            self.book.last_reports(snapshot),
             act=self._acts,
             leave={d.job_id for d in plan.changes},
         )
@@ -265,11 +264,6 @@ class Controller:
     @property
     def _acts(self) -> bool:
         return self.config.controller.mode == "act" and not self.retired
-
-    def _reports(self, snapshot: Snapshot) -> dict[int, Report]:
-        """The newest report of each job."""
-        ids = [j.job_id for j in snapshot.jobs]
-        return {i: r for i in ids if (r := self.book.last_report(i)) is not None}
 
     def _read_settings(self) -> None:
         """What slurm.conf says; it may change while we run."""
@@ -299,7 +293,7 @@ class Controller:
             spare_s = self.book.spare_s(job)
             changes.append(Change(decision, job, self._notice_s(job), spare_s))
         begun = self.engine.begin(changes) if changes else []
-        self.tuner.ahead(begun, snapshot, records, self._reports(snapshot))
+        self.tuner.ahead(begun, snapshot, records, self.book.last_reports(snapshot))
         for decision in begun:
             self._log.info(_words(decision, snapshot))
         started = {d.job_id for d in begun}
@@ -310,29 +304,10 @@ class Controller:
                 if job.job_id in plan.decision and self.housekeeping.may_lease(job):
                     self.housekeeping.lease(job)
             elif job.state is JobState.RUNNING:
-                self._prove(job)
-
-    def _prove(self, job: Job) -> None:
-        """An unmodified script is asked, once, to show that it resumes."""
-        report = self.book.last_report(job.job_id)
-        directive = job.directive
-        if (
-            report is not None
-            and directive is not None
-            and report.run == job.run
-            and report.kind == "script"
-            and not self.book.entry(job).proven
-            and directive.min_gpus < directive.max_gpus
-        ):
-            self.engine.rehearse(job.job_id, job.run)
-
-    def _directive(self, job: Job) -> Directive | None:
-        """The one in force."""
-        override = self.book.entry(job).override
-        return Directive.parse(override) if override else job.directive
+                self.dialogue.prove(job)
 
     def _notice_s(self, job: Job) -> float:
-        directive = self._directive(job)
+        directive = self.book.directive(job)
         asked = directive.notice_s if directive else None
         return float(asked or self.config.resize.notice_s)
 
@@ -340,41 +315,10 @@ class Controller:
 
     def report(self, report: Report) -> Orders:
         """Take a report of its owner; the answer is what the job is to do."""
-        now = time.time()
         job = self.job(report.job_id)
-        if job is not None:
-            if self.book.take(report, job, now):
-                self.soon()
-            try:
-                self._measure(report, job, now)
-            except LedgerError as error:
-                self._log.error(str(error))
-            if self._acts and not self.book.entry(job).held:
-                self.tuner.heard(job, report, directive=self._directive(job))
-        if report.phase == "saved" and report.notice is not None:
-            self.engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
-        return self.orders(report.job_id, report.run)
-
-    def orders(self, job_id: int, run: int) -> Orders:
-        """What one attempt is to do. People's orders are among them from the first answer on."""
-        job = self.job(job_id)
-        if job is not None:
-            self.stand(job)
-        return self.engine.orders(job_id, run)
-
-    def stand(self, job: Job) -> None:
-        """Tell a job what people have ordered of it, if that is news.
-
-        What asks for other GPUs than it holds is told to the attempt that will have them: the
-        present one would only start again on its way there.
-        """
-        entry, held, directive = self.book.entry(job), job.allocation, self._directive(job)
-        waits = stays = False
-        if held and held.gpus:
-            waits = entry.layout != "" and LayoutText.parse(entry.layout).world != held.gpus
-            stays = directive is not None and not directive.allows(held.gpus, held.gpu_type)
-        self.engine.tell(job.job_id, run=job.run + waits, layout=entry.layout)
-        self.engine.tell(job.job_id, run=job.run + stays, directive=entry.override)
+        if self.dialogue.hear(report, job, act=self._acts):
+            self.soon()
+        return self.dialogue.orders(report.job_id, report.run, job)
 
     def job(self, job_id: int) -> Job | None:
         """A job as last read. One that is not known yet makes the next look come at once."""
@@ -384,21 +328,6 @@ class Controller:
             if time.time() - self._looked > _UNKNOWN_S:
                 self.nudge()
         return job
-
-    def _measure(self, report: Report, job: Job, now: float) -> None:
-        """The first step after a resize: what it cost, from notice to here."""
-        transition = self._measuring.get(report.job_id)
-        if transition is None or report.run <= transition.run or report.startup_s is None:
-            return  # its first step is still to come, or it is a script and never tells
-        del self._measuring[report.job_id]
-        transition.entered["first_step"] = now
-        transition.startup_s, transition.restore_s = report.startup_s, report.restore_s
-        transition.checkpoint_s = report.checkpoint_s
-        total = transition.seconds()["total"]
-        if total is not None:
-            self.book.command(job, restart_s=total)
-        self.engine.remember(transition)
-        self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")
 
     # --- people's side ---
 
@@ -419,22 +348,9 @@ class Controller:
     def retire(self) -> str:
         """Begin nothing new, and give back leases; what is under way is finished."""
         self.retired = True
-        leased = [
-            j
-            for j in self._jobs.values()
-            if j.elastic and j.state is JobState.PENDING and self.book.entry(j).leased
-        ]
-        for job in leased:
-            self.housekeeping.end_lease(job)
-        pinned = [
-            j.display_id
-            for j in self._jobs.values()
-            if j.elastic
-            and j.state is JobState.RUNNING
-            and pinned_by_us(j, pin=self.book.entry(j).pin)
-        ]
+        waiting, pinned = self.housekeeping.give_back(self._jobs.values())
         text = (
-            f"nothing new is begun; {len(leased)} waiting jobs were given to Slurm, "
+            f"nothing new is begun; {waiting} waiting jobs were given to Slurm, "
             f"{len(self.engine.live)} changes under way will be finished"
         )
         if pinned:  # Slurm clears a running job's node list only when it is pending again
@@ -461,7 +377,7 @@ class Controller:
         self.view = dataclasses.replace(
             self.view,
             transitions=rows,
-            reports=self._reports(self.view.snapshot),
+            reports=self.book.last_reports(self.view.snapshot),
             notes=tuple(n for n in self._notes.values() if n),
         )
 

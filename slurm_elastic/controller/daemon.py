@@ -91,7 +91,7 @@ class Daemon:
             reconfigure=lambda: self._reconfigure(controller),
         )
         server = Server(self._config.api, desk, self._log)
-        controller.engine.wake, controller.nudge = server.wake, self._wakeup.set
+        controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         server.start()
         self._say_hello()
         _notify("READY=1")

@@ -72,7 +72,8 @@ class Desk:
 
     def orders(self, job_id: int, run: int) -> Orders:
         """See `api_requests.Desk`."""
-        return self._controller.orders(job_id, run)
+        job = self._controller.job(job_id)
+        return self._controller.dialogue.orders(job_id, run, job)
 
     def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `api_requests.Desk`."""
@@ -126,7 +127,7 @@ class Desk:
             wishes, text = updated(job, Wishes(entry.override, entry.layout), args)
             if not dry:
                 book.order(job, override=wishes.override, layout=wishes.layout)
-                self._controller.stand(job)
+                self._controller.dialogue.stand(job)
             return text
         held = op == "hold"
         if not dry:
@@ -141,7 +142,7 @@ class Desk:
         book = self._controller.book
         return Particulars(
             layout=book.entry(job).layout,
-            orders=self._controller.orders(job.job_id, job.run),
+            orders=self._controller.dialogue.orders(job.job_id, job.run, job),
             profile=book.profile(job),
         )
 

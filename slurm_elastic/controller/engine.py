@@ -2,15 +2,16 @@
 
 `step` advances every live transition as far as it goes without waiting; the
 daemon calls it a few times a second while any is live. All writes to jobs
-happen in `moves`; this module keeps the book, shares one reservation among the
-transitions of a round, and says which job may be asked to save next.
+happen in `moves`, and what jobs are asked goes into the `outbox`; this module
+keeps the book, shares one reservation among the transitions of a round, and
+says which job may be asked to save next.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from slurm_elastic.config import Config
 from slurm_elastic.controller.admission import admitted
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.moves import Moves, Site
+from slurm_elastic.controller.outbox import Outbox
 from slurm_elastic.controller.reservations import Reservations
-from slurm_elastic.controller.standing import Standing
 from slurm_elastic.controller.transition import UPROOTED, State, Transition
 from slurm_elastic.plan import Decision
 from slurm_elastic.report import Orders
@@ -72,15 +73,11 @@ class Engine:
     ) -> None:
         self._ledger, self._config, self._log = ledger, config, log
         self.reservations = Reservations(scontrol, config, account, log)
-        #: Called with a job id whose orders have changed.
-        self.wake: Callable[[int], object] = lambda _: None
+        self.outbox = Outbox()
         self._moves = Moves(scontrol, log)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
         self._lock = threading.RLock()
         self._live: dict[int, Transition] = {}
-        self._orders: dict[int, tuple[int, Orders]] = {}
-        self._standing = Standing()
-        self._seq = int(time.time())
         self._refused: dict[int, float] = {}
         self._unwritten: list[Transition] = []
         self.ended: list[tuple[Transition, Job | None]] = []
@@ -151,7 +148,7 @@ class Engine:
                 if t.target:
                     name = name or f"{self.config.slurm.reservation_prefix}{t.id}"
                     t.reservation = name
-                    self._persist(t)
+                    self.persist(t)
         except LedgerError:
             for t in fresh:
                 t.state, t.problem = State.UNDONE, _UNWRITTEN
@@ -251,50 +248,20 @@ class Engine:
         transition.state, transition.tries, transition.refused = state, 0, 0
         transition.entered[state.value] = time.time()
         try:
-            self._persist(transition)
+            self.persist(transition)
         except LedgerError:
             if previous in (State.RESERVE, State.NOTIFY) and state.live:
                 raise
         if state is State.NOTIFY:
-            self._order(
-                transition,
-                Orders(
-                    action="notice",
-                    notice=transition.id,
-                    deadline_s=transition.notice_s,
-                    reason=transition.reason[:200],
-                ),
+            notice = Orders(
+                action="notice",
+                notice=transition.id,
+                deadline_s=transition.notice_s,
+                reason=transition.reason[:200],
             )
+            self.outbox.ask(transition.job_id, transition.run, notice)
         if state.live:
             self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
-
-    # --- the job's side ---
-
-    def orders(self, job_id: int, run: int) -> Orders:
-        """What one attempt is to do now."""
-        with self._lock:
-            known = self._orders.get(job_id)
-            orders = known[1] if known and known[0] == run else Orders()
-            return self._standing.on(orders, job_id, run=run)
-
-    def tell(self, job_id: int, *, run: int, **values: Any) -> bool:
-        """Let a job be so from this attempt on, whatever else it is asked; see `standing`.
-
-        Returns:
-            Whether that is news to it.
-        """
-        with self._lock:
-            news = self._standing.put(job_id, run=run, seq=self._seq + 1, **values)
-            self._seq += news
-        if news:
-            self.wake(job_id)
-        return news
-
-    def forget(self, alive: Collection[int]) -> None:
-        """Drop what was said to jobs that are gone."""
-        with self._lock:
-            self._orders = {k: orders for k, orders in self._orders.items() if k in alive}
-            self._standing.forget(alive)
 
     def acknowledge(self, job_id: int, run: int, notice: int, *, step: int | None) -> None:
         """A job has saved and waits. For a notice of no live transition: it shall go on."""
@@ -310,36 +277,8 @@ class Engine:
                 transition.step = step
                 transition.entered.setdefault("saved", time.time())
                 return
-            self._seq += 1
-            orders = Orders(seq=self._seq, action="resume", notice=notice, reason="nothing planned")
-            self._orders[job_id] = (run, orders)
-        self.wake(job_id)
-
-    def rehearse(self, job_id: int, run: int) -> None:
-        """Ask a job to prove that it can resume, once, at its next checkpoint."""
-        with self._lock:
-            known = self._orders.get(job_id)
-            if known and known[0] == run:
-                return
-            self._seq += 1
-            reason = "proves that this job resumes from its checkpoints"
-            self._orders[job_id] = (run, Orders(seq=self._seq, action="rehearse", reason=reason))
-        self.wake(job_id)
-
-    def _order(self, transition: Transition, orders: Orders) -> None:
-        with self._lock:
-            self._seq += 1
-            self._orders[transition.job_id] = (
-                transition.run,
-                Orders(
-                    seq=self._seq,
-                    action=orders.action,
-                    notice=orders.notice,
-                    deadline_s=orders.deadline_s,
-                    reason=orders.reason,
-                ),
-            )
-        self.wake(transition.job_id)
+        orders = Orders(action="resume", notice=notice, reason="nothing planned")
+        self.outbox.ask(job_id, run, orders)
 
     # --- beginning and ending ---
 
@@ -366,17 +305,18 @@ class Engine:
         transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())
         return transition
 
-    def _persist(self, transition: Transition) -> None:
+    def persist(self, transition: Transition) -> None:
+        """Write a transition down as it is now.
+
+        Raises:
+            LedgerError: it cannot be.
+        """
         self._ledger.put_transition(
             transition.id,
             transition.state.value,
             transition.to_body(),
             live=transition.state.live,
         )
-
-    def remember(self, transition: Transition) -> None:
-        """Write an ended transition once more, with what was measured later."""
-        self._persist(transition)
 
     def catch_up(self) -> None:
         """Write down the ends that could not be written when they came.
@@ -385,7 +325,7 @@ class Engine:
             LedgerError: they still cannot.
         """
         while self._unwritten:
-            self._persist(self._unwritten[0])
+            self.persist(self._unwritten[0])
             del self._unwritten[0]
 
     def _end(self, transition: Transition, state: State, problem: str, job: Job | None) -> None:
@@ -395,21 +335,18 @@ class Engine:
 
     def _finish(self, transition: Transition, job: Job | None) -> None:
         try:
-            self._persist(transition)
+            self.persist(transition)
         except LedgerError:
             self._unwritten.append(transition)
         with self._lock:
             self._live.pop(transition.job_id, None)
-            known = self._orders.get(transition.job_id)
-        if known and known[0] == transition.run and known[1].action == "notice":
+        if self.outbox.orders(transition.job_id, transition.run).action == "notice":
             if job and job.state is JobState.RUNNING and job.run == transition.run:
-                self._order(
-                    transition,
-                    Orders(action="resume", notice=transition.id, reason=transition.problem[:200]),
-                )
+                reason = transition.problem[:200]
+                resume = Orders(action="resume", notice=transition.id, reason=reason)
+                self.outbox.ask(transition.job_id, transition.run, resume)
             else:
-                with self._lock:
-                    self._orders.pop(transition.job_id, None)
+                self.outbox.take_back(transition.job_id)
         how = self._log.info if transition.state is State.DONE else self._log.warning
         how(
             f"{transition} State={transition.state.value} Action={transition.action.value} "
@@ -427,7 +364,8 @@ class Engine:
             elif t.state in (State.RESERVE, State.NOTIFY) or (
                 t.state is State.REQUEUE and job.run == t.run and job.state is JobState.RUNNING
             ):
-                self._order(t, Orders(action="notice", notice=t.id))  # so that ending resumes it
+                notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
+                self.outbox.ask(t.job_id, t.run, notice)
                 self._end(t, State.UNDONE, "the controller was restarted", job)
             elif job.state is JobState.RUNNING:
                 t.state = State.VERIFY

@@ -88,6 +88,23 @@ class Housekeeping:
         self._renewed.pop(job.key, None)
         self._log.info(f"JobId={job.display_id} Lease=ended")
 
+    def give_back(self, jobs: Iterable[Job]) -> tuple[int, list[str]]:
+        """Leave jobs to Slurm for good: end all leases.
+
+        Returns:
+            Leases ended; names of running jobs whose node list stays ours.
+        """
+        ended, pinned = 0, []
+        for job in jobs:
+            if not job.elastic:
+                continue
+            if job.state is JobState.PENDING and self._book.entry(job).leased:
+                self.end_lease(job)
+                ended += 1
+            elif job.state is JobState.RUNNING and pinned_by_us(job, pin=self._book.entry(job).pin):
+                pinned.append(job.display_id)
+        return ended, pinned
+
     def _keep(self, job: Job, **values: Any) -> None:
         """As `Book.command`; on a full disk it is only remembered."""
         with contextlib.suppress(LedgerError):

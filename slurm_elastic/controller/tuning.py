@@ -52,7 +52,7 @@ class Choice:
 
 
 class Told(Protocol):
-    """How a job is told; `Engine.tell`."""
+    """How a job is told; `Outbox.tell`."""
 
     def __call__(self, job_id: int, *, run: int, **values: int | None) -> bool:
         """From this attempt on the job is to be so; whether that is news."""

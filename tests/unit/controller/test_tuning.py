@@ -484,7 +484,7 @@ def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
     controller.round()
     choice = controller.view.batches[7]
     assert choice.batch > 64
-    assert controller.engine.orders(7, 0).batch == (choice.batch if mode == "act" else None)
+    assert controller.engine.outbox.orders(7, 0).batch == (choice.batch if mode == "act" else None)
     lines = [line for line in log.lines if "Action=batch" in line]
     assert len(lines) == (mode == "act")
     controller.round()
