@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from traps import Trap
-from worlds import BATCH, PATIENCE_S, SAMPLES, Worlds, lines, wait
+from worlds import BATCH, PATIENCE_S, SAMPLES, Esrun, Worlds, lines, wait
 
 from slurm_elastic.training.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from slurm_elastic.training.signals import STOPPED
@@ -123,6 +123,11 @@ def attempt(worlds: Worlds, kill: Kill, story: Story, **options: Any) -> None:
         time.sleep(kill.delay_s)
         for victim in kill.victims:
             worlds.ranks[victim].kill()
+    ended(worlds, kill, story, **options)
+
+
+def ended(worlds: Worlds, kill: Kill, story: Story, **options: Any) -> None:
+    """Wait until all have died or ended; what is published then is whole, and no older."""
     ranks = [process.sentinel for process in worlds.ranks]
     assert connection.wait(ranks, PATIENCE_S), f"nobody died\n{kill}\n{story}"
     died = time.monotonic()
@@ -255,3 +260,45 @@ def test_a_training_survives_five_kills_at_its_end(
     worlds.start(2, **options)
     assert worlds.join() == [0, 0], str(story)
     same(worlds, undisturbed["adamw"], story)
+
+
+def test_kills_of_ranks_that_wait_at_their_checkpoint(
+    worlds: Worlds, esrun: Esrun, undisturbed: dict[str, Worlds]
+) -> None:
+    story = Story(worlds, [])
+    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "ballast": 1}
+    for notice, victim in enumerate((0, 1), start=1):
+        esrun.forget()
+        esrun.order("run")
+        worlds.start(2, esrun=esrun, step_s=0.01, **options)
+        worlds.wait_for_step(story.published + 2)
+        esrun.order("notice", notice=notice)
+        saved = esrun.wait_for("saved", notice=notice)["step"]
+        worlds.ranks[victim].kill()
+        ended(worlds, Kill(2, None, 0, 0.0, (victim,), told=True, every_s=600.0), story, **options)
+        assert story.published == saved == max(worlds.losses())
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], str(story)
+    same(worlds, undisturbed["adamw"], story)
+
+
+def test_kills_while_ranks_save_to_change_their_layout(
+    worlds: Worlds, esrun: Esrun, undisturbed: dict[str, Worlds]
+) -> None:
+    story = Story(worlds, [])
+    options: dict[str, Any] = {"optimizer": "sgd", "epochs": EPOCHS, "ballast": 1}
+    options |= {"esrun": esrun, "directive": "1-8,parallel=hybrid"}
+    now, then = "2x1", "1x2"
+    for count, victim in ((4, 1), (12, 0), (15, 0), (16, 1)):
+        esrun.tell(layout=now)
+        trap = Trap(kind="file", count=count, step=1, victims=(victim,))
+        worlds.start(2, trap=trap, step_s=0.02, **options)
+        wait(lambda: begun(worlds, worlds.attempts) > 1, f"a step\n{story}")
+        esrun.tell(layout=then)
+        ended(worlds, Kill(2, trap, 0, 0.0, (victim,), told=True, every_s=600.0), story, **options)
+        now, then = then, now
+    assert story.published > 0
+    esrun.tell(layout=now)
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], str(story)
+    same(worlds, undisturbed["sgd"], story)
