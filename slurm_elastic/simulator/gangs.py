@@ -18,6 +18,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,24 @@ class _Run(Gang):
         self.finish_s = math.nan
         self.tier_grants = [0] * len(GangTier)
         self.tier_s = [0.0] * len(GangTier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lease:
+    """How one lease goes.
+
+    Attributes:
+        end_s: when the GPUs are given back.
+        ran_s, served_gpu_s: running time and service of the gang by then.
+        batches: of iterations done in it.
+        late: it was over, or the gang's work.
+    """
+
+    end_s: float
+    ran_s: float
+    served_gpu_s: float
+    batches: int
+    late: bool
 
 
 def simulate_gangs(
@@ -223,15 +242,15 @@ class _World:
             job.restart_s += moved_s
         job.since_s, job.last = now, place
         part = self._communication.part(job.model, job.gpus, self.room.sites.span(place))
-        end, ran, batches, late = self._lease(job, now + moved_s, part)
+        lease = self._lease(job, now + moved_s, part)
         tier = self.room.sites.tier(place)
         job.tier_grants[tier] += 1
-        job.tier_s[tier] += ran - job.ran_s
-        self._running[job.job_id] = Held(job, place, end)
-        self._at(end, _END, self._ends(job, place, part, ran, batches, late))
+        job.tier_s[tier] += lease.ran_s - job.ran_s
+        self._running[job.job_id] = Held(job, place, lease.end_s)
+        self._at(lease.end_s, _END, self._ends(job, place, lease))
 
-    def _lease(self, job: _Run, now: float, part: float) -> tuple[float, float, int, bool]:
-        """(end, running time by then, batches done, whether the lease had run out)."""
+    def _lease(self, job: _Run, now: float, part: float) -> _Lease:
+        """What a gang does from now on in one lease."""
         batch_s = job.iteration_s / part * BATCH
         # The author's code takes the next batch to be as much shorter as there are GPUs.
         next_s = job.iteration_s * BATCH / part / job.gpus
@@ -243,28 +262,27 @@ class _World:
         over = ends[1:] >= limit
         stops = np.flatnonzero(over | (ends[1:] + next_s > limit))
         batches = int(stops[0]) + 1 if len(stops) else most
-        return (
-            float(ends[batches]),
-            _sum(job.ran_s, batch_s, batches),
-            batches,
-            bool(over[batches - 1]) or batches == job.batches,
+        return _Lease(
+            end_s=float(ends[batches]),
+            ran_s=_sum(job.ran_s, batch_s, batches),
+            served_gpu_s=_sum(
+                job.service_gpu_s, job.gpus * (job.iteration_s / part) * BATCH, batches
+            ),
+            batches=batches,
+            late=bool(over[batches - 1]) or batches == job.batches,
         )
 
-    def _ends(
-        self, job: _Run, place: Place, part: float, ran: float, batches: int, late: bool
-    ) -> Callable[[float], None]:
+    def _ends(self, job: _Run, place: Place, lease: _Lease) -> Callable[[float], None]:
         def ends(now: float) -> None:
             del self._running[job.job_id]
             self.room.give(place)
-            each = job.gpus * (job.iteration_s / part) * BATCH
-            job.service_gpu_s = _sum(job.service_gpu_s, each, batches)
-            job.ran_s = ran
-            job.compute_s += batches * job.iteration_s * BATCH
-            job.batches -= batches
-            job.left = max(0, job.left - batches * BATCH * job.gpus)
+            job.service_gpu_s, job.ran_s = lease.served_gpu_s, lease.ran_s
+            job.compute_s += lease.batches * job.iteration_s * BATCH
+            job.batches -= lease.batches
+            job.left = max(0, job.left - lease.batches * BATCH * job.gpus)
             job.done = 1 - job.left / job.iterations
             # The author's code forgets the cost of GPUs given back before their lease ran out.
-            costs = late and not (self._policy.renews and job.batches)
+            costs = lease.late and not (self._policy.renews and job.batches)
             again = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
             self._at(again, _OFFER, self._offer)
             if job.batches:
