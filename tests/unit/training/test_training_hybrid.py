@@ -1,0 +1,27 @@
+"""A hybrid job measures its layers, and starts again in the layout that suits them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worlds import Esrun, Worlds
+
+from slurm_elastic.job.local import AGAIN
+
+
+def test_measured_layers_decide_the_layout(
+    tmp_path: Path, esrun: Esrun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A network on which gradients take long and activations do not: two stages, no replicas.
+    monkeypatch.setenv("SLURM_ELASTIC_BANDWIDTH", "2e5,2e5")
+    worlds = Worlds(tmp_path / "hybrid")
+    options = {"directive": "1-2,parallel=hybrid", "epochs": 6, "micro_batch": 2}
+    worlds.start(2, esrun=esrun, **options)
+    assert worlds.join() == [AGAIN] * 2, worlds.log()
+    assert "data parallel until the layers have been measured" in worlds.log()
+    worlds.start(2, esrun=esrun, **options)
+    assert worlds.join() == [0] * 2, worlds.log()
+    assert worlds.layouts() == ["2x1", "1x2"]
+    assert "times as fast as 2x1" in worlds.log()
+    assert sorted(worlds.losses()) == list(range(1, 6 * 6 + 1))
