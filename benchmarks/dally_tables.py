@@ -2,7 +2,9 @@
 
 Prints for each cluster, trace and policy ours beside what the author's simulator produced for the
 same files (../shared/data/dally/reference), then our own policy. `--main` runs p75g8 on A64 only;
-`--decide` times one decision on 1,000 nodes with 1,000 waiting gangs.
+`--decide` times one decision on 1,000 nodes with 1,000 waiting gangs; `--congestion` runs p75g8
+on 32 nodes in four racks with the closed form of communication and the racks' uplinks at 1, 1/4
+and 1/16.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.models.communication import ClosedForm, Communication, Link
+from slurm_elastic.models.communication import ClosedForm, Communication, Link, uplink_shares
 from slurm_elastic.placement.delay import Timers
 from slurm_elastic.placement.delay_room import Place, Room, Sites
 from slurm_elastic.policies.baselines.gandiva import Gandiva
@@ -155,6 +157,58 @@ def decide(nodes: int, waiting: int, seed: int = 0) -> tuple[float, int]:
     return time.process_time() - begin, len(answer.grants)
 
 
+#: Bytes of gradients per step, fp32: parameters of the public models (torchvision; BERT-large).
+GRADIENT_BYTES = {
+    "AlexNet": 4 * 61.1e6,
+    "BERT": 4 * 335e6,
+    "MobileNetV3": 4 * 5.48e6,
+    "ResNet18": 4 * 11.7e6,
+    "ResNet50": 4 * 25.6e6,
+    "VGG": 4 * 132.9e6,
+}
+#: Invented: seconds of a step on one GPU.
+STEP_S = {
+    "AlexNet": 0.05,
+    "BERT": 0.60,
+    "MobileNetV3": 0.08,
+    "ResNet18": 0.06,
+    "ResNet50": 0.18,
+    "VGG": 0.25,
+}
+
+
+def congested(congestion: float) -> ClosedForm:
+    """NVLink, 100 Gbit/s per GPU in a rack and 10 between racks, less what others send."""
+    return ClosedForm(
+        compute_s=STEP_S,
+        gradient_bytes=GRADIENT_BYTES,
+        domain=Link(bytes_s=100e9),
+        node=Link(bytes_s=16e9, latency_s=5e-6),
+        rack=Link(bytes_s=12.5e9, latency_s=10e-6),
+        spine=Link(bytes_s=1.25e9, latency_s=50e-6),
+        uplink_share=uplink_shares({"uplink": 1}, congestion=congestion)["uplink"],
+    )
+
+
+def congestion_run(task: tuple[str, float, str, str]) -> str:
+    """One line of the table of congestion."""
+    label, congestion, trace, data = task
+    communication = congested(congestion)
+    s = simulate_gangs(
+        read_workload(Path(data) / "workloads" / f"{trace}.csv"),
+        read_sites("4x8x2", slots=1),
+        communication,
+        policy(label, communication),
+        name=label,
+        lease_s=LEASE_S,
+    ).summary()
+    shares = "/".join(f"{s[f'share_{t}_2_8']:.2f}" for t in ("node", "rack", "network"))
+    return (
+        f"| {trace} | 1/{congestion:g} | {label} | {s['avg_jct_h']:.2f} | {s['p99_jct_h']:.1f} |"
+        f" {s['avg_queue_h']:.2f} | {s['comm_gpu_h']:.0f} | {shares} |"
+    )
+
+
 def _gang(job_id: int, gpus: int, draw: random.Random) -> Gang:
     since = draw.uniform(0, 1e5)
     return Gang(
@@ -172,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--main", action="store_true", help="p75g8 on A64 only")
     parser.add_argument("--decide", action="store_true", help="time one large decision only")
+    parser.add_argument("--congestion", action="store_true", help="uplinks at 1, 1/4, 1/16 only")
     parser.add_argument("--policies", nargs="+", help="labels, e.g. 'dally own'")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", default=str(DATA))
@@ -184,6 +239,17 @@ def main() -> None:
     data = Path(options.data)
     if not data.is_dir():
         parser.exit(2, f"{data}: no such folder; name Dally's published data with --data\n")
+    if options.congestion:
+        labels = options.policies or [x for x, _ in POLICIES if x not in ("gandiva", "tiresias")]
+        cases = [
+            (label, congestion, trace, str(data))
+            for trace in ("p75g8",)
+            for congestion in (1.0, 4.0, 16.0)
+            for label in labels
+        ]
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            print("\n".join(pool.imap(congestion_run, cases)))
+        return
     traces = [("A64", "p75g8")]
     if not options.main:
         traces += [(c, t) for c in CLUSTERS for t in ("p25", "p75", "batch")]

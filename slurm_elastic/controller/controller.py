@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slurm_elastic.cluster import Job, JobState, Partition, Snapshot
+from slurm_elastic.cluster import Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.controller.answers_inputs import TransitionRow, View
 from slurm_elastic.controller.book import Book
@@ -24,9 +24,8 @@ from slurm_elastic.controller.housekeeping import Housekeeping
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.transition import State
 from slurm_elastic.controller.tuning import Tuner
-from slurm_elastic.plan import Action, Decision, JobRecord, Plan
+from slurm_elastic.plan import Decision, JobRecord, Plan
 from slurm_elastic.policies.base import Policy
-from slurm_elastic.report import Orders, Report
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.scontrol import Scontrol, SlurmUnreachable
 from slurm_elastic.slurm.shape import describe
@@ -236,7 +235,7 @@ class Controller:
             policy=self.config.controller.policy,
             next_round=self._next_round,
         )
-        if self._acts and written:
+        if self.acts and written:
             self._act(snapshot, plan, records)
         elif self.config.controller.mode == "advise":
             advice = {d.job_id: f"{_words(d, snapshot)} Mode=advise" for d in plan.changes}
@@ -252,7 +251,7 @@ class Controller:
             snapshot,
             records,
             self.book.last_reports(snapshot),
-            act=self._acts,
+            act=self.acts,
             leave={d.job_id for d in plan.changes},
         )
         for job, choice in told:
@@ -262,7 +261,8 @@ class Controller:
             )
 
     @property
-    def _acts(self) -> bool:
+    def acts(self) -> bool:
+        """Whether anything new is begun."""
         return self.config.controller.mode == "act" and not self.retired
 
     def _read_settings(self) -> None:
@@ -290,8 +290,7 @@ class Controller:
         changes = []
         for decision in plan.changes[: max(0, room)]:
             job = snapshot.job[decision.job_id]
-            spare_s = self.book.spare_s(job)
-            changes.append(Change(decision, job, self._notice_s(job), spare_s))
+            changes.append(Change(decision, job, self._notice_s(job), self.book.spare_s(job)))
         begun = self.engine.begin(changes) if changes else []
         self.tuner.ahead(begun, snapshot, records, self.book.last_reports(snapshot))
         for decision in begun:
@@ -311,14 +310,7 @@ class Controller:
         asked = directive.notice_s if directive else None
         return float(asked or self.config.resize.notice_s)
 
-    # --- the jobs' side ---
-
-    def report(self, report: Report) -> Orders:
-        """Take a report of its owner; the answer is what the job is to do."""
-        job = self.job(report.job_id)
-        if self.dialogue.hear(report, job, act=self._acts):
-            self.soon()
-        return self.dialogue.orders(report.job_id, report.run, job)
+    # --- from outside ---
 
     def job(self, job_id: int) -> Job | None:
         """A job as last read. One that is not known yet makes the next look come at once."""
@@ -328,8 +320,6 @@ class Controller:
             if time.time() - self._looked > _UNKNOWN_S:
                 self.nudge()
         return job
-
-    # --- people's side ---
 
     def reconfigure(self, config: Config) -> None:
         """Take over a changed configuration; policy, sockets and paths stay until a restart."""
@@ -363,7 +353,7 @@ class Controller:
     # --- the view ---
 
     def _publish(self) -> None:
-        rows: tuple[TransitionRow, ...] = tuple(
+        rows = tuple(
             TransitionRow(
                 id=t.id,
                 job_id=t.job_id,
@@ -374,12 +364,8 @@ class Controller:
             )
             for t in self.engine.live.values()
         )
-        self.view = dataclasses.replace(
-            self.view,
-            transitions=rows,
-            reports=self.book.last_reports(self.view.snapshot),
-            notes=tuple(n for n in self._notes.values() if n),
-        )
+        reports = self.book.last_reports(self.view.snapshot)
+        self.view = dataclasses.replace(self.view, transitions=rows, reports=reports)
 
     def _note(self, name: str, text: str) -> None:
         self._notes[name] = text
@@ -391,22 +377,19 @@ class Controller:
 def _per_node(snapshot: Snapshot) -> dict[str, dict[str, int]]:
     """GPUs on the smallest node of each type, by partition."""
     found: dict[str, dict[str, int]] = {}
-    partitions: tuple[Partition, ...] = snapshot.partitions
-    for partition in partitions:
-        sizes: dict[str, int] = {}
+    for partition in snapshot.partitions:
+        sizes = found.setdefault(partition.name, {})
         for name in partition.nodes:
             node = snapshot.node.get(name)
             if node and node.gpus:
                 sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
-        found[partition.name] = sizes
     return found
 
 
 def _words(decision: Decision, snapshot: Snapshot) -> str:
     job = snapshot.job[decision.job_id]
     held = decision.current.gpus if decision.current else 0
-    what = decision.action.value if decision.action is not Action.KEEP else "keep"
     return (
-        f"JobId={job.display_id} Action={what} From={held} To={describe(decision.target)!r} "
-        f"Reason={decision.reason!r}"
+        f"JobId={job.display_id} Action={decision.action.value} From={held} "
+        f"To={describe(decision.target)!r} Reason={decision.reason!r}"
     )

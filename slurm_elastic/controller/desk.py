@@ -68,12 +68,16 @@ class Desk:
 
     def report(self, _uid: int, report: Report) -> Orders:
         """See `api_requests.Desk`."""
-        return self._controller.report(report)
+        controller = self._controller
+        job = controller.job(report.job_id)
+        if controller.dialogue.hear(report, job, act=controller.acts):
+            controller.soon()
+        return self.orders(report.job_id, report.run)
 
     def orders(self, job_id: int, run: int) -> Orders:
         """See `api_requests.Desk`."""
         job = self._controller.job(job_id)
-        return self._controller.dialogue.orders(job_id, run, job)
+        return self._controller.dialogue.orders(job_id, run, job=job)
 
     def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `api_requests.Desk`."""
@@ -142,7 +146,7 @@ class Desk:
         book = self._controller.book
         return Particulars(
             layout=book.entry(job).layout,
-            orders=self._controller.dialogue.orders(job.job_id, job.run, job),
+            orders=self.orders(job.job_id, job.run),
             profile=book.profile(job),
         )
 

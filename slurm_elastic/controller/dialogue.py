@@ -61,7 +61,7 @@ class Dialogue:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
         return news
 
-    def orders(self, job_id: int, run: int, job: Job | None) -> Orders:
+    def orders(self, job_id: int, run: int, *, job: Job | None) -> Orders:
         """What one attempt is to do. People's orders are among them from the first answer on."""
         if job is not None:
             self.stand(job)
@@ -92,7 +92,7 @@ class Dialogue:
             and not self._book.entry(job).proven
             and directive.min_gpus < directive.max_gpus
         ):
-            self._outbox.ask(job.job_id, job.run, _PROVE, once=True)
+            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True)
 
     def expect(self, transition: Transition) -> None:
         """A job is on its new GPUs; its first step there will say what the change cost."""

@@ -259,7 +259,7 @@ class Engine:
                 deadline_s=transition.notice_s,
                 reason=transition.reason[:200],
             )
-            self.outbox.ask(transition.job_id, transition.run, notice)
+            self.outbox.ask(transition.job_id, notice, run=transition.run)
         if state.live:
             self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
 
@@ -278,7 +278,7 @@ class Engine:
                 transition.entered.setdefault("saved", time.time())
                 return
         orders = Orders(action="resume", notice=notice, reason="nothing planned")
-        self.outbox.ask(job_id, run, orders)
+        self.outbox.ask(job_id, orders, run=run)
 
     # --- beginning and ending ---
 
@@ -344,7 +344,7 @@ class Engine:
             if job and job.state is JobState.RUNNING and job.run == transition.run:
                 reason = transition.problem[:200]
                 resume = Orders(action="resume", notice=transition.id, reason=reason)
-                self.outbox.ask(transition.job_id, transition.run, resume)
+                self.outbox.ask(transition.job_id, resume, run=transition.run)
             else:
                 self.outbox.take_back(transition.job_id)
         how = self._log.info if transition.state is State.DONE else self._log.warning
@@ -365,7 +365,7 @@ class Engine:
                 t.state is State.REQUEUE and job.run == t.run and job.state is JobState.RUNNING
             ):
                 notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
-                self.outbox.ask(t.job_id, t.run, notice)
+                self.outbox.ask(t.job_id, notice, run=t.run)
                 self._end(t, State.UNDONE, "the controller was restarted", job)
             elif job.state is JobState.RUNNING:
                 t.state = State.VERIFY

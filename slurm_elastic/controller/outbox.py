@@ -4,7 +4,7 @@ Nothing is sent from here: jobs fetch it with their next report or a long poll. 
 meant for one attempt (restart count) of a job; others do not see it.
 
 >>> outbox = Outbox()
->>> outbox.ask(7, 0, Orders(action="notice", notice=3))
+>>> outbox.ask(7, Orders(action="notice", notice=3), run=0)
 >>> outbox.tell(7, run=1, batch=512)
 True
 >>> outbox.orders(7, 0).action, outbox.orders(7, 1).action, outbox.orders(7, 1).batch
@@ -43,13 +43,13 @@ class Outbox:
             asked_run, asked = self._asked.get(job_id, (run, Orders()))
             return self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
 
-    def ask(self, job_id: int, run: int, orders: Orders, *, once: bool = False) -> None:
+    def ask(self, job_id: int, orders: Orders, *, run: int, once: bool = False) -> None:
         """Let one attempt do something, in place of what its job was asked before.
 
         Args:
             job_id: the job.
+            orders: an action and what belongs to it; their `seq` is given here.
             run: restart count of the attempt.
-            orders: its action and what belongs to that; their `seq` is given here.
             once: only if this attempt has been asked nothing yet.
         """
         with self._lock:

@@ -27,6 +27,7 @@ from slurm_elastic.controller.answers import Viewer
 from slurm_elastic.controller.book import Book
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.controller.outbox import Outbox
 from slurm_elastic.controller.standing import Standing
 from slurm_elastic.controller.tuning import MIN_GAIN, Choice, Tuner, choose, frozen
 from slurm_elastic.directive import Directive
@@ -207,12 +208,8 @@ class Desk:
     def __init__(self, *, tunes=True, policy="sia"):
         self.book = Book(Ledger(":memory:"), config.parse(f'[controller]\npolicy = "{policy}"'))
         self.book.learning.tunes = tunes
-        self.standing, self.seq, self.reports = Standing(), 0, {}
-        self.tuner = Tuner(self.tell)
-
-    def tell(self, job_id, *, run, **values):
-        self.seq += 1
-        return self.standing.put(job_id, run=run, seq=self.seq, **values)
+        self.outbox, self.reports = Outbox(), {}
+        self.tuner = Tuner(self.outbox.tell)
 
     def hear(self, of, told):
         self.book.take(told, of, 0.0)
@@ -228,7 +225,7 @@ class Desk:
         )
 
     def batch(self, job_id=7, run=0):
-        return self.standing.on(Orders(), job_id, run=run).batch
+        return self.outbox.orders(job_id, run).batch
 
 
 def test_only_a_batch_that_may_change_under_a_policy_that_knows_batches_is_adaptive():
@@ -350,9 +347,9 @@ def test_frozen_layers_stay_within_what_is_certified_and_what_it_may_cost():
     assert frozen(report(**told), Directive.parse("1-8")) is None
     desk, of = Desk(), running(directive=str(auto))
     desk.tuner.heard(of, report(**told), directive=auto)
-    assert desk.standing.on(Orders(), 7, run=0).frozen == 1
+    assert desk.outbox.orders(7, 0).frozen == 1
     desk.tuner.heard(of, report(**told | {"run": 5, "penalty": 0.5}), directive=auto)
-    assert desk.standing.on(Orders(), 7, run=0).frozen == 1
+    assert desk.outbox.orders(7, 0).frozen == 1
 
 
 @given(
@@ -479,7 +476,8 @@ def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
     controller._jobs = controller.reader.jobs()
     told = report(gpus=4, micro_batch=16, step_time_s=0.1, micro_step_s=0.08, max_micro_batch=64,
                   layers=9, certified=2, certified_penalty=0.001)  # fmt: skip
-    answer = controller.report(told)
+    controller.dialogue.hear(told, of, act=controller.acts)
+    answer = controller.dialogue.orders(7, 0, job=of)
     assert answer.frozen == (2 if mode == "act" else None)
     controller.round()
     choice = controller.view.batches[7]
