@@ -100,6 +100,9 @@ def ignore_in_worker(_worker: int) -> None:
 
 def leave(code: int) -> None:
     """End now, without the interpreter's and torch's tear-down, which may hang."""
+    with contextlib.suppress(ValueError):  # not the main thread: no handler runs here
+        # torch's data loader raises, from its handler, for every worker that dies.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in multiprocessing.active_children():
         worker.kill()
     for stream in (sys.stdout, sys.stderr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
 import time
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from traps import Trap
-from worlds import BATCH, PATIENCE_S, SAMPLES, Esrun, Worlds, lines, wait
+from worlds import BATCH, PATIENCE_S, PROCESSES, SAMPLES, Esrun, Worlds, lines, wait
 
 from slurm_elastic.training.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from slurm_elastic.training.signals import STOPPED
+from slurm_elastic.training.signals import STOPPED, leave
 
 EPOCHS = 5
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
@@ -302,3 +303,21 @@ def test_kills_while_ranks_save_to_change_their_layout(
     worlds.start(2, **options)
     assert worlds.join() == [0, 0], str(story)
     same(worlds, undisturbed["sgd"], story)
+
+
+def leave_with_children() -> None:
+    def complain(*_: object) -> None:
+        raise RuntimeError("as torch's data loader does when a worker dies")
+
+    context = multiprocessing.get_context("fork")
+    for _ in range(4):
+        context.Process(target=time.sleep, args=(PATIENCE_S,)).start()
+    signal.signal(signal.SIGCHLD, complain)
+    leave(STOPPED)
+
+
+def test_a_rank_that_leaves_takes_its_loader_workers_along() -> None:
+    process = PROCESSES.Process(target=leave_with_children)
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == STOPPED
