@@ -9,7 +9,8 @@ Only other sizes are ever scattered over what is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,14 +206,44 @@ class _Packing:
             whole = [i for i, free in enumerate(room) if free >= self._most]
             if len(whole) < full:
                 return None
-            whole.sort(key=lambda i: i not in own)
+            whole.sort(key=self._order(whole, own, full))
             chosen = dict.fromkeys(whole[:full], self._most)
         if rest:
             fits = [i for i, free in enumerate(room) if free >= rest and i not in chosen]
             if not fits:
                 return None
-            chosen[min(fits, key=lambda i: (i not in own, room[i], i))] = rest
+            near = {int(self._frame.rack[i]) for i in chosen} if self._near else set()
+            chosen[
+                min(
+                    fits,
+                    key=lambda i: (
+                        bool(near) and self._frame.rack[i] not in near,
+                        i not in own,
+                        room[i],
+                        i,
+                    ),
+                )
+            ] = rest
         return self._allocation(tenant, chosen, ledger)
+
+    @property
+    def _near(self) -> bool:
+        """Whether racks count: Sia's packing knows none."""
+        return self._assignment.config.placement.mode == "delay"
+
+    def _order(
+        self, whole: Sequence[int], own: Mapping[int, int], count: int
+    ) -> Callable[[int], tuple[int, ...]]:
+        """Own nodes first; where racks count, those of the tightest rack that has enough before."""
+        if not self._near:
+            return lambda i: (i not in own,)
+        racks = Counter(int(self._frame.rack[i]) for i in whole)
+        enough = [r for r, many in racks.items() if many >= count]
+        if enough:
+            mine = Counter(int(self._frame.rack[i]) for i in whole if i in own)
+            best = min(enough, key=lambda r: (-mine[r], racks[r], r))
+            return lambda i: (self._frame.rack[i] != best, i not in own, i)
+        return lambda i: (-racks[int(self._frame.rack[i])], int(self._frame.rack[i]), i not in own)
 
     def _scattered(self, tenant: Tenant, gpus: int, ledger: Ledger) -> Allocation | None:
         """As few nodes as take it, whatever is free on them."""

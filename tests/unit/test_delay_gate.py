@@ -8,7 +8,7 @@ from slurm_elastic.config import Config, Controller, Placement, Resize, Speedup
 from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.tenants import tenants
-from slurm_elastic.plan import Measurement
+from slurm_elastic.plan import Alternative, Measurement, Proposal
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
@@ -109,3 +109,25 @@ def test_giving_up_gpus_and_moving_are_not_its_business():
     gate = Gate(DELAY, frame)
     assert gate.refusal(tenant, Allocation.of("a100", {"g1": 1, "g3": 1})) == ""
     assert gate.refusal(tenant, Allocation.of("a100", {"g1": 2, "g3": 2})) == ""
+
+
+@pytest.mark.parametrize("mode", ["near", "delay"])
+def test_a_decisive_policy_gets_whole_nodes_of_one_rack(mode):
+    class Told:
+        decisive = True
+
+        def decide(self, question, state):
+            eight = Alternative(gpu_type="a100", gpus=8, value=1.0)
+            return tuple(Proposal(job_id=j, alternatives=(eight,)) for j in question.jobs), state
+
+    nodes = [node(f"g{i}", 4) for i in range(1, 6)]
+    c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
+    c.add(90, on={"g1": 1})
+    c.add(1, elastic="8", gpus=8, submit_time=c.time)
+    settings = config(Placement(mode=mode))
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=settings, policy=Told(), state={}, at_once=True
+    )
+    held = plan.decision[1].target
+    assert held is not None
+    assert held.nodes == (("g3", "g4") if mode == "delay" else ("g2", "g3"))
