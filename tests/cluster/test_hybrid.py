@@ -52,7 +52,7 @@ def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemo
         until(arrived, seconds=90, what=log)
         assert sum(held(cluster, job).values()) == gpus
     shown = json.loads(daemon.ask("show", str(job), "--json"))
-    assert shown["layout"] == "1x1"
+    assert shown["running"]["layout"] == "1x1"
     cluster.exec(["scancel", str(job)], user="alice")
     cluster.wait(job, "CANCELLED")
 
