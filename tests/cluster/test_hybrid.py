@@ -51,8 +51,12 @@ def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemo
         log = f"not at {layout}: see {OUT}.log"
         until(arrived, seconds=90, what=log)
         assert sum(held(cluster, job).values()) == gpus
-    shown = json.loads(daemon.ask("show", str(job), "--json"))
-    assert shown["running"]["layout"] == "1x1"
+
+    def shown() -> bool:
+        running = json.loads(daemon.ask("show", str(job), "--json"))["running"]
+        return bool(running) and running["layout"] == "1x1"
+
+    until(shown, what="show does not tell the layout")
     cluster.exec(["scancel", str(job)], user="alice")
     cluster.wait(job, "CANCELLED")
 
