@@ -48,6 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tied", action="store_true", help="embedding and head share weights")
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--micro-batch", type=int, default=8, help="samples that travel together")
+    parser.add_argument("--rate", type=float, default=6e-3, help="of learning, at its highest")
     parser.add_argument("--schedule", choices=("1f1b", "gpipe", "pipedream"), default="1f1b")
     parser.add_argument("--checkpoint-every", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
@@ -146,7 +147,7 @@ def main() -> None:
     job = init(
         layers(args.blocks, tied=args.tied),
         loss_fn,
-        lambda parameters: torch.optim.AdamW(parameters, lr=6e-3),
+        lambda parameters: torch.optim.AdamW(parameters, lr=args.rate),
         pieces(args.samples, args.seed),
         global_batch=args.global_batch,
         epochs=args.epochs,

@@ -9,7 +9,8 @@ from daemon import Daemon, eager, held, until
 from harness import Cluster
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
-MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied"
+#: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.
+MODEL = "--samples 256 --epochs 400 --global-batch 12 --micro-batch 3 --blocks 2 --tied --rate 3e-4"
 #: (GPUs, replicas x stages): unlike sizes and like ones, interleaved, and back.
 WALK = [(4, "2x2"), (3, "1x3"), (3, "3x1"), (2, "1x2x2"), (4, "4x1"), (1, "1x1")]
 OUT = "/shared/home/alice/hybrid"
@@ -51,8 +52,12 @@ def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemo
         log = f"not at {layout}: see {OUT}.log"
         until(arrived, seconds=90, what=log)
         assert sum(held(cluster, job).values()) == gpus
-    shown = json.loads(daemon.ask("show", str(job), "--json"))
-    assert shown["layout"] == "1x1"
+
+    def shown() -> bool:
+        running = json.loads(daemon.ask("show", str(job), "--json"))["running"]
+        return bool(running) and running["layout"] == "1x1"
+
+    until(shown, what="show does not tell the layout")
     cluster.exec(["scancel", str(job)], user="alice")
     cluster.wait(job, "CANCELLED")
 
