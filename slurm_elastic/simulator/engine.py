@@ -26,6 +26,7 @@ from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.jobs import SimulatedJob
 from slurm_elastic.simulator.lessons import Lessons
+from slurm_elastic.simulator.network import Network
 from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Profiles
 from slurm_elastic.simulator.restarts import RestartCosts
@@ -58,6 +59,7 @@ def simulate(
     seed: int = 0,
     job_class: JobClass | None = None,
     restarts: RestartCosts | None = None,
+    network: Network | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Run a workload to its end.
@@ -76,6 +78,7 @@ def simulate(
         seed: for policies that draw lots.
         job_class: forced on all jobs; None: each its own.
         restarts: what a restart costs; None: the profiles' own seconds.
+        network: racks, and what crossing them costs; None: all nodes are one rack.
         progress: called now and then with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
@@ -94,7 +97,7 @@ def simulate(
         compat=config.sia.artifact_compat,
         tunes=bool(getattr(policy, "tunes", True)),
     )
-    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s)
+    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
     if clock == "event":
         run.by_events(progress)
     else:
@@ -111,6 +114,7 @@ def simulate(
         policy_s=tuple(run.policy.wall_s),
         cpu_s=time.process_time() - began,
         stages_s=tuple(run.stages.items()),
+        crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
         notes=(*run.notes, *_assumptions(run.jobs)),
     )
 
@@ -153,6 +157,7 @@ class _Run:
     config: Config
     seed: int
     interval_s: float
+    network: Network | None = None
     now_s: float = 0.0
     arrived: int = 0
     active: list[SimulatedJob] = field(default_factory=list)
@@ -168,7 +173,7 @@ class _Run:
     _lessons: Lessons = field(default_factory=Lessons)
 
     def __post_init__(self) -> None:
-        self.world = World(self.cluster, measure=not self.policy.decisive)
+        self.world = World(self.cluster, measure=not self.policy.decisive, network=self.network)
         controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
         resize = self.config.resize
         if self.policy.decisive:
@@ -300,9 +305,22 @@ class _Run:
                 self.holding[job.job_id] = Segment(
                     job.submitted.name, at_s, at_s, target.gpu_type, job.shape
                 )
+        if self.network is not None:
+            self._cross(self.network)
         spent = time.process_time() - begin
         self.stages["physics"] += spent
         self.stages["round"] -= spent
+
+    def _cross(self, network: Network) -> None:
+        """What crossing racks costs each job from now on."""
+        held = {
+            j.job_id: (j.submitted.application, j.allocation)
+            for j in self.active
+            if j.allocation is not None
+        }
+        extra = network.extra_s(held, self.world.rack_of)
+        for job in self.active:
+            job.extra_s = extra.get(job.job_id, 0.0)
 
     def _ends(self, job: SimulatedJob, at_s: float) -> None:
         segment = self.holding.pop(job.job_id, None)

@@ -36,6 +36,8 @@ class SimulatedJob:
         starts: how often it was given GPUs of another type or in another shape.
         start_s, completion_s: first start and end; None before.
         gpu_s, lost_gpu_s: GPU seconds held, and of them spent restarting.
+        extra_s: what each of its steps takes longer for crossing racks (network.py), and
+            `crossing_gpu_s` what that has cost.
     """
 
     __slots__ = (
@@ -47,8 +49,10 @@ class SimulatedJob:
         "changed_s",
         "compat",
         "completion_s",
+        "crossing_gpu_s",
         "described",
         "epoch",
+        "extra_s",
         "gpu_s",
         "gpu_type",
         "job_id",
@@ -100,6 +104,8 @@ class SimulatedJob:
         self.completion_s: float | None = None
         self.gpu_s = 0.0
         self.lost_gpu_s = 0.0
+        self.extra_s = 0.0
+        self.crossing_gpu_s = 0.0
         self.now_s = submitted.time_s
         self.observations: tuple[Observation, ...] = ()
         self.noise: Noise | None = None
@@ -159,6 +165,9 @@ class SimulatedJob:
             rate = physics.goodput(
                 self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
             )
+            slowed = self._slowed()
+            rate *= slowed
+            before_s = seconds
             self._observe()
             target = physics.targets[self.epoch]
             if self.progress + rate * seconds < target:
@@ -172,9 +181,10 @@ class SimulatedJob:
                 self.epoch += 1
                 self._pass(delta, gpus)
                 seconds -= delta
-                if self.epoch == len(physics.targets):
-                    self.completion_s = self.now_s
-                    return
+            self.crossing_gpu_s += (before_s - seconds) * gpus * (1 - slowed)
+            if self.epoch == len(physics.targets):
+                self.completion_s = self.now_s
+                return
             self._choose_batch()
         self.now_s = until_s
 
@@ -194,6 +204,14 @@ class SimulatedJob:
         self.start_s = self.now_s if self.start_s is None else self.start_s
         self.restart_left_s = self.restart_s
         self._choose_batch()
+
+    def _slowed(self) -> float:
+        """The part of its speed that crossing racks leaves it."""
+        if not self.extra_s:
+            return 1.0
+        step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+        whole = step + self.accumulation * micro
+        return whole / (whole + self.extra_s)
 
     def _pass(self, seconds: float, gpus: int) -> None:
         self.now_s += seconds

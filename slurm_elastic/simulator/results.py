@@ -89,6 +89,7 @@ class Result:
         policy_s: wall seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
         stages_s: CPU seconds by what they were spent on.
+        crossing_gpu_s: GPU seconds lost to crossing racks (network.py).
     """
 
     workload: str
@@ -103,6 +104,7 @@ class Result:
     stages_s: tuple[tuple[str, float], ...] = ()
     #: Decisions that recorded something out of the ordinary, e.g. a solver's time limit.
     notes: tuple[str, ...] = ()
+    crossing_gpu_s: float = 0.0
 
     def summary(self) -> dict[str, Any]:
         """The figures of this workload; see `summary`."""

@@ -13,6 +13,7 @@ from slurm_elastic.cluster import Job, JobState, Node, Partition, Snapshot
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.jobs import SimulatedJob
+from slurm_elastic.simulator.network import Network
 from slurm_elastic.submission import Submission
 
 _PARTITION = "gpu"
@@ -24,14 +25,16 @@ class World:
 
     Attributes:
         nodes: all nodes, idle.
+        rack_of: rack of each node; empty without racks.
     """
 
-    def __init__(self, cluster: Cluster, *, measure: bool) -> None:
+    def __init__(self, cluster: Cluster, *, measure: bool, network: Network | None = None) -> None:
         """Prepare.
 
         Args:
             cluster: the nodes.
             measure: also report plain speeds, for policies that do not read `learned`.
+            network: its racks; None: all nodes are one.
         """
         self.nodes = cluster.nodes(_PARTITION)
         self._index = {n.name: i for i, n in enumerate(self.nodes)}
@@ -39,6 +42,9 @@ class World:
         self._jobs: dict[int, tuple[object, Job]] = {}
         self._records: dict[int, tuple[object, JobRecord]] = {}
         self._measure = measure
+        names = [n.name for n in self.nodes]
+        self._switches = network.switches(names) if network else ()
+        self.rack_of = {n: s.name for s in self._switches if not s.children for n in s.nodes}
 
     def snapshot(self, at_s: float, jobs: Sequence[SimulatedJob]) -> Snapshot:
         """The cluster with these jobs, submitted and not complete."""
@@ -47,6 +53,7 @@ class World:
             nodes=self._nodes(jobs),
             jobs=tuple(self._job(j) for j in jobs),
             partitions=_PARTITIONS,
+            switches=self._switches,
         )
 
     def records(self, jobs: Iterable[SimulatedJob]) -> dict[int, JobRecord]:

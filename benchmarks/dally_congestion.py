@@ -1,0 +1,101 @@
+"""Elastic jobs on congested uplinks: `python -m benchmarks.dally_congestion`.
+
+Sia's published philly workloads (../shared/data/sia) on 32 nodes of four `aws` GPUs in racks of
+eight, under policy sia, with plain placement and with `[placement] mode = "delay"`, the racks'
+uplinks at 1, 1/4 and 1/16 (simulator/network.py says what crossing them costs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from pathlib import Path
+
+from slurm_elastic.config import Config, Controller, Placement
+from slurm_elastic.policies.base import load
+from slurm_elastic.simulator import clusters, profiles, workload
+from slurm_elastic.simulator.engine import simulate
+from slurm_elastic.simulator.network import Network
+
+DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
+CLUSTER = "aws:32x4"
+RACK_NODES = 8
+#: Of one rack: 40 Gbit/s.
+UPLINK_BYTES_S = 5e9
+#: fp32 parameters of the public models: ResNet18 for CIFAR, BERT-base, Deep Speech 2 (its
+#: paper's smallest), ResNet50, YOLOv3.
+GRADIENT_BYTES = {
+    "cifar10": 4 * 11.2e6,
+    "bert": 4 * 110e6,
+    "deepspeech2": 4 * 38e6,
+    "imagenet": 4 * 25.6e6,
+    "yolov3": 4 * 61.9e6,
+}
+
+#: `no wait` only looks for nodes of one rack first.
+PLACEMENTS = {
+    "near": Placement(),
+    "delay, no wait": Placement(mode="delay", wait_node_s=0.0, wait_rack_s=0.0),
+    "delay": Placement(mode="delay"),
+}
+
+Case = tuple[int, float, str, str]
+
+
+def run(case: Case) -> str:
+    """One line of the table."""
+    index, congestion, mode, folder = case
+    data, cluster = Path(folder), clusters.parse(CLUSTER)
+    jobs = workload.read(data / "workloads" / "philly" / f"workload-{index}.csv")
+    config = Config(
+        controller=Controller(policy="sia", queue="controller"), placement=PLACEMENTS[mode]
+    )
+    result = simulate(
+        jobs,
+        profiles.read(data / "traces", jobs.applications, cluster.types),
+        cluster,
+        config=config,
+        policy=load(config),
+        network=Network(
+            rack_nodes=RACK_NODES,
+            uplink_bytes_s=UPLINK_BYTES_S,
+            gradient_bytes=GRADIENT_BYTES,
+            congestion=congestion,
+        ),
+    )
+    s = result.summary()
+    return (
+        f"| philly-{index} | 1/{congestion:g} | {mode} | {s['avg_jct_h']:.3f} |"
+        f" {s['p99_jct_h']:.2f} | {result.crossing_gpu_s / 3600:.1f} |"
+        f" {s['gpu_h_per_job'] * s['jobs']:.0f} | {s['restarts_per_job']:.2f} |"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--data", default=str(DATA))
+    options = parser.parse_args()
+    if not Path(options.data).is_dir():
+        parser.exit(2, f"{options.data}: no such folder; name Sia's published data with --data\n")
+    cases: list[Case] = [
+        (index, congestion, mode, options.data)
+        for index in options.workloads
+        for congestion in (1.0, 4.0, 16.0)
+        for mode in PLACEMENTS
+    ]
+    began = time.perf_counter()
+    heads = ("workload", "uplink", "placement", "avg JCT h", "p99 h", "crossing GPU h", "GPU h")
+    print(f"| {' | '.join(heads)} | restarts |")
+    print("|---" * (len(heads) + 1) + "|")
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for line in pool.imap(run, cases):
+            print(line, flush=True)
+    print(f"{len(cases)} simulations in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Racks of a simulated cluster, and what it costs to train across them; our definition.
+
+The tables that jobs are simulated from (profiles.py) know nodes, not racks. Here every `rack_nodes`
+nodes, in the order of the cluster, are a rack with one uplink. A job over r racks pays, once per
+step, a ring all-reduce of its gradients between them, not overlapped:
+
+    2 (r - 1) / r * bytes / (uplink * share)
+
+The share is `1 / (jobs on the busiest of its uplinks * congestion)` (models/communication.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.cluster import Allocation, Switch
+from slurm_elastic.models.communication import uplink_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The racks and their uplinks.
+
+    Attributes:
+        rack_nodes: nodes of each rack.
+        uplink_bytes_s: of one rack.
+        gradient_bytes: of each application, per step; unknown ones send nothing.
+        congestion: what others send leaves 1 / congestion of each uplink.
+    """
+
+    rack_nodes: int
+    uplink_bytes_s: float
+    gradient_bytes: Mapping[str, float]
+    congestion: float = 1.0
+
+    def switches(self, nodes: Sequence[str]) -> tuple[Switch, ...]:
+        """The tree over these nodes."""
+        size = self.rack_nodes
+        leaves = tuple(
+            Switch(f"rack{i // size}", 0, tuple(nodes[i : i + size]))
+            for i in range(0, len(nodes), size)
+        )
+        return (*leaves, Switch("spine", 1, tuple(nodes), tuple(s.name for s in leaves)))
+
+    def extra_s(
+        self, held: Mapping[int, tuple[str, Allocation]], rack_of: Mapping[str, str]
+    ) -> dict[int, float]:
+        """Seconds that each job's step takes longer, for those that cross racks.
+
+        Args:
+            held: application and allocation of each job.
+            rack_of: rack of each node.
+        """
+        racks = {j: {rack_of[n] for n in where.nodes} for j, (_, where) in held.items()}
+        users: dict[str, int] = {}
+        for crossed in racks.values():
+            for rack in crossed if len(crossed) > 1 else ():
+                users[rack] = users.get(rack, 0) + 1
+        shares = uplink_shares(users, congestion=self.congestion)
+        found = {}
+        for job_id, crossed in racks.items():
+            if len(crossed) > 1:
+                share = min(shares[rack] for rack in crossed)
+                size = self.gradient_bytes.get(held[job_id][0], 0.0)
+                count = len(crossed)
+                found[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
+        return found

@@ -1,0 +1,77 @@
+"""Racks in simulations: what crossing them costs, and who shares an uplink."""
+
+import pytest
+
+from slurm_elastic.cluster import Allocation
+from slurm_elastic.config import Config, Controller
+from slurm_elastic.policies.base import load
+from slurm_elastic.simulator import builtin, clusters, profiles, workload
+from slurm_elastic.simulator.engine import simulate
+from slurm_elastic.simulator.network import Network
+
+NODES = ("a", "b", "c", "d", "e")
+
+
+def network(**more):
+    fields = {"rack_nodes": 2, "uplink_bytes_s": 10.0, "gradient_bytes": {"m": 100.0}}
+    return Network(**(fields | more))
+
+
+def racks(net):
+    return {n: s.name for s in net.switches(NODES) if not s.children for n in s.nodes}
+
+
+def on(*nodes):
+    return "m", Allocation.of("v100", dict.fromkeys(nodes, 1))
+
+
+def test_racks_are_made_in_the_order_of_nodes():
+    assert racks(network()) == {
+        "a": "rack0", "b": "rack0", "c": "rack1", "d": "rack1", "e": "rack2"
+    }  # fmt: skip
+    assert network().switches(NODES)[-1].children == ("rack0", "rack1", "rack2")
+
+
+def test_only_who_crosses_pays_and_sharing_costs():
+    net = network()
+    alone = net.extra_s({1: on("a", "c"), 2: on("c", "d"), 3: on("e")}, racks(net))
+    assert alone == {1: pytest.approx(10.0)}
+    shared = net.extra_s({1: on("a", "c"), 2: on("b", "e")}, racks(net))
+    assert shared == {1: pytest.approx(20.0), 2: pytest.approx(20.0)}
+    wide = net.extra_s({1: on("a", "c", "e")}, racks(net))
+    assert wide[1] == pytest.approx(2 * 2 / 3 * 10)
+    jam = network(congestion=4.0)
+    assert jam.extra_s({1: on("a", "c")}, racks(jam)) == {1: pytest.approx(40.0)}
+    assert net.extra_s({1: ("unknown", on("a", "c")[1])}, racks(net)) == {1: 0.0}
+
+
+@pytest.fixture(scope="module")
+def two_wide_jobs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profiles")
+    builtin.write(folder)
+    path = folder / "w.csv"
+    path.write_text(
+        "name,time,application,num_replicas,batch_size,category\n"
+        "one,0,resnet18,8,1024,rigid\ntwo,0,resnet18,8,1024,rigid\n"
+    )
+    jobs = workload.read(path)
+    cluster = clusters.parse("v100:4x4")
+    return jobs, profiles.read(folder, jobs.applications, cluster.types), cluster
+
+
+def simulated(two_wide_jobs, net):
+    config = Config(controller=Controller(policy="fifo", queue="controller"))
+    return simulate(*two_wide_jobs, config=config, policy=load(config), network=net)
+
+
+def test_a_job_over_racks_takes_longer_and_the_loss_is_counted(two_wide_jobs):
+    flat = simulated(two_wide_jobs, None)
+    fits = simulated(two_wide_jobs, network(gradient_bytes={"resnet18": 1e9}))
+    single = network(rack_nodes=1, uplink_bytes_s=1e10, gradient_bytes={"resnet18": 1e9})
+    spread = simulated(two_wide_jobs, single)
+    assert fits.crossing_gpu_s == 0
+    assert fits.summary()["avg_jct_h"] == flat.summary()["avg_jct_h"]
+    assert spread.crossing_gpu_s > 0
+    assert spread.summary()["avg_jct_h"] > flat.summary()["avg_jct_h"]
+    gained = sum(j.gpu_s for j in spread.jobs) - sum(j.gpu_s for j in flat.jobs)
+    assert spread.crossing_gpu_s == pytest.approx(gained, rel=0.02)
