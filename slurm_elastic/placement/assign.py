@@ -29,7 +29,11 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class Outcome:
-    """What one job is given, and what was refused on the way."""
+    """What one job is given, and what was refused on the way.
+
+    Attributes:
+        waits: why it rather waits for a nearer place than takes one that is free, or "".
+    """
 
     tenant: Tenant
     target: Allocation | None
@@ -37,6 +41,7 @@ class Outcome:
     wished: Alternative | None = None
     refusals: list[str] = field(default_factory=list)
     promised: bool = False
+    waits: str = ""
 
     @property
     def changed(self) -> bool:
@@ -178,7 +183,7 @@ class Assignment:
         self.later.give(tenant.need, before)
         for alternative in alternatives:
             if not alternative.gpus:
-                outcome.target, outcome.reason = None, alternative.reason
+                outcome.target, outcome.reason = None, outcome.waits or alternative.reason
                 break
             if current and _same_shape(alternative, current):
                 outcome.target, outcome.reason = current, alternative.reason
@@ -190,13 +195,19 @@ class Assignment:
                     f" {alternative.gpu_type or 'GPUs'} free"
                 )
                 continue
-            refusal = self._unworthy(tenant, found) or self.gate.refusal(tenant, found)
+            refusal = self._unworthy(tenant, found) or self.waits(outcome, found)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
             outcome.target, outcome.reason = found, alternative.reason
             break
         self.later.take(tenant.need, outcome.target)
+
+    def waits(self, outcome: Outcome, found: Allocation) -> str:
+        """Why a job rather waits for a nearer place than takes this one, or ""; noted."""
+        refusal = self.gate.refusal(outcome.tenant, found)
+        outcome.waits = refusal and f"waits for a nearer place: {refusal}"
+        return refusal
 
     def find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
         """A place on `later`; a start takes what is free now, a shrink its own nodes first."""

@@ -73,6 +73,8 @@ def carry_out(
         wishes = [w for w in refused if w.at < len(w.alternatives)]
         for wish in wishes:
             wish.outcome.reason = wish.chosen.reason
+            if not wish.chosen.gpus:
+                wish.outcome.reason = wish.outcome.waits or wish.chosen.reason
 
 
 def _present(current: Allocation | None) -> tuple[Alternative, ...]:
@@ -129,7 +131,7 @@ class _Packing:
 
     def _waits(self, outcome: Outcome, found: Allocation) -> bool:
         """Whether the job rather waits for a nearer place; noted if so."""
-        refusal = self._assignment.gate.refusal(outcome.tenant, found)
+        refusal = self._assignment.waits(outcome, found)
         if refusal:
             outcome.refusals.append(refusal)
         return bool(refusal)

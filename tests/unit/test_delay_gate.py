@@ -94,6 +94,10 @@ def test_the_words_say_what_it_waits_for():
         "over 2 racks it would run at 0.50 of its speed in one rack; it waited 60 s of at most"
         " 300 s for that"
     )
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=settings, policy=FairShare(settings), state={}
+    )
+    assert plan.decision[1].reason == f"waits for a nearer place: {words}"
     thin = Allocation.of("a100", {"g1": 2, "g2": 2})
     c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
     frame = Frame(c.snapshot())
