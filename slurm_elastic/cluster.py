@@ -79,6 +79,7 @@ class Node:
             reservation: elastic jobs may be placed here.
         planned: Slurm's backfill has it in store for a pending job (PLANNED): no growth into it.
         used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included.
+        domains: indexes of the GPUs of each link domain, as gres.conf tells; () when it does not.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Node:
     available: bool = True
     planned: bool = False
     state: str = "IDLE"
+    domains: tuple[tuple[int, ...], ...] = ()
 
     @property
     def free_gpus(self) -> int:
@@ -122,6 +124,8 @@ class Job:
             are in `submission`.
         gpu_type: the type a pending job asks for, "" for any.
         min_nodes: nodes a pending job asks for at least.
+        devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); what it
+            does not tell is left out.
     """
 
     job_id: int
@@ -160,6 +164,7 @@ class Job:
     comment: str = ""
     extra: str = ""
     requeueable: bool = True
+    devices: tuple[tuple[str, str], ...] = ()
 
     @property
     def elastic(self) -> bool:

@@ -182,6 +182,22 @@ class Placement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Topology:
+    """`[topology]`: what Slurm does not tell of the network (docs/topology.md)."""
+
+    #: Gbit/s of a link of each tier: inside a link domain of GPUs, between the domains of a node,
+    #: from a node to its rack, from a rack upwards, e.g. { domain = 4800.0, rack = 200.0 }.
+    speeds: dict[str, float] = field(
+        default_factory=dict, metadata={"keys": ("domain", "node", "rack", "spine")}
+    )
+    #: Gbit/s of single links, from a node or switch upwards, e.g. { "g[01-04]" = 400.0 }.
+    uplinks: dict[str, float] = field(default_factory=dict)
+    #: GPUs of a link domain (NVLink, one PCIe switch), by node or GPU type, e.g. { a100 = 4 };
+    #: before what Links= in gres.conf says.
+    domains: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
 
@@ -192,6 +208,7 @@ class Config:
     sia: Sia = field(default_factory=Sia)
     las: Las = field(default_factory=Las)
     placement: Placement = field(default_factory=Placement)
+    topology: Topology = field(default_factory=Topology)
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -272,13 +289,27 @@ def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
         if not isinstance(value, str):
             raise ValueError(f"must be text, not {value!r}")
         return _known(value, bounds)
-    if get_args(hint)[-1] is float:
+    kind = get_args(hint)[-1]
+    if kind in (int, float):
+        keys = bounds.get("keys", ())
         if not isinstance(value, dict):
-            raise ValueError("must be a table, e.g. { a100 = 2.0 }")
-        return {k: _value(float, v, {"min": 1e-6, "max": 1e6}) for k, v in value.items()}
+            raise ValueError(f"must be a table, e.g. {{ {keys[0] if keys else 'a100'} = 2 }}")
+        return _table(kind, value, keys)
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise ValueError('must be a list of text, e.g. ["gpu"]')
     return tuple(_known(v, bounds) for v in value)
+
+
+def _table(kind: type, value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    found = {}
+    for name, number in value.items():
+        if keys and name not in keys:
+            raise ValueError(f'"{name}" is unknown; known: {", ".join(keys)}')
+        try:
+            found[name] = _value(kind, number, {"min": 1 if kind is int else 1e-6, "max": 1e6})
+        except ValueError as error:
+            raise ValueError(f"of {name} {error}") from None
+    return found
 
 
 def _known(value: str, bounds: dict[str, Any]) -> str:

@@ -133,6 +133,8 @@ def _comments(cls: Any) -> dict[str, list[str]]:
 def _bounds(metadata: Any) -> str:
     if "known" in metadata:
         return f"One of {', '.join(metadata['known'])}."
+    if "keys" in metadata:
+        return f"Of {', '.join(metadata['keys'])}."
     if "min" in metadata and "max" in metadata:
         return f"From {metadata['min']:.15g} to {metadata['max']:.15g}."
     return ""

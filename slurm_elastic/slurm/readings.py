@@ -46,7 +46,13 @@ def unmanageable(raw: Any) -> str:
     return ""
 
 
-def node(raw: Any, used_by_jobs: int, *, reserved: bool) -> Node:
+def node(
+    raw: Any,
+    used_by_jobs: int,
+    *,
+    reserved: bool,
+    domains: tuple[tuple[int, ...], ...] = (),
+) -> Node:
     """One node.
 
     Args:
@@ -54,6 +60,7 @@ def node(raw: Any, used_by_jobs: int, *, reserved: bool) -> Node:
         used_by_jobs: GPUs that jobs hold on it; slurmctld itself counts them only with
             AccountingStorageTRES=gres/gpu.
         reserved: in a reservation that is not ours.
+        domains: its link domains (`slurm.gres`).
     """
     gres = {k: int(v) for k, v in (raw.configured_gres or {}).items()}
     gpus = {k: v for k, v in gres.items() if k == "gpu" or k.startswith("gpu:")}
@@ -76,6 +83,7 @@ def node(raw: Any, used_by_jobs: int, *, reserved: bool) -> Node:
         available=not reserved and usable(state),
         planned="PLANNED" in state,
         state=state,
+        domains=domains if sum(map(len, domains)) == count else (),
     )
 
 
@@ -106,6 +114,17 @@ def allocation(layout: Mapping[str, Mapping[str, Any]]) -> Allocation | None:
                 types.add(rest.partition(":")[0])
                 shares[node] = shares.get(node, 0) + int(what["count"])
     return Allocation.of(types.pop(), shares) if len(types) == 1 else None
+
+
+def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Indexes of the GPUs held on each node, in Slurm's words."""
+    found = []
+    for node, content in layout.items():
+        for name, what in (content.get("gres") or {}).items():
+            text = str(what.get("indexes") or "")
+            if name.partition(":")[0] == "gpu" and text[:1].isdigit():
+                found.append((node, text))
+    return tuple(found)
 
 
 def asked(raw: Any) -> tuple[int, str]:

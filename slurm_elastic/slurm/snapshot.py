@@ -25,6 +25,7 @@ from slurm_elastic.cluster import (
 )
 from slurm_elastic.nodelist import expand
 from slurm_elastic.slurm import readings
+from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import LimitBook
 from slurm_elastic.slurm.scontrol import SlurmUnreachable
 from slurm_elastic.slurm.switches import read_switches
@@ -42,7 +43,7 @@ _STATES = {
     "SPECIAL_EXIT": JobState.PENDING,
     "RESV_DEL_HOLD": JobState.PENDING,
 }
-#: The switch tree and limits change when an administrator edits them.
+#: The switch tree and link domains change when an administrator edits them.
 _TOPOLOGY_S = 600.0
 
 
@@ -72,6 +73,7 @@ class Reader:
         self._lock = threading.Lock()
         self._log = structlog.get_logger("snapshot")
         self._switches: tuple[Switch, ...] = ()
+        self._links = LinkDomains()
         self._switches_read = 0.0
         self._submissions: dict[tuple[int, float, str], tuple[Submission | None, str]] = {}
         self._names: dict[int, str] = {}
@@ -110,8 +112,14 @@ class Reader:
         reservations = self.reservations()
         foreign = {n for r in reservations if not r.ours and _now_in(r) for n in r.nodes}
         used = _used(jobs.values())
+        switches = self._topology()
         nodes = tuple(
-            readings.node(n, used.get(n.name, 0), reserved=n.name in foreign)
+            readings.node(
+                n,
+                used.get(n.name, 0),
+                reserved=n.name in foreign,
+                domains=self._links.of(str(n.name)),
+            )
             for n in self._load(self._pyslurm.Nodes).values()
         )
         partitions = self._load(self._pyslurm.Partitions).values()
@@ -119,7 +127,7 @@ class Reader:
             time=time.time(),
             nodes=nodes,
             jobs=tuple(jobs.values()),
-            switches=self._topology(),
+            switches=switches,
             partitions=tuple(readings.partition(p) for p in partitions),
             limits=self._caps(jobs, {str(p.name): str(p.qos or "") for p in partitions}),
             reservations=reservations,
@@ -164,6 +172,7 @@ class Reader:
     def _topology(self) -> tuple[Switch, ...]:
         if time.monotonic() - self._switches_read > _TOPOLOGY_S or not self._switches_read:
             self._switches = read_switches() or self._switches
+            self._links = read_link_domains()
             self._switches_read = time.monotonic()
         return self._switches
 
@@ -224,6 +233,7 @@ class Reader:
             managed=not problem,
             unmanaged_reason=problem,
             allocation=allocation,
+            devices=readings.devices(layout),
             gpus=gpus,
             gpu_type=gpu_type,
             min_nodes=readings.min_nodes(raw),

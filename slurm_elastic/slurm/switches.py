@@ -25,8 +25,12 @@ def read_switches() -> tuple[Switch, ...]:
 
 
 def parse_topology(text: str) -> tuple[Switch, ...]:
-    """Lines like `SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]`."""
-    switches = []
+    """Lines like `SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]`.
+
+    Blocks are switches as well: `BlockName=b1 BlockIndex=0 Nodes=node[1-2] BlockSize=2`, and above
+    them, where BlockSizes= has several, `AggregatedBlock=b[1-2] …` with the nodes of its blocks.
+    """
+    switches, larger = [], []
     for line in text.splitlines():
         pairs = dict(word.partition("=")[::2] for word in line.split())
         if "SwitchName" in pairs:
@@ -41,4 +45,26 @@ def parse_topology(text: str) -> tuple[Switch, ...]:
             )
         elif "BlockName" in pairs:
             switches.append(Switch(pairs["BlockName"], 0, expand(pairs.get("Nodes", ""))))
-    return tuple(switches)
+        elif "AggregatedBlock" in pairs:
+            larger.append((pairs["AggregatedBlock"], expand(pairs.get("Nodes", ""))))
+    return (*switches, *_aggregated(switches, larger))
+
+
+def _aggregated(
+    blocks: list[Switch], larger: list[tuple[str, tuple[str, ...]]]
+) -> tuple[Switch, ...]:
+    """Aggregated blocks as switches above those whose nodes they hold, the smallest first.
+
+    Slurm names no children. One with the nodes of a single block adds nothing and is left out.
+    """
+    made: list[Switch] = []
+    tops = list(blocks)
+    for name, nodes in sorted(larger, key=lambda block: len(block[1])):
+        held = set(nodes)
+        children = [b for b in tops if b.nodes and held.issuperset(b.nodes)]
+        if len(children) > 1:
+            level = 1 + max(b.level for b in children)
+            switch = Switch(name, level, nodes, tuple(b.name for b in children))
+            tops = [*(b for b in tops if b not in children), switch]
+            made.append(switch)
+    return tuple(made)

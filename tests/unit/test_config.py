@@ -24,7 +24,32 @@ def test_examples_in_the_docs():
         (PREFIX + 'interval_s = "30"', "f.toml:3: interval_s must be a number, not '30'"),
         (PREFIX + "interval_s = nan", "f.toml:3: interval_s is nan; it must be from 1 to 3600"),
         (PREFIX + 'operators = "root"', 'f.toml:3: operators must be a list of text, e.g. ["gpu"]'),
-        ("[speedup]\ntypes = { a100 = -1 }", "f.toml:2: types is -1; it must be from 1e-06"),
+        (
+            "[speedup]\ntypes = { a100 = -1 }",
+            "f.toml:2: types of a100 is -1; it must be from 1e-06",
+        ),
+        ("[speedup]\ntypes = 3", "f.toml:2: types must be a table, e.g. { a100 = 2 }"),
+        (
+            "[topology]\nspeeds = { rack = 0 }",
+            "f.toml:2: speeds of rack is 0; it must be from 1e-06",
+        ),
+        (
+            "[topology]\nspeeds = { leaf = 9 }",
+            'f.toml:2: speeds "leaf" is unknown; known: domain, ',
+        ),
+        ("[topology]\nspeeds = 100", "f.toml:2: speeds must be a table, e.g. { domain = 2 }"),
+        (
+            '[topology]\nuplinks = { "g[1-4]" = -40.0 }',
+            "f.toml:2: uplinks of g[1-4] is -40; it must",
+        ),
+        (
+            "[topology]\ndomains = { a100 = 0 }",
+            "f.toml:2: domains of a100 is 0; it must be from 1 to",
+        ),
+        (
+            "[topology]\ndomains = { a100 = 2.5 }",
+            "f.toml:2: domains of a100 must be a number, not 2.5",
+        ),
         ("controller = 3", "f.toml:1: controller must be a section: write [controller]"),
         ("[sia]\nshare = 1", "f.toml:2: share must be true or false, not 1"),
         ('[sia]\nartifact_rules = ["x"]', 'f.toml:2: artifact_rules "x" is unknown; known: batch'),

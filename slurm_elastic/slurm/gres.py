@@ -1,0 +1,90 @@
+r"""Which GPUs of a node are linked to each other, as gres.conf tells with `Links=`.
+
+slurmctld does not pass links on: the file is read where the controller runs, and
+nothing is known where it is not there, or where slurmd finds the links by itself
+(AutoDetect=). `[topology] domains` of elastic.toml says it then.
+
+>>> parse_link_domains(
+...     "NodeName=g[01-02] Name=gpu File=/dev/nvidia0 Links=-1,4,0\n"
+...     "NodeName=g[01-02] Name=gpu File=/dev/nvidia1 Links=4,-1,0\n"
+...     "NodeName=g[01-02] Name=gpu File=/dev/nvidia2 Links=0,0,-1\n").of("g02")
+((0, 1), (2,))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import networkx as nx
+
+from slurm_elastic.nodelist import expand
+
+_SLURM_CONF = "/etc/slurm/slurm.conf"
+#: A line without NodeName is about all nodes.
+_EVERYWHERE = ""
+
+Domains = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class LinkDomains:
+    """Link domains by node; "" for those that have no lines of their own."""
+
+    found: dict[str, Domains] = field(default_factory=dict)
+
+    def of(self, node: str) -> Domains:
+        """Indexes of the GPUs of each domain; () when not known."""
+        return self.found.get(node) or self.found.get(_EVERYWHERE, ())
+
+
+def read_link_domains() -> LinkDomains:
+    """From gres.conf beside slurm.conf ($SLURM_CONF); nothing when it cannot be read."""
+    path = Path(os.environ.get("SLURM_CONF") or _SLURM_CONF).with_name("gres.conf")
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return LinkDomains()
+    return parse_link_domains(text)
+
+
+def parse_link_domains(text: str) -> LinkDomains:
+    """Read the text of gres.conf; lines that make no sense are left to slurmd to refuse."""
+    graphs: dict[str, nx.Graph[int]] = {}
+    counts: dict[str, int] = {}
+    linked: set[str] = set()
+    for pairs in _lines(text):
+        if pairs.get("name", "gpu").lower() != "gpu":
+            continue
+        try:
+            nodes = expand(pairs.get("nodename", "")) or (_EVERYWHERE,)
+            many = len(expand(pairs.get("file", ""))) or int(pairs.get("count", "1"))
+            links = [int(n) for n in pairs.get("links", "").split(",") if n]
+        except ValueError:
+            continue
+        for node in nodes:
+            first = counts.get(node, 0)
+            counts[node] = first + many
+            graph = graphs.setdefault(node, nx.Graph())
+            graph.add_nodes_from(range(first, first + many))
+            if links and many == 1:
+                linked.add(node)
+                own = links.index(-1) if -1 in links else first
+                graph.add_edges_from((own, other) for other, n in enumerate(links) if n > 0)
+    return LinkDomains({n: _domains(graphs[n], counts[n]) for n in linked})
+
+
+def _domains(graph: nx.Graph[int], gpus: int) -> Domains:
+    parts = [tuple(sorted(i for i in part if i < gpus)) for part in nx.connected_components(graph)]
+    return tuple(sorted(part for part in parts if part))
+
+
+def _lines(text: str) -> Iterator[dict[str, str]]:
+    """Each line's `Key=value` pairs, keys in lower case."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.partition("#")[0].split()
+        pairs = {k.lower(): v for k, eq, v in (w.partition("=") for w in words) if eq}
+        if pairs and "include" not in pairs:
+            yield pairs
