@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from slurm_elastic.training import complaints
 from slurm_elastic.training import state as states
 from slurm_elastic.training.arrangement import Arrangement
 from slurm_elastic.training.asked import directive
@@ -101,6 +102,7 @@ def init(
         CheckpointError: the newest checkpoint is of another model or another dataset.
         ValueError: an argument cannot be.
     """
+    complaints.install()
     asked = directive()
     freezing, remark = wanted(freeze)
     _check(schedule, clip_norm)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.mode import Asks
+from slurm_elastic.training.pipeline.links import reaching
 
 #: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
@@ -253,8 +254,9 @@ class Reducer:
                 view.copy_(p.grad)
         self._tail[:-CONTROL] = torch.tensor(present)
         self._tail[-CONTROL:] = control
-        for bucket in self._buckets.values():
-            torch.distributed.all_reduce(bucket)
+        with reaching("adding up the gradients"):
+            for bucket in self._buckets.values():
+                torch.distributed.all_reduce(bucket)
         used = self._tail[:-CONTROL].tolist()
         summed = list(self._tail[-CONTROL:].tolist())
         for bucket in self._buckets.values():

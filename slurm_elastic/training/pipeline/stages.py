@@ -7,8 +7,9 @@ for it.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -83,23 +84,27 @@ def scalar(loss: Any) -> torch.Tensor:
     raise LayoutError(f"the loss of a micro-batch is of {what}; give one number, such as its sum")
 
 
-def chained(module: torch.nn.Module, value: Any) -> Any:
-    """As `module(value)`, for the first time.
+@contextlib.contextmanager
+def naming(module: torch.nn.Module, value: Any) -> Iterator[None]:
+    """Around `module(value)`: says which layer does not take what the one before it gives.
 
     Raises:
-        LayoutError: a layer does not take what the one before it gives.
+        LayoutError: in place of the layer's own error.
     """
-    before = "the input"
-    for name, layer in module.named_children() if isinstance(module, torch.nn.Sequential) else ():
-        try:
-            value = layer(value)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise LayoutError(f"layer {name} does not take {before}: {reason}") from error
-        before = f"what layer {name} gives"
-    return value if isinstance(module, torch.nn.Sequential) else module(value)
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError):
+        before = "the input"
+        for name, layer in module.named_children():
+            try:
+                value = layer(value)
+            except (RuntimeError, TypeError, ValueError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise LayoutError(f"layer {name} does not take {before}: {reason}") from error
+            before = f"what layer {name} gives"
+        raise
 
 
 class PlainStage:
@@ -116,7 +121,6 @@ class PlainStage:
         self.module = module
         self._loss = loss
         self._kept: dict[int, tuple[Any, Any]] = {}
-        self._chained = False
 
     def begin(self) -> None:
         """See `Stage`."""
@@ -126,8 +130,8 @@ class PlainStage:
 
     def forward(self, micro: int, value: Any, targets: Any) -> Any:
         """See `Stage`."""
-        output = self.module(value) if self._chained else chained(self.module, value)
-        self._chained = True
+        with naming(self.module, value):
+            output = self.module(value)
         if self._loss is not None:
             output = scalar(self._loss(output, targets))
         self._kept[micro] = (value, output)

@@ -27,7 +27,7 @@ import torch
 
 from slurm_elastic.training.pipeline.layout import Layout
 from slurm_elastic.training.pipeline.schedules import in_flight
-from slurm_elastic.training.pipeline.stages import Loss, asking, scalar
+from slurm_elastic.training.pipeline.stages import Loss, asking, naming, scalar
 
 
 def newest(layout: Layout, stage: int, micro: int) -> int:
@@ -100,7 +100,8 @@ class StashedStage:
         """See `Stage`."""
         self._begun += 1
         weights = self._versions[self._version(micro)]
-        output = torch.func.functional_call(self.module, weights, (value,))
+        with naming(self.module, value):
+            output = torch.func.functional_call(self.module, weights, (value,))
         if self._loss is not None:
             output = scalar(self._loss(output, targets))
         self._kept[micro] = (value, output)

@@ -1,0 +1,50 @@
+"""What ends a script is told in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+from slurm_elastic.training import init
+import sys, torch
+width = int(sys.argv[1])
+layers = [("front", torch.nn.Linear(4, width)), ("back", torch.nn.Linear(8, 2))]
+points = torch.randn(8, 4)
+job = init(layers, torch.nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, lr=0.1),
+           torch.utils.data.TensorDataset(points, points.argmax(dim=1) % 2), global_batch=4,
+           epochs=1, checkpoint_dir="ckpt", schedule=sys.argv[2])
+for batch in job:
+    job.step(batch)
+job.finish()
+"""
+
+
+def run(where: Path, *words: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words],
+        cwd=where,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+def test_one_line_and_no_traceback(tmp_path: Path) -> None:
+    assert run(tmp_path, "8", "2f2b") == (
+        "slurm-elastic: schedule is '2f2b'; write one of gpipe, 1f1b, pipedream\n"
+    )
+    said = run(tmp_path, "6", "pipedream")
+    assert said.startswith("slurm-elastic: layer back does not take what layer front gives: mat1")
+    assert said.count("\n") == 1
+    assert "Traceback" in run(tmp_path, "8", "2f2b", SLURM_ELASTIC_TRACEBACK="1")
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_errors_of_others_are_shown_in_full(tmp_path: Path) -> None:
+    assert "Traceback" in run(tmp_path, "6", "1f1b")  # torch itself, in a whole model
