@@ -16,7 +16,7 @@ def test_measured_layers_decide_the_layout(
     # A network on which gradients take long and activations do not: two stages, no replicas.
     monkeypatch.setenv("SLURM_ELASTIC_BANDWIDTH", "2e5,2e5")
     worlds = Worlds(tmp_path / "hybrid")
-    options = {"directive": "1-2,parallel=hybrid", "epochs": 6, "micro_batch": 2}
+    options = {"directive": "1-2,parallel=hybrid", "epochs": 6, "model": "narrow"}
     worlds.start(2, esrun=esrun, **options)
     assert worlds.join() == [AGAIN] * 2, worlds.log()
     assert "data parallel until the layers have been measured" in worlds.log()

@@ -114,6 +114,17 @@ def plain(generator: torch.Generator, options: dict[str, Any]) -> Parts:
     return layers, torch.utils.data.TensorDataset(points, labels)
 
 
+def narrow(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Two halves with many weights, and little that goes from one to the other."""
+    _, dataset = plain(generator, options)
+    halves = [("front", 6), ("back", 4)]
+    layers: list[tuple[str, torch.nn.Module]] = []
+    for name, width in halves:
+        layers += [(f"{name}_in", torch.nn.Linear(width, 200)), (f"{name}_act", torch.nn.Tanh())]
+        layers += [(f"{name}_out", torch.nn.Linear(200, 4))]
+    return layers, dataset
+
+
 class Head(torch.nn.Module):
     """Scores of each word: by class, as the loss wants them."""
 
@@ -138,6 +149,7 @@ def tied(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
 
 MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
     "plain": plain,
+    "narrow": narrow,
     "tied": tied,
 }
 
