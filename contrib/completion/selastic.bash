@@ -7,8 +7,8 @@ _selastic_jobs() {
 
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
-    local verbs='status show explain plan history usage hold release update retire reconfigure
-        check config ping simulate compare workload partition'
+    local verbs='status show explain plan history usage topology hold release update retire
+        reconfigure check config ping simulate compare workload partition'
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
@@ -45,6 +45,7 @@ _selastic() {
         plan) words="--all --json --help" ;;
         history) words="$table --help" ;;
         usage) words="--user --start --end --by-user $table --help" ;;
+        topology) words="--all --plot $table --help" ;;
         hold | release) words="--dry-run --json --help" ;;
         update) words="--elastic= --layout= --dry-run --json --help" ;;
         retire) words="--yes --dry-run --json --help" ;;

@@ -23,6 +23,7 @@ VERBS = {
     "plan": "why",
     "history": "why",
     "usage": "usage",
+    "topology": "topology",
     "hold": "commands",
     "release": "commands",
     "update": "commands",

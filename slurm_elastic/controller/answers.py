@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurm_elastic.controller import answers_jobs, answers_rounds
+from slurm_elastic.controller import answers_jobs, answers_rounds, answers_topology
 from slurm_elastic.controller.answers_inputs import (
     ChangeSeconds,
     HistoryRow,
@@ -68,7 +68,7 @@ def answer(
     """Answer one question of `api.QUESTIONS` (all but `check`).
 
     Args:
-        op: status, show, explain, plan, history or usage.
+        op: status, show, explain, plan, history, usage or topology.
         view: the controller's view.
         viewer: who asks.
         args: the request's arguments as `api` hands them on (`job_ids`: tuple of raw ids).
@@ -91,6 +91,8 @@ def answer(
         return dict(answers_rounds.plan(view, viewer))
     if op == "history":
         return dict(answers_rounds.history(view, viewer, history))
+    if op == "topology":
+        return dict(answers_topology.topology(view, viewer))
     if op == "usage":
         start, end, user = _time(args, "start"), _time(args, "end"), args.get("user")
         return dict(

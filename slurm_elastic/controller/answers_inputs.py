@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from slurm_elastic import config
 from slurm_elastic.cluster import Job, Snapshot
 from slurm_elastic.controller.profiles import Profile
 from slurm_elastic.controller.tuning import Choice
@@ -80,6 +81,7 @@ class View:
         resizes: changes made to each job in its life; absent: `len(record.changes)`.
         notes: warnings of the controller to show above the status ("slurmctld is slow", …).
         next_round: epoch s.
+        topology: what is configured of the network.
     """
 
     snapshot: Snapshot
@@ -92,6 +94,7 @@ class View:
     mode: str = "observe"
     policy: str = ""
     next_round: float | None = None
+    topology: config.Topology = field(default_factory=config.Topology)
     notes: tuple[str, ...] = ()
 
 

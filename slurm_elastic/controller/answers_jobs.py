@@ -36,7 +36,8 @@ _FREED_AFTER_SAVE_S = 2.0
 #: How reasons name jobs: "bob's 4722", "4711_3".
 _NAMED_JOB = re.compile(r"(?:[\w.-]+'s )?\b(\d+(?:_\d+)?)\b")
 
-_HOLDING = (JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED)
+#: States in which a job has its GPUs.
+HOLDING = (JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED)
 
 
 class Rows:
@@ -82,7 +83,7 @@ class Rows:
     def job(self, job: Job) -> JobRow:
         """One line of `status`."""
         record, report = self.record(job.job_id), self.view.reports.get(job.job_id)
-        held = job.allocation if job.state in _HOLDING else None
+        held = job.allocation if job.state in HOLDING else None
         transition = self._transitions.get(job.job_id)
         progress = report.progress if report and report.progress is not None else record.progress
         return {

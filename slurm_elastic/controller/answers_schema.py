@@ -274,3 +274,74 @@ class UsageAnswer(TypedDict):
     end: float | None
     jobs: list[UsageRow]
     users: list[UserUsage]
+
+
+class SharedLink(TypedDict):
+    """A link and the jobs that communicate over it: `users` by display id, `others` not shown."""
+
+    link: str
+    gbit_s: float | None
+    users: list[str]
+    others: int
+
+
+class SwitchRow(SharedLink):
+    """A switch of `selastic topology`; its link is the one upwards."""
+
+    name: str
+    parent: str
+    level: int
+    link_speed: int
+
+
+class HolderRow(TypedDict):
+    """A job on a node; `devices` are the indexes of its GPUs there."""
+
+    job_id: int
+    display_id: str
+    elastic: bool
+    gpus: int
+    devices: list[int] | None
+
+
+class NodeRow(SharedLink):
+    """A node with GPUs; its link is the one to its lowest switch."""
+
+    name: str
+    switch: str
+    gpu_type: str
+    gpus: int
+    used: int
+    idle: int
+    available: bool
+    state: str
+    domains: list[list[int]]
+    holders: list[HolderRow]
+
+
+class SpreadRow(TypedDict):
+    """How far apart a job's GPUs are; `shared` leaves the job itself out."""
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    elastic: bool
+    gpus: int
+    gpu_type: str
+    where: list[Place]
+    tier: str
+    node_count: int
+    rack_count: int
+    shared: list[SharedLink]
+
+
+class TopologyAnswer(TypedDict):
+    """`selastic topology`."""
+
+    time: float
+    notes: list[str]
+    speeds: dict[str, float]
+    switches: list[SwitchRow]
+    nodes: list[NodeRow]
+    jobs: list[SpreadRow]

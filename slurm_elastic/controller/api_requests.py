@@ -17,7 +17,7 @@ from slurm_elastic.report import Orders, Report, ReportError
 VERSION = 1
 
 #: Answered by `Desk.question`.
-QUESTIONS = ("status", "show", "explain", "history", "plan", "usage", "check")
+QUESTIONS = ("status", "show", "explain", "history", "plan", "usage", "topology", "check")
 
 #: Done by `Desk.command`: the owner of all jobs named, or an operator.
 JOB_COMMANDS = ("hold", "release", "update")

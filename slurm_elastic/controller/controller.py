@@ -234,6 +234,7 @@ class Controller:
             mode=self.config.controller.mode,
             policy=self.config.controller.policy,
             next_round=self._next_round,
+            topology=self.config.topology,
         )
         if self.acts and written:
             self._act(snapshot, plan, records)

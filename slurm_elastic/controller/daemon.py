@@ -27,6 +27,7 @@ import structlog
 
 from slurm_elastic import __version__, config, config_text
 from slurm_elastic.controller.answers_inputs import View
+from slurm_elastic.controller.answers_topology import network_problems
 from slurm_elastic.controller.api import Server
 from slurm_elastic.controller.api_requests import Refused
 from slurm_elastic.controller.check import CheckAnswer
@@ -173,7 +174,7 @@ class Daemon:
             pyslurm=pyslurm_version(),
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
-            problems=list(view.notes),
+            problems=[*view.notes, *network_problems(view)],
         )
         return dict(answer)
 

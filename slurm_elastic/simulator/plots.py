@@ -20,7 +20,8 @@ from slurm_elastic.simulator.results import HOUR_S, Result, mean
 #: By the ending of the file's name.
 FORMATS = (".png", ".svg", ".pdf")
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+#: For everything that is told apart by colour.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _WAITING = "#666666"
 _OTHERS = "others"
@@ -34,7 +35,8 @@ _BARS = (
     ("makespan", "makespan_h"),
     ("GPU hours\nper job", "gpu_h_per_job"),
 )
-_STYLE = {
+#: Settings of matplotlib that all pictures share.
+STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -65,7 +67,7 @@ def check(path: Path) -> None:
         raise PlotError(f'{path}: no format "{path.suffix}"; end the name in {", ".join(FORMATS)}')
     if not path.resolve().parent.is_dir():
         raise PlotError(f"{path}: no such folder; make it first")
-    _matplotlib()
+    matplotlib()
 
 
 def draw_run(results: Sequence[Result], path: Path) -> None:
@@ -74,9 +76,9 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
     Raises:
         PlotError: see `check`; or the file cannot be written.
     """
-    plt = _matplotlib()
+    plt = matplotlib()
     first = results[0]
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(9, 8.5), layout="constrained")
         top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.1, 1.7, 1.0))
         _cdf(top, [(_many(results), _jct(results), 0, 0)])
@@ -90,7 +92,7 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
         middle.sharex(bottom)
         middle.set_xlabel("")
         figure.align_ylabels((top, middle, bottom))
-        _save(figure, path)
+        save(figure, path)
         plt.close(figure)
 
 
@@ -121,18 +123,23 @@ def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> N
     Raises:
         PlotError: see `check`; or the file cannot be written.
     """
-    plt = _matplotlib()
-    with plt.rc_context(_STYLE):
+    plt = matplotlib()
+    with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(9, 7.2), layout="constrained")
         top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
         _cdf(top, [(d.name, _jct(d.results), *_style(drawn, d)) for d in drawn])
         top.set_title(f"Job completion times, {title or _many(drawn[0].results)}")
         _bars(bottom, drawn)
-        _save(figure, path)
+        save(figure, path)
         plt.close(figure)
 
 
-def _matplotlib() -> Any:
+def matplotlib() -> Any:
+    """`matplotlib.pyplot`, for files only.
+
+    Raises:
+        PlotError: it is not installed.
+    """
     try:
         import matplotlib as mpl  # noqa: PLC0415
     except ImportError:
@@ -145,7 +152,12 @@ def _matplotlib() -> Any:
     return plt
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure; the same one gives the same file.
+
+    Raises:
+        PlotError: it cannot be written.
+    """
     # No time of drawing inside: it would differ without a difference.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     try:
@@ -182,12 +194,12 @@ def _cdf(axes: Any, curves: Sequence[tuple[str, Sequence[float], int, int]]) -> 
             np.concatenate([hours[:1], hours]),
             np.concatenate([[0.0], share]),
             where="post",
-            color=_COLOURS[i % len(_COLOURS)],
+            color=COLOURS[i % len(COLOURS)],
             linestyle=_DASHES[dash % len(_DASHES)],
             linewidth=1.7,
             label=f"{name}  (mean {mean(values):.2f} h)",
         )
-        axes.axvline(mean(values), color=_COLOURS[i % len(_COLOURS)], linewidth=0.7, alpha=0.6)
+        axes.axvline(mean(values), color=COLOURS[i % len(COLOURS)], linewidth=0.7, alpha=0.6)
     axes.set_xscale("log")
     _plain_numbers(axes.xaxis)
     axes.set_ylim(0, 1.02)
@@ -248,12 +260,12 @@ def _applications(result: Result) -> list[str]:
     used: Counter[str] = Counter()
     for job in result.jobs:
         used[_application(job.application)] += round(job.gpu_s)
-    names = sorted(name for name, _ in used.most_common(len(_COLOURS) - 1))
+    names = sorted(name for name, _ in used.most_common(len(COLOURS) - 1))
     return [*names, _OTHERS] if len(used) > len(names) else names
 
 
 def _colour(names: Sequence[str], name: str) -> str:
-    return _COLOURS[names.index(name)] if name in names else _COLOURS[-1]
+    return COLOURS[names.index(name)] if name in names else COLOURS[-1]
 
 
 def _swatches(axes: Any, names: Sequence[str]) -> None:
@@ -276,7 +288,7 @@ def _use(axes: Any, result: Result) -> None:
             100 * used / total,
             hours,
             baseline=None,
-            color=_COLOURS[i % len(_COLOURS)],
+            color=COLOURS[i % len(COLOURS)],
             linestyle=_DASHES[i % len(_DASHES)],
             linewidth=1.5,
             label=f"{kind or 'GPU'} ({total})",
@@ -318,7 +330,7 @@ def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
             [r - 1 for r in ratios],
             0.9 * width,
             bottom=1,
-            color=_COLOURS[colour % len(_COLOURS)],
+            color=COLOURS[colour % len(COLOURS)],
             hatch="////" if dash and len({d.policy for d in drawn}) < len(drawn) else None,
             edgecolor="white",
             label=one.name,
@@ -333,7 +345,7 @@ def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
                 va="bottom" if ratio >= 1 else "top",
                 fontsize=8 if len(others) < 5 else 7,
             )
-    axes.axhline(1, color=_COLOURS[0], linewidth=1.2)
+    axes.axhline(1, color=COLOURS[0], linewidth=1.2)
     axes.set_yscale("log")
     axes.set_ylim(min(seen) / 1.2, max(seen) * 1.25)
     _plain_numbers(axes.yaxis)

@@ -106,6 +106,8 @@ def dead_end():
         (("history", "4711", "-P", "-h"), "2026-11-20T14:02:01|4711|grow|4|8|done|9.1 s|idle GPUs"),
         (("usage", "-S", "2026-11-20T14:00", "-E", "2026-11-20T14:05"), "JOBID "),
         (("usage", "--by-user", "-P", "-S", "2026-11-20"), "USER|GPUHOURS|TYPES\nalice|"),
+        (("topology",), "spine\n  rack1\n    g[01-02]  4 a100   4711: 4\n"),
+        (("topology", "-h", "-a", "-o", "jobid,tier"), "4700  rack\n4711  rack\n"),
         (("ping",), "selasticd 0.1.0 at 127.0.0.1:"),
     ],
 )  # fmt: skip
@@ -122,13 +124,38 @@ def _when():
 @pytest.mark.parametrize(
     "words",
     [("status",), ("explain", "4711"), ("show", "4711"), ("plan",), ("history",), ("usage",),
-     ("ping",), ("hold", "4711"), ("retire", "--yes")],
+     ("topology",), ("ping",), ("hold", "4711"), ("retire", "--yes")],
 )  # fmt: skip
 def test_json_everywhere(selastic, controller, words):
     code, out, _ = selastic(*words, "--json")
     assert code == 0
     assert isinstance(json.loads(out), dict)
     assert out.isascii()
+
+
+def test_the_network_is_drawn_beside_what_is_printed(selastic, controller, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "net.png"
+    code, out, err = selastic("topology", "--plot", str(path))
+    assert (code, err) == (0, "")
+    assert out.startswith("spine")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    code, out, err = selastic("topology", "--plot", str(tmp_path / "net.gif"))
+    assert (code, out) == (2, "")
+    assert err.startswith("selastic: ")
+    assert err.endswith('no format ".gif"; end the name in .png, .svg, .pdf\n')
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(
+    selastic, controller, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = selastic("topology", "--plot", str(tmp_path / "net.png"))
+    assert (code, out) == (2, "")
+    assert (
+        err == "selastic: --plot needs matplotlib: python3 -m pip install 'slurm-elastic[plot]'\n"
+    )
+    assert selastic("topology")[0] == 0
 
 
 def test_a_profile_is_what_partition_reads(selastic, desk, controller, tmp_path):

@@ -27,7 +27,8 @@ def test_every_answer_is_json_with_the_same_fields_whatever_is_known():
     """Scripts rely on fields being there: an empty controller gives the same ones."""
     bare = View(snapshot=scene.SNAPSHOT)
     for op, args in (("status", {}), ("explain", {"job_ids": (4711,)}),
-                     ("show", {"job_ids": (4711,)}), ("plan", {}), ("usage", {})):  # fmt: skip
+                     ("show", {"job_ids": (4711,)}), ("plan", {}), ("usage", {}),
+                     ("topology", {})):  # fmt: skip
         assert ask(op, **args).keys() == ask(op, view=bare, **args).keys()
     rows = [ask("status", view=v)["jobs"][0] for v in (scene.VIEW, bare)]
     assert rows[0].keys() == rows[1].keys()

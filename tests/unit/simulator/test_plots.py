@@ -49,7 +49,7 @@ def test_the_same_results_give_the_same_picture(tmp_path):
 def test_many_applications_share_the_last_colour(tmp_path):
     result = _result(names=12, jobs=30)
     names = plots._applications(result)
-    assert len(names) == len(plots._COLOURS)
+    assert len(names) == len(plots.COLOURS)
     assert names[-1] == "others"
     assert plots._colour(names, "something else") == plots._colour(names, "others")
     plots.draw_run([result], tmp_path / "x.svg")

@@ -1,0 +1,231 @@
+"""`selastic topology`, letter by letter, from answers of the scene of UX.md."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import ux_scene as scene
+
+from slurm_elastic import config
+from slurm_elastic.cli import topology
+from slurm_elastic.cli.tables import Layout
+from slurm_elastic.cluster import Allocation, Switch
+from slurm_elastic.controller import answers
+from slurm_elastic.controller.answers import Viewer
+from slurm_elastic.controller.answers_topology import network_problems
+
+SETTINGS = config.Topology(
+    speeds={"domain": 4800.0, "rack": 200.0, "spine": 100.0},
+    uplinks={"g03": 40.0},
+    domains={"a100": 2},
+)
+#: 4711 and 4713 lie over both racks and meet on g01.
+SPREAD = {
+    4711: (Allocation.of("a100", {"g01": 2, "g04": 4}), (("g01", "0-1"), ("g04", "0-3"))),
+    4713: (Allocation.of("v100", {"g01": 2, "g02": 4, "g06": 2}), (("g01", "2-3"),)),
+    4720: (Allocation.of("a100", {"g03": 2}), (("g03", "2-3"),)),
+    4700: (Allocation.of("v100", {"g05": 4}), (("g05", "broken"),)),
+}
+BOBS = Viewer(uid=scene.BOB, operator=False, private=True)
+
+
+def view(spread=SPREAD, settings=SETTINGS, **changes):
+    jobs = [
+        replace(j, allocation=spread[j.job_id][0], devices=spread[j.job_id][1])
+        if j.job_id in spread
+        else j
+        for j in scene.JOBS
+    ]
+    snapshot = replace(scene.SNAPSHOT, **{"jobs": tuple(jobs), **changes})
+    return replace(scene.VIEW, snapshot=snapshot, topology=settings)
+
+
+def ask(viewer=Viewer(), **changes):  # noqa: B008 - frozen
+    found = answers.answer("topology", view(**changes), viewer, {})
+    return json.loads(json.dumps(found))  # what a script gets
+
+
+def shown(answer, layout=Layout(), **options):  # noqa: B008 - frozen
+    return "\n".join(topology.lines(answer, layout, **options)) + "\n"
+
+
+def test_the_network_and_who_sits_where():
+    assert shown(ask()) == (
+        "LINKS   inside a GPU domain 4800 Gbit/s   inside a rack 200 Gbit/s   between racks 100 Gbit/s\n"  # noqa: E501
+        "spine\n"
+        "  rack1   up 100 Gbit/s   crossed by 4711 and 4713\n"
+        "    g01  4 a100 in 2 domains of 2   4711: 2, 4713: 2\n"
+        "    g02  4 a100 in 2 domains of 2   4713: 4\n"
+        "    g03  4 a100 in 2 domains of 2   up 40 Gbit/s   4720: 2   3 idle\n"
+        "  rack2   up 100 Gbit/s   crossed by 4711 and 4713\n"
+        "    g04  4 v100   4711: 4\n"
+        "    g05  4 v100   4700: 4\n"
+        "    g06  4 v100   4713: 2, others: 2\n"
+        "\n"
+        "JOBID  NAME       USER   GPUS  TYPE  TIER    NODES  RACKS  WHERE                     SHARES\n"  # noqa: E501
+        " 4711  gpt-small  alice     6  a100  spine       2      2  rack1:g01,rack2:g04       g01 with 4713 (100 Gbit/s each), rack[1-2] with 4713 (50 Gbit/s each)\n"  # noqa: E501
+        " 4713  resnet     alice     8  v100  spine       3      2  rack1:g[01-02],rack2:g06  g01 with 4711 (100 Gbit/s each), rack[1-2] with 4711 (50 Gbit/s each)\n"  # noqa: E501
+        " 4720  vit        alice     2  a100  domain      1      1  rack1:g03\n"
+    )
+
+
+def test_a_site_that_configures_nothing_sees_the_tree():
+    bare = ask(settings=config.Topology(), spread={})
+    assert shown(bare).startswith(
+        "spine\n  rack1\n    g[01-02]  4 a100   4711: 4\n    g03       4 a100   4720: 1   3 idle\n"
+    )
+    assert {j["display_id"]: j["tier"] for j in bare["jobs"]} == {
+        "4700": "rack", "4711": "rack", "4713": "node", "4720": "node",
+    }  # fmt: skip
+    assert [s["gbit_s"] for s in bare["switches"]] == [None, None, None]
+
+
+def test_slurms_own_link_speed_is_shown_where_no_other_is_known():
+    switches = [
+        replace(s, link_speed=4) if s.name == "rack2" else s for s in scene.SNAPSHOT.switches
+    ]
+    text = shown(ask(settings=config.Topology(), switches=tuple(switches)))
+    assert "  rack2   LinkSpeed 4   crossed by" in text
+
+
+def test_without_switches_all_nodes_are_listed_as_one_rack():
+    text = shown(ask(spread={}, switches=()))
+    assert "no switches: all nodes count as one rack\n  g[01-02]  4 a100 in 2" in text
+    assert ask(switches=())["jobs"][1]["tier"] == "rack"
+
+
+def test_nodes_below_no_switch_and_nodes_that_are_down_are_said_to_be():
+    nodes = [
+        replace(n, available=False, state="IDLE+DRAIN") if n.name == "g03" else n
+        for n in scene.SNAPSHOT.nodes
+    ]
+    text = shown(ask(switches=(Switch("rack1", 0, ("g01", "g02")),), nodes=tuple(nodes)))
+    assert "(below no switch)\n" in text
+    assert "unavailable (IDLE+DRAIN)" in text
+
+
+def test_rigid_jobs_are_in_the_table_when_asked_for():
+    assert " 4700  rigid " not in shown(ask())
+    assert " 4700  rigid " in shown(ask(), everybody=True)
+
+
+def test_only_the_table_for_scripts():
+    text = shown(ask(), Layout(columns="jobid,tier,nodes", header=False, parsable=True))
+    assert text == "4711|spine|2\n4713|spine|3\n4720|domain|1\n"
+
+
+def test_private_data_hides_jobs_but_not_that_gpus_and_links_are_used():
+    answer = ask(BOBS)
+    text = shown(answer)
+    assert "  rack1   up 100 Gbit/s   crossed by 2 others\n" in text
+    assert "others: 4\n" in text
+    assert "4700: 4\n" in text
+    assert text.endswith("\nno elastic jobs hold GPUs\n")
+    for hidden in ("4711", "4713", "4720", "alice", "gpt"):
+        assert hidden not in json.dumps(answer)
+
+
+def test_links_shared_with_jobs_that_are_not_shown_are_counted():
+    spread = SPREAD | {4700: (Allocation.of("v100", {"g03": 1, "g05": 4}), ())}
+    (row,) = ask(BOBS, spread=spread)["jobs"]
+    racks = {"users": [], "others": 2, "gbit_s": 100.0}
+    assert row["shared"] == [{"link": f"switch:rack{i}", **racks} for i in (1, 2)]
+    assert topology.shares(row) == "rack[1-2] with 2 others (33 Gbit/s each)"
+
+
+def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
+    held = {n["name"]: n["holders"] for n in ask()["nodes"]}
+    assert [h["devices"] for h in held["g01"]] == [[0, 1], [2, 3]]
+    assert [h["devices"] for h in held["g02"]] == [None]
+    assert [h["devices"] for h in held["g05"]] == [None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"settings": config.Topology(uplinks={"leaf7": 9.0})},
+            "note: [topology] uplinks: leaf7 is neither a node nor a switch; mend or remove it",
+        ),
+        (
+            {"switches": (Switch("a", 0, ("g01",)), Switch("b", 0, ("g01",)))},
+            "note: node g01 is in two racks, a and b; name it in one of them",
+        ),
+        (
+            {"switches": (Switch("a", 1, ("g01",), ("b",)), Switch("b", 1, ("g01",), ("a",)))},
+            "note: switches a > b > a form a loop; take one out of Switches=",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line_and_by_check(changes, line):
+    answer = ask(**changes)
+    assert shown(answer).splitlines()[0] == line
+    assert network_problems(view(**changes)) == answer["notes"]
+
+
+def test_nothing_is_wrong_before_the_first_round():
+    empty = view(nodes=(), jobs=(), settings=config.Topology(uplinks={"g01": 1.0}))
+    assert network_problems(empty) == []
+    assert "no nodes with GPUs are known (yet)" in shown(
+        answers.answer("topology", empty, Viewer(), {})
+    )
+
+
+def test_a_job_whose_node_is_gone_is_left_out():
+    nodes = tuple(n for n in scene.SNAPSHOT.nodes if n.name != "g06")
+    assert "4713" not in {j["display_id"] for j in ask(nodes=nodes)["jobs"]}
+
+
+# --- the picture ---
+
+ENDINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+def _draw(answer, path):
+    pytest.importorskip("matplotlib")
+    from slurm_elastic.cli import topology_plot  # noqa: PLC0415 - needs matplotlib
+
+    topology_plot.draw(answer, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("ending", sorted(ENDINGS))
+def test_a_picture_in_every_format(ending, tmp_path):
+    assert _draw(ask(), tmp_path / f"net{ending}").startswith(ENDINGS[ending])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"switches": ()},
+        {"nodes": (), "jobs": (), "switches": ()},
+        {"switches": (Switch("a", 1, ("g01",), ("b",)), Switch("b", 1, ("g01",), ("a",)))},
+        {"switches": (Switch("rack1", 0, ("g01", "g02")),)},
+    ],
+)
+def test_every_network_can_be_drawn(changes, tmp_path):
+    assert _draw(ask(**changes), tmp_path / "net.svg")
+
+
+def test_the_picture_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
+    pytest.importorskip("matplotlib")
+    import matplotlib as mpl  # noqa: PLC0415
+
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        said = _draw(ask(), tmp_path / "all.svg").decode()
+        for words in ("rack2", "g06", "100 Gbit/s, 2 jobs", "4711 gpt-small, 6 GPUs", "24 GPUs"):
+            assert words in said
+        hidden = _draw(ask(BOBS), tmp_path / "bob.svg").decode()
+    assert "4700 rigid, 4 GPUs (rigid)" in hidden
+    assert "others" in hidden
+    assert "4711" not in hidden
+
+
+def test_gpus_belong_to_whom_slurm_says_and_the_rest_is_filled_from_the_left():
+    pytest.importorskip("matplotlib")
+    from slurm_elastic.cli import topology_plot  # noqa: PLC0415 - needs matplotlib
+
+    held = {n["name"]: topology_plot._holders(n) for n in ask()["nodes"]}
+    assert held["g01"] == [4711, 4711, 4713, 4713]
+    assert held["g03"] == [None, None, 4720, 4720]
+    assert held["g06"] == [4713, 4713, -1, -1]
