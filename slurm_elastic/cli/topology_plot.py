@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_elastic.cli.words import clean, digits
+from slurm_elastic.cli.words import clean, digits, gpus
 from slurm_elastic.simulator import plots
 
 if TYPE_CHECKING:
@@ -24,19 +24,31 @@ _HATCHES = ("", "////", "....", "xxxx")
 _HIGH = 32
 #: So many jobs have their name in the legend, and so many nodes theirs beside them.
 _NAMED, _LABELLED = 24, 300
-#: Inches of a node's line, of a GPU, between link domains, of a node's name, between racks.
-_LINE_IN, _GPU_IN, _GAP_IN, _NAME_IN, _RACK_IN = 0.3, 0.22, 0.1, 0.8, 0.4
+#: So many jobs are named beside a node; of more the number.
+_MOST_JOBS = 2
+#: Inches of a node's line, of a GPU, between link domains, of a letter, between racks.
+_LINE_IN, _GPU_IN, _GAP_IN, _LETTER_IN, _RACK_IN = 0.3, 0.22, 0.1, 0.065, 0.3
 _LEVEL_IN, _LARGEST_IN = 0.75, 60.0
 
 
 @dataclass(frozen=True)
 class _Rack:
-    """Nodes below one lowest switch; `x` and `width` in inches."""
+    """Nodes below one lowest switch; lengths in inches, of a column: names, GPUs, jobs."""
 
     switch: str
     nodes: Sequence[NodeRow]
     x: float
-    width: float
+    names: float
+    gpus: float
+    jobs: float
+
+    @property
+    def column(self) -> float:
+        return self.names + self.gpus + self.jobs
+
+    @property
+    def width(self) -> float:
+        return -(-len(self.nodes) // _HIGH) * self.column + _RACK_IN
 
 
 def draw(answer: TopologyAnswer, path: Path) -> None:
@@ -54,19 +66,23 @@ def draw(answer: TopologyAnswer, path: Path) -> None:
     scale = min(1.0, _LARGEST_IN / max(width, height))
     with plt.rc_context(plots.STYLE | {"axes.grid": False, "font.size": 8}):
         figure, axes = plt.subplots(
-            figsize=((width + 2.5) * scale, (height + 0.8) * scale), layout="constrained"
+            figsize=((width + 3) * scale, (height + 0.8) * scale), layout="constrained"
         )
         axes.set_axis_off()
         axes.set_xlim(-0.1, width)
         axes.set_ylim(-rows * _LINE_IN - 0.1, levels * _LEVEL_IN + 0.2)
         colours = _colours(answer)
         _links(axes, answer, racks)
-        labelled = len(answer["nodes"]) <= _LABELLED
+        squares: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for rack in racks:
             for i, node in enumerate(rack.nodes):
                 column, row = divmod(i, _HIGH)
-                x = rack.x + column * _node_width(rack.nodes)
-                _node(axes, node, (x, -(row + 1) * _LINE_IN), colours, named=labelled)
+                corner = (rack.x + column * rack.column, -(row + 1) * _LINE_IN)
+                _node(axes, node, corner, rack)
+                for place, holder in _squares(node, corner[0] + rack.names):
+                    look = _look(node, holder, colours)
+                    squares.setdefault(look, []).append((place, corner[1]))
+        _fill(axes, squares)
         _legend(axes, answer, colours)
         axes.set_title(_title(answer))
         plots.save(figure, path)
@@ -78,14 +94,18 @@ def _racks(answer: TopologyAnswer) -> Iterator[_Rack]:
     below: dict[str, list[NodeRow]] = {}
     for node in answer["nodes"]:
         below.setdefault(node["switch"], []).append(node)
+    labelled = len(answer["nodes"]) <= _LABELLED
     x = 0.0
     for name in [*_leaves(answer["switches"]), *sorted(below)]:
         nodes = below.pop(name, None)
         if nodes:
-            columns = -(-len(nodes) // _HIGH)
-            width = columns * _node_width(nodes) + _RACK_IN
-            yield _Rack(name, nodes, x, width)
-            x += width
+            names = max(len(n["name"]) for n in nodes) if labelled else 0
+            jobs = max(len(_jobs(n)) for n in nodes) if labelled else 0
+            gaps = max(max(0, len(n["domains"]) - 1) for n in nodes)
+            gpus = max(n["gpus"] for n in nodes) * _GPU_IN + gaps * _GAP_IN
+            rack = _Rack(name, nodes, x, names * _LETTER_IN + 0.1, gpus, jobs * _LETTER_IN + 0.1)
+            yield rack
+            x += rack.width
 
 
 def _leaves(switches: Sequence[SwitchRow]) -> list[str]:
@@ -105,44 +125,53 @@ def _leaves(switches: Sequence[SwitchRow]) -> list[str]:
     return list(found)
 
 
-def _node_width(nodes: Sequence[NodeRow]) -> float:
-    gpus = max(n["gpus"] for n in nodes)
-    gaps = max(max(0, len(n["domains"]) - 1) for n in nodes)
-    return _NAME_IN + gpus * _GPU_IN + gaps * _GAP_IN + 0.15
+def _node(axes: Any, node: NodeRow, corner: tuple[float, float], rack: _Rack) -> None:
+    """The words on both sides of a node's GPUs."""
+    x, y = corner[0], corner[1] + _GPU_IN / 2
+    if rack.names > _LETTER_IN * 2:
+        axes.text(x, y, clean(node["name"]), va="center", fontsize=7)
+        jobs = _jobs(node) if node["available"] else "x"
+        colour = "#444444" if node["available"] else _SHARED
+        axes.text(x + rack.names + rack.gpus, y, jobs, va="center", fontsize=6, color=colour)
 
 
-def _node(
-    axes: Any,
-    node: NodeRow,
-    corner: tuple[float, float],
-    colours: Mapping[int, tuple[str, str]],
-    *,
-    named: bool,
-) -> None:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415
+def _jobs(node: NodeRow) -> str:
+    names = [clean(h["display_id"]) for h in node["holders"]]
+    return ", ".join(names) if len(names) <= _MOST_JOBS else f"{len(names)} jobs"
 
-    x, y = corner
-    if named:
-        axes.text(x, y + 0.11, clean(node["name"]), va="center", fontsize=7)
-    x += _NAME_IN
+
+def _squares(node: NodeRow, x: float) -> Iterator[tuple[float, int | None]]:
+    """Where each GPU is drawn, and who holds it."""
     holders = _holders(node)
     for place, gpu in enumerate(_order(node)):
         if place and _starts_domain(node, gpu):
             x += _GAP_IN
-        holder = holders[gpu]
-        if holder is None:
-            colour, hatch = (_IDLE if node["available"] else _DOWN), ""
-        else:
-            colour, hatch = colours.get(holder, (_OTHERS, ""))
-        axes.add_patch(
-            Rectangle(
-                (x, y), _GPU_IN * 0.86, _GPU_IN * 0.86,
+        yield x, holders[gpu]
+        x += _GPU_IN
+
+
+def _look(
+    node: NodeRow, holder: int | None, colours: Mapping[int, tuple[str, str]]
+) -> tuple[str, str]:
+    """Colour and hatch of a GPU."""
+    if holder is None:
+        return (_IDLE if node["available"] else _DOWN), ""
+    return colours.get(holder, (_OTHERS, ""))
+
+
+def _fill(axes: Any, squares: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> None:
+    """All squares of one look at once: one by one takes seconds on large clusters."""
+    from matplotlib.collections import PatchCollection  # noqa: PLC0415
+    from matplotlib.patches import Rectangle  # noqa: PLC0415
+
+    side = _GPU_IN * 0.86
+    for (colour, hatch), corners in squares.items():
+        axes.add_collection(
+            PatchCollection(
+                [Rectangle(corner, side, side) for corner in corners],
                 facecolor=colour, hatch=hatch, edgecolor="#555555", linewidth=0.5,
             )
         )  # fmt: skip
-        x += _GPU_IN
-    if not node["available"]:
-        axes.text(x, y + 0.1, "x", va="center", color=_SHARED, fontweight="bold")
 
 
 def _order(node: NodeRow) -> list[int]:
@@ -172,7 +201,7 @@ def _holders(node: NodeRow) -> list[int | None]:
 
 def _links(axes: Any, answer: TopologyAnswer, racks: Sequence[_Rack]) -> None:
     """Switches, each above the middle of what is below it, and the links between them."""
-    at = {r.switch: r.x + (r.width - _RACK_IN) / 2 for r in racks}
+    at = {r.switch: r.x + r.names + r.gpus / 2 + (r.width - _RACK_IN - r.column) / 2 for r in racks}
     known = {s["name"]: s for s in answer["switches"]}
     for switch in sorted(answer["switches"], key=lambda s: s["level"]):
         children = [at[s["name"]] for s in known.values() if s["parent"] == switch["name"]
@@ -214,9 +243,10 @@ def _link_words(switch: SwitchRow, count: int) -> str:
 def _colours(answer: TopologyAnswer) -> dict[int, tuple[str, str]]:
     """Colour and hatch by job, elastic ones first."""
     order = sorted(answer["jobs"], key=lambda j: not j["elastic"])
-    many = len(plots.COLOURS)
+    colours = plots.COLOURS[:-1]  # grey is for those who are not shown
+    many = len(colours)
     return {
-        job["job_id"]: (plots.COLOURS[i % many], _HATCHES[i // many % len(_HATCHES)])
+        job["job_id"]: (colours[i % many], _HATCHES[i // many % len(_HATCHES)])
         for i, job in enumerate(order)
     }
 
@@ -231,7 +261,8 @@ def _legend(axes: Any, answer: TopologyAnswer, colours: Mapping[int, tuple[str, 
     patches = []
     for job_id, (colour, hatch) in list(colours.items())[:_NAMED]:
         job = jobs[job_id]
-        label = f"{clean(job['display_id'])} {clean(job['name'])[:20]}, {job['gpus']} GPUs"
+        count = gpus(job["gpus"], job["gpu_type"])
+        label = f"{clean(job['display_id'])} {clean(job['name'])[:20]}, {count}"
         patches.append(patch(colour, hatch, label + ("" if job["elastic"] else " (rigid)")))
     if len(colours) > _NAMED:
         patches.append(patch("white", "", f"and {len(colours) - _NAMED} more jobs"))
@@ -242,5 +273,6 @@ def _legend(axes: Any, answer: TopologyAnswer, colours: Mapping[int, tuple[str, 
 
 
 def _title(answer: TopologyAnswer) -> str:
-    gpus, used = (sum(n[k] for n in answer["nodes"]) for k in ("gpus", "used"))
-    return f"{len(answer['nodes'])} nodes, {gpus} GPUs, {used} in use"
+    total = sum(n["gpus"] for n in answer["nodes"])
+    used = sum(n["used"] for n in answer["nodes"])
+    return f"{len(answer['nodes'])} nodes, {total} GPUs, {used} in use"

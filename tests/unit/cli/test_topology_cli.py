@@ -213,10 +213,10 @@ def test_the_picture_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
 
     with mpl.rc_context({"svg.fonttype": "none"}):
         said = _draw(ask(), tmp_path / "all.svg").decode()
-        for words in ("rack2", "g06", "100 Gbit/s, 2 jobs", "4711 gpt-small, 6 GPUs", "24 GPUs"):
+        for words in ("rack2", "g06", "100 Gbit/s, 2 jobs", "4711 gpt-small, 6 a100", "24 GPUs"):
             assert words in said
         hidden = _draw(ask(BOBS), tmp_path / "bob.svg").decode()
-    assert "4700 rigid, 4 GPUs (rigid)" in hidden
+    assert "4700 rigid, 4 v100 (rigid)" in hidden
     assert "others" in hidden
     assert "4711" not in hidden
 
