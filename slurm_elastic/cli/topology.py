@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from slurm_elastic.nodelist import fold
 
 if TYPE_CHECKING:
     from slurm_elastic.controller.answers_schema import (
+        LinkRow,
         NodeRow,
-        SharedLink,
         SpreadRow,
         SwitchRow,
         TopologyAnswer,
@@ -32,7 +32,7 @@ _COLUMNS = (
     Column("NODES", lambda r: str(r["node_count"]), right=True),
     Column("RACKS", lambda r: str(r["rack_count"]), right=True),
     Column("WHERE", lambda r: words.places(r["where"])),
-    Column("SHARES", lambda r: shares(r)),  # noqa: PLW0108 - defined below
+    Column("SHARES", lambda r: r["shares"]),
 )
 _TIERS = (
     ("domain", "inside a GPU domain"),
@@ -87,7 +87,8 @@ def _draw(answer: TopologyAnswer, path: str) -> None:
 
 def lines(answer: TopologyAnswer, layout: Layout, *, everybody: bool = False) -> list[str]:
     """Notes, speeds, the tree, and how far apart each job is."""
-    jobs = [j for j in answer["jobs"] if j["elastic"] or everybody]
+    links = {row["link"]: row for row in (*answer["switches"], *answer["nodes"])}
+    jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or everybody]
     table = render(jobs, _COLUMNS, [c.header for c in _COLUMNS], layout)
     if layout.parsable or not layout.header:
         return table
@@ -118,14 +119,18 @@ def tree(answer: TopologyAnswer) -> list[str]:
     return out + (["(below no switch)", *_nodes(alone, "  ", rack)] if alone else [])
 
 
-def shares(row: SpreadRow) -> str:
+def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
     """`rack1 with 4713 (50 Gbit/s each)`: links that a job shares, those with equal users once."""
     alike: dict[str, list[str]] = {}
-    for link in row["shared"]:
-        count = 1 + len(link["users"]) + link["others"]
+    for name in row["shared"]:
+        link = links.get(name)
+        if link is None:  # of a node without GPUs
+            continue
+        users = [u for u in link["users"] if u != row["display_id"]]
+        count = 1 + len(users) + link["others"]
         speed = link["gbit_s"]
         each = f" ({_speed(speed / count)} each)" if speed is not None else ""
-        alike.setdefault(f"with {_users(link)}{each}", []).append(_end(link))
+        alike.setdefault(f"with {_users(users, link['others'])}{each}", []).append(_end(link))
     return ", ".join(f"{fold(names)} {text}" for text, names in alike.items())
 
 
@@ -142,7 +147,7 @@ def _switch(
         elif switch["link_speed"] != 1:
             parts.append(f"LinkSpeed {switch['link_speed']}")
     if switch["users"] or switch["others"]:
-        parts.append(f"crossed by {_users(switch)}")
+        parts.append(f"crossed by {_users(switch['users'], switch['others'])}")
     yield indent + "   ".join(parts)
     below = above | {name}
     for child in answer["switches"]:
@@ -186,10 +191,10 @@ def _domains(node: NodeRow) -> str:
     return f" in domains of {', '.join(map(str, sizes))}"
 
 
-def _users(link: SharedLink) -> str:
+def _users(users: Sequence[str], others: int) -> str:
     """`4711, 4713 and 2 others`."""
-    names = [words.clean(u) for u in link["users"]]
-    rest = link["others"] + len(names[_MOST:])
+    names = [words.clean(u) for u in users]
+    rest = others + len(names[_MOST:])
     shown = names[:_MOST]
     if not rest:
         return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
@@ -197,7 +202,7 @@ def _users(link: SharedLink) -> str:
     return f"{', '.join(shown)} and {more}" if shown else more
 
 
-def _end(link: SharedLink) -> str:
+def _end(link: LinkRow) -> str:
     """The lower end of a link."""
     return words.clean(link["link"].removeprefix("switch:"))
 

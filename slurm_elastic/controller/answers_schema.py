@@ -276,7 +276,7 @@ class UsageAnswer(TypedDict):
     users: list[UserUsage]
 
 
-class SharedLink(TypedDict):
+class LinkRow(TypedDict):
     """A link and the jobs that communicate over it: `users` by display id, `others` not shown."""
 
     link: str
@@ -285,7 +285,7 @@ class SharedLink(TypedDict):
     others: int
 
 
-class SwitchRow(SharedLink):
+class SwitchRow(LinkRow):
     """A switch of `selastic topology`; its link is the one upwards."""
 
     name: str
@@ -304,7 +304,7 @@ class HolderRow(TypedDict):
     devices: list[int] | None
 
 
-class NodeRow(SharedLink):
+class NodeRow(LinkRow):
     """A node with GPUs; its link is the one to its lowest switch."""
 
     name: str
@@ -320,7 +320,7 @@ class NodeRow(SharedLink):
 
 
 class SpreadRow(TypedDict):
-    """How far apart a job's GPUs are; `shared` leaves the job itself out."""
+    """How far apart a job's GPUs are; `shared` names the links that others cross as well."""
 
     job_id: int
     display_id: str
@@ -333,7 +333,7 @@ class SpreadRow(TypedDict):
     tier: str
     node_count: int
     rack_count: int
-    shared: list[SharedLink]
+    shared: list[str]
 
 
 class TopologyAnswer(TypedDict):

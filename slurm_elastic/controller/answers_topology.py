@@ -10,8 +10,8 @@ from slurm_elastic.controller.answers_inputs import View, Viewer
 from slurm_elastic.controller.answers_jobs import HOLDING, Rows, order
 from slurm_elastic.controller.answers_schema import (
     HolderRow,
+    LinkRow,
     NodeRow,
-    SharedLink,
     SpreadRow,
     SwitchRow,
     TopologyAnswer,
@@ -92,7 +92,7 @@ class _People:
             "parent": parent,
             "level": level,
             "link_speed": self._tree.link_speed(link),
-            **self._link(link, None),
+            **self._link(link),
         }
 
     def node(self, node: Node) -> NodeRow:
@@ -109,7 +109,7 @@ class _People:
             "state": node.state,
             "domains": [list(d) for d in self._fabric.domains(node.name)],
             "holders": [self._holder(self._shown[i], node.name) for i in self._on[node.name]],
-            **self._link(node.name, None),
+            **self._link(node.name),
         }
 
     def spread(self, job: Job) -> SpreadRow:
@@ -129,7 +129,7 @@ class _People:
             "tier": self._tier(job, where),
             "node_count": nodes,
             "rack_count": racks,
-            "shared": [self._link(link, job.job_id) for link in shared],
+            "shared": shared,
         }
 
     def _tier(self, job: Job, where: Allocation) -> str:
@@ -151,8 +151,8 @@ class _People:
             "devices": list(held) if held is not None else None,
         }
 
-    def _link(self, link: str, but: int | None) -> SharedLink:
-        users = [i for i in self._users.get(link, ()) if i != but]
+    def _link(self, link: str) -> LinkRow:
+        users = self._users.get(link, ())
         seen = [self._shown[i].display_id for i in users if i in self._shown]
         return {
             "link": link,

@@ -10,6 +10,7 @@ start, or by Slurm itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pwd
@@ -162,7 +163,10 @@ class Daemon:
         tail = f"; {', '.join(later)} change at the next start" if later else ""
         text = f"configuration read again: Mode={fresh.controller.mode}{tail}"
         self._log.info(text)
-        return text
+        problems = network_problems(dataclasses.replace(controller.view, topology=fresh.topology))
+        for problem in problems:
+            self._log.warning(problem)
+        return "; ".join([text, *problems])
 
     def _check(self, view: View) -> dict[str, Any]:
         saves = [(r.checkpoint_s, r.job_id) for r in view.records.values() if r.checkpoint_s]

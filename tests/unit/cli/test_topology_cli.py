@@ -127,10 +127,13 @@ def test_private_data_hides_jobs_but_not_that_gpus_and_links_are_used():
 
 def test_links_shared_with_jobs_that_are_not_shown_are_counted():
     spread = SPREAD | {4700: (Allocation.of("v100", {"g03": 1, "g05": 4}), ())}
-    (row,) = ask(BOBS, spread=spread)["jobs"]
-    racks = {"users": [], "others": 2, "gbit_s": 100.0}
-    assert row["shared"] == [{"link": f"switch:rack{i}", **racks} for i in (1, 2)]
-    assert topology.shares(row) == "rack[1-2] with 2 others (33 Gbit/s each)"
+    answer = ask(BOBS, spread=spread)
+    (row,) = answer["jobs"]
+    assert row["shared"] == ["switch:rack1", "switch:rack2"]
+    (rack1,) = [s for s in answer["switches"] if s["name"] == "rack1"]
+    assert (rack1["users"], rack1["others"]) == (["4700"], 2)
+    table = shown(answer, Layout(columns="shares", header=False), everybody=True)
+    assert table == "rack[1-2] with 2 others (33 Gbit/s each)\n"
 
 
 def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
