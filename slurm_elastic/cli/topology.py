@@ -131,7 +131,9 @@ def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
         speed = link["gbit_s"]
         each = f" ({_speed(speed / count)} each)" if speed is not None else ""
         alike.setdefault(f"with {_users(users, link['others'])}{each}", []).append(_end(link))
-    return ", ".join(f"{fold(names)} {text}" for text, names in alike.items())
+    parts = [f"{fold(names)} {text}" for text, names in alike.items()]
+    more = sum(len(names) for names in list(alike.values())[_MOST:])
+    return ", ".join([*parts[:_MOST], *([f"and {more} more links"] if more else [])])
 
 
 def _switch(
@@ -193,9 +195,8 @@ def _domains(node: NodeRow) -> str:
 
 def _users(users: Sequence[str], others: int) -> str:
     """`4711, 4713 and 2 others`."""
-    names = [words.clean(u) for u in users]
-    rest = others + len(names[_MOST:])
-    shown = names[:_MOST]
+    rest = others + len(users[_MOST:])
+    shown = [words.clean(u) for u in users[:_MOST]]
     if not rest:
         return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
     more = f"{rest} other{'s' if rest > 1 else ''}"

@@ -179,6 +179,16 @@ def test_a_job_whose_node_is_gone_is_left_out():
     assert "4713" not in {j["display_id"] for j in ask(nodes=nodes)["jobs"]}
 
 
+def test_of_many_shared_links_the_first_are_written_out():
+    links = {
+        f"n{i}": {"link": f"n{i}", "gbit_s": None, "users": ["1", str(10 + i)], "others": 0}
+        for i in range(7)
+    }
+    said = topology.shares({"display_id": "1", "shared": [*links, "nowhere"]}, links)
+    assert said.startswith("n0 with 10, n1 with 11,")
+    assert said.endswith("n3 with 13, and 3 more links")
+
+
 # --- the picture ---
 
 ENDINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
