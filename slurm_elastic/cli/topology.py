@@ -133,7 +133,7 @@ def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
         alike.setdefault(f"with {_users(users, link['others'])}{each}", []).append(_end(link))
     parts = [f"{fold(names)} {text}" for text, names in alike.items()]
     more = sum(len(names) for names in list(alike.values())[_MOST:])
-    return ", ".join([*parts[:_MOST], *([f"and {more} more links"] if more else [])])
+    return ", ".join([*parts[:_MOST], *([f"and {more} more"] if more else [])])
 
 
 def _switch(

@@ -186,7 +186,7 @@ def test_of_many_shared_links_the_first_are_written_out():
     }
     said = topology.shares({"display_id": "1", "shared": [*links, "nowhere"]}, links)
     assert said.startswith("n0 with 10, n1 with 11,")
-    assert said.endswith("n3 with 13, and 3 more links")
+    assert said.endswith("n3 with 13, and 3 more")
 
 
 # --- the picture ---
