@@ -100,6 +100,8 @@ class PipelineEngine:
         self._stages: dict[int, Stage] = {
             stage: self._stage(stage, vertical_sync=vertical_sync) for stage in self._held
         }
+        # Nobody works, and perhaps fails, while another still waits for a group to form.
+        self._world.total([0.0])
 
     @property
     def rank(self) -> int:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from worlds import Esrun, Worlds
 
 from slurm_elastic.job.local import AGAIN
 
 
-def test_measured_layers_decide_the_layout(
-    tmp_path: Path, esrun: Esrun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A network on which gradients take long and activations do not: two stages, no replicas.
-    monkeypatch.setenv("SLURM_ELASTIC_BANDWIDTH", "2e5,2e5")
+def test_measured_layers_decide_the_layout(tmp_path: Path, esrun: Esrun) -> None:
     worlds = Worlds(tmp_path / "hybrid")
-    options = {"directive": "1-2,parallel=hybrid", "epochs": 6, "model": "narrow"}
+    options = {
+        "directive": "1-2,parallel=hybrid",
+        # On which gradients take long and activations do not: two stages, no replicas.
+        "environment": {"SLURM_ELASTIC_BANDWIDTH": "2e5,2e5"},
+        "epochs": 6,
+        "model": "narrow",
+    }
     worlds.start(2, esrun=esrun, **options)
     assert worlds.join() == [AGAIN] * 2, worlds.log()
     assert "data parallel until the layers have been measured" in worlds.log()

@@ -28,7 +28,7 @@ def leg(
     esrun.forget()
     esrun.order("run")
     esrun.tell(layout=layout)
-    worlds.start(size, esrun=esrun, step_s=0.01, directive=DIRECTIVE, **options)
+    worlds.start(size, esrun=esrun, step_s=0.1, directive=DIRECTIVE, **options)
     worlds.wait_for_step(until)
     esrun.order("notice", notice=notice)
     esrun.wait_for("saved", notice=notice)
@@ -95,7 +95,7 @@ def test_a_layout_that_is_ordered_while_the_job_runs(tmp_path: Path, esrun: Esru
     esrun.tell(layout=orders[0])
     for ordered in orders[1:]:
         until = max(worlds.losses(), default=0) + 2
-        worlds.start(2, step_s=0.02, **options)
+        worlds.start(2, step_s=0.1, **options)
         worlds.wait_for_step(until)
         esrun.tell(layout=ordered)
         assert worlds.join() == [AGAIN] * 2, worlds.log()
@@ -114,7 +114,7 @@ def test_a_notice_that_is_withdrawn_leaves_a_pipeline_as_it_was(
     plain.run(1, model="tied", ballast=1)
     worlds = Worlds(tmp_path / "run")
     esrun.tell(layout="1x3")
-    worlds.start(3, esrun=esrun, directive=DIRECTIVE, step_s=0.02, model="tied", ballast=1)
+    worlds.start(3, esrun=esrun, directive=DIRECTIVE, step_s=0.1, model="tied", ballast=1)
     worlds.wait_for_step(3)
     for notice in (1, 2):
         esrun.order("notice", notice=notice)
@@ -130,7 +130,7 @@ def test_a_notice_that_is_withdrawn_leaves_a_pipeline_as_it_was(
 def test_an_order_for_other_ranks_moves_nobody(tmp_path: Path, esrun: Esrun) -> None:
     worlds = Worlds(tmp_path / "run")
     esrun.tell(layout="1x2")
-    worlds.start(2, esrun=esrun, directive=DIRECTIVE, step_s=0.02)
+    worlds.start(2, esrun=esrun, directive=DIRECTIVE, step_s=0.1)
     worlds.wait_for_step(3)
     esrun.tell(layout="2x2")
     assert worlds.join() == [0, 0], worlds.log()

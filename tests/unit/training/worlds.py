@@ -197,6 +197,8 @@ class Worlds:
         for rank in range(size):
             environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
             environment["SLURM_ELASTIC"] = options.get("directive", "")
+            # Not by monkeypatch: the server has the environment of the first test that used it.
+            environment |= options.get("environment", {})
             if size > 1:
                 environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
