@@ -71,11 +71,6 @@ class Sites:
         return sum(self.size)
 
     @cached_property
-    def rack_of_domain(self) -> tuple[int, ...]:
-        """Rack of each domain."""
-        return tuple(self.rack_of[n] for n in self.node_of)
-
-    @cached_property
     def domains_of(self) -> tuple[tuple[int, ...], ...]:
         """Domains of each node."""
         found: list[list[int]] = [[] for _ in self.rack_of]

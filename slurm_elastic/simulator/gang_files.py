@@ -7,7 +7,6 @@ seconds, seconds per iteration and GPU, GPUs of the gang. Slowdown table:
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from slurm_elastic.models.communication import SlowdownTable
 from slurm_elastic.placement.delay_room import Sites
 from slurm_elastic.simulator.clusters import MAX_NODES, MAX_PER_NODE, ClusterError
-from slurm_elastic.simulator.workload import WorkloadError
+from slurm_elastic.simulator.workload import WorkloadError, rows
 
 _WORKLOAD = (
     "job_id",
@@ -153,29 +152,10 @@ def read_sites(text: str, *, slots: int) -> Sites:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise WorkloadError(f"{path}: {reason}; name a CSV file") from None
-    rows = csv.reader(text.splitlines())
-    header = [cell.strip() for cell in next(rows, [])]
-    for column in columns:
-        if column not in header:
-            raise WorkloadError(
-                f"{path.name}:1: column {column} is missing; the first line must have"
-                f" {','.join(columns)}"
-            )
-    for cells in rows:
-        if not any(cell.strip() for cell in cells):
-            continue
-        where = f"{path.name}:{rows.line_num}"
-        if len(cells) != len(header):
-            raise WorkloadError(
-                f"{where}: {len(cells)} cells under {len(header)} columns;"
-                " each row needs one cell per column"
-            )
-        yield where, dict(zip(header, (c.strip() for c in cells), strict=True))
+    """Each row, and where it stands."""
+    shape = f"must have {','.join(columns)}"
+    for line, row in rows(path, columns, what="a CSV file", header_line=shape):
+        yield f"{path.name}:{line}", row
 
 
 def _number(row: Mapping[str, str], column: str, where: str, *, least: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,42 +95,59 @@ def read(path: Path, *, applications: Collection[str] | None = None) -> Workload
     Raises:
         WorkloadError: unreadable, a column is missing, or a value cannot be.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise WorkloadError(f"{path}: {reason}; name a CSV file of jobs") from None
-    rows = csv.reader(text.splitlines())
-    header = [cell.strip() for cell in next(rows, [])]
-    for column in COLUMNS:
-        if column not in header:
-            raise WorkloadError(
-                f"{path.name}:1: column {column} is missing; the first line must be"
-                f" {','.join(COLUMNS)}[,category]"
-            )
     jobs: list[SubmittedJob] = []
     lines: dict[str, int] = {}
-    for cells in rows:
-        if not any(cell.strip() for cell in cells):
-            continue
-        where = f"{path.name}:{rows.line_num}"
-        if len(cells) != len(header):
-            raise WorkloadError(
-                f"{where}: {len(cells)} cells under {len(header)} columns;"
-                " each row needs one cell per column"
-            )
-        row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
+    shape = f"must be {','.join(COLUMNS)}[,category]"
+    for line, row in rows(path, COLUMNS, what="a CSV file of jobs", header_line=shape):
+        where = f"{path.name}:{line}"
         job = _job(row, where, applications)
         if job.name in lines:
             raise WorkloadError(
                 f"{where}: name {job.name} also stands in line {lines[job.name]};"
                 " give each job its own"
             )
-        lines[job.name] = rows.line_num
+        lines[job.name] = line
         jobs.append(job)
     if not jobs:
         raise WorkloadError(f"{path}: holds no job; each line after the first is one")
     return Workload.of(path.stem, jobs)
+
+
+def rows(
+    path: Path, columns: Sequence[str], *, what: str, header_line: str
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The lines that are not empty: number in the file, and cells by column, stripped.
+
+    Args:
+        path: the file.
+        columns: that there must be.
+        what: should have been named instead of a file that cannot be read.
+        header_line: what to say of the first line where a column is missing.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, or a row has another number of cells.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise WorkloadError(f"{path}: {reason}; name {what}") from None
+    lines = csv.reader(text.splitlines())
+    header = [cell.strip() for cell in next(lines, [])]
+    for column in columns:
+        if column not in header:
+            raise WorkloadError(
+                f"{path.name}:1: column {column} is missing; the first line {header_line}"
+            )
+    for cells in lines:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise WorkloadError(
+                f"{path.name}:{lines.line_num}: {len(cells)} cells under {len(header)} columns;"
+                " each row needs one cell per column"
+            )
+        yield lines.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))
 
 
 def _job(row: dict[str, str], where: str, applications: Collection[str] | None) -> SubmittedJob:

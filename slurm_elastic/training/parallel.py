@@ -23,14 +23,13 @@ import torch
 
 from slurm_elastic.training.mode import Asks
 from slurm_elastic.training.pipeline.links import reaching
+from slurm_elastic.training.release import before_destroying
 
 #: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
 #: Control values that ride along: sum of the losses, two of `watch`, and what ranks ask.
 CONTROL = 3 + len(Asks._fields)
 _POLL_S = 0.25
-#: Below this torch release, destroying a group right after a collective can hang (Debian's 2.6).
-_SAFE_DESTROY = (2, 7)
 
 
 class World:
@@ -146,9 +145,7 @@ class World:
         if self.size == 1:
             return
         self.gather("leave", 60.0)
-        release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        if release < _SAFE_DESTROY:
-            time.sleep(0.3)
+        before_destroying()
         torch.distributed.destroy_process_group()
 
     def _ready(self) -> Any:

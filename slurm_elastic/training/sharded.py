@@ -22,6 +22,7 @@ from slurm_elastic.training.layer_profile import Measured, layers_of
 from slurm_elastic.training.loader import Batch
 from slurm_elastic.training.mode import Asks, LossFunction, moved
 from slurm_elastic.training.parallel import World
+from slurm_elastic.training.release import release
 from slurm_elastic.training.sampler import Even, Piece, Split
 from slurm_elastic.training.signals import Signals
 from slurm_elastic.training.ties import ties
@@ -33,8 +34,7 @@ _BROKEN = (2, 6)
 
 def unsupported() -> str:
     """Why this torch cannot do it, or ""."""
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    return f"shard=True: torch {torch.__version__} is too old" if release <= _BROKEN else ""
+    return f"shard=True: torch {torch.__version__} is too old" if release() <= _BROKEN else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,6 @@ def like(full: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     )
 
 
-def same_part(full: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Of a whole tensor, the part that this rank holds of the live one; a plain tensor."""
-    return _slice(full, _bounds(live)) if is_cut(live) and full.shape == live.shape else full
-
-
 def is_cut(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor."""
     # While another thread is still importing the module there can be none.

@@ -7,7 +7,6 @@ content says so to the others, who would otherwise wait for it.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,9 +24,7 @@ from slurm_elastic.training.pipeline.links import (
     SameRank,
     reaching,
 )
-
-#: Below this torch release, destroying a group right after a collective can hang (Debian's 2.6).
-_SAFE_DESTROY = (2, 7)
+from slurm_elastic.training.release import before_destroying
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +165,8 @@ class World:
 
     def leave(self) -> None:
         """End the groups made here, together with the other ranks."""
-        release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        if self.everyone is not None and release < _SAFE_DESTROY:
-            time.sleep(0.3)
+        if self.everyone is not None:
+            before_destroying()
         for group in reversed(self._groups):
             dist.destroy_process_group(group)
         self._groups.clear()
