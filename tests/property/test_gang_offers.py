@@ -110,7 +110,9 @@ class Watched(OwnDally):
         for gang in offer.waiting:
             due = gang.since_s + MOST * LEASE
             before = sum((g.since_s, g.job_id) < (gang.since_s, gang.job_id) for g in offer.waiting)
-            if offer.now_s <= due:
+            # Nobody is asked while nothing is free: then the first time stands for the due one,
+            # as nobody has been let in since.
+            if offer.now_s <= due or (gang.job_id, gang.since_s) not in self.ahead:
                 self.ahead[gang.job_id, gang.since_s] = before
         answer = super().decide(offer, state)
         given = {g.job_id for g in answer.grants}
