@@ -95,12 +95,13 @@ class Device:
         return slowed
 
 
-def device(rate: float, application: str = "typed") -> Device | None:
+def device(rate: float, application: str = "typed", *, communication: float = 1.0) -> Device | None:
     """The device of this rank; None where nothing is emulated.
 
     Args:
         rate: samples per second on a device of speed 1.
         application: one of `APPLICATIONS`.
+        communication: how many times the file's seconds of communication it needs.
     """
     file = Path(os.environ.get("EMULATED_DEVICES", DEFAULT_FILE))
     if not file.is_file():
@@ -116,7 +117,8 @@ def device(rate: float, application: str = "typed") -> Device | None:
     kind = os.environ.get("EMULATED_TYPE") or types.get(here, next(iter(speeds)))
     tier = _tier(_nodes() or [here], racks, int(os.environ.get("WORLD_SIZE", "1")))
     speed = 1.0 if application == "even" else speeds[kind]
-    return Device(kind, rate * speed, table.get("communication", {}).get(tier, 0.0))
+    seconds = communication * table.get("communication", {}).get(tier, 0.0)
+    return Device(kind, rate * speed, seconds)
 
 
 def _features(conf: str) -> list[tuple[str, str, str]]:

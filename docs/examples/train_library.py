@@ -43,6 +43,13 @@ def arguments() -> argparse.Namespace:
         default="typed",
         help="`even` runs equally fast on every emulated GPU type",
     )
+    parser.add_argument(
+        "--communication",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="emulated seconds of communication, times this",
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -70,7 +77,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))
     )
-    device = emulate.device(args.rate, args.app)
+    device = emulate.device(args.rate, args.app, communication=args.communication)
     if device is not None:
         device.attach(model, optimizer)
 
