@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help venv test test-unit test-cluster lint demo cluster-up cluster-down clean
+.PHONY: help venv test test-unit test-cluster lint chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,9 @@ test-cluster: venv ## tests on a real Slurm cluster in containers, which stays u
 	$(RUN) pytest tests/cluster $(ARGS) || $(RUN) pytest tests/cluster --last-failed --last-failed-no-failures none
 
 test: lint test-unit test-cluster ## everything
+
+chaos: venv ## faults at random moments: make chaos ARGS="--minutes 5 --seed 1"; docs/reliability.md
+	$(RUN) tests.chaos $(ARGS)
 
 demo: venv ## watch elastic jobs on a real Slurm cluster; under 5 minutes once the image is built
 	$(RUN) contrib.demo $(ARGS)

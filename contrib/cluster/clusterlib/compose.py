@@ -21,13 +21,17 @@ def compose_file(name: str, layout: Layout) -> dict[str, Any]:
         roles["farm"] = ("farm", layout.host(FARM_HOST))
     else:
         roles |= {node.name: ("node", node.address) for node in layout.node_list()}
+    volumes: dict[str, Any] = {"shared": {"labels": {LABEL: name}}}
+    if layout.small_mb:
+        tmpfs = {"type": "tmpfs", "device": "tmpfs", "o": f"size={layout.small_mb}m,mode=1777"}
+        volumes["small"] = {"labels": {LABEL: name}, "driver_opts": tmpfs}
     return {
         "services": {
             host: _service(name, layout, host, role, address)
             for host, (role, address) in roles.items()
         },
         "networks": {"default": {"ipam": {"config": [{"subnet": layout.subnet}]}}},
-        "volumes": {"shared": {"labels": {LABEL: name}}},
+        "volumes": volumes,
     }
 
 
@@ -40,7 +44,7 @@ def _service(name: str, layout: Layout, host: str, role: str, address: str) -> d
         "environment": layout.environment(),
         "labels": {LABEL: name},
         "networks": {"default": {"ipv4_address": address}},
-        "volumes": ["shared:/shared"],
+        "volumes": ["shared:/shared", *(["small:/small"] if layout.small_mb else [])],
         "init": True,  # reaps the daemons that tests kill
         "shm_size": "512m",  # torch's data loaders
         "stop_grace_period": "1s",

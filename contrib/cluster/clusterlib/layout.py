@@ -39,6 +39,7 @@ class Layout:
     farm: bool = False  # all slurmds in one container
     subnet: str = "10.89.0.0/24"
     extra_conf: str = ""  # lines appended to slurm.conf
+    small_mb: int = 0  # of a file system at /small that all hosts share and tests fill; 0: none
 
     def environment(self) -> dict[str, str]:
         """How a layout travels into the containers."""

@@ -1,0 +1,83 @@
+"""`python -m tests.chaos`, better known as `make chaos`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness import CLUSTER_DIR, Cluster
+
+from tests.chaos.campaign import Campaign
+from tests.chaos.schedule import KINDS, schedule
+
+UP = ("up", "--small-disk", "32", "--conf", "RequeueExit=137")
+
+
+def main() -> int:
+    """0: nothing was broken; 1: something was; 2: wrong usage or the campaign's own trouble."""
+    args = _arguments()
+    try:
+        plan = schedule(args.seed, args.minutes, only=args.only)
+    except ValueError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(plan.lines()), flush=True)
+    if args.plan:
+        return 0
+    command = [str(CLUSTER_DIR / "cluster"), "--name", args.name]
+    done = subprocess.run([*command, *UP], check=False)
+    if done.returncode:
+        return done.returncode
+    begun = time.time()
+
+    def say(text: str) -> None:
+        print(f"{time.time() - begun:7.1f} s  {text}", flush=True)
+
+    campaign = Campaign(Cluster(args.name), plan, say)
+    record = campaign.run()
+    if args.log:
+        args.log.write_text(campaign.log)
+    if args.results:
+        with args.results.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    for breach in record["breaches"]:
+        print(f"BROKEN {breach['rule']}: {breach['who']}: {breach['text']}")
+    print(
+        f"seed {plan.seed}: {record['jobs']} jobs, {len(record['faults'])} faults, transitions "
+        f"{record['transitions']}, {record['lost_steps']} steps computed again, "
+        f"{len(record['breaches'])} invariants broken, {len(record['troubles'])} troubles"
+    )
+    if record["breaches"]:
+        return 1
+    return 2 if record["troubles"] else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make chaos ARGS=…",
+        description="Random faults at random moments, and invariants that nobody may break.",
+        epilog=f"Kinds of fault: {', '.join(KINDS)}.",
+    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="of faults (%(default)g)")
+    parser.add_argument("--seed", type=int, default=1, help="replays a campaign (%(default)s)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KIND", help="of fault; may be repeated"
+    )
+    parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="write selasticd's log there")
+    parser.add_argument(
+        "--name",
+        default=os.environ.get("SELASTIC_CLUSTER", "chaos"),
+        help="of the cluster, which stays up (%(default)s)",
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

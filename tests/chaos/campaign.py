@@ -1,0 +1,181 @@
+"""One campaign: load, faults and the eye on them, then the verdict."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness import Cluster
+
+from tests.chaos import verdict
+from tests.chaos.faults import Faults
+from tests.chaos.invariants import Rules
+from tests.chaos.load import TRAININGS, Load
+from tests.chaos.schedule import Event, Schedule, Submission
+from tests.chaos.surroundings import Site
+
+#: After the last fault: Slurm's own wait for a requeued job is two minutes, a job a minute long.
+SETTLE_S = 420.0
+#: selasticd was started and is not there.
+_GONE_S = 3.0
+
+
+@dataclass
+class Hit:
+    """A fault that has happened. Times are epoch seconds."""
+
+    kind: str
+    begun: float
+    log: int
+    whom: str = ""
+    healed: float = 0.0
+    trouble: str = ""
+
+
+@dataclass
+class Campaign:
+    """Runs a schedule on a cluster.
+
+    Args:
+        cluster: its own; nothing else may run there.
+        plan: what to do.
+        say: told a line at a time.
+    """
+
+    cluster: Cluster
+    plan: Schedule
+    say: Callable[[str], None]
+    hits: list[Hit] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    _stop: bool = False
+
+    def run(self) -> dict[str, Any]:
+        """Everything; returns the record for the results file."""
+        self.site = Site(self.cluster, self.plan.queue)
+        self.load = Load(self.cluster)
+        gpus = {f"g{n:02d}": 4 for n in range(1, 7)}
+        self.rules = Rules(self.load.jobs, gpus, self.site.excused)
+        self.site.prepare()
+        self.load.reference()
+        begun = time.time()
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        try:
+            self.site.start_daemon()
+            watcher.start()
+            self._play()
+            self._settle()
+            self.say("looking at what the jobs have left behind")
+            found = verdict.final(self.site, self.load, self.rules, self.plan.abandoned)
+        finally:
+            self._stop = True
+            self.cluster.cancel()
+            log = self.site.log()
+            self.site.close()
+        record = {
+            "seed": self.plan.seed,
+            "minutes": self.plan.minutes,
+            "queue": self.plan.queue,
+            "abandoned": self.plan.abandoned,
+            "seconds": round(time.time() - begun),
+            "jobs": len(self.load.accepted),
+            "samples": len(self.site.samples),
+            "faults": [asdict(h) | verdict.aftermath(h, log, self.site.samples) for h in self.hits],
+            "breaches": [asdict(b) for b in self.rules.breaches],
+            "troubles": self.troubles,
+            **found,
+        }
+        self.log = log
+        return record
+
+    # --- load and faults ---
+
+    def _play(self) -> None:
+        """Submissions and faults at their times, each in a thread of its own."""
+        faults = Faults(self.site, self.load)
+        coming: list[Event | Submission] = [*self.plan.submissions, *self.plan.events]
+        coming.sort(key=lambda c: c.at)
+        begun, threads = time.monotonic(), []
+        for item in coming:
+            time.sleep(max(0.0, begun + item.at - time.monotonic()))
+            act = self._submit if isinstance(item, Submission) else self._hit
+            thread = threading.Thread(target=self._guarded, args=(act, item, faults), daemon=True)
+            thread.start()
+            threads.append(thread)
+        time.sleep(max(0.0, begun + self.plan.minutes * 60 - time.monotonic()))
+        self.say("no more faults; everybody may come to an end")
+        for thread in threads:
+            thread.join(timeout=180)
+
+    def _guarded(self, act: Callable[..., None], item: Event | Submission, faults: Faults) -> None:
+        try:
+            act(item, faults)
+        except Exception as error:  # noqa: BLE001 - the campaign's own trouble, shown at the end
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.troubles.append(f"{item} {where.name}:{where.lineno} {error!r}"[:500])
+            self.say(f"TROUBLE {self.troubles[-1]}")
+
+    def _submit(self, job: Submission, _: Faults) -> None:
+        while job.kind == "train" and self._training() >= TRAININGS and not self._stop:
+            time.sleep(3)
+        if self._stop or (job.kind == "train" and self._late()):
+            return
+        self.load.submit(job)
+
+    def _training(self) -> int:
+        return sum(j["name"].startswith("real") for j in self.site.jobs())
+
+    def _late(self) -> bool:
+        return bool(self.hits) and len(self.hits) == len(self.plan.events)
+
+    def _hit(self, event: Event, faults: Faults) -> None:
+        log = self.site.samples[-1]["log"] if self.site.samples else 0
+        hit = Hit(event.kind, time.time(), log)
+        self.hits.append(hit)
+        with self.site.fault(event.kind):
+            try:
+                hit.whom = faults.run(event)
+            except Exception as error:
+                hit.trouble = repr(error)[:300]
+                raise
+            finally:
+                hit.healed = time.time()
+        self.say(f"{event.kind} {hit.whom or '(nobody there)'} {hit.healed - hit.begun:.1f} s")
+
+    # --- the eye ---
+
+    def _watch(self) -> None:
+        gone = 0.0
+        for sample in self.site.observe():
+            if self._stop:
+                return
+            before = len(self.rules.breaches)
+            self.rules.judge(sample, healthy=self.site.healthy() and sample["alive"])
+            gone = gone or sample["at"] if self.site.wanted and not sample["alive"] else 0.0
+            if gone and sample["at"] - gone > _GONE_S and not self._mending():
+                self.rules.add(sample["at"], "died", f"pid {self.site.pid}", "selasticd is gone")
+                self.site.start_daemon()
+                gone = 0.0
+            for breach in self.rules.breaches[before:]:
+                self.say(f"BROKEN {breach.rule}: {breach.who}: {breach.text}")
+
+    def _mending(self) -> bool:
+        """Whether a fault has selasticd in its hands."""
+        return self.site.lock("selasticd").locked()
+
+    def _settle(self) -> None:
+        """Wait until all jobs are through; maybe without a controller."""
+        if self.plan.abandoned:
+            self.say("selasticd is killed and will not come back")
+            self.site.kill_daemon()
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            last = self.site.samples[-1] if self.site.samples else {"jobs": None}
+            if last["jobs"] is not None and not self.site.jobs():
+                return
+            time.sleep(1)
+        left = ", ".join(f"{j['name']} {j['state']} {j['reason']}" for j in self.site.jobs())
+        self.say(f"still there: {left}")

@@ -1,0 +1,323 @@
+"""Each kind of fault: what is done, and how it is undone. Runs in threads of the campaign."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.chaos.load import Load
+from tests.chaos.schedule import Event, Submission
+from tests.chaos.surroundings import UNSAVED_S, Site
+
+_UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comment=mine",
+            "ReservationName=", "ReqNodeList=")  # fmt: skip
+
+
+class Faults:
+    """All kinds, by name; `run` does one of them and undoes it.
+
+    Args:
+        site: the cluster.
+        load: where jobs are submitted.
+    """
+
+    def __init__(self, site: Site, load: Load) -> None:
+        self.site, self.load = site, load
+        self._exec = site.cluster.exec
+        self._extra = 0
+        self._kinds: dict[str, Callable[[Event], str]] = {
+            "selasticd-kill": self._selasticd,
+            "slurmctld-kill": self._slurmctld_kill,
+            "slurmctld-stop": self._slurmctld_stop,
+            "slurmdbd-kill": lambda e: self._daemon(e, "slurmdbd", "ctld"),
+            "munged-kill": lambda e: self._daemon(e, "munged", "ctld"),
+            "node-munged-kill": lambda e: self._daemon(e, "munged", self._node(e)),
+            "slurmd-kill": lambda e: self._daemon(e, "slurmd", self._node(e)),
+            "slurmd-lost": lambda e: self._daemon(e, "slurmd", self._node(e)),
+            "rank-kill": lambda e: self._process(e, "^python3 .*chaos/train.py"),
+            "esrun-kill": lambda e: self._process(e, "bin/esrun"),
+            "node-kill": self._node_kill,
+            "node-cut": lambda e: self._cut(e, self._node(e)),
+            "node-cut-lost": lambda e: self._cut(e, self._node(e)),
+            "ctld-cut": lambda e: self._cut(e, "ctld"),
+            "reports-slow": self._slow,
+            "reports-cut": self._slow,
+            "ledger-full": lambda e: self._full(e, "/dev/shm/fill"),
+            "checkpoints-full": lambda e: self._full(e, "/small/fill"),
+            "ledger-truncated": self._truncated,
+            "ledger-deleted": self._deleted,
+            "clock-step": self._clock,
+            "orphan": self._orphan,
+            "id-reuse": self._reuse,
+            "user-cancel": self._cancel,
+            "user-hold": lambda e: self._hold(e, "uhold"),
+            "admin-hold": lambda e: self._hold(e, "hold"),
+            "user-requeue": self._requeue,
+            "admin-requeue": self._requeue,
+            "user-update": self._update,
+            "drain": self._drain,
+        }
+
+    def run(self, event: Event) -> str:
+        """Do it, undo it; says to whom. "" when there was nobody."""
+        return self._kinds[event.kind](event)
+
+    # --- choosing ---
+
+    def _node(self, event: Event) -> str:
+        """A node, most often one on which somebody runs."""
+        busy = sorted({n for j in self.site.jobs() for n in j["held"]})
+        nodes = busy if busy and event.size < 0.8 else [f"g{n:02d}" for n in range(1, 7)]
+        return nodes[int(event.pick * len(nodes))]
+
+    def _job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:
+        """An elastic job, if possible one on its way."""
+        jobs = [j for j in self.site.jobs() if rigid or not j["name"].startswith("rigid")]
+        if event.size < 0.7:
+            moving = self.site.moving()
+            jobs = [j for j in jobs if j["name"] in moving] or jobs
+        jobs.sort(key=lambda j: j["id"])
+        return jobs[int(event.pick * len(jobs))] if jobs else None
+
+    def _user(self, job: dict[str, Any]) -> str:
+        return self.load.jobs[job["name"]].user
+
+    def _on(self, node: str) -> None:
+        """Whoever runs there, or was just started there, may be started again."""
+        here = [j["name"] for j in self.site.jobs() if node in j["held"] or not j["held"]]
+        self.site.disturb(here)
+
+    # --- daemons ---
+
+    def _selasticd(self, event: Event) -> str:
+        with self.site.lock("selasticd"):
+            self.site.kill_daemon()
+            time.sleep(event.outage_s)
+            self.site.start_daemon()
+        return "selasticd"
+
+    def _slurmctld_kill(self, event: Event) -> str:
+        with self.site.lock("slurmctld"):
+            self._forget()
+            self._exec("pkill -9 slurmctld", check=False)
+            time.sleep(event.outage_s)
+            self._start("slurmctld", "ctld")
+        return "slurmctld"
+
+    def _forget(self) -> None:
+        """slurmctld is about to forget its last seconds."""
+        now = time.time()
+        young = [n for n, (_, at) in self.load.accepted.items() if now - at < UNSAVED_S]
+        self.site.lost.update(young)
+        self.site.disturb([j["name"] for j in self.site.jobs()] + young)
+
+    def _slurmctld_stop(self, event: Event) -> str:
+        with self.site.lock("slurmctld"):
+            self.site.disturb([j["name"] for j in self.site.jobs()])
+            self._exec("pkill -STOP slurmctld", check=False)
+            time.sleep(event.outage_s)
+            self._exec("pkill -CONT slurmctld", check=False)
+        return "slurmctld"
+
+    def _daemon(self, event: Event, what: str, node: str) -> str:
+        with self.site.lock(node if node != "ctld" else what):
+            if node != "ctld":
+                self._on(node)
+            if event.kind == "slurmd-lost":
+                self.site.unreachable.add(node)
+            self._exec(f"pkill -9 -x {what}", node=node, check=False)
+            time.sleep(event.outage_s)
+            self._start(what, node)
+        return f"{what} on {node}"
+
+    def _start(self, what: str, node: str) -> None:
+        """As systemd would; tried again while something else of it is dead."""
+        for _ in range(5):
+            if self._exec(f"cluster-start {what}", node=node, check=False).returncode == 0:
+                return
+            time.sleep(2)
+
+    def _process(self, event: Event, pattern: str) -> str:
+        """One process of a training."""
+        jobs = [j for j in self.site.jobs() if j["name"].startswith("real") and j["held"]]
+        if not jobs:
+            return ""
+        job = jobs[int(event.pick * len(jobs))]
+        nodes = sorted(job["held"])
+        node = nodes[int(event.size * len(nodes))]
+        pids = self._exec(f"pgrep -f '{pattern}' || true", node=node).stdout.split()
+        if not pids:
+            return ""
+        self.site.disturb([job["name"]])
+        self._exec(f"kill -9 {pids[int(event.size * len(pids))]}", node=node, check=False)
+        return f"{job['name']} on {node}"
+
+    # --- nodes and the network ---
+
+    def _docker(self, *words: str) -> None:
+        self.site.docker(*words)
+
+    def _node_kill(self, event: Event) -> str:
+        node = self._node(event)
+        with self.site.lock(node):
+            self._on(node)
+            self._docker("kill", f"{self.site.cluster.name}-{node}")
+            time.sleep(event.outage_s)
+            self._docker("start", f"{self.site.cluster.name}-{node}")
+        return node
+
+    def _cut(self, event: Event, host: str) -> str:
+        name = self.site.cluster.name
+        with self.site.lock(host):
+            self._on(host)
+            if event.kind == "node-cut-lost":
+                self.site.unreachable.add(host)
+            if host == "ctld":
+                self.site.disturb([j["name"] for j in self.site.jobs()])
+            address = self.site.address(host)
+            self._docker("network", "disconnect", f"{name}_default", f"{name}-{host}")
+            time.sleep(event.outage_s)
+            self._docker(
+                *("network", "connect", "--ip", address, "--alias", host),
+                *(f"{name}_default", f"{name}-{host}"),
+            )
+        return host
+
+    def _orphan(self, event: Event) -> str:
+        """A node is lost while nobody looks."""
+        with self.site.lock("selasticd"):
+            self.site.kill_daemon()
+            node = self._node_kill(event)
+            self.site.start_daemon()
+        return node
+
+    # --- reports, disks, clock ---
+
+    def _slow(self, event: Event) -> str:
+        word = "cut" if event.kind == "reports-cut" else f"{0.5 + 3 * event.size:.1f}"
+        with self.site.lock("proxy"):
+            self.site.proxy(word)
+            time.sleep(event.outage_s)
+            self.site.proxy("0")
+        return word
+
+    def _full(self, event: Event, path: str) -> str:
+        with self.site.lock(path):
+            self._exec(f"cat /dev/zero >{path} 2>/dev/null || true")
+            time.sleep(event.outage_s)
+            self._exec(f"rm -f {path}")
+        return path
+
+    def _truncated(self, event: Event) -> str:
+        """An administrator reads the one line, moves the file away, and starts it again."""
+        with self.site.lock("selasticd"):
+            self.site.kill_daemon()
+            ledger = f"{self.site.state}/ledger.sqlite"
+            self._exec(f"truncate -s {4096 + int(event.size * 20000)} {ledger}")
+            time.sleep(event.outage_s)
+            self.site.start_daemon()
+            time.sleep(3)
+            if not self.site.runs():
+                self._exec(f"mv {ledger} {ledger}.broken; rm -f {ledger}-wal {ledger}-shm")
+                self.site.start_daemon()
+                return "refused, moved away"
+        return "taken"
+
+    def _deleted(self, event: Event) -> str:
+        with self.site.lock("selasticd"):
+            self._exec(f"rm -f {self.site.state}/ledger.sqlite*")
+            time.sleep(event.outage_s)
+            self.site.kill_daemon()
+            self.site.start_daemon()
+        return "ledger"
+
+    def _clock(self, event: Event) -> str:
+        seconds = int((event.size - 0.5) * 1200)
+        with self.site.lock("clock"):
+            self.site.clock(seconds)
+            time.sleep(event.outage_s)
+            self.site.clock(0)
+        return f"{seconds:+d} s"
+
+    # --- people ---
+
+    def _reuse(self, event: Event) -> str:
+        with self.site.lock("slurmctld"):
+            self._submit(event)
+            time.sleep(event.outage_s)
+            self._forget()
+            self._exec("pkill -9 slurmctld", check=False)
+            self._start("slurmctld", "ctld")
+            self._submit(event)
+        return "slurmctld"
+
+    def _submit(self, event: Event) -> None:
+        for user, most in (("alice", 4), ("bob", 1)):
+            self._extra += 1
+            name = f"{'plain' if most > 1 else 'rigid'}-reuse-s{event.at:.0f}n{self._extra}"
+            job = Submission(
+                at=event.at,
+                name=name,
+                kind="sleep" if most > 1 else "rigid",
+                user=user,
+                least=1,
+                most=most,
+                work=20,
+            )
+            self.load.submit(job)
+
+    def _cancel(self, event: Event) -> str:
+        job = self._job(event, rigid=True)
+        if job is None:
+            return ""
+        self.site.cancelled.add(job["name"])
+        self._exec(["scancel", str(job["id"])], user=self._user(job), check=False)
+        return job["name"]
+
+    def _hold(self, event: Event, verb: str) -> str:
+        job = self._job(event)
+        if job is None:
+            return ""
+        name, user = job["name"], self._user(job) if verb == "uhold" else "root"
+        self.site.holding[name] = time.time() + 3600
+        self._exec(["scontrol", verb, str(job["id"])], user=user, check=False)
+        time.sleep(event.outage_s)
+        for _ in range(30):  # a person, too, tries again when slurmctld does not answer
+            done = self._exec(["scontrol", "release", str(job["id"])], user=user, check=False)
+            if done.returncode == 0 or "Unable to contact" not in done.stderr + done.stdout:
+                break
+            time.sleep(2)
+        self.site.holding[name] = time.time() + 10
+        return name
+
+    def _requeue(self, event: Event) -> str:
+        job = self._job(event, rigid=True)
+        if job is None:
+            return ""
+        user = self._user(job) if event.kind == "user-requeue" else "root"
+        self.site.disturb([job["name"]])
+        words = ["scontrol", "requeue", "Incomplete", str(job["id"])]
+        self._exec(words, user=user, check=False)
+        return job["name"]
+
+    def _update(self, event: Event) -> str:
+        job = self._job(event)
+        if job is None:
+            return ""
+        field = _UPDATES[int(event.outage_s + event.pick * len(_UPDATES)) % len(_UPDATES)]
+        words = ["scontrol", "update", f"jobid={job['id']}", field]
+        self._exec(words, user=self._user(job), check=False)
+        return f"{job['name']} {field}"
+
+    def _drain(self, event: Event) -> str:
+        node = self._node(event)
+        with self.site.lock(node):
+            update = f"scontrol update nodename={node}"
+            self._exec(f"{update} state=drain reason=chaos", check=False)
+            time.sleep(event.outage_s)
+            for _ in range(20):
+                if self._exec(f"{update} state=resume", check=False).returncode == 0:
+                    break
+                time.sleep(2)
+        return node

@@ -1,0 +1,88 @@
+"""Whether a training that was interrupted did what an undisturbed one did. Pure.
+
+docs/examples/train_library.py writes, per step and rank, the samples it has trained on, and per
+step the loss. Which samples a step takes does not depend on the number of ranks; so every step of
+every attempt has to equal the undisturbed run's, and all steps have to be there. A step that was
+computed again after a kill was lost in between: these are counted, they are no fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Sums of floats in another order.
+TOLERANCE = 1e-4
+
+
+@dataclass
+class History:
+    """What one training has left behind.
+
+    Attributes:
+        samples: (step, attempt) → samples, as often as they were trained on.
+        losses: (step, attempt) → loss.
+    """
+
+    samples: dict[tuple[int, int], Counter[int]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
+    losses: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, samples: Iterable[str], losses: Iterable[str]) -> History:
+        """From the lines of all samples-rank*.jsonl, and of losses.jsonl."""
+        history = cls()
+        for row in _rows(samples):
+            history.samples[row["step"], row["run"]].update(row["indices"])
+        for row in _rows(losses):
+            history.losses[row["step"], row["run"]] = row["loss"]
+        return history
+
+    @property
+    def steps(self) -> set[int]:
+        """Those that some attempt has computed on all ranks, as far as can be told."""
+        return {step for step, _ in self.losses}
+
+    def lost_steps(self) -> int:
+        """Steps that were computed more than once."""
+        return len(self.losses) - len(self.steps)
+
+
+def _rows(lines: Iterable[str]) -> Iterable[Mapping[str, Any]]:
+    """A kill may have torn a line; its step was then not finished either."""
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
+    """What differs from the undisturbed run.
+
+    Args:
+        mine: the interrupted one.
+        reference: the undisturbed one.
+        ended: whether it said that it was through; else steps may be missing at the end.
+    """
+    expected = {step: counts for (step, _), counts in reference.samples.items()}
+    losses = {step: loss for (step, _), loss in reference.losses.items()}
+    found = []
+    for (step, run), counts in sorted(mine.samples.items()):
+        want = expected.get(step, Counter())
+        if counts - want:
+            found.append(f"step {step} of attempt {run} has samples that it should not have")
+        elif (step, run) in mine.losses and counts != want:
+            found.append(f"step {step} of attempt {run} lacks {(want - counts).total()} samples")
+    for (step, run), loss in sorted(mine.losses.items()):
+        if abs(loss - losses.get(step, float("nan"))) > TOLERANCE or step not in losses:
+            found.append(f"step {step} of attempt {run}: loss {loss}, not {losses.get(step)}")
+    last = max(losses) if ended else max(mine.steps, default=0)
+    missing = sorted(set(range(1, last + 1)) - mine.steps)
+    if missing:
+        found.append(f"{len(missing)} steps were never computed, the first is {missing[0]}")
+    return found

@@ -1,0 +1,195 @@
+"""What must never be seen from outside, whatever has been killed. Pure: fed with samples.
+
+A rule that mending takes time for has a grace, counted only while selasticd and slurmctld are
+both there and answer:
+
+| rule | broken when |
+|---|---|
+| range | an elastic job runs outside its MIN-MAX, or a rigid one not as it asked |
+| twice | two running jobs hold one GPU, or GPUs that run plus those promised exceed a node |
+| held | a job is held and nobody of the campaign has held it |
+| pinned | a pending job stays bound to nodes, or any job to a reservation or a priority of ours |
+| reservation | one of ours is named by nobody for long, or does not end by itself |
+| rigid | a job without the directive bears our mark |
+| restarted | one was started again, and no fault has hit it |
+| vanished | a job that had not ended is not known any more |
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.schedule import Submission
+
+#: The priority of a job that selasticd is starting.
+FIRST = 4_000_000_000
+OURS = "selastic_"
+#: Seconds in which selasticd has to have cleared its marks: it gives a start up after 25 s, the
+#: way back takes as long, and 15 s is its longest silence after slurmctld did not answer.
+GRACE_S = 75.0
+#: A hold is none of ours at any time: only a sample that is torn between two states is forgiven.
+HOLD_GRACE_S = 3.0
+#: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.
+AHEAD_S = 135.0
+HELD = ("JobHeldUser", "JobHeldAdmin")
+#: Slurm itself holds a job whose launch failed, as it would have without us.
+LAUNCH_FAILED = "launch failed requeued held"
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A rule that was broken: when (epoch), which, by whom, how."""
+
+    at: float
+    rule: str
+    who: str
+    text: str
+
+
+@dataclass
+class Rules:
+    """Judges one sample after the other.
+
+    Args:
+        jobs: submissions by name.
+        gpus: of each node.
+        excused: (rule, job name) → whether the campaign itself has done this.
+    """
+
+    jobs: Mapping[str, Submission]
+    gpus: Mapping[str, int]
+    excused: Callable[[str, str], bool] = lambda rule, name: False
+    breaches: list[Breach] = field(default_factory=list)
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+    _healthy_s: float = 0.0
+    _last: float = 0.0
+    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _said: set[tuple[str, str]] = field(default_factory=set)
+
+    def judge(self, sample: Mapping[str, Any], *, healthy: bool) -> None:
+        """Look at one sample of drivers/observer.py; `healthy`: nothing of the controls is hit."""
+        at = float(sample["at"])
+        if healthy and sample["jobs"] is not None:
+            self._healthy_s += min(3.0, at - self._last) if self._last else 0.0
+        self._last = at
+        if sample["jobs"] is None:
+            return
+        seen = {j["name"]: j for j in sample["jobs"] if j["name"] in self.jobs}
+        wrong: dict[tuple[str, str], tuple[float, str]] = {}
+        for name, job in seen.items():
+            for rule, grace, text in self._job(self.jobs[name], job):
+                if not self.excused(rule, name):
+                    wrong[rule, name] = (grace, text)
+        for rule, who, grace, text in [*self._nodes(seen), *self._reservations(sample, seen)]:
+            wrong[rule, who] = (grace, text)
+        for name, before in self._known.items():
+            if name not in seen and not before["ended"] and not self.excused("vanished", name):
+                wrong["vanished", name] = (0.0, f"it was {before['state']}, id {before['id']}")
+        self._known |= seen
+        self._since = {k: self._since.get(k, self._healthy_s) for k in wrong}
+        for (rule, who), (grace, text) in wrong.items():
+            if self._healthy_s - self._since[rule, who] >= grace:
+                self._break(at, rule, who, text)
+
+    def add(self, at: float, rule: str, who: str, text: str) -> None:
+        """Something that was found out in another way."""
+        self._break(at, rule, who, text)
+
+    def _break(self, at: float, rule: str, who: str, text: str) -> None:
+        if (rule, who) not in self._said:
+            self._said.add((rule, who))
+            self.breaches.append(Breach(at, rule, who, text))
+
+    def _job(self, asked: Submission, job: Mapping[str, Any]) -> Collection[tuple[str, float, str]]:
+        found: list[tuple[str, float, str]] = []
+        if job["ended"]:
+            return found
+        held = sum(map(len, job["held"].values()))
+        if job["state"] == "RUNNING" and held and not asked.least <= held <= asked.most:
+            found.append(("range", 0.0, f"holds {held} GPUs, asked {asked.least}-{asked.most}"))
+        if (
+            job["state"] == "PENDING"
+            and job["reason"] in HELD
+            and LAUNCH_FAILED not in job["description"]
+        ):
+            found.append(("held", HOLD_GRACE_S, f"{job['reason']} {job['description']}".strip()))
+        marks = [
+            f"reservation {job['reservation']}" if job["reservation"].startswith(OURS) else "",
+            f"priority {job['priority']}" if job["priority"] >= FIRST else "",
+        ]
+        pinned = job["state"] == "PENDING" and job["required"]
+        marks += [f"nodes {','.join(job['required'])}"] if pinned else []
+        text = f"{job['state']}: " + ", ".join(m for m in marks if m)
+        if any(marks):
+            if asked.kind == "rigid":
+                found.append(("rigid", 0.0, text))
+            else:
+                found.append(("pinned", GRACE_S, text))
+        if asked.kind == "rigid" and job["restarts"]:
+            found.append(("restarted", 0.0, f"{job['restarts']} times"))
+        return found
+
+    def _nodes(
+        self, seen: Mapping[str, Mapping[str, Any]]
+    ) -> Collection[tuple[str, str, float, str]]:
+        holders: dict[tuple[str, int], list[str]] = defaultdict(list)
+        promised: dict[str, int] = defaultdict(int)
+        for name, job in seen.items():
+            for node, indices in job["held"].items():
+                for index in indices:
+                    holders[node, index].append(name)
+                promised[node] += len(indices)
+            start = job["state"] == "PENDING" and job["priority"] >= FIRST
+            if start and len(job["required"]) == 1:
+                promised[job["required"][0]] += job["asked"]
+        found = [
+            ("twice", f"{node} GPU {index}", 0.0, " and ".join(names))
+            for (node, index), names in holders.items()
+            if len(names) > 1
+        ]
+        # One sample may fall between a job's end and the start of the next.
+        found += [
+            ("twice", node, 4.0, f"{count} GPUs are held or promised, it has {self.gpus[node]}")
+            for node, count in promised.items()
+            if count > self.gpus[node]
+        ]
+        return found
+
+    @staticmethod
+    def _reservations(
+        sample: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
+    ) -> Collection[tuple[str, str, float, str]]:
+        named = {j["reservation"] for j in seen.values()}
+        found = []
+        for name, end in sample["reservations"].items():
+            if not name.startswith(OURS):
+                continue
+            if end - sample["at"] > AHEAD_S:
+                found.append(("reservation", name, 0.0, f"ends in {end - sample['at']:.0f} s only"))
+            elif name not in named:
+                found.append(("reservation", name, GRACE_S, "no job names it"))
+        return found
+
+
+def overlaps(beats: Mapping[int, list[tuple[float, str]]]) -> list[tuple[int, int, str, float]]:
+    """Attempts of one job that ran at the same time.
+
+    Args:
+        beats: attempt → (epoch, host) that it wrote about every second.
+
+    Returns:
+        (earlier attempt, later one, host of the earlier, seconds that both were there), beats
+        of one second apart not counted.
+    """
+    found = []
+    runs = sorted(run for run in beats if beats[run])
+    for earlier, later in itertools.pairwise(runs):
+        begun = min(at for at, _ in beats[later])
+        last, host = max(beats[earlier])
+        if last - begun > 1.5:
+            found.append((earlier, later, host, last - begun))
+    return found

@@ -1,0 +1,175 @@
+"""The jobs of a campaign: submitted as people do it, and what their own logs say at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import defaultdict
+
+from harness import Cluster
+
+from tests.chaos.histories import History
+from tests.chaos.schedule import Submission
+
+HOME = "/shared/scratch/chaos"
+SMALL = "/small/chaos"
+EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
+DRIVER = f"{HOME}/train.py"
+#: Jobs speak to selasticd through drivers/proxy.py.
+PROXY = "ctld:7331"
+#: 64 steps; about 50 s on one emulated v100.
+TRAINING = "--samples 1024 --epochs 2 --global-batch 32"
+RATE = 40
+#: As many trainings at once as two cores can bear.
+TRAININGS = 2
+
+#: Says every second that it is there; one whose batch script is gone says nothing more.
+_BEATS = """\
+beat() { echo "$(date +%s.%N) ${SLURM_RESTART_COUNT:-0} ${SLURMD_NODENAME:-$(hostname)}"; }
+( while kill -0 $$ 2>/dev/null; do beat; sleep 1; done ) >>@/beats 2>/dev/null &
+"""
+#: What was slept counts over all attempts: the sum of its own beats.
+_SLEEP = """\
+while [ $(wc -l <@/beats) -lt WORK ]; do sleep 1; done
+echo done >@/done
+"""
+_TRAIN = """\
+export OMP_NUM_THREADS=1 SLURM_ELASTIC_CONTROLLER=PROXY
+mkdir -p SMALL; [ -e @/checkpoints ] || ln -s SMALL @/checkpoints
+exec esrun python3 DRIVER --out @ TRAINING --rate RATE --checkpoint-every 5
+"""
+
+
+def script(job: Submission) -> str:
+    """Its batch script, without the #! line."""
+    body = _TRAIN if job.kind == "train" else _SLEEP
+    words = {
+        "WORK": str(job.work),
+        "SMALL": f"{SMALL}/{job.name}",
+        "DRIVER": DRIVER,
+        "TRAINING": TRAINING,
+        "RATE": str(RATE),
+        "PROXY": PROXY,
+        "@": f"{HOME}/{job.name}",
+    }
+    text = _BEATS + body
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
+
+
+def options(job: Submission) -> list[str]:
+    """What sbatch is given."""
+    shape = ["--nodes=1", f"--gres=gpu:{job.least}", "--time=20", "--requeue"]
+    if job.kind == "train":
+        shape.append(f"--ntasks-per-node={job.least}")
+    if job.kind != "rigid":
+        shape.append(f"--elastic={job.least}-{job.most}")
+    return [
+        f"--job-name={job.name}",
+        "--open-mode=append",
+        f"--output={HOME}/{job.name}/log",
+        *shape,
+    ]
+
+
+class Load:
+    """Jobs that were submitted, by name.
+
+    Attributes:
+        jobs: name → what was asked for.
+        accepted: name → (id, epoch).
+        refused: names that sbatch never took.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.jobs: dict[str, Submission] = {}
+        self.accepted: dict[str, tuple[int, float]] = {}
+        self.refused: list[str] = []
+        self._lock = threading.Lock()
+
+    def submit(self, job: Submission) -> bool:
+        """As a person would: tried again for a while when slurmctld does not answer."""
+        self.jobs[job.name] = job
+        home = f"{HOME}/{job.name}"
+        self.cluster.exec(["mkdir", "-p", home], user=job.user)
+        for _ in range(4):
+            try:
+                done = self.cluster.exec(
+                    ["sbatch", "--parsable", *options(job)],
+                    user=job.user,
+                    stdin=f"#!/bin/bash\n{script(job)}",
+                    check=False,
+                    timeout=90,
+                )
+            except subprocess.TimeoutExpired:
+                continue
+            if done.returncode == 0:
+                with self._lock:
+                    number = int(done.stdout.split(";")[0])
+                    self.accepted[job.name] = (number, time.time())
+                    self.cluster.jobs.append(number)
+                return True
+            time.sleep(2)
+        with self._lock:
+            self.refused.append(job.name)
+        return False
+
+    def done(self) -> set[str]:
+        """Jobs that say themselves that they have reached their end."""
+        found = self.cluster.exec(f"cd {HOME} && ls -d */done 2>/dev/null || true").stdout
+        return {line.partition("/")[0] for line in found.split()}
+
+    def beats(self) -> dict[str, dict[int, list[tuple[float, str]]]]:
+        """Name → attempt → (epoch, host)."""
+        text = self.cluster.exec(f"cd {HOME} && grep -H . */beats 2>/dev/null || true").stdout
+        found: dict[str, dict[int, list[tuple[float, str]]]] = {}
+        for line in text.splitlines():
+            path, _, rest = line.partition(":")
+            words = rest.split()
+            if len(words) == 3:
+                runs = found.setdefault(path.partition("/")[0], defaultdict(list))
+                runs[int(words[1])].append((float(words[0]), words[2]))
+        return found
+
+    def history(self, name: str) -> History:
+        """What a training has left."""
+        home = f"{HOME}/{name}"
+        samples = self.cluster.exec(f"cat {home}/samples-rank*.jsonl 2>/dev/null || true").stdout
+        losses = self.cluster.exec(f"cat {home}/losses.jsonl 2>/dev/null || true").stdout
+        return History.read(samples.splitlines(), losses.splitlines())
+
+    def log(self, name: str) -> str:
+        """The end of a job's own log."""
+        return self.cluster.exec(f"tail -n 15 {HOME}/{name}/log 2>/dev/null || true").stdout
+
+    def reference(self) -> str:
+        """The name under which an undisturbed run of the training lies."""
+        name = "reference"
+        out = f"{HOME}/{name}"
+        self.cluster.exec(
+            f"[ -e {out}/losses.jsonl ] && exit; OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent"
+            f" python3 {EXAMPLES}/train_library.py --out /tmp/ref.$$ {TRAINING}"
+            f" && mkdir -p {out} && mv /tmp/ref.$$/*.jsonl {out}",
+            user="alice",
+            timeout=300,
+        )
+        return name
+
+    def accounted(self) -> dict[str, list[tuple[str, float, float]]]:
+        """Name → (state, start, end) of each attempt, from sacct; only those with an end."""
+        ids = ",".join(str(number) for number, _ in self.accepted.values())
+        if not ids:
+            return {}
+        done = self.cluster.exec(
+            "SLURM_TIME_FORMAT=%s sacct -DXPn --format=JobName,State,Start,End -j " + ids,
+            check=False,
+        )
+        found: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
+        for line in done.stdout.splitlines():
+            name, state, start, end = line.split("|")
+            if start.isdigit() and end.isdigit():
+                found[name].append((state.split()[0], float(start), float(end)))
+        return found

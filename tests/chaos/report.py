@@ -1,0 +1,92 @@
+"""The table of docs/reliability.md: `python -m tests.chaos.report FILE`.
+
+FILE has a line of JSON per campaign, as `--results` appends them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.chaos.schedule import KINDS
+
+Record = dict[str, Any]
+
+
+def lines(records: Sequence[Record]) -> list[str]:
+    """Markdown."""
+    faults = [f for r in records for f in r["faults"] if f["whom"] and not f["trouble"]]
+    sums = {k: sum(r["transitions"][k] for r in records) for k in ("DONE", "UNDONE", "ENDED")}
+    head = [
+        (
+            f"{len(records)} campaigns, {sum(r['seconds'] for r in records) / 60:.0f} min in all, "
+            f"{sum(r['minutes'] for r in records):g} of them with faults; "
+            f"seeds {', '.join(str(r['seed']) for r in records)}."
+        ),
+        (
+            f"{sum(r['jobs'] for r in records)} jobs, {len(faults)} faults, "
+            f"{sum(sums.values())} transitions: {sums['DONE']} landed, {sums['UNDONE']} "
+            f"were undone, {sums['ENDED']} jobs ended meanwhile."
+        ),
+        (
+            f"{sum(r['trainings'] for r in records)} trainings, "
+            f"{sum(r['lost_steps'] for r in records)} steps computed again after a kill."
+        ),
+        (
+            f"Jobs lost {sum(r['lost'] for r in records)}, cancelled by their user "
+            f"{sum(r['cancelled'] for r in records)}, forgotten by slurmctld's crash "
+            f"{sum(r['forgotten_by_slurm'] for r in records)}, run twice by Slurm on a node that "
+            f"it could not reach {sum(r['twice_by_slurm'] for r in records)}."
+        ),
+        "",
+        (
+            "| fault | times | transitions in flight | landed | undone | job ended | recovery s "
+            "(median, longest) | jobs thrown out | until they ran again s (median, longest) |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows = [
+        _row(kind, [f for f in faults if f["kind"] == kind])
+        for kind in KINDS
+        if any(f["kind"] == kind for f in faults)
+    ]
+    broken = Counter(b["rule"] for r in records for b in r["breaches"])
+    tail = ", ".join(f"{rule} {n}" for rule, n in broken.most_common()) or "none"
+    return [*head, *rows, _row("all", faults), "", f"Invariants broken: {tail}."]
+
+
+def _row(kind: str, faults: Sequence[Record]) -> str:
+    flight = sum(len(f["in_flight"]) for f in faults)
+    counts = [sum(f[k] for f in faults) for k in ("landed", "back", "ended")]
+    recovery = [f["recovery_s"] for f in faults if f["recovery_s"] is not None]
+    rerun = [f["rerun_s"] for f in faults if f["rerun_s"] is not None]
+    cells = [kind, len(faults), flight, *counts, _spread(recovery)]
+    cells += [sum(f["thrown"] for f in faults), _spread(rerun)]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):.1f}, {max(values):.1f}" if values else "-"
+
+
+def main() -> int:
+    """Print the table of a results file."""
+    if len(sys.argv) != 2:
+        print("usage: python -m tests.chaos.report FILE", file=sys.stderr)
+        return 2
+    try:
+        records = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        print(f"chaos report: {sys.argv[1]}: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines(records)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""What happens in a campaign and when, all of it drawn from one seed before it begins.
+
+The same seed, minutes and `only` give the same schedule. Whom a fault hits depends on what runs
+at that moment: `pick` chooses among those.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    Attributes:
+        weight: how often it is drawn.
+        shortest, longest: seconds until it is undone.
+        what: in words.
+    """
+
+    weight: float
+    shortest: float
+    longest: float
+    what: str
+
+
+#: Slurm gives a node up after SlurmdTimeout=15: `-lost` faults last longer, the others do not.
+KINDS = {
+    "selasticd-kill": Kind(3, 0.3, 12, "SIGKILL of selasticd"),
+    "slurmctld-kill": Kind(2, 0.3, 8, "SIGKILL of slurmctld"),
+    "slurmctld-stop": Kind(1.5, 3, 20, "SIGSTOP of slurmctld"),
+    "slurmdbd-kill": Kind(1, 1, 20, "SIGKILL of slurmdbd"),
+    "munged-kill": Kind(1, 1, 10, "SIGKILL of munged on slurmctld's host"),
+    "node-munged-kill": Kind(1, 1, 10, "SIGKILL of munged on a node"),
+    "slurmd-kill": Kind(1.5, 1, 8, "SIGKILL of slurmd"),
+    "slurmd-lost": Kind(0.7, 30, 40, "SIGKILL of slurmd, for longer than SlurmdTimeout"),
+    "rank-kill": Kind(1.5, 0, 0, "SIGKILL of a rank"),
+    "esrun-kill": Kind(1, 0, 0, "SIGKILL of esrun"),
+    "node-kill": Kind(1.5, 3, 40, "a node's container is killed, and started again"),
+    "node-cut": Kind(1, 2, 10, "a node without its network"),
+    "node-cut-lost": Kind(0.7, 30, 40, "a node without its network, for longer than SlurmdTimeout"),
+    "ctld-cut": Kind(1, 2, 10, "slurmctld's and selasticd's host without its network"),
+    "reports-slow": Kind(1, 10, 30, "reports and orders delayed by a proxy, seconds each way"),
+    "reports-cut": Kind(1, 5, 25, "no report reaches selasticd"),
+    "ledger-full": Kind(1, 5, 20, "no room on the ledger's disk"),
+    "checkpoints-full": Kind(1, 5, 20, "no room on the checkpoints' disk"),
+    "ledger-truncated": Kind(0.7, 0, 2, "SIGKILL of selasticd, its ledger truncated"),
+    "ledger-deleted": Kind(0.7, 0, 3, "the ledger deleted, then SIGKILL of selasticd"),
+    "clock-step": Kind(1, 5, 20, "selasticd's clock steps by minutes and back"),
+    "orphan": Kind(1, 25, 35, "SIGKILL of selasticd, and of a node's container meanwhile"),
+    "id-reuse": Kind(1, 0.5, 2, "jobs submitted just before SIGKILL of slurmctld, others after"),
+    "user-cancel": Kind(1, 0, 0, "scancel by the owner"),
+    "user-hold": Kind(1, 3, 12, "hold and release by the owner"),
+    "admin-hold": Kind(1, 3, 12, "hold and release by an administrator"),
+    "user-requeue": Kind(0.7, 0, 0, "requeue by the owner"),
+    "admin-requeue": Kind(0.7, 0, 0, "requeue by an administrator"),
+    "user-update": Kind(1, 0, 0, "update by the owner: start time, nice, time limit, name lists"),
+    "drain": Kind(1, 5, 20, "a node drained and resumed by an administrator"),
+}
+#: Queue mode, and what becomes of the controller at the end.
+_QUEUES = ("slurm", "controller")
+_BETWEEN_S = 9.0
+_WARM_UP_S = 15.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """A fault that is to come. `at`: seconds from the beginning; `pick`, `size`: in [0, 1)."""
+
+    at: float
+    kind: str
+    outage_s: float
+    pick: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job that is to come.
+
+    Attributes:
+        kind: "train" (the library), "sleep" (reported by tests/cluster/drivers/crew.py), "rigid".
+        name: unique in its campaign; crew.py reads it.
+        work: steps of 64 for "train" are fixed; seconds of sleep for the others.
+    """
+
+    at: float
+    name: str
+    kind: str
+    user: str
+    least: int
+    most: int
+    work: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A whole campaign."""
+
+    seed: int
+    minutes: float
+    queue: str
+    abandoned: bool  # the controller is killed at the end and never comes back
+    submissions: tuple[Submission, ...]
+    events: tuple[Event, ...]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        head = (
+            f"seed {self.seed}, {self.minutes:g} min, queue = {self.queue!r}, "
+            f"{len(self.submissions)} jobs, {len(self.events)} faults"
+            + (", the controller never comes back at the end" if self.abandoned else "")
+        )
+        return [head, *(f"{e.at:7.1f} s  {e.kind:18} {e.outage_s:5.1f} s" for e in self.events)]
+
+
+def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedule:
+    """Draw a campaign.
+
+    Args:
+        seed: of everything.
+        minutes: that faults and submissions go on for.
+        only: kinds of fault; empty: all.
+
+    Raises:
+        ValueError: a kind is unknown.
+    """
+    unknown = sorted(set(only) - set(KINDS))
+    if unknown:
+        raise ValueError(f"--only {unknown[0]}: known kinds are {', '.join(KINDS)}")
+    end = minutes * 60
+    faults, load = random.Random(f"faults {seed}"), random.Random(f"load {seed}")
+    kinds = [k for k in KINDS if not only or k in only]
+    weights = [KINDS[k].weight for k in kinds]
+    events, at = [], min(_WARM_UP_S, end / 4)
+    while (at := at + 0.4 * _BETWEEN_S + faults.expovariate(1 / (0.6 * _BETWEEN_S))) < end:
+        (kind,) = faults.choices(kinds, weights)
+        outage = faults.uniform(KINDS[kind].shortest, KINDS[kind].longest)
+        events.append(Event(at, kind, outage, faults.random(), faults.random()))
+    return Schedule(
+        seed=seed,
+        minutes=minutes,
+        queue=_QUEUES[seed % 2],
+        abandoned=seed % 3 == 0,
+        submissions=tuple(_load(load, end, seed)),
+        events=tuple(events),
+    )
+
+
+def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
+    found: list[Submission] = []
+    at = 0.0
+    while at < end:
+        number = len(found)
+        kind = ("train", "sleep", "rigid")[number] if number < 3 else ""
+        kind = kind or rng.choices(("train", "sleep", "rigid"), (0.12, 0.6, 0.28))[0]
+        least = rng.choice((1, 1, 2))
+        most = {"train": least + 1, "sleep": rng.choice((4, 6, 8)), "rigid": least}[kind]
+        if kind == "rigid":
+            least = most = rng.choice((1, 2, 4))
+        manner = {"train": "real", "rigid": "rigid"}.get(kind) or rng.choices(
+            ("plain", "slow", "deaf"), (0.75, 0.15, 0.1)
+        )[0]
+        found.append(
+            Submission(
+                at=at,
+                name=f"{manner}-s{seed}n{number}",
+                kind=kind,
+                user=rng.choice(("alice", "bob")),
+                least=least,
+                most=most,
+                work=rng.randint(20, 60),
+            )
+        )
+        at += rng.expovariate(1 / 8.0) if number >= 4 else 1.0
+    return found

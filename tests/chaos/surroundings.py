@@ -1,0 +1,231 @@
+"""The cluster under fire: selasticd and its helpers, what has been done to whom, and by whom."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from daemon import CREW, PYTHON, eager
+from harness import Cluster
+
+from tests.chaos.load import HOME, SMALL
+
+DRIVERS = Path(__file__).parent / "drivers"
+#: The ledger's own small file system; filled by `ledger-full`.
+STATE = "/dev/shm/chaos"
+_FAKE = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+_CLOCK = "/tmp/chaos-clock"
+#: Faults during which nobody can be expected to put anything right.
+CONTROL = (
+    *("selasticd-kill", "slurmctld-kill", "slurmctld-stop", "munged-kill", "ctld-cut"),
+    *("ledger-full", "ledger-truncated", "ledger-deleted", "orphan", "id-reuse"),
+)
+#: Jobs submitted so shortly before slurmctld is killed are lost: it saves its state every 5 s.
+UNSAVED_S = 8.0
+_LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(\w+)")
+
+
+class Site:
+    """What the campaign knows and does.
+
+    Attributes:
+        samples: what drivers/observer.py has seen so far.
+        active: kinds of faults under way, each as often as it is.
+        cancelled: names of jobs that a user of the campaign has cancelled.
+        disturbed: name → epoch until which a fault may start the job again.
+        lost: names that slurmctld itself has forgotten.
+        unreachable: nodes that slurmctld gave up while jobs ran on there: it runs those twice.
+    """
+
+    def __init__(self, cluster: Cluster, queue: str) -> None:
+        self.cluster, self.queue = cluster, queue
+        self.home = cluster.exec("mktemp -d /tmp/chaosd.XXXXXX", user="selastic").stdout.strip()
+        self.log_path = f"{self.home}/log"
+        self.samples: list[dict[str, Any]] = []
+        self.active: list[str] = []
+        self.cancelled: set[str] = set()
+        self.disturbed: dict[str, float] = {}
+        self.holding: dict[str, float] = {}
+        self.lost: set[str] = set()
+        self.unreachable: set[str] = set()
+        self.wanted = False
+        self.pid = 0
+        self.locks: dict[str, threading.Lock] = {}
+        self._conf = cluster.exec("cat /etc/slurm/slurm.conf").stdout
+        self._pids: list[int] = []
+        self._guard = threading.RLock()
+        self._observer: subprocess.Popen[str] | None = None
+
+    # --- setting up ---
+
+    def prepare(self) -> None:
+        """Drivers, directories, the proxy, the crew, the observer."""
+        run = self.cluster.exec
+        for left in ("selasticd -v -D", "chaos/observer.py", "chaos/proxy.py", "chaos/crew.py"):
+            run(["pkill", "-9", "-f", left], check=False)  # of a campaign that was interrupted
+        run("scancel -u alice; scancel -u bob")
+        run(f"chmod 755 {self.home}")
+        run(f"rm -rf {HOME}/*-s*n* {SMALL} {STATE}; install -d -m 1777 {HOME} {SMALL}")
+        run(f"install -d -o selastic {STATE}; rm -f /dev/shm/fill /small/fill")
+        for path in (CREW, *DRIVERS.glob("*.py")):
+            run(f"cat >{HOME}/{path.name}", stdin=path.read_text())
+        run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
+        self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
+        proxy = f"{PYTHON} {HOME}/proxy.py 7331 127.0.0.1:7321 /tmp/chaos-proxy"
+        self._pids = [int(run(f"{proxy} </dev/null >/tmp/chaos-proxy.log 2>&1 & echo $!").stdout)]
+        for user in ("alice", "bob"):  # like a unit with Restart=always
+            crew = f"while :; do {PYTHON} {HOME}/crew.py ctld:7331; sleep 1; done"
+            begun = run(f"({crew}) </dev/null >/tmp/chaos-{user} 2>&1 & echo $!", user=user)
+            self._pids.append(int(begun.stdout))
+
+    def toml(self) -> str:
+        """The configuration of selasticd."""
+        return eager(queue=self.queue).replace("{state}", STATE)
+
+    def observe(self) -> Iterator[dict[str, Any]]:
+        """Samples, for ever; ends when `close` is called."""
+        words = ["docker", "exec", "-i", f"{self.cluster.name}-ctld", PYTHON]
+        self._observer = subprocess.Popen(
+            [*words, f"{HOME}/observer.py", self.home], stdout=subprocess.PIPE, text=True
+        )
+        assert self._observer.stdout is not None
+        for line in self._observer.stdout:
+            sample = json.loads(line)
+            self.samples.append(sample)
+            yield sample
+
+    def close(self) -> None:
+        """End what we have started, and undo what we have done."""
+        self.kill_daemon()
+        words = " ".join(map(str, self._pids))
+        run = self.cluster.exec
+        run(f"for p in {words}; do pkill -P $p; kill $p; done", check=False)
+        run(f"rm -rf /dev/shm/fill /small/fill {STATE}", check=False)
+        if self._observer:
+            self._observer.terminate()
+
+    def docker(self, *words: str) -> None:
+        """A command of Docker's; one that fails is the campaign's own trouble."""
+        done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
+
+    def address(self, host: str) -> str:
+        """Of a host, from the containers' common slurm.conf."""
+        if host == "ctld":
+            pattern = r"^SlurmctldHost=ctld\((\S+)\)"
+        else:
+            pattern = rf"^NodeName={host} .*NodeAddr=(\S+)"
+        found = re.search(pattern, self._conf, re.MULTILINE)
+        assert found, host
+        return found[1]
+
+    # --- selasticd ---
+
+    @property
+    def state(self) -> str:
+        """Where the ledger lies."""
+        return STATE
+
+    def runs(self) -> bool:
+        """Whether the process is there."""
+        return self.cluster.exec(f"kill -0 {self.pid}", check=False).returncode == 0
+
+    def start_daemon(self) -> None:
+        """Start it, its clock in our hands."""
+        fake = (
+            f"LD_PRELOAD={_FAKE} FAKETIME_TIMESTAMP_FILE={_CLOCK} FAKETIME_CACHE_DURATION=1"
+            " FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1 FAKETIME_SKIP_CMDS=scontrol"
+        )
+        command = f"{fake} selasticd -v -D --config {self.home}/elastic.toml"
+        started = self.cluster.exec(
+            f"cd /; {command} </dev/null >>{self.log_path} 2>&1 & echo $! | tee {self.home}/pid",
+            user="selastic",
+        )
+        self.pid, self.wanted = int(started.stdout), True
+
+    def kill_daemon(self) -> None:
+        """SIGKILL."""
+        self.wanted = False
+        wait = f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
+        if self.pid:
+            self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
+
+    def clock(self, seconds: int) -> None:
+        """Let selasticd's clock be wrong by so much."""
+        self.cluster.exec(f"echo {seconds:+d} >{_CLOCK}")
+
+    def proxy(self, word: str) -> None:
+        """Seconds of delay, or `cut`."""
+        self.cluster.exec(f"echo {word} >/tmp/chaos-proxy")
+
+    def log(self) -> str:
+        """All that selasticd has said."""
+        return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true").stdout
+
+    # --- who is there ---
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Jobs as last seen."""
+        known = next((s["jobs"] for s in reversed(self.samples) if s["jobs"] is not None), [])
+        return [j for j in known if not j["ended"]]
+
+    def moving(self) -> list[str]:
+        """Names of the jobs that selasticd is moving right now: to hit those is most telling."""
+        tail = self.cluster.exec(f"tail -c 20000 {self.log_path} 2>/dev/null || true").stdout
+        ids = {job for job, _, _ in live_at(tail)}
+        return [j["name"] for j in self.jobs() if str(j["id"]) in ids]
+
+    def healthy(self) -> bool:
+        """Whether something left behind could be put right now."""
+        return self.wanted and not any(kind in CONTROL for kind in self.active)
+
+    # --- what the campaign itself has done ---
+
+    def disturb(self, names: list[str], seconds: float = 300.0) -> None:
+        """These jobs may be started again by Slurm."""
+        for name in names:
+            self.disturbed[name] = time.time() + seconds
+
+    def excused(self, rule: str, name: str) -> bool:
+        """Whether a breach is our own doing."""
+        now = time.time()
+        if rule == "held":
+            return now < self.holding.get(name, 0.0)
+        if rule == "restarted":
+            return name in self.disturbed
+        return rule == "vanished" and name in self.lost
+
+    @contextmanager
+    def fault(self, kind: str) -> Iterator[None]:
+        """While it lasts."""
+        with self._guard:
+            self.active.append(kind)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self.active.remove(kind)
+
+    def lock(self, what: str) -> threading.Lock:
+        """Only one fault at a time on each part."""
+        with self._guard:
+            return self.locks.setdefault(what, threading.Lock())
+
+
+def live_at(log: str) -> list[tuple[str, int, str]]:
+    """(job, transition, state) of those that had not ended when this was all that was logged."""
+    last: dict[int, tuple[str, str]] = {}
+    for job, number, state in _LINE.findall(log):
+        last[int(number)] = (job, state)
+    return [
+        (job, number, state)
+        for number, (job, state) in last.items()
+        if state not in ("DONE", "UNDONE", "ENDED")
+    ]

@@ -1,0 +1,177 @@
+"""What is judged when a campaign is over: the jobs' own logs, sacct, selasticd's log."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.chaos.histories import History, faults
+from tests.chaos.invariants import AHEAD_S, OURS, Rules, overlaps
+from tests.chaos.load import Load
+from tests.chaos.surroundings import Site, live_at
+
+_LINE = re.compile(r"Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
+#: Nothing is left to put right: a reservation goes within a few looks.
+_TIDY_S = 30.0
+
+
+def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
+    """Break what is broken; returns figures for the record."""
+    _reservations(site, rules, AHEAD_S + 30 if abandoned else _TIDY_S)
+    done, states = load.done(), _states(site.samples)
+    now = time.time()
+    lost = cancelled = forgotten = 0
+    for name in load.accepted:
+        state = states.get(name, "unknown")
+        if name in site.lost and state in ("unknown", "PENDING") and name not in done:
+            forgotten += 1
+        elif name in site.cancelled and state == "CANCELLED":
+            cancelled += 1
+        elif name not in done:
+            lost += 1
+            rules.add(now, "lost", name, f"{state}; its log ends: {_tail(load.log(name))}")
+        elif state not in ("COMPLETED", "unknown"):
+            rules.add(now, "lost", name, f"{state}, though it says that it was through")
+    twice = _twice(site, load, rules)
+    trainings, lost_steps = _trainings(load, rules, done)
+    log = site.log()
+    for word in ("Traceback", "internal error"):
+        for line in [x for x in log.splitlines() if word in x][:3]:
+            rules.add(now, "log", word, line)
+    ended = _LINE.findall(log)
+    return {
+        "transitions": {
+            state: sum(1 for _, s in ended if s == state) for state in ("DONE", "UNDONE", "ENDED")
+        },
+        "lost": lost,
+        "cancelled": cancelled,
+        "forgotten_by_slurm": forgotten,
+        "twice_by_slurm": twice,
+        "trainings": trainings,
+        "lost_steps": lost_steps,
+    }
+
+
+def _tail(log: str) -> str:
+    return " | ".join(log.splitlines()[-3:])[-300:]
+
+
+def _states(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The last state in which each job was seen."""
+    found: dict[str, str] = {}
+    for sample in samples:
+        for job in sample["jobs"] or ():
+            found[job["name"]] = job["state"]
+    return found
+
+
+def _reservations(site: Site, rules: Rules, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        last = site.samples[-1]
+        left = [n for n in last["reservations"] or () if n.startswith(OURS)]
+        if not left or time.monotonic() > end:
+            break
+        time.sleep(1)
+    for name in left:
+        rules.add(last["at"], "reservation", name, "still there when all is over")
+
+
+def _twice(site: Site, load: Load, rules: Rules) -> int:
+    """Attempts that overlap. Slurm itself makes those, of nodes that it cannot reach.
+
+    Returns:
+        How many of that sort.
+    """
+    slurms = 0
+    for name, runs in load.beats().items():
+        for earlier, later, host, seconds in overlaps(runs):
+            if host in site.unreachable:
+                slurms += 1
+                continue
+            text = f"attempts {earlier} (on {host}) and {later} for {seconds:.1f} s"
+            rules.add(time.time(), "run twice", name, text)
+    for name, rows in load.accounted().items():
+        rows.sort(key=lambda r: r[1])
+        for (_, _, end), (_, start, _) in itertools.pairwise(rows):
+            if start < end - 1 and name not in site.lost:
+                text = f"sacct: an attempt began {end - start:.0f} s before another ended"
+                rules.add(time.time(), "run twice", name, text)
+    return slurms
+
+
+def _trainings(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
+    """Every training against the undisturbed one. Returns how many, and steps computed again."""
+    names = [n for n, j in load.jobs.items() if j.kind == "train" and n in load.accepted]
+    reference = load.history(load.reference()) if names else History()
+    lost_steps = 0
+    for name in names:
+        mine = load.history(name)
+        lost_steps += mine.lost_steps()
+        for text in faults(mine, reference, ended=name in done)[:3]:
+            rules.add(time.time(), "training", name, text)
+    return len(names), lost_steps
+
+
+def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a fault met and how long it took until that was over.
+
+    Args:
+        hit: a `campaign.Hit`.
+        log: all of selasticd's.
+        samples: all.
+
+    Returns:
+        in_flight: states of the transitions that it met; landed, back, ended: what became of
+        them; recovery_s: from its end until selasticd and slurmctld both were there and all of
+        these had ended, None: never; thrown: jobs that it put back into the queue; rerun_s: until
+        the last of them ran again or had ended.
+    """
+    live = live_at(log[: hit.log])
+    became: dict[int, tuple[str, int]] = {}
+    for found in _LINE.finditer(log, hit.log):
+        became.setdefault(int(found[1]), (found[2], found.start()))
+    sizes, times = [s["log"] for s in samples], [s["at"] for s in samples]
+    ends = [
+        times[min(bisect_left(sizes, became[n][1]), len(times) - 1)]
+        for _, n, _ in live
+        if n in became
+    ]
+    good = [s["at"] for s in samples if s["jobs"] is not None and s["alive"]]
+    up = next((at for at in good if at >= hit.healed), None)
+    recovery = None if up is None else max([up, *ends]) - hit.healed
+    thrown, rerun = _thrown(hit, samples)
+    states = [became[n][0] for _, n, _ in live if n in became]
+    return {
+        "in_flight": [state for _, _, state in live],
+        "landed": states.count("DONE"),
+        "back": states.count("UNDONE"),
+        "ended": states.count("ENDED"),
+        "recovery_s": None if recovery is None else round(recovery, 1),
+        "thrown": thrown,
+        "rerun_s": None if rerun is None else round(rerun, 1),
+    }
+
+
+def _thrown(hit: Any, samples: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
+    """Jobs that ran when it came and were back in the queue soon after it; until they ran again."""
+    known = [s for s in samples if s["jobs"] is not None]
+    before = [s for s in known if s["at"] <= hit.begun][-1:]
+    soon = [s for s in known if hit.begun < s["at"] <= hit.healed + 25]
+    ran = {j["name"]: j["restarts"] for s in before for j in s["jobs"] if j["state"] == "RUNNING"}
+    out = {
+        j["name"]
+        for s in soon
+        for j in s["jobs"]
+        if j["state"] == "PENDING" and j["restarts"] > ran.get(j["name"], 1 << 30)
+    }
+    again: dict[str, float] = {}
+    for sample in (s for s in known if s["at"] > hit.healed):
+        for job in sample["jobs"]:
+            if job["name"] in out and (job["state"] == "RUNNING" or job["ended"]):
+                again.setdefault(job["name"], sample["at"])
+    return len(out), max((at - hit.healed for at in again.values()), default=None)
