@@ -89,6 +89,7 @@ class Controller:
         kept = ledger.get("policy_state", {})
         self._state: Mapping[str, Any] = kept if isinstance(kept, dict) else {}
         self._plan: Plan | None = None
+        # Of time.monotonic, as all waits here: the clock may be set.
         self._next_round = 0.0
         self._read_s = 0.0
         self._asked_for, self._looked = False, 0.0
@@ -110,11 +111,11 @@ class Controller:
         if self._asked_for:
             return _UNKNOWN_S
         poll = max(self.config.controller.poll_s, self._read_s / _IDLE_SHARE)
-        return max(0.05, min(poll, self._next_round - time.time()))
+        return max(0.05, min(poll, self._next_round - time.monotonic()))
 
     def soon(self) -> None:
         """Something has happened: decide again shortly."""
-        self._next_round = min(self._next_round, time.time() + _SETTLE_S)
+        self._next_round = min(self._next_round, time.monotonic() + _SETTLE_S)
         self.nudge()
 
     def look(self) -> None:
@@ -149,7 +150,7 @@ class Controller:
     def _look(self) -> None:
         if self._idle():
             return
-        self._asked_for, self._looked = False, time.time()
+        self._asked_for, self._looked = False, time.monotonic()
         self._jobs = self.reader.jobs()
         live = self.engine.live
         others = frozenset(
@@ -166,15 +167,15 @@ class Controller:
             self._jobs = self.reader.jobs()
         self._collect()
         self._publish()
-        if time.time() >= self._next_round:
-            self._next_round = time.time() + self.config.controller.interval_s
+        if time.monotonic() >= self._next_round:
+            self._next_round = time.monotonic() + self.config.controller.interval_s
             if live:  # what was read is older than what has just been written
                 self._jobs = self.reader.jobs()
             self.round()
 
     def _idle(self) -> bool:
         """A cheap look: whether nothing has happened and nothing is due."""
-        if self.engine.busy or self._asked_for or time.time() >= self._next_round:
+        if self.engine.busy or self._asked_for or time.monotonic() >= self._next_round:
             return False
         began = time.process_time()
         pulse = self.reader.pulse()
@@ -233,7 +234,7 @@ class Controller:
             resizes=self.book.resizes(),
             mode=self.config.controller.mode,
             policy=self.config.controller.policy,
-            next_round=self._next_round,
+            next_round=time.time() + max(0.0, self._next_round - time.monotonic()),
             topology=self.config.topology,
         )
         if self.acts and written:
@@ -318,7 +319,7 @@ class Controller:
         job = self._jobs.get(job_id) or self.view.snapshot.job.get(job_id)
         if job is None:
             self._asked_for = True
-            if time.time() - self._looked > _UNKNOWN_S:
+            if time.monotonic() - self._looked > _UNKNOWN_S:
                 self.nudge()
         return job
 

@@ -131,7 +131,7 @@ class Engine:
                 self.reservations.cover(targets[0].reservation, nodes)
             except ScontrolError as error:
                 for t in targets:
-                    self._refused[t.job_id] = time.time() + _REFUSED_S
+                    self._refused[t.job_id] = time.monotonic() + _REFUSED_S
                     self._end(t, State.UNDONE, str(error), None)
         begun = {t.job_id: t for t in fresh if t.state.live}
         with self._lock:
@@ -161,7 +161,7 @@ class Engine:
 
         Slurm lets a node be in one of them only: whoever wants nodes of two has to wait.
         """
-        now = time.time()
+        now = time.monotonic()
         self._refused = {job: until for job, until in self._refused.items() if until > now}
         ready, join = [], None
         for change in changes:

@@ -41,14 +41,14 @@ class Housekeeping:
     def leases(self, jobs: Iterable[Job], live: Mapping[int, Any], *, retired: bool) -> None:
         """Renew the start time of jobs that wait by our decision; forget broken leases."""
         lease = self.config.slurm.lease_s
-        now = time.time()
+        now = time.monotonic()
         for job in jobs:
             if job.job_id in live or not job.elastic or job.state is JobState.ENDED:
                 continue
             entry = self._book.entry(job)
             if not entry.leased:
                 continue
-            renewed = self._renewed.get(job.key, 0.0)
+            renewed = self._renewed.get(job.key, float("-inf"))
             if job.state is not JobState.PENDING:
                 self._keep(job, leased=False)
             elif job.begin_time is None and now - renewed < lease:
@@ -78,7 +78,7 @@ class Housekeeping:
     def lease(self, job: Job) -> None:
         """Make a pending job wait for us: Slurm starts it by itself if we fall silent."""
         self._book.command(job, leased=True)
-        self._renew(job, time.time())
+        self._renew(job, time.monotonic())
         self._log.info(f"JobId={job.display_id} Lease={self.config.slurm.lease_s:g}s")
 
     def end_lease(self, job: Job) -> None:

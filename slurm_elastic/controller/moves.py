@@ -128,7 +128,7 @@ class Moves:
         if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
             return self._left(t, "the job changed by itself")
         if t.id not in site.admitted:
-            if time.time() - t.since > 3.0 and not site.donors(t):
+            if t.waited(time.time()) > 3.0 and not site.donors(t):
                 return self._left(t, "its GPUs were taken meanwhile")
             return None
         return State.NOTIFY if t.old else State.RESHAPE
@@ -141,7 +141,7 @@ class Moves:
         if "saved" in t.entered:
             t.limit_s = shape.remaining_s(job, time.time(), spare_s=t.spare_s)
             return State.REQUEUE
-        if time.time() - t.since > t.notice_s:
+        if t.waited(time.time()) > t.notice_s:
             t.entered["unanswered"] = time.time()
             return self._left(t, f"no checkpoint within {t.notice_s:g} s")
         return None
@@ -149,7 +149,7 @@ class Moves:
     def _requeue(self, t: Transition, job: Job, _: Site) -> State | None:
         if job.run != t.run or job.state is not JobState.RUNNING:
             return State.DRAIN
-        if time.time() - t.since > 2.0 or not t.tries:  # the answer may have been lost
+        if t.waited(time.time()) > 2.0 or not t.tries:  # the answer may have been lost
             t.tries += 1
             self._scontrol.requeue(job)
             return State.DRAIN
@@ -162,7 +162,7 @@ class Moves:
         if job.state is JobState.RUNNING:
             if job.run > t.run:
                 return self._left(t, "somebody started the job", State.CLEAR)
-            if time.time() - t.since > PATIENCE_S:
+            if t.waited(time.time()) > PATIENCE_S:
                 return State.REQUEUE
         return None
 
@@ -186,7 +186,7 @@ class Moves:
         if t.target is None:
             return State.RESHAPE
         now = time.time()
-        if now - t.entered.get("drained", 0.0) < COOL_S or now - t.since < 0.05:
+        if t.waited(now, "drained") < COOL_S or t.waited(now) < 0.05:
             return None
         wrong = shape.difference(job, t.target)
         if wrong:
@@ -195,7 +195,7 @@ class Moves:
             return self._fall_back(t, site, _NO_NODES)
         if site.free(t, t.target):
             return State.RELEASE
-        if now - t.since > GIVE_UP_S:
+        if t.waited(now) > GIVE_UP_S:
             return self._fall_back(t, site, "its GPUs were taken meanwhile")
         return None
 
@@ -216,7 +216,7 @@ class Moves:
             if t.target is not None and job.allocation != t.target:
                 t.problem = t.problem or f"it runs on {job.allocation} instead"
             return State.CLEAR
-        waited = time.time() - t.since
+        waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
             return State.RESHAPE  # a new priority would lift the hold
         if job.state is JobState.PENDING and not site.usable(t.target):

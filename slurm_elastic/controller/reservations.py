@@ -25,7 +25,7 @@ _COMMENT = "slurm-elastic: keeps GPUs during a resize"
 class _Held:
     nodes: set[str] = field(default_factory=set)
     users: set[str] = field(default_factory=set)
-    renewed: float = 0.0
+    renewed: float = float("-inf")  # of time.monotonic
     problem: str = ""
 
 
@@ -105,10 +105,10 @@ class Reservations:
                     if name not in needed:
                         self._scontrol.delete_reservation(name)
                         self._log.info(f"Reservation={name} State=deleted")
-                    elif time.time() - held.renewed > self.config.slurm.lease_s / 3:
+                    elif time.monotonic() - held.renewed > self.config.slurm.lease_s / 3:
                         end = f"now+{self._minutes}minutes"
                         self._scontrol.update_reservation(name, {"EndTime": end})
-                        held.renewed = time.time()
+                        held.renewed = time.monotonic()
                         continue
                     else:
                         continue
@@ -126,7 +126,7 @@ class Reservations:
             minutes=self._minutes,
             comment=_COMMENT,
         )
-        self._held[name] = _Held(set(nodes), {self._account}, time.time())
+        self._held[name] = _Held(set(nodes), {self._account}, time.monotonic())
         self._log.info(f"Reservation={name} Nodes={fold(nodes)} State=created")
 
     @property

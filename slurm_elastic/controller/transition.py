@@ -115,6 +115,16 @@ class Transition:
         """When the present state was entered."""
         return self.entered.get(self.state.value, 0.0)
 
+    def waited(self, now: float, mark: str = "") -> float:
+        """Seconds since the present state, or something else in `entered`, was entered.
+
+        Waits end even if the clock was set back meanwhile: they then begin anew.
+        """
+        name = mark or self.state.value
+        if self.entered.get(name, 0.0) > now:
+            self.entered[name] = now
+        return now - self.entered.get(name, 0.0)
+
     @property
     def given_up(self) -> bool:
         """Whether the job is on its way back rather than to the plan."""

@@ -26,6 +26,7 @@ class Faults:
         self.site, self.load = site, load
         self._exec = site.cluster.exec
         self._extra = 0
+        self._stopped = self._woken = 0.0  # slurmctld, last
         self._kinds: dict[str, Callable[[Event], str]] = {
             "selasticd-kill": self._selasticd,
             "slurmctld-kill": self._slurmctld_kill,
@@ -36,7 +37,7 @@ class Faults:
             "slurmd-kill": lambda e: self._daemon(e, "slurmd", self._node(e)),
             "slurmd-lost": lambda e: self._daemon(e, "slurmd", self._node(e)),
             "rank-kill": lambda e: self._process(e, "^python3 .*chaos/train.py"),
-            "esrun-kill": lambda e: self._process(e, "bin/esrun"),
+            "esrun-kill": self._esrun,
             "node-kill": self._node_kill,
             "node-cut": lambda e: self._cut(e, self._node(e)),
             "node-cut-lost": lambda e: self._cut(e, self._node(e)),
@@ -108,16 +109,19 @@ class Faults:
     def _forget(self) -> None:
         """slurmctld is about to forget its last seconds."""
         now = time.time()
-        young = [n for n, (_, at) in self.load.accepted.items() if now - at < UNSAVED_S]
+        since = (self._stopped if self._woken > now - UNSAVED_S else now) - UNSAVED_S
+        young = [n for n, (_, at) in self.load.accepted.items() if at > since]
         self.site.lost.update(young)
         self.site.disturb([j["name"] for j in self.site.jobs()] + young)
 
     def _slurmctld_stop(self, event: Event) -> str:
         with self.site.lock("slurmctld"):
             self.site.disturb([j["name"] for j in self.site.jobs()])
+            self._stopped = time.time()
             self._exec("pkill -STOP slurmctld", check=False)
             time.sleep(event.outage_s)
             self._exec("pkill -CONT slurmctld", check=False)
+            self._woken = time.time()
         return "slurmctld"
 
     def _daemon(self, event: Event, what: str, node: str) -> str:
@@ -152,6 +156,17 @@ class Faults:
         self.site.disturb([job["name"]])
         self._exec(f"kill -9 {pids[int(event.size * len(pids))]}", node=node, check=False)
         return f"{job['name']} on {node}"
+
+    def _esrun(self, event: Event) -> str:
+        """The batch process itself: Slurm calls the job failed, and its owner requeues it."""
+        whom = self._process(event, "bin/esrun")
+        name = whom.split(" ")[0]
+        if whom:
+            number, user = self.load.accepted[name][0], self.load.jobs[name].user
+            failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
+            again = f"{failed} && scontrol requeue {number} && break; sleep 1"
+            self._exec(f"for _ in $(seq 25); do {again}; done", user=user, check=False)
+        return whom
 
     # --- nodes and the network ---
 

@@ -106,16 +106,21 @@ class Load:
                 )
             except subprocess.TimeoutExpired:
                 continue
-            if done.returncode == 0:
+            number = done.stdout.split(";")[0].strip() if done.returncode == 0 else self._there(job)
+            if number:
                 with self._lock:
-                    number = int(done.stdout.split(";")[0])
-                    self.accepted[job.name] = (number, time.time())
-                    self.cluster.jobs.append(number)
+                    self.accepted[job.name] = (int(number), time.time())
+                    self.cluster.jobs.append(int(number))
                 return True
-            time.sleep(2)
         with self._lock:
             self.refused.append(job.name)
         return False
+
+    def _there(self, job: Submission) -> str:
+        """Its id, if it was accepted although sbatch has not heard so; waits for an answer."""
+        look = f"squeue -h -t all -n {job.name} -o %i"
+        script = f"for _ in $(seq 20); do {look} && break; sleep 1; done"
+        return self.cluster.exec(script, check=False, timeout=600).stdout.strip()
 
     def done(self) -> set[str]:
         """Jobs that say themselves that they have reached their end."""

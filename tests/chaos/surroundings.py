@@ -28,7 +28,7 @@ CONTROL = (
     *("ledger-full", "ledger-truncated", "ledger-deleted", "orphan", "id-reuse"),
 )
 #: Jobs submitted so shortly before slurmctld is killed are lost: it saves its state every 5 s.
-UNSAVED_S = 8.0
+UNSAVED_S = 10.0
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(\w+)")
 
 

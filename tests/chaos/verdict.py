@@ -23,11 +23,12 @@ def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, An
     """Break what is broken; returns figures for the record."""
     _reservations(site, rules, AHEAD_S + 30 if abandoned else _TIDY_S)
     done, states = load.done(), _states(site.samples)
+    present = {j["name"] for j in site.samples[-1]["jobs"] or ()}
     now = time.time()
     lost = cancelled = forgotten = 0
     for name in load.accepted:
         state = states.get(name, "unknown")
-        if name in site.lost and state in ("unknown", "PENDING") and name not in done:
+        if name in site.lost and name not in present and name not in done:
             forgotten += 1
         elif name in site.cancelled and state == "CANCELLED":
             cancelled += 1

@@ -170,3 +170,17 @@ def test_a_job_that_is_preempted_waits_with_a_lease_in_its_own_shape():
     assert (fields["TresPerNode"], fields["ReqNodeList"]) == ("gres/gpu:a100:2", "n[1-2]")
     assert fields["StartTime"] == "now+300"
     assert stage.scontrol.calls[1] == ("release", "7")
+
+
+def test_no_wait_lasts_longer_because_the_clock_was_set_back():
+    stage = moving(State.VERIFY)
+    ahead = time.time() + 3600
+    stage.t.entered["VERIFY"] = ahead
+    assert stage.advance(job(**PENDING)) is State.VERIFY
+    assert stage.t.entered["VERIFY"] < ahead - 3000  # it begins anew
+    stage = moving(State.COOL)
+    stage.t.entered |= {"COOL": ahead, "drained": ahead}
+    assert stage.advance(job(**PENDING)) is State.COOL
+    for mark in ("COOL", "drained"):
+        stage.t.entered[mark] -= 3  # three seconds later
+    assert stage.advance(job(**PENDING)) is State.RELEASE
