@@ -26,12 +26,20 @@ class Alternative:
         gpus: 0 means: let it wait (it keeps its checkpoint and a lease).
         value: the policy's own measure, comparable within one round only.
         reason: why, in words for `selastic explain`.
+        shares: a finished place, (node, GPUs) pairs: exactly that one or none; (): placement
+            looks for one.
     """
 
     gpu_type: str
     gpus: int
     value: float
     reason: str = ""
+    shares: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def place(self) -> Allocation | None:
+        """The finished place; None: placement looks for one."""
+        return Allocation.of(self.gpu_type, dict(self.shares)) if self.shares else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +123,24 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Speed seen in one shape: `samples_per_s` over `steps` steps."""
+    """Speed seen in one shape: `samples_per_s` over `steps` steps.
+
+    Attributes:
+        racks: that its nodes were in.
+        compute_s: of one step there, forward, backward and optimizer; None: not told.
+        sync_s: what a step stood still for the others, waiting for slower ranks included.
+        reports: that told these two, which are running means over about five of them.
+    """
 
     gpu_type: str
     gpus: int
     nodes: int
     samples_per_s: float
     steps: int
+    racks: int = 1
+    compute_s: float | None = None
+    sync_s: float | None = None
+    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +148,7 @@ class JobRecord:
     """What is known of a job beyond the snapshot: from reports, people and past transitions.
 
     Attributes:
-        measurements: at most one per (type, GPUs, nodes), the latest.
+        measurements: at most one per (type, GPUs, nodes, racks), the latest.
         proven: it has written a checkpoint and read it back: it may be resized.
         reporting: it has reported during the present attempt.
         checkpoint_s, restart_s: measured cost of a save, and from notice to first step in the
@@ -143,6 +162,8 @@ class JobRecord:
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
         resizes: changes made to it in its life.
         learned: what goodput models are fitted to; None: nothing is known but `measurements`.
+        gradient_bytes: what its ranks reduce in each step: bytes of the parameters that are
+            trained; None: not told, or it is not data-parallel alone.
     """
 
     job_id: int
@@ -162,6 +183,7 @@ class JobRecord:
     leased: bool = False
     resizes: int = 0
     learned: Learned | None = None
+    gradient_bytes: float | None = None
 
     def change_s(self, assumed_s: float) -> float:
         """Seconds without training that a change costs: a save, and a restart.

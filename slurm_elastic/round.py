@@ -139,7 +139,7 @@ class _Deciding:
         for job_id in asked:
             _add(capacity, self._tenants[job_id].current)
         snapshot = assignment.frame.snapshot
-        proposals, state = self._ask(snapshot, asked, capacity)
+        proposals, state = self._ask(snapshot, asked, capacity, assignment.later)
         if not assignment.judging:
             if assignment.at_once:
                 pack.carry_out(
@@ -167,7 +167,11 @@ class _Deciding:
         return state
 
     def _ask(
-        self, snapshot: Snapshot, jobs: Sequence[int], capacity: Mapping[str, int]
+        self,
+        snapshot: Snapshot,
+        jobs: Sequence[int],
+        capacity: Mapping[str, int],
+        later: Ledger | None = None,
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         question = Question(
             snapshot=snapshot,
@@ -176,6 +180,7 @@ class _Deciding:
             jobs=tuple(jobs),
             capacity=capacity,
             seed=self._seed,
+            later=later,
         )
         return self._policy.decide(question, self._state)
 

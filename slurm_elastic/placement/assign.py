@@ -17,10 +17,10 @@ import numpy as np
 
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.config import Config
-from slurm_elastic.placement.consolidate import even_splits, fit
+from slurm_elastic.placement.consolidate import even_splits, fit, takes
 from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Mask
-from slurm_elastic.placement.ledger import Books
+from slurm_elastic.placement.ledger import Books, Ledger
 from slurm_elastic.placement.tenants import Tenant
 from slurm_elastic.plan import Alternative, Proposal
 
@@ -185,17 +185,25 @@ class Assignment:
             if not alternative.gpus:
                 outcome.target, outcome.reason = None, outcome.waits or alternative.reason
                 break
-            if current and _same_shape(alternative, current):
+            place = alternative.place
+            if current and (place == current or (not place and _same_shape(alternative, current))):
                 outcome.target, outcome.reason = current, alternative.reason
                 break
-            found = self.find(tenant, alternative.gpu_type, alternative.gpus)
+            found = (
+                self.exactly(tenant, place)
+                if place
+                else self.find(tenant, alternative.gpu_type, alternative.gpus)
+            )
             if found is None:
+                where = f" on {', '.join(place.nodes)}" if place else ""
                 outcome.refusals.append(
                     f"no place that it may use has {alternative.gpus}"
-                    f" {alternative.gpu_type or 'GPUs'} free"
+                    f" {alternative.gpu_type or 'GPUs'} free{where}"
                 )
                 continue
-            refusal = self._unworthy(tenant, found) or self.waits(outcome, found)
+            refusal = self._unworthy(tenant, found)
+            if not place:
+                refusal = refusal or self.waits(outcome, found)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
@@ -212,7 +220,7 @@ class Assignment:
     def find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
         """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
         current = tenant.current
-        ledger = self.later if current or self.at_once else self.later.meet(self.now)
+        ledger = self._ledger(tenant)
         unit = tenant.directive.unit_for(gpu_type)
         if current and gpu_type == current.gpu_type and gpus < current.gpus:
             found = fit(tenant.seat(self.frame, away=False), gpu_type, gpus, ledger, unit=unit)
@@ -221,6 +229,23 @@ class Assignment:
         settled = self._settled(tenant)
         found = fit(tenant.seat(self.frame), gpu_type, gpus, ledger, unit=unit, settled=settled)
         return current if found == current else found
+
+    def exactly(self, tenant: Tenant, place: Allocation) -> Allocation | None:
+        """A finished place on `later`, if the job may have it now; None: it may not."""
+        seat = tenant.seat(self.frame)
+        if not tenant.allowed(place) or not takes(
+            seat,
+            place,
+            self._ledger(tenant),
+            unit=tenant.directive.unit_for(place.gpu_type),
+            settled=self._settled(tenant),
+        ):
+            return None
+        return place
+
+    def _ledger(self, tenant: Tenant) -> Ledger:
+        """What a job may take; a start only what is free now as well."""
+        return self.later if tenant.current or self.at_once else self.later.meet(self.now)
 
     def _settled(self, tenant: Tenant) -> Mask:
         """Nodes where Slurm will find free exactly what `later`, the job taken off, has free."""
