@@ -28,6 +28,9 @@ class Alternative:
         reason: why, in words for `selastic explain`.
         shares: a finished place, (node, GPUs) pairs: exactly that one or none; (): placement
             looks for one.
+        batch: samples per step that go with it, where the policy chooses batches itself.
+        dropped: with no GPUs: it was turned away for good, and is left pending (the simulator
+            counts it as dropped).
     """
 
     gpu_type: str
@@ -35,6 +38,8 @@ class Alternative:
     value: float
     reason: str = ""
     shares: tuple[tuple[str, int], ...] = ()
+    batch: int | None = None
+    dropped: bool = False
 
     @property
     def place(self) -> Allocation | None:
@@ -73,6 +78,8 @@ class Decision:
             gives way to somebody).
         cost_s: expected seconds without training, times GPUs held: GPU seconds.
         waiting_for: what holds a better allocation back ("minimum interval until 14:05"), or "".
+        batch: samples per step that it is to have with the target, where the policy chooses them.
+        dropped: it was turned away for good.
     """
 
     job_id: int
@@ -86,6 +93,8 @@ class Decision:
     gain: float = 0.0
     cost_s: float = 0.0
     waiting_for: str = ""
+    batch: int | None = None
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
