@@ -112,12 +112,18 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One round's outcome."""
+    """One round's outcome.
+
+    Attributes:
+        wake: when to decide again at the latest (epoch s): a job that waits for a near place
+            then takes a farther one; None: nobody's wait ends.
+    """
 
     time: float
     decisions: tuple[Decision, ...] = ()
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
+    wake: float | None = None
 
     @cached_property
     def decision(self) -> Mapping[int, Decision]:

@@ -17,11 +17,12 @@ import numpy as np
 
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.config import Config
-from slurm_elastic.placement.consolidate import even_splits, fit, takes
+from slurm_elastic.placement.consolidate import fit, takes
 from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Mask
 from slurm_elastic.placement.ledger import Books, Ledger
 from slurm_elastic.placement.tenants import Tenant
+from slurm_elastic.placement.together import come_together
 from slurm_elastic.plan import Alternative, Proposal
 
 _EPSILON = 1e-9
@@ -33,6 +34,7 @@ class Outcome:
 
     Attributes:
         waits: why it rather waits for a nearer place than takes one that is free, or "".
+        stays: why it does not move together although it could, or "".
     """
 
     tenant: Tenant
@@ -42,6 +44,7 @@ class Outcome:
     refusals: list[str] = field(default_factory=list)
     promised: bool = False
     waits: str = ""
+    stays: str = ""
 
     @property
     def changed(self) -> bool:
@@ -69,7 +72,12 @@ class Assignment:
     """
 
     def __init__(
-        self, books: Books, config: Config, *, at_once: bool = False, judging: bool = True
+        self,
+        books: Books,
+        config: Config,
+        *,
+        at_once: bool = False,
+        judging: bool = True,
     ) -> None:
         self.frame = books.later.frame
         self.later = books.later
@@ -87,11 +95,13 @@ class Assignment:
             outcome = Outcome(tenant, tenant.current, wished=proposal.alternatives[0])
             self.outcomes[proposal.job_id] = outcome
             self._first_fitting(outcome, proposal.alternatives)
-        if not self.judging:
-            return
+        if self.judging:
+            self.consolidate()
+
+    def consolidate(self) -> None:
+        """Move jobs that keep their size together where that pays."""
         for outcome in self.outcomes.values():
-            if not outcome.changed:
-                self._consolidate(outcome)
+            come_together(self, outcome)
 
     def grow(self, proposals: Iterable[Proposal]) -> bool:
         """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""
@@ -255,30 +265,6 @@ class Assignment:
             for i, gpus in self.frame.shares(tenant.current.shares).items():
                 free[i] += gpus
         return np.asarray(free == self.later.gpus)
-
-    def _consolidate(self, outcome: Outcome) -> None:
-        """Move a job that keeps its size to fewer nodes or racks, if that pays."""
-        tenant, current = outcome.tenant, outcome.tenant.current
-        if current is None or len(current.shares) < 2:
-            return
-        nodes, racks = self.frame.topology.spread(n for n in current.nodes if n in self.frame.index)
-        unit = tenant.directive.unit_for(current.gpu_type)
-        most = self.frame.per_node.get(current.gpu_type, 1)
-        fewest = next((n for n, _ in even_splits(current.gpus, most, unit)), nodes)
-        if nodes <= fewest and racks <= 1:
-            return
-        self.later.give(tenant.need, current)
-        found = self.find(tenant, current.gpu_type, current.gpus)
-        if found is not None and self.frame.topology.spread(found) < (nodes, racks):
-            refusal = self._unworthy(tenant, found)
-            if refusal:
-                outcome.refusals.append(refusal)
-            else:
-                outcome.target = found
-                outcome.reason = "its GPUs come together on " + (
-                    "one node" if len(found.nodes) == 1 else "fewer nodes or racks"
-                )
-        self.later.take(tenant.need, outcome.target)
 
     def _unworthy(self, tenant: Tenant, target: Allocation) -> str:
         """Why a change does not pay, or ""."""
