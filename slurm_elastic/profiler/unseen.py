@@ -134,6 +134,8 @@ def estimates(
             found.append(_estimate(unseen, shape, known))
         except ExtrapolationError as error:
             reasons.setdefault(str(error), []).append(shape)
+    if not set(by_shape) - set(but):
+        notes.append("nothing to extrapolate: no other model was profiled anywhere else")
     notes += _outside(unseen, [k for e in found for k in e.known])
     said = [f"{_shapes(shapes, unseen.batch)}: {why}" for why, shapes in reasons.items()]
     return Estimates(tuple(found), tuple(said), tuple(notes))
