@@ -83,6 +83,10 @@ class Topology:
         """The tree of a snapshot; kept between rounds while switches and nodes are the same."""
         return _cached(snapshot.switches, tuple(n.name for n in snapshot.nodes))
 
+    def has(self, node: str) -> bool:
+        """Whether this is a node of the cluster."""
+        return node in self._rack_of
+
     def rack_of(self, node: str) -> str:
         """Name of the rack that a node is in; "" where there are no switches."""
         return self.racks[self._rack_of[node]]
@@ -132,15 +136,13 @@ class Topology:
         crossed = np.flatnonzero((mine > 0) & (mine < len(nodes)))
         return (*sorted(nodes), *(below.names[i] for i in crossed))
 
-    def shared_links(
-        self, wheres: Mapping[int, Allocation | Iterable[str]]
-    ) -> dict[str, tuple[int, ...]]:
-        """Uplinks that several jobs cross: the jobs by link, both sorted."""
-        users: dict[str, list[int]] = {}
+    def users(self, wheres: Mapping[int, Allocation | Iterable[str]]) -> dict[str, tuple[int, ...]]:
+        """Who crosses each uplink that anybody does: the jobs by link, both sorted."""
+        found: dict[str, list[int]] = {}
         for job_id, where in sorted(wheres.items()):
             for link in self.links(where):
-                users.setdefault(link, []).append(job_id)
-        return {link: tuple(jobs) for link, jobs in sorted(users.items()) if len(jobs) > 1}
+                found.setdefault(link, []).append(job_id)
+        return {link: tuple(jobs) for link, jobs in sorted(found.items())}
 
     def link_speed(self, link: str) -> int:
         """Slurm's LinkSpeed of a switch's uplink; 1 for a node's own link."""

@@ -8,7 +8,7 @@ _selastic_jobs() {
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local verbs='status show explain plan history usage topology hold release update retire
-        reconfigure check config ping simulate compare workload partition'
+        reconfigure check config ping simulate compare workload partition recommend'
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
@@ -17,7 +17,7 @@ _selastic() {
     COMPREPLY=()
 
     case $previous in
-        --config | --profiles | --restarts | --slowdown | --jobs-csv | --plot | --sacct | --output | -o)
+        --config | --profile | --profiles | --restarts | --slowdown | --jobs-csv | --plot | --sacct | --output | -o)
             compopt -o default; return ;;
         --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
         --class)
@@ -56,6 +56,8 @@ _selastic() {
         compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
         partition) words="--machines --bandwidth --activations --memory --straight --paper
             --free-sources --states $table --help" ;;
+        recommend) words="--profile --epochs --samples --deadline --budget --price --model
+            --extrapolate --batch --uncached --once --plot $table --help" ;;
         workload)
             case $sub:$current in
                 generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
@@ -66,8 +68,8 @@ _selastic() {
             esac ;;
     esac
     case $verb:$sub:$current in
-        simulate:*:-* | compare:*:-* | partition:*:-* | workload:[a-z]*:-*) ;;
-        simulate:* | compare:* | partition:* | workload:[a-z]*) compopt -o default ;;
+        simulate:*:-* | compare:*:-* | partition:*:-* | recommend:*:-* | workload:[a-z]*:-*) ;;
+        simulate:* | compare:* | partition:* | recommend:* | workload:[a-z]*) compopt -o default ;;
     esac
     case $verb:$current in
         :* | *:-*) ;;

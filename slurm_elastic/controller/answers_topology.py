@@ -75,10 +75,7 @@ class _People:
         self._places = places
         self._shown = {j.job_id: j for j in viewer.jobs(view) if j.job_id in places}
         self._links = {job_id: tree.links(where) for job_id, where in places.items()}
-        self._users: dict[str, list[int]] = defaultdict(list)
-        for job_id, links in sorted(self._links.items()):
-            for link in links:
-                self._users[link].append(job_id)
+        self._users = tree.users(places)
         self._on: dict[str, list[int]] = defaultdict(list)
         for job_id in sorted(self._shown):
             for name in places[job_id].nodes:

@@ -19,7 +19,7 @@ The rules, in this order (our definition):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -101,6 +101,50 @@ def fit(
         return None
     allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
     return None if ledger.within_limits(seat.need, allocation) else allocation
+
+
+def takes(
+    seat: Seat,
+    place: Allocation,
+    ledger: Ledger,
+    *,
+    unit: int = 1,
+    settled: Mask | None = None,
+) -> bool:
+    """Whether a job may have exactly this place, and Slurm would give it just that.
+
+    Args:
+        seat: the job; `sprawl` does not bind, as its policy chose the place.
+        place: on nodes of one type.
+        ledger: with the job's own GPUs given back.
+        unit: GPUs per replica.
+        settled: see `fit`.
+    """
+    frame, shares = ledger.frame, ledger.frame.shares(place.shares)
+    if len(shares) != len(place.shares) or any(i not in shares for i in seat.required):
+        return False
+    of_type, room = frame.of_type(place.gpu_type), ledger.room(seat.need)
+    for i, gpus in shares.items():
+        away = gpus > seat.own.get(i, 0) and not seat.allowed[i]
+        if away or not of_type[i] or gpus > room[i]:
+            return False
+    if seat.max_nodes and len(shares) > seat.max_nodes:
+        return False
+    kept = dict(seat.own) == shares
+    if not kept and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
+        exhausts = all(gpus == room[i] == ledger.gpus[i] for i, gpus in shares.items())
+        if settled is None or seat.required or not exhausts or not all(settled[i] for i in shares):
+            return False
+        if any(gpus % unit for gpus in shares.values()):
+            return False
+    return not ledger.within_limits(seat.need, place)
+
+
+def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
+    """Whether these are the same number of GPUs on each node, with no replica torn (rule 1)."""
+    counts = list(shares)
+    split = (len(counts), counts[0])
+    return min(counts) == max(counts) and split in even_splits(sum(counts), most, unit)
 
 
 @lru_cache(maxsize=65536)

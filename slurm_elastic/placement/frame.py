@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,27 @@ class Frame:
         if found is None:
             return self._none if gpu_type else self.type_of >= 0
         return found
+
+    def crowd(self, nodes: Sequence[str], job_id: int) -> int:
+        """Other jobs on the most used of the switches' uplinks that a job on these nodes crosses.
+
+        As things stand: what else is decided in the same round is not in it.
+        """
+        most = 0
+        for link in self.topology.links(nodes):
+            users = self._users.get(link, ()) if link.startswith("switch:") else ()
+            most = max(most, len(users) - (job_id in users))
+        return most
+
+    @cached_property
+    def _users(self) -> Mapping[str, tuple[int, ...]]:
+        """Who crosses which uplink."""
+        places = {
+            job.job_id: [n for n in job.allocation.nodes if n in self.index]
+            for job in self.snapshot.jobs
+            if job.allocation and len(job.allocation.shares) > 1
+        }
+        return self.topology.users(places)
 
     def shares(self, shares: tuple[tuple[str, int], ...]) -> dict[int, int]:
         """An allocation's shares by node index; nodes that left the cluster are dropped."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,17 +21,16 @@ from slurm_elastic.config import Config
 from slurm_elastic.plan import Plan, Proposal
 from slurm_elastic.policies.base import Policy, Question
 from slurm_elastic.round import decide_round
-from slurm_elastic.simulator import fairness
-from slurm_elastic.simulator.applications import describe
+from slurm_elastic.simulator import fairness, prepare
 from slurm_elastic.simulator.clusters import Cluster
+from slurm_elastic.simulator.freezing_truth import BELIEFS
 from slurm_elastic.simulator.jobs import SimulatedJob
 from slurm_elastic.simulator.lessons import Lessons
 from slurm_elastic.simulator.network import Network
-from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Profiles
 from slurm_elastic.simulator.restarts import RestartCosts
-from slurm_elastic.simulator.results import JobResult, Result, RoundResult, Segment
-from slurm_elastic.simulator.workload import Workload, WorkloadError
+from slurm_elastic.simulator.results import JobFreezing, JobResult, Result, RoundResult, Segment
+from slurm_elastic.simulator.workload import Workload
 from slurm_elastic.simulator.world import World
 
 Clock = Literal["round", "event"]
@@ -60,6 +59,7 @@ def simulate(
     job_class: JobClass | None = None,
     restarts: RestartCosts | None = None,
     network: Network | None = None,
+    freezing: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Run a workload to its end.
@@ -79,6 +79,8 @@ def simulate(
         job_class: forced on all jobs; None: each its own.
         restarts: what a restart costs; None: the profiles' own seconds.
         network: racks, and what crossing them costs; None: all nodes are one rack.
+        freezing: what is believed of it, one of `freezing_truth.BELIEFS`: all jobs ask for
+            `freeze=auto`; None: no job freezes layers.
         progress: called now and then with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
@@ -89,13 +91,14 @@ def simulate(
     began = time.process_time()
     if not interval_s >= 1.0:
         raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
-    jobs = _jobs(
-        workload.forced(job_class),
-        profiles,
-        cluster,
-        restarts or RestartCosts(),
+    manner = prepare.Manner(
         compat=config.sia.artifact_compat,
         tunes=bool(getattr(policy, "tunes", True)),
+        freezes=bool(getattr(policy, "freezes", False)),
+        belief=BELIEFS[freezing] if freezing is not None else None,
+    )
+    jobs = prepare.jobs(
+        workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), manner
     )
     run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
     if clock == "event":
@@ -115,8 +118,14 @@ def simulate(
         cpu_s=time.process_time() - began,
         stages_s=tuple(run.stages.items()),
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
-        notes=(*run.notes, *_assumptions(run.jobs)),
+        notes=(*run.notes, *prepare.assumptions(run.jobs, manner.belief)),
+        freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
     )
+
+
+def _frozen(job: SimulatedJob) -> JobFreezing:
+    assert job.layers is not None
+    return JobFreezing(job.submitted.name, job.layers.lost / job.physics.total, job.layers.mean)
 
 
 class _Timed:
@@ -360,40 +369,3 @@ class _Run:
             contention=contention,
             rho=jct_s / fairness.isolated_s(job, self.cluster, contention),
         )
-
-
-def _assumptions(jobs: Iterable[SimulatedJob]) -> list[str]:
-    return sorted({note for job in jobs for note in job.physics.assumptions})
-
-
-def _jobs(
-    workload: Workload,
-    profiles: Profiles,
-    cluster: Cluster,
-    restarts: RestartCosts,
-    *,
-    compat: bool,
-    tunes: bool,
-) -> list[SimulatedJob]:
-    physics: dict[str, Physics] = {}
-    jobs = []
-    for job_id, job in enumerate(workload.jobs, start=1):
-        profile = profiles.get(job.application)
-        if profile is None:
-            raise WorkloadError(
-                f"{job.source or job.name}: application {job.application[:60]} of {job.name} has no"
-                f" profile; known: {', '.join(sorted(profiles))}"
-            )
-        truth = physics.setdefault(job.application, Physics(profile))
-        jobs.append(
-            SimulatedJob(
-                job,
-                truth,
-                describe(job, truth, cluster),
-                job_id=job_id,
-                restart_s=restarts.of(job.application, profile.restart_s),
-                compat=compat,
-                tunes=tunes,
-            )
-        )
-    return jobs

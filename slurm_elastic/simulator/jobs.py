@@ -13,6 +13,7 @@ import copy
 from slurm_elastic.application import JobClass, Learned, Noise, Observation
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.simulator.applications import Described
+from slurm_elastic.simulator.layers import FrozenLayers
 from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Shape, smallest_rotation
 from slurm_elastic.simulator.tuning import Tuning
@@ -36,6 +37,7 @@ class SimulatedJob:
         starts: how often it was given GPUs of another type or in another shape.
         start_s, completion_s: first start and end; None before.
         gpu_s, lost_gpu_s: GPU seconds held, and of them spent restarting.
+        layers: its front layers that freeze; None: none ever do.
         extra_s: what each of its steps takes longer for crossing racks (network.py), and
             `crossing_gpu_s` what that has cost.
     """
@@ -56,6 +58,7 @@ class SimulatedJob:
         "gpu_s",
         "gpu_type",
         "job_id",
+        "layers",
         "lost_gpu_s",
         "micro_batch",
         "noise",
@@ -82,6 +85,7 @@ class SimulatedJob:
         restart_s: float,
         compat: bool = False,
         tunes: bool = True,
+        layers: FrozenLayers | None = None,
     ) -> None:
         self.submitted = submitted
         self.physics = physics
@@ -89,6 +93,7 @@ class SimulatedJob:
         self.job_id = job_id
         self.restart_s = restart_s
         self.compat = compat
+        self.layers = layers
         self.tunes = tunes and described.application.job_class is JobClass.ADAPTIVE
         self.restart_left_s = 0.0
         self.allocation: Allocation | None = None
@@ -128,7 +133,12 @@ class SimulatedJob:
     def learned(self) -> Learned:
         """What is known of it; the same object until something new is."""
         if self._learned is None:
-            self._learned = Learned(self.described.application, self.observations, self.noise)
+            self._learned = Learned(
+                self.described.application,
+                self.observations,
+                self.noise,
+                self.layers.prefixes if self.layers else None,
+            )
         return self._learned
 
     def inherit(self, observations: tuple[Observation, ...], noise: Noise | None) -> None:
@@ -139,7 +149,9 @@ class SimulatedJob:
 
     def copy(self) -> SimulatedJob:
         """An independent copy; what is shared is immutable or a cache."""
-        return copy.copy(self)
+        found = copy.copy(self)
+        found.layers = copy.copy(self.layers)
+        return found
 
     def advance(self, until_s: float) -> None:
         """Let time pass; it stops at the job's completion.
@@ -162,12 +174,16 @@ class SimulatedJob:
             self.now_s += delay
             seconds -= delay
         while seconds > 0:
+            if self.layers is not None and self.layers.certify(self.progress / physics.total):
+                self._freeze()
             rate = physics.goodput(
                 self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
             )
             slowed = self._slowed()
             rate *= slowed
-            before_s = seconds
+            if self.layers is not None:
+                rate *= self.layers.gain(*self._iteration(), accumulation=self.accumulation)
+            before_s, before = seconds, self.progress
             self._observe()
             target = physics.targets[self.epoch]
             if self.progress + rate * seconds < target:
@@ -181,6 +197,8 @@ class SimulatedJob:
                 self.epoch += 1
                 self._pass(delta, gpus)
                 seconds -= delta
+            if self.layers is not None:
+                self.layers.passed(before_s - seconds, self.progress - before)
             self.crossing_gpu_s += (before_s - seconds) * gpus * (1 - slowed)
             if self.epoch == len(physics.targets):
                 self.completion_s = self.now_s
@@ -204,12 +222,30 @@ class SimulatedJob:
         self.start_s = self.now_s if self.start_s is None else self.start_s
         self.restart_left_s = self.restart_s
         self._choose_batch()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Freeze what it is to where it is, and let others know what it may."""
+        if self.layers is None:
+            return
+        before = self.layers.prefixes
+        self.layers.freeze(
+            self.learned, gpu_type=self.gpu_type, nodes=len(self.shape), gpus=self.gpus
+        )
+        if self.layers.prefixes != before or self.learned.prefixes != before:
+            self._learned = None
+
+    def _iteration(self) -> tuple[float, float]:
+        """As `Physics.iteration`, of where it is, with nothing frozen."""
+        return self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
 
     def _slowed(self) -> float:
         """The part of its speed that crossing racks leaves it."""
         if not self.extra_s:
             return 1.0
-        step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+        step, micro = self._iteration()
+        if self.layers is not None:
+            step, micro = self.layers.times(step, micro)
         whole = step + self.accumulation * micro
         return whole / (whole + self.extra_s)
 
@@ -222,8 +258,10 @@ class SimulatedJob:
         key = (self.gpu_type, len(self.shape), self.gpus, self.micro_batch)
         if key not in self._seen:
             self._seen |= {key}
-            step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
-            self.observations = (*self.observations, Observation(*key, step, micro))
+            seen = Observation(*key, *self._iteration())
+            if self.layers is not None:
+                seen = self.layers.observed(seen)
+            self.observations = (*self.observations, seen)
             self._learned = None
         batch = self.physics.batch(self.gpu_type, self.shape, self.micro_batch, self.accumulation)
         noise = self.physics.noise(batch, self.epoch)

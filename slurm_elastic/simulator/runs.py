@@ -49,6 +49,7 @@ class Task:
     seed: int = 0
     job_class: JobClass | None = None
     restarts: RestartCosts | None = None
+    freezing: str | None = None
 
     def run(self, progress: Callable[[int, int, float], None] | None = None) -> Result:
         """Run it here."""

@@ -14,7 +14,7 @@ from slurm_elastic.round import decide_round
 
 #: Far places cost half the speed, as stated; a measurement may say otherwise.
 STATED = Speedup(loss_across_nodes=0.5)
-DELAY = Placement(mode="delay", wait_node_s=100.0, wait_rack_s=300.0)
+DELAY = Placement(mode="delay", timers="fixed", wait_node_s=100.0, wait_rack_s=300.0)
 
 
 def config(placement=DELAY):
