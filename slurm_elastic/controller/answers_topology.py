@@ -17,7 +17,9 @@ from slurm_elastic.controller.answers_schema import (
     TopologyAnswer,
 )
 from slurm_elastic.fabric import Fabric
+from slurm_elastic.models.links import GBIT, LEAST_OWNERS
 from slurm_elastic.nodelist import expand
+from slurm_elastic.placement.tenants import links_seen
 from slurm_elastic.topology import Tier, Topology, problems
 
 _SWITCH = "switch:"
@@ -43,6 +45,15 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
         "time": snapshot.time,
         "notes": network_problems(view),
         "speeds": dict(fabric.speeds),
+        "measured": {
+            tier: {
+                "gbit_s": link.bytes_s / GBIT,
+                "jobs": link.jobs,
+                "owners": link.owners,
+                "counts": link.owners >= LEAST_OWNERS,
+            }
+            for tier, link in links_seen(snapshot, view.records, fabric.speeds).links.items()
+        },
         "switches": [
             people.switch(s.name, parents.get(s.name, ""), s.level)
             for s in sorted(snapshot.switches, key=lambda s: (-s.level, s.name))

@@ -88,7 +88,7 @@ class LiveCommunication:
         if found is None:
             raise CommunicationError(f"job {job_id} is not one of this round's")
         told = stalls(self.records.get(job_id) or JobRecord(job_id=job_id))
-        kind = kind or _best_known(told)
+        kind = kind or _best_known(told) or (found.toll.work[0][0] if found.toll else "")
         # Reports do not tell link domains: the GPUs on a node may be in one, or not.
         measured = {
             (model, m.gpus, m.racks, m.nodes, m.nodes): _computing(m)

@@ -103,7 +103,7 @@ class Tenant:
 def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> dict[int, Tenant]:
     """All elastic jobs that have not ended, managed or not, by id in the snapshot's order."""
     found = {}
-    seen = links_seen(frame.snapshot, records, config)
+    seen = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
         directive = record.override or job.directive
@@ -129,10 +129,18 @@ def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> d
     return found
 
 
-def links_seen(snapshot: Snapshot, records: Mapping[int, JobRecord], config: Config) -> Seen:
-    """What is configured of the links, and what the jobs' stalls say of the others."""
+def links_seen(
+    snapshot: Snapshot, records: Mapping[int, JobRecord], speeds: Mapping[str, float]
+) -> Seen:
+    """What is configured of the links, and what the jobs' stalls say of the others.
+
+    Args:
+        snapshot: for the jobs' owners.
+        records: of its jobs.
+        speeds: `[topology] speeds`.
+    """
     owned = ((j.user, records[j.job_id]) for j in snapshot.jobs if j.job_id in records)
-    return Seen.of(owned, Links.configured(config.topology.speeds))
+    return Seen.of(owned, Links.configured(speeds))
 
 
 def _shape(m: Measurement) -> tuple[str, int, int, int]:
