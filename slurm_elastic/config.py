@@ -166,7 +166,7 @@ class ElasticBatch:
     mode: str = field(default="queue", metadata={"known": ("queue", "drop")})
     #: Seconds between two divisions of the GPUs.
     interval_s: float = field(default=600.0, metadata={"min": 0.0, "max": 86400.0})
-    #: `elastic` chooses batches with GPUs; the others only GPUs, at the largest batch or a drawn one.
+    #: `elastic` chooses batches, too; the others only GPUs, at the largest batch or a drawn one.
     batch: str = field(
         default="elastic", metadata={"known": ("elastic", "fixed-max", "fixed-random")}
     )
