@@ -15,6 +15,7 @@ from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
+from slurm_elastic.controller import prefixes
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
@@ -112,6 +113,7 @@ class Book:
         self._ledger = ledger
         self.learning = Learning(ledger, config)
         self._profiles = Profiles(ledger)
+        self._attached = prefixes.Attached()
         self._lock = threading.RLock()
         self._topology: Topology | None = None
         self._entries: dict[str, Entry] = {}
@@ -168,8 +170,9 @@ class Book:
                 and report.steps_measured >= _MIN_STEPS
             ):
                 held = None
-            learned = self.learning.take(entry.lesson, report, job, held)
             self._profiles.take(report, job)
+            profile = self._profiles.of(job, report.application) if report.frozen else None
+            learned = self.learning.take(entry.lesson, prefixes.thawed(report, profile), job, held)
             self._hear_gradients(entry, report, job)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
@@ -219,6 +222,15 @@ class Book:
         """What the layers of a job cost, as it or another job of its application said last."""
         with self._lock:
             return self._profiles.of(job, self.entry(job).lesson.stated)
+
+    def freezable(self, job: Job, report: Report) -> Learned | None:
+        """What was last decided with, with what this report says of layers; None: nothing."""
+        with self._lock:
+            known = self._attached.of(job.key)
+            found = prefixes.of(report, self.directive(job), self.profile(job))
+            if known is None or found is None:
+                return None
+            return dataclasses.replace(known, prefixes=found)
 
     def changed(self, transition: Transition, job: Job | None, now: float) -> None:
         """A transition has ended: start the interval, and count it if it moved its job."""
@@ -285,6 +297,7 @@ class Book:
                         entry.seen_run, entry.dirty = job.run, True
                         entry.last_change = job.start_time
             self._entries = {k: e for k, e in self._entries.items() if k in alive}
+            self._attached.forget(set(alive))
             ids = {j.job_id for j in alive.values()}
             self._reports = {k: r for k, r in self._reports.items() if k in ids}
             self._write_segments(snapshot, alive)
@@ -347,6 +360,14 @@ class Book:
         entry = self.entry(job)
         heard, report = self._reports.get(job.job_id, (0.0, None))
         override = Directive.parse(entry.override) if entry.override else None
+        directive = override or job.directive
+        learned = self.learning.learned(
+            job, entry.lesson, directive=directive, cluster=types, now=now
+        )
+        frozen = None
+        if report is not None and report.certified and report.run == job.run:
+            profile = self._profiles.of(job, entry.lesson.stated)
+            frozen = prefixes.of(report, directive, profile)
         return JobRecord(
             job_id=job.job_id,
             measurements=tuple(entry.measurements.values()),
@@ -364,20 +385,5 @@ class Book:
             target=transition.target if transition else None,
             leased=entry.leased,
             resizes=entry.resizes,
-            learned=self.learning.learned(
-                job,
-                entry.lesson,
-                directive=override or job.directive,
-                cluster=types,
-                now=now,
-            ),
-            gradient_bytes=self._gradients(job, entry),
+            learned=self._attached.put(job.key, learned, frozen),
         )
-
-    def _gradients(self, job: Job, entry: Entry) -> float | None:
-        """Its own, or before its first report those of its name's latest application."""
-        if entry.gradient_bytes is not None or entry.lesson.batch:
-            return entry.gradient_bytes
-        shared = self.learning.shared(job, entry.lesson)
-        profile = self._profiles.of(job, shared.stated) if shared else None
-        return profile.gradient_bytes(0) if profile else None

@@ -75,6 +75,7 @@ class Controller:
         self.tuner = Tuner(self.engine.outbox.tell)
         self.dialogue = Dialogue(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
         self.book.learning.tunes = bool(getattr(policy, "tunes", True))
+        self.dialogue.freezes = bool(getattr(policy, "freezes", False))
         self.retired = False
         #: PrivateData=jobs in slurm.conf; taken for granted until slurmctld has answered.
         self.private = True

@@ -7,7 +7,8 @@ measured: models are not trusted far, and training is not shaken. Without a rest
 lost by a change but what was fetched ahead.
 
 Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
-(`models.freezing.choose`).
+(`models.freezing.choose`). A policy that counts with them (`freezes`: icefrog) has those that give
+the best effective progress on what the job holds (`models.effective.prefix`), as it predicts.
 """
 
 from __future__ import annotations
@@ -161,15 +162,39 @@ def _goodput(learned: Learned, held: Allocation, batch: int, per_node: Mapping[s
     return float(model.goodputs(held.gpu_type, len(held.nodes), held.gpus))
 
 
-def frozen(report: Report, directive: Directive) -> int | None:
+def frozen(
+    report: Report,
+    directive: Directive,
+    *,
+    learned: Learned | None = None,
+    held: Allocation | None = None,
+) -> int | None:
     """Layers to freeze, of those that are certified; None: the job's own choice.
 
     That it is, too, without `freeze=auto`: there a script may have chosen.
+
+    Args:
+        report: the newest.
+        directive: in force.
+        learned: with `prefixes` of this report, where the policy counts with them.
+        held: what the job holds.
     """
     if report.kind != "library" or report.certified is None:
         return None
     if directive.freeze != "auto" or not report.certified:
         return None
+    if learned is not None and held is not None:
+        # They bring scipy, 50 MB: not every site's policy needs it.
+        from slurm_elastic.models import effective  # noqa: PLC0415
+        from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
+
+        return effective.prefix(
+            GoodputModel.of(learned),
+            learned,
+            gpu_type=held.gpu_type,
+            nodes=len(held.nodes),
+            gpus=held.gpus,
+        )
     penalties = {0: 0.0}
     if report.frozen and report.penalty is not None:
         penalties[report.frozen] = report.penalty
@@ -257,16 +282,25 @@ class Tuner:
             if choice and choice.batch != choice.present:
                 self._tell(job.job_id, run=job.run + 1, batch=choice.batch)
 
-    def heard(self, job: Job, report: Report, *, directive: Directive | None) -> None:
+    def heard(
+        self,
+        job: Job,
+        report: Report,
+        *,
+        directive: Directive | None,
+        learned: Learned | None = None,
+    ) -> None:
         """A report says what may be frozen; the answer to it says what is to be.
 
         Args:
             job: running.
             report: of its present attempt.
             directive: in force.
+            learned: see `frozen`.
         """
         if directive is not None and report.run == job.run:
-            self._tell(job.job_id, run=job.run, frozen=frozen(report, directive))
+            layers = frozen(report, directive, learned=learned, held=job.allocation)
+            self._tell(job.job_id, run=job.run, frozen=layers)
 
     def _choice(
         self,

@@ -65,12 +65,10 @@ class Progress:
     Attributes:
         best: with the best prefix, in the goodput model's unit; 0 where the job cannot run so.
         prefix: front layers frozen for that; of equal ones the fewest.
-        thawed: goodput with none.
     """
 
     best: Floats
     prefix: Ints
-    thawed: Floats
 
 
 def allowed(prefixes: Prefixes | None) -> tuple[tuple[int, float], ...]:
@@ -114,16 +112,16 @@ def progress(model: GoodputModel, learned: Learned, configurations: Configuratio
         learned: of the job.
         configurations: of any types.
     """
-    thawed = model.goodputs_of(configurations)
+    goodput = model.goodputs_of(configurations)
     choices = allowed(learned.prefixes)
     known = learned.prefixes is not None and learned.prefixes.costs and learned.observations
     if not known or learned.application.job_class is JobClass.RIGID or len(choices) == 1:
         longest = np.full(len(configurations), choices[-1][0], dtype=np.int64)
-        return Progress(thawed, longest, thawed)
+        return Progress(goodput, longest)
     assert learned.prefixes is not None
     rows = np.stack(
         [
-            thawed,
+            goodput,
             *(
                 model.goodputs_of(configurations, part(learned.prefixes, n)) * (1.0 - penalty)
                 for n, penalty in choices[1:]
@@ -132,7 +130,7 @@ def progress(model: GoodputModel, learned: Learned, configurations: Configuratio
     )
     at = rows.argmax(axis=0)
     layers = np.array([n for n, _ in choices], dtype=np.int64)
-    return Progress(rows[at, np.arange(len(configurations))], layers[at], thawed)
+    return Progress(rows[at, np.arange(len(configurations))], layers[at])
 
 
 def prefix(model: GoodputModel, learned: Learned, *, gpu_type: str, nodes: int, gpus: int) -> int:

@@ -6,9 +6,8 @@ not public; this is our definition, on top of Sia's program (sia.py):
 1. a job with `freeze=auto` counts in each configuration with its *effective progress*
    (models/effective.py), the best of the prefixes that its training library certifies and its
    `max-penalty` allows;
-2. what freezing gains is measured against the job with nothing frozen: a job that froze half its
-   layers and is 1.4 times as fast holds what 1.4 times its GPUs gave it before;
-3. `min sum_jc X_jc EP_jc^p + lambda_n (jobs - sum X)`, as Sia.
+2. `min sum_jc X_jc EP_jc^p + lambda_n (jobs - sum X)`, as Sia. Each row is in GPUs of its slowest
+   type, so of what freezing changes the *shape* of a job's curve counts.
 
 Frozen layers save computing before they save communication, and steps have fixed costs: more GPUs
 gain a highly frozen job less, so they go where they gain more. The prefix itself is ordered by
@@ -29,8 +28,8 @@ from slurm_elastic.config import Config
 from slurm_elastic.plan import Proposal
 from slurm_elastic.policies.base import Question
 from slurm_elastic.policies.icefrog_goodput import EffectiveGoodputs
-from slurm_elastic.policies.sia import Sia, Weighed, normalised
-from slurm_elastic.policies.sia_table import Floats, Table
+from slurm_elastic.policies.sia import Sia, Weighed
+from slurm_elastic.policies.sia_table import Table
 
 
 class IceFrog(Sia):
@@ -57,19 +56,6 @@ class IceFrog(Sia):
         proposals, state = super().decide(question, state)
         assert self._weighed is not None
         return _told(proposals, self._weighed, self._effective), state
-
-    def _gain(self, found: Table) -> Floats:
-        """Effective progress in GPUs of the slowest type, as they are when nothing is frozen."""
-        gain = normalised(found)
-        for row, job in enumerate(found.candidates):
-            if job.learned is None or job.learned.prefixes is None or not found.valid[row].any():
-                continue
-            goodput = np.where(found.valid[row], found.goodput[row], np.inf)
-            least = int(goodput.argmin())
-            thawed = self._effective.thawed(job, found.configurations, least)
-            if thawed > 0:
-                gain[row] *= goodput[least] / thawed
-        return gain
 
 
 def _told(

@@ -41,13 +41,6 @@ class EffectiveGoodputs(Goodputs):
             return int(found.prefix[column])
         return int(self._one(job, columns, column).prefix[0])
 
-    def thawed(self, job: Candidate, columns: Configurations, column: int) -> float:
-        """Goodput of a job in a configuration with nothing frozen."""
-        known, found = self._found.get(job.job.job_id, (None, None))
-        if found is not None and known is job.learned and column < len(found.thawed):
-            return float(found.thawed[column])
-        return super().one(job, columns, column)
-
     def _one(self, job: Candidate, columns: Configurations, column: int) -> effective.Progress:
         assert job.learned is not None
         kind = columns.types[columns.kind[column]]

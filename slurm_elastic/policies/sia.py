@@ -85,7 +85,7 @@ class Sia:
         """The arrays of a question's program."""
         rules, sia = self._rules, self._config.sia
         found = table(question, sia, self._goodputs)
-        gain = self._gain(found)
+        gain = normalised(found)
         factor = self._restart_factors(question, found)
         scaled = gain * factor[:, None]
         rows = np.flatnonzero(found.held >= 0)
@@ -100,10 +100,6 @@ class Sia:
         if sia.p > 0:
             cost = -cost
         return Weighed(table=found, gain=gain, factor=factor, scaled=scaled, cost=cost)
-
-    def _gain(self, found: Table) -> Floats:
-        """[J, C] what each configuration gives, in GPUs of the slowest type."""
-        return normalised(found)
 
     def _restart_factors(self, question: Question, found: Table) -> Floats:
         """[J]; 1 for jobs that never ran: they pay for a start in any case."""
