@@ -158,6 +158,7 @@ class _Run:
             are submitted.
         contention: for each job (its integral over the job's life, seconds of that).
         holding: since when each job has held what it holds.
+        dropped: turned away by the policy; they never run.
     """
 
     cluster: Cluster
@@ -175,6 +176,7 @@ class _Run:
     notes: list[str] = field(default_factory=list)
     contention: dict[int, tuple[float, float]] = field(default_factory=dict)
     holding: dict[int, Segment] = field(default_factory=dict)
+    dropped: list[SimulatedJob] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     _state: Mapping[str, Any] = field(default_factory=dict)
     _plan: Plan | None = None
@@ -182,7 +184,12 @@ class _Run:
     _lessons: Lessons = field(default_factory=Lessons)
 
     def __post_init__(self) -> None:
-        self.world = World(self.cluster, measure=not self.policy.decisive, network=self.network)
+        self.world = World(
+            self.cluster,
+            # Where there are racks, delay timers ask what distance costs under any policy.
+            measure=not self.policy.decisive or self.network is not None,
+            network=self.network,
+        )
         controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
         resize = self.config.resize
         if self.policy.decisive:
@@ -229,8 +236,9 @@ class _Run:
             self._round(horizon, progress)
 
     def results(self) -> tuple[JobResult, ...]:
-        """Figures of all jobs, which are complete."""
-        return tuple(self._result(job) for job in self.jobs)
+        """Figures of all jobs, which are complete, but those that were dropped."""
+        gone = {job.job_id for job in self.dropped}
+        return tuple(self._result(job) for job in self.jobs if job.job_id not in gone)
 
     def _advance(self, jobs: list[SimulatedJob], until_s: float) -> None:
         begin = time.process_time()
@@ -304,7 +312,10 @@ class _Run:
     def _carry_out(self, plan: Plan, at_s: float) -> None:
         begin = time.process_time()
         targets = {d.job_id: d.target for d in plan.decisions}
+        self._drop({d.job_id for d in plan.decisions if d.dropped})
+        batches = {d.job_id: d.batch for d in plan.decisions}
         for job in self.active:
+            job.order(batches.get(job.job_id))
             target = targets.get(job.job_id, job.allocation)
             if target == job.allocation:
                 continue
@@ -320,6 +331,13 @@ class _Run:
         self.stages["physics"] += spent
         self.stages["round"] -= spent
 
+    def _drop(self, gone: Collection[int]) -> None:
+        """Take jobs out that the policy turned away."""
+        for job in [j for j in self.active if j.job_id in gone]:
+            self.dropped.append(job)
+            self.active.remove(job)
+            self.world.forget(job.job_id)
+
     def _cross(self, network: Network) -> None:
         """What crossing racks costs each job from now on."""
         held = {
@@ -330,6 +348,8 @@ class _Run:
         extra = network.extra_s(held, self.world.rack_of)
         for job in self.active:
             job.extra_s = extra.get(job.job_id, 0.0)
+            where = job.allocation
+            job.racks = len({self.world.rack_of[n] for n in where.nodes}) if where else 0
 
     def _ends(self, job: SimulatedJob, at_s: float) -> None:
         segment = self.holding.pop(job.job_id, None)

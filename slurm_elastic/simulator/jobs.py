@@ -9,6 +9,7 @@ not matter, only how many GPUs it has on each: changing places in the same shape
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 from slurm_elastic.application import JobClass, Learned, Noise, Observation
 from slurm_elastic.cluster import Allocation
@@ -40,6 +41,9 @@ class SimulatedJob:
         layers: its front layers that freeze; None: none ever do.
         extra_s: what each of its steps takes longer for crossing racks (network.py), and
             `crossing_gpu_s` what that has cost.
+        racks: it is in; 0: where there are none, or while it waits.
+        places: (step with `extra_s`, without synchronisation) by (type, nodes, GPUs, micro-batch,
+            racks), as first measured; {} where there are no racks.
     """
 
     __slots__ = (
@@ -48,6 +52,7 @@ class SimulatedJob:
         "_tuning",
         "accumulation",
         "allocation",
+        "batch",
         "changed_s",
         "compat",
         "completion_s",
@@ -65,7 +70,9 @@ class SimulatedJob:
         "now_s",
         "observations",
         "physics",
+        "places",
         "progress",
+        "racks",
         "restart_left_s",
         "restart_s",
         "shape",
@@ -101,6 +108,7 @@ class SimulatedJob:
         self.shape: Shape = ()
         self.micro_batch = 0
         self.accumulation = 0
+        self.batch: int | None = None
         self.epoch = 0
         self.progress = 0.0
         self.starts = 0
@@ -110,6 +118,8 @@ class SimulatedJob:
         self.gpu_s = 0.0
         self.lost_gpu_s = 0.0
         self.extra_s = 0.0
+        self.racks = 0
+        self.places: Mapping[tuple[str, int, int, int, int], tuple[float, float]] = {}
         self.crossing_gpu_s = 0.0
         self.now_s = submitted.time_s
         self.observations: tuple[Observation, ...] = ()
@@ -239,6 +249,14 @@ class SimulatedJob:
         """As `Physics.iteration`, of where it is, with nothing frozen."""
         return self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
 
+    def order(self, batch: int | None) -> None:
+        """Let it run with a global batch from now on, without a restart; None: as before."""
+        if batch is None or batch == self.batch:
+            return
+        self.batch = batch
+        if self.shape:
+            self._choose_batch()
+
     def _slowed(self) -> float:
         """The part of its speed that crossing racks leaves it."""
         if not self.extra_s:
@@ -263,6 +281,10 @@ class SimulatedJob:
                 seen = self.layers.observed(seen)
             self.observations = (*self.observations, seen)
             self._learned = None
+        place = (*key, self.racks)
+        if self.racks and place not in self.places:
+            step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+            self.places = {**self.places, place: (step + self.extra_s, micro)}
         batch = self.physics.batch(self.gpu_type, self.shape, self.micro_batch, self.accumulation)
         noise = self.physics.noise(batch, self.epoch)
         if noise is not self.noise:
@@ -273,6 +295,11 @@ class SimulatedJob:
         """The batch with the best goodput by its own model; a fixed one if it is not elastic."""
         application, physics = self.described.application, self.physics
         where = self.gpu_type, self.shape
+        if self.batch is not None and self.tunes and application.micro_batches == 1:
+            self.micro_batch, self.accumulation = physics.fixed_batch(
+                *where, self.batch, alone=False
+            )
+            return
         if not self.tunes or application.micro_batches > 1:
             self.micro_batch, self.accumulation = physics.fixed_batch(*where, application.batch)
             return
