@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.application import Learned
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.controller import prefixes
@@ -365,7 +366,7 @@ class Book:
             job, entry.lesson, directive=directive, cluster=types, now=now
         )
         frozen = None
-        if report is not None and report.certified and report.run == job.run:
+        if report is not None and report.certified:  # an attempt goes on with the last one's
             profile = self._profiles.of(job, entry.lesson.stated)
             frozen = prefixes.of(report, directive, profile)
         return JobRecord(

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from slurm_elastic.application import LayerCost, Learned, Prefixes
 from slurm_elastic.controller.profiles import Profile
 from slurm_elastic.directive import Directive
-from slurm_elastic.models import effective
 from slurm_elastic.report import ProfileRow, Report
 
 
@@ -87,6 +86,9 @@ def thawed(report: Report, profile: Profile | None) -> Report:
         return report
     if report.micro_step_s is None:
         return dataclasses.replace(report, step_time_s=None)
+    # It brings scipy, 50 MB: not every site's jobs freeze.
+    from slurm_elastic.models import effective  # noqa: PLC0415
+
     left = effective.part(
         Prefixes(layers=layers, certified=frozen, max_penalty=1.0, costs=found), frozen
     )
