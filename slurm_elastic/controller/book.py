@@ -387,4 +387,13 @@ class Book:
             leased=entry.leased,
             resizes=entry.resizes,
             learned=self._attached.put(job.key, learned, frozen),
+            gradient_bytes=self._gradients(job, entry),
         )
+
+    def _gradients(self, job: Job, entry: Entry) -> float | None:
+        """Its own, or before its first report those of its name's latest application."""
+        if entry.gradient_bytes is not None or entry.lesson.batch:
+            return entry.gradient_bytes
+        shared = self.learning.shared(job, entry.lesson)
+        profile = self._profiles.of(job, shared.stated) if shared else None
+        return profile.gradient_bytes(0) if profile else None
