@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from slurm_elastic.plan import Plan, Proposal
 from slurm_elastic.policies.base import Policy, Question
 from slurm_elastic.round import decide_round
 from slurm_elastic.simulator import fairness, prepare
+from slurm_elastic.simulator.analyser import analysed
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.freezing_truth import BELIEFS
 from slurm_elastic.simulator.jobs import SimulatedJob
@@ -38,6 +39,8 @@ Progress = Callable[[int, int, float], None]
 
 #: Rounds in a row in which no job holds a GPU, all being submitted, before that is an error.
 _MOST_IDLE_ROUNDS = 1000
+#: No round is begun sooner than this after another for the sake of a timer alone.
+_SOONEST_S = 1.0
 #: Rounds between two calls of `progress`.
 _TELL_EVERY = 20
 
@@ -100,6 +103,8 @@ def simulate(
     jobs = prepare.jobs(
         workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), manner
     )
+    if getattr(policy, "analysed", False):
+        analysed(jobs, cluster)
     run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
     if clock == "event":
         run.by_events(progress)
@@ -119,6 +124,7 @@ def simulate(
         stages_s=tuple(run.stages.items()),
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
         notes=(*run.notes, *prepare.assumptions(run.jobs, manner.belief)),
+        dropped=tuple(job.submitted.name for job in run.dropped),
         freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
     )
 
@@ -213,6 +219,8 @@ class _Run:
         """The event clock."""
         while self.arrived < len(self.jobs) or self.active:
             horizon = self.now_s + self.interval_s
+            if self._plan is not None and self._plan.wake is not None:
+                horizon = min(horizon, max(self._plan.wake, self.now_s + _SOONEST_S))
             if self.arrived < len(self.jobs):
                 arrival = self.jobs[self.arrived].submitted.time_s
                 horizon = arrival if not self.active else min(horizon, arrival)
@@ -320,7 +328,7 @@ class _Run:
             if target == job.allocation:
                 continue
             self._ends(job, at_s)
-            job.hold(target)
+            job.hold(target, moving_costs=self.network is not None)
             if target is not None:
                 self.holding[job.job_id] = Segment(
                     job.submitted.name, at_s, at_s, target.gpu_type, job.shape

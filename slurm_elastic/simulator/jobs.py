@@ -44,6 +44,7 @@ class SimulatedJob:
         racks: it is in; 0: where there are none, or while it waits.
         places: (step with `extra_s`, without synchronisation) by (type, nodes, GPUs, micro-batch,
             racks), as first measured; {} where there are no racks.
+        batch: ordered by the policy; None: its own choice.
     """
 
     __slots__ = (
@@ -216,15 +217,22 @@ class SimulatedJob:
             self._choose_batch()
         self.now_s = until_s
 
-    def hold(self, allocation: Allocation | None) -> None:
-        """Give it other GPUs, or none."""
-        self.allocation = allocation
+    def hold(self, allocation: Allocation | None, *, moving_costs: bool = False) -> None:
+        """Give it other GPUs, or none.
+
+        Args:
+            allocation: the GPUs.
+            moving_costs: a move to other nodes in the same shape is a restart, too; else it is
+                free, as in Sia's artifact. Who is restarting anyway pays nothing more.
+        """
+        before, self.allocation = self.allocation, allocation
         if allocation is None:
             self.gpu_type, self.shape = "", ()
             self.restart_left_s = 0.0
             return
         shape = smallest_rotation(g for _, g in allocation.shares)
-        if (allocation.gpu_type, shape) == (self.gpu_type, self.shape):
+        moves = moving_costs and self.restart_left_s <= 0 and before != allocation
+        if (allocation.gpu_type, shape) == (self.gpu_type, self.shape) and not moves:
             return
         self.gpu_type, self.shape = allocation.gpu_type, shape
         self.starts += 1

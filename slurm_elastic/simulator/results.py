@@ -106,6 +106,7 @@ class Result:
         stages_s: CPU seconds by what they were spent on.
         crossing_gpu_s: GPU seconds lost to crossing racks (network.py).
         freezing: of each job that may freeze layers (freezing_truth.py).
+        dropped: names of jobs that the policy turned away; `jobs` has the others.
     """
 
     workload: str
@@ -122,6 +123,7 @@ class Result:
     notes: tuple[str, ...] = ()
     crossing_gpu_s: float = 0.0
     freezing: tuple[JobFreezing, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
         """The figures of this workload; see `summary`."""
@@ -171,6 +173,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "rho_max": rho[-1] if rho else math.nan,
         "unfair_fraction": mean([float(r > 1) for r in rho]),
         "utilisation": mean([_utilisation(r) for r in results]),
+        "crossing_gpu_h": sum(r.crossing_gpu_s for r in results) / HOUR_S,
         "rounds": sum(len(r.rounds) for r in results),
         "policy_ms_p50": _rank(policy, 0.5),
         "policy_ms_p95": _rank(policy, 0.95),
