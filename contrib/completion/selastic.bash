@@ -12,7 +12,7 @@ _selastic() {
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
-        --config --artifact-compat --jobs --jobs-csv --plot --json --help'
+        --freezing --config --artifact-compat --jobs --jobs-csv --plot --json --help'
     local i verb='' words='' sub=''
     COMPREPLY=()
 
@@ -57,7 +57,7 @@ _selastic() {
         partition) words="--machines --bandwidth --activations --memory --straight --paper
             --free-sources --states $table --help" ;;
         recommend) words="--profile --epochs --samples --deadline --budget --price --model
-            --extrapolate --batch --uncached --once --plot $table --help" ;;
+            --extrapolate --batch --global-batch --uncached --once --plot $table --help" ;;
         workload)
             case $sub:$current in
                 generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
