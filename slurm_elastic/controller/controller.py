@@ -224,6 +224,8 @@ class Controller:
         if written and state != self._state:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
+        if plan.wake is not None:
+            self._next_round = min(self._next_round, max(plan.wake, time.time() + _SETTLE_S))
         self._tune(snapshot, plan, records)
         self.view = dataclasses.replace(
             self.view,
