@@ -12,12 +12,13 @@ _selastic() {
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
-        --freezing --config --artifact-compat --jobs --jobs-csv --plot --json --help'
+        --freezing --racks --uplink-gbit --congestion --gradient-bytes --config --artifact-compat
+        --jobs --jobs-csv --plot --json --help'
     local i verb='' words='' sub=''
     COMPREPLY=()
 
     case $previous in
-        --config | --profile | --profiles | --restarts | --slowdown | --jobs-csv | --plot | --sacct | --output | -o)
+        --config | --profile | --profiles | --restarts | --slowdown | --gradient-bytes | --jobs-csv | --plot | --sacct | --output | -o)
             compopt -o default; return ;;
         --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
         --class)
