@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -52,7 +53,10 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
     "--extrapolate", is_flag=True,
     help="Add configurations on which only other models were profiled.",
 )  # fmt: skip
-@click.option("--batch", metavar="N", help="Samples per GPU, where several were measured.")
+@click.option("--batch", metavar="N", help="Compare configurations with N samples per GPU.")
+@click.option(
+    "--global-batch", metavar="N", help="Compare those with N samples on all GPUs together."
+)
 @click.option(
     "--uncached", is_flag=True,
     help="The data set does not fit in memory: each epoch reads it from storage.",
@@ -73,6 +77,7 @@ def recommend(
     model: str | None,
     extrapolate: bool,
     batch: str | None,
+    global_batch: str | None,
     uncached: bool,
     once: bool,
     plot: str | None,
@@ -99,22 +104,31 @@ def recommend(
     }
     prices = simulations.weights(price, "--price") if price else None
     wanted = options.whole(batch, "--batch") if batch else None
+    together = options.whole(global_batch, "--global-batch") if global_batch else None
+    if together and (wanted or extrapolate or "=" in (model or "")):
+        raise CliError(
+            "--global-batch goes with neither --batch nor what is extrapolated: give --batch",
+            USAGE,
+        )
     try:
         known = comparable.subjects(_read((*profiles, *more)))
         if model is not None and "=" in model:
             unseen = _unseen(model, wanted)
-            measured = comparable.Comparable(offers=(), unknown=("prep", "fetch"))
+            measured = comparable.Comparable((), unknown=("prep", "fetch"))
             name = unseen.name
             estimated = _estimates(unseen, known, measured)
         else:
             subject = _subject(known, model)
-            measured, name = comparable.comparable(subject, batch=wanted, once=once), subject.name
-            estimated = None
+            name, estimated = subject.name, None
             if extrapolate:
+                wanted = wanted or _per_gpu(subject)
+            measured = comparable.comparable(
+                subject, batch=wanted, global_batch=together, once=once
+            )
+            if wanted and extrapolate:
                 from slurm_elastic.profiler.unseen import from_subject  # noqa: PLC0415
 
-                there = measured.offers[0].configuration.batch
-                estimated = _estimates(from_subject(subject, there), known, measured)
+                estimated = _estimates(from_subject(subject, wanted), known, measured)
         offers = recommend_answer.offers(measured, estimated)
         work = Work(
             samples=options.whole(samples, "--samples") if samples else _samples(known, name),
@@ -161,6 +175,12 @@ def _subject(known: Mapping[str, Subject], model: str | None) -> Subject:
     if model not in known:
         raise CliError(f'--model: no profile is of "{clean(model)}"; known: {names}', USAGE)
     return known[model]
+
+
+def _per_gpu(subject: Subject) -> int:
+    """The batch per GPU of most configurations, the smallest of equals."""
+    counts = Counter(r.place.batch for r in subject.rows)
+    return min(counts, key=lambda b: (-counts[b], b))
 
 
 def _unseen(text: str, batch: int | None) -> Unseen:

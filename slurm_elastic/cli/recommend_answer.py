@@ -118,13 +118,15 @@ def shown(found: Found, layout: Layout) -> list[str]:
     epochs = f"{found.work.epochs} epoch{'s' if found.work.epochs > 1 else ''}"
     counted = "GPU hours"
     if found.prices is not None:
-        each = ", ".join(f"{digits(x)} for {clean(t)}" for t, x in sorted(found.prices.items()))
+        each = ", ".join(f"{x:g} for {clean(t)}" for t, x in sorted(found.prices.items()))
         counted = f"money, an hour of one GPU at {each}"
-    batch = found.choices[0].offer.configuration.batch
+    batch = found.measured.batch
+    if not batch:
+        batch = f"{found.choices[0].offer.configuration.batch} samples per GPU"
     lines = [
         (
-            f"{clean(found.model)}, {batch} samples per GPU: {epochs} of {found.work.samples}"
-            f" samples; cost is {counted}"
+            f"{clean(found.model)}, {batch}: {epochs} of {found.work.samples} samples;"
+            f" cost is {counted}"
         ),
         *table,
         "",
@@ -166,7 +168,7 @@ def _rival(found: Found, key: str, unit: str, same: str) -> list[str]:
 def _told(choice: Choice, unit: str) -> str:
     estimated = " (extrapolated)" if choice.offer.estimated else ""
     where = clean(choice.offer.configuration)
-    return f"{where}{estimated}, {duration(choice.time_s)}, {digits(choice.cost)}{unit}"
+    return f"{where}{estimated}, {duration(choice.time_s)}, {_cost(choice.cost)}{unit}"
 
 
 def _errors(estimated: Estimates) -> list[str]:
@@ -234,6 +236,11 @@ def _percent(value: float) -> str:
     return "< 0.01 %" if 0 < value < 1e-4 else percent_gain(value)
 
 
+def _cost(value: float) -> str:
+    """Three digits: two configurations often differ in the third only."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _stalled(row: Mapping[str, Any]) -> str:
     step = row["step"]
     waits = step["interconnect_s"] + step["network_s"] + step["prep_s"]
@@ -260,7 +267,7 @@ _COLUMNS = (
     Column("FIRST", lambda r: duration(r["first_epoch_s"]), right=True),
     Column("EPOCH", lambda r: duration(r["epoch_s"]), right=True),
     Column("TIME", lambda r: duration(r["time_s"]), right=True),
-    Column("COST", lambda r: digits(r["cost"]), right=True),
+    Column("COST", lambda r: _cost(r["cost"]), right=True),
     Column("SPREAD", lambda r: _percent(r["spread"]), right=True),
     Column("STALLED", _stalled, right=True),
     *(_ms(k) for k in ("compute_s", "interconnect_s", "network_s", "prep_s", "fetch_s")),

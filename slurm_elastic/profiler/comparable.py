@@ -1,10 +1,10 @@
 """From profiles to configurations that can be compared, and what had to be left out. Pure.
 
-Compared is one model at one batch per GPU; a configuration that stands in several files counts
-once, with the mean over all repeats. Left out, each with a line that says so: what was measured
-once only (its spread is not known), other batches, and configurations of which a stall is not
-known that is known of others. Measurements that contradict each other are an error: nobody can
-tell which is right.
+Compared is one model at one batch, either per GPU or of all GPUs together. A configuration that
+stands in several files counts once, with the mean over all repeats. Left out, each with a line
+that says so: what was measured once only (its spread is not known), other batches, and
+configurations of which a stall is not known that is known of others. Measurements that contradict
+each other are an error: nobody can tell which is right.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ class Comparable:
 
     Attributes:
         offers: sorted by configuration.
+        batch: which of them are compared, in words.
         repeats: by configuration.
         unknown: stalls that nobody measured, counted as nothing.
         left_out: lines for people.
     """
 
     offers: tuple[Offer, ...]
+    batch: str = ""
     repeats: Mapping[Configuration, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -106,12 +108,21 @@ def subjects(profiles: Sequence[tuple[str, Profile]]) -> dict[str, Subject]:
     }
 
 
-def comparable(subject: Subject, *, batch: int | None = None, once: bool = False) -> Comparable:
+def comparable(
+    subject: Subject,
+    *,
+    batch: int | None = None,
+    global_batch: int | None = None,
+    once: bool = False,
+) -> Comparable:
     """Offers of one model.
 
     Args:
         subject: the model.
-        batch: samples per GPU; None: that of most configurations, the smallest of equals.
+        batch: compare those with so many samples per GPU.
+        global_batch: compare those with so many samples on all GPUs together. With neither that
+            of both kinds is taken which most configurations have in common; of equals per GPU,
+            and the smallest.
         once: take what was measured only once, too.
 
     Raises:
@@ -129,14 +140,14 @@ def comparable(subject: Subject, *, batch: int | None = None, once: bool = False
     if not rows:
         raise ComparisonError(f"{subject.name}: {left_out[0]}")
     everything = merged(subject.name, rows)
-    chosen = _batch(everything, batch)
-    others = Counter(r.place.batch for r in everything if r.place.batch != chosen)
-    left_out += [
-        f"{n} configuration{'s' if n > 1 else ''} with {b} samples per GPU instead of {chosen};"
-        f" for those: --batch {b}"
-        for b, n in sorted(others.items())
-    ]
-    same = [r for r in everything if r.place.batch == chosen]
+    group = _group(everything, batch, global_batch)
+    same = [r for r in everything if group.has(r.place)]
+    if len(same) < len(everything):
+        others = sorted({group.of(r.place) for r in everything} - {group.size})
+        left_out.append(
+            f"{len(everything) - len(same)} of {len(everything)} configurations, with"
+            f" {', '.join(map(str, others))} instead of {group}: see --batch and --global-batch"
+        )
     lacking = {r.place: list(_lacking(r.found, same)) for r in same}
     whole = [r for r in same if not lacking[r.place]]
     if not whole:
@@ -145,12 +156,13 @@ def comparable(subject: Subject, *, batch: int | None = None, once: bool = False
             " them in the same way"
         )
     left_out += [
-        f"{r.place}: {' and '.join(lacking[r.place])} not known, but elsewhere"
+        f"{r.place}: {' and '.join(lacking[r.place])} not known there, but of others"
         for r in same
         if lacking[r.place]
     ]
     return Comparable(
         offers=tuple(Offer(r.place, times(r.found)) for r in whole),
+        batch=str(group),
         repeats={r.place: r.found.repeats for r in whole},
         unknown=tuple(
             s for s in STALLS
@@ -231,16 +243,40 @@ def _agreed(model: str, what: str, said: Sequence[tuple[str, N | None]]) -> N | 
     return known[0][1] if known else None
 
 
-def _batch(rows: Sequence[Row], batch: int | None) -> int:
-    counts = Counter(r.place.batch for r in rows)
-    if batch is None:
-        return min(counts, key=lambda b: (-counts[b], b))
-    if batch not in counts:
-        raise ComparisonError(
-            f"--batch: nothing was measured with {batch} samples per GPU; known:"
-            f" {', '.join(map(str, sorted(counts)))}"
-        )
-    return batch
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Configurations of one batch, per GPU or of all together."""
+
+    size: int
+    together: bool
+
+    def of(self, place: Configuration) -> int:
+        return place.batch * place.gpus if self.together else place.batch
+
+    def has(self, place: Configuration) -> bool:
+        return self.of(place) == self.size
+
+    def __str__(self) -> str:
+        return f"{self.size} samples per {'step' if self.together else 'GPU'}"
+
+
+def _group(rows: Sequence[Row], batch: int | None, global_batch: int | None) -> _Group:
+    counts = Counter(_Group(r.place.batch, together=False) for r in rows)
+    counts.update(_Group(r.place.batch * r.place.gpus, together=True) for r in rows)
+    for size, together, option in (
+        (batch, False, "--batch"),
+        (global_batch, True, "--global-batch"),
+    ):
+        if size is not None:
+            wanted = _Group(size, together)
+            if wanted not in counts:
+                known = sorted(g.size for g in counts if g.together == together)
+                raise ComparisonError(
+                    f"{option}: nothing was measured with {wanted}; known:"
+                    f" {', '.join(map(str, known))}"
+                )
+            return wanted
+    return min(counts, key=lambda g: (-counts[g], g.together, g.size))
 
 
 def _lacking(found: Configured, others: Sequence[Row]) -> Iterator[str]:
