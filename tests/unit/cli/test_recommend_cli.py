@@ -239,8 +239,10 @@ def test_limits_that_nobody_meets(run, net, words, said):
         ),
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute.v100=1"),
-            ("1 a100 on 1 node, 4 a100 on 1 node, 8 a100 on 2 nodes: how long a step computes on one"
-            " a100 is not known; 4 v100 on 1 node: 1 model profiled, 3 are needed"),
+            (
+                "1 a100 on 1 node, 4 a100 on 1 node, 8 a100 on 2 nodes: how long a step computes on"
+                " one a100 is not known; 4 v100 on 1 node: 1 model profiled, 3 are needed"
+            ),
         ),
         (("net.json",), "net.json is given twice"),
         (("none.json",), "none.json: No such file or directory"),
