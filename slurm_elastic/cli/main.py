@@ -36,6 +36,7 @@ VERBS = {
     "compare": "compare",
     "workload": "workload",
     "partition": "partition",
+    "profile": "profile",
     "recommend": "recommend",
 }
 

@@ -2,8 +2,8 @@
 
 `selastic profile` starts it (`slurm_elastic.job.profiling`). Each *block* takes the same samples,
 from the beginning: `synthetic` repeats the first batch, `cold` reads what has just been taken out
-of the page cache, `warm` reads the same once more. After the last block the process ends inside of
-the script's loop: no checkpoint is read or written, and what follows the loop is not run.
+of the page cache, `warm` reads what has been read just before. After the last block the process
+ends inside of the script's loop: no checkpoint is read or written, and what follows is not run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from slurm_elastic.job import page_cache, profiling
-from slurm_elastic.job.profiling import COLD, SYNTHETIC, Asked
+from slurm_elastic.job.profiling import COLD, SYNTHETIC, WARM, Asked
 from slurm_elastic.training.loader import Batch, Loader
 from slurm_elastic.training.parallel import World
 from slurm_elastic.training.requests import say
@@ -82,8 +82,12 @@ class Profiled:
         for number, block in enumerate(self._asked.blocks):
             if block == COLD and self._first_here:
                 page_cache.drop(self._asked.data)
+            elif block == WARM and COLD not in self._asked.blocks[:number]:
+                for _ in self._real(shares):
+                    pass  # into memory; what `cold` reads is there already
             self._world.gather(f"profile/{number}", _TOGETHER_S)
-            stamps, waited = [], 0.0
+            stamps: list[float] = []
+            waited = 0.0
             source = self._synthetic(shares) if block == SYNTHETIC else self._real(shares)
             for step in range(len(shares)):
                 begun = self._clock()
