@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,19 +35,12 @@ Floats = NDArray[np.float64]
 TIERS = ("node", "rack", "spine")
 #: bytes/s of a Gbit/s.
 GBIT = 1e9 / 8
-#: Reports that a stall needs before links are judged by it.
-LEAST_REPORTS = 3
-#: Owners needed before the links that their jobs measured count for others' jobs: a report may
-#: lie, and one liar of three does not move a median far.
-LEAST_OWNERS = 3
 #: A stall counts at most and at least this many times what the links say.
 _MOST_SCALE = 32.0
+#: What a tier's scale is for the next one at least.
+_LEAST_CARRIED = 0.5
 #: Of a stall at least this part is the farthest tier's.
-_LEAST_PART = 0.1
-#: bytes/s that no link exceeds or falls below.
-_SLOWEST, _FASTEST = 1e3, 1e15
-#: Measured speeds count in steps of an eighth of a doubling: what trembles would cost all a fit.
-_STEPS = 8
+LEAST_PART = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,7 @@ class Links:
         first, other = (self.domain, self.node) if linked else (self.node, self.domain)
         return other if first is None else first
 
-    def seconds(
+    def tiers(
         self,
         size: float,
         gpus: ArrayLike,
@@ -85,8 +78,8 @@ class Links:
         *,
         share: float = 1.0,
         linked: bool = False,
-    ) -> Floats:
-        """Seconds to reduce gradients in each shape.
+    ) -> tuple[Floats, Floats, Floats]:
+        """Seconds to reduce gradients in each shape, by tier.
 
         Args:
             size: bytes.
@@ -95,14 +88,22 @@ class Links:
             racks: of each shape.
             share: part of the racks' uplinks that is ours, in (0, 1].
             linked: each node's GPUs are in one link domain.
+
+        Returns:
+            Inside nodes, inside racks, between racks; 0 where the link is not known.
         """
         g, n, r = (np.asarray(v, dtype=np.float64) for v in (gpus, nodes, racks))
         spine = None if self.spine is None else self.spine * share
-        total = np.zeros(np.broadcast(g, n, r).shape)
-        for count, speed in ((g / n, self.inside(linked=linked)), (n / r, self.rack), (r, spine)):
-            if speed is not None:
-                total = total + _volume(size, count) / speed
-        return np.asarray(total, dtype=np.float64)
+        return (
+            _ring(size, g / n, self.inside(linked=linked)),
+            _ring(size, n / r, self.rack),
+            _ring(size, r, spine),
+        )
+
+    def seconds(self, size: float, gpus: ArrayLike, nodes: ArrayLike, racks: ArrayLike) -> Floats:
+        """All tiers together; alone on all links."""
+        inside, rack, spine = self.tiers(size, gpus, nodes, racks)
+        return np.asarray(inside + rack + spine, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +115,15 @@ class Toll:
         work: GPU seconds of computing in one step, by type; the batch stays the same on any
             number of GPUs.
         rates: relative speeds of types, for those that `work` does not name.
-        scale: exposed over computed seconds, by the job's own stalls.
+        scales: by tier, the job's own stalls over what its links say; above 1 it also waits
+            for slower ranks, below 1 it hides some behind computing.
     """
 
     links: Links
     gradient_bytes: float
     work: tuple[tuple[str, float], ...]
     rates: tuple[tuple[str, float], ...] = ()
-    scale: float = 1.0
+    scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     @classmethod
     def of(cls, record: JobRecord, links: Links, rates: Mapping[str, float]) -> Toll | None:
@@ -129,29 +131,20 @@ class Toll:
 
         Args:
             record: its gradient bytes, measurements, and what it learned.
-            links: as configured or measured; see `Seen.links`.
+            links: as configured or measured (seen_links.py).
             rates: `[speedup] types`.
         """
         size, work = record.gradient_bytes, step_work(record)
         known = links.inside(), links.rack, links.spine
         if not size or not 0 < size < math.inf or not work or known == (None, None, None):
             return None
-        toll = cls(
+        return cls(
             links=links,
             gradient_bytes=size,
             work=tuple(sorted(work.items())),
             rates=tuple(sorted(rates.items())),
+            scales=_scales(size, stalls(record), links),
         )
-        logs = []
-        for m in stalls(record):
-            stated = float(toll.seconds(m.gpus, m.nodes, m.racks))
-            # Where a tier of it is not known, the stall says nothing of the others.
-            if stated > 0 and _tier(m) in _known(links):
-                logs.append(math.log(max(m.sync_s or 0.0, 1e-9) / stated))
-        if not logs:
-            return toll
-        scale = min(_MOST_SCALE, max(1 / _MOST_SCALE, math.exp(sum(logs) / len(logs))))
-        return replace(toll, scale=scale)
 
     def seconds(
         self,
@@ -162,9 +155,12 @@ class Toll:
         share: float = 1.0,
         linked: bool = False,
     ) -> Floats:
-        """Seconds that a step stands still in each shape; arguments as in `Links.seconds`."""
-        size = self.gradient_bytes * self.scale
-        return self.links.seconds(size, gpus, nodes, racks, share=share, linked=linked)
+        """Seconds that a step stands still in each shape; arguments as in `Links.tiers`."""
+        tiers = self.links.tiers(
+            self.gradient_bytes, gpus, nodes, racks, share=share, linked=linked
+        )
+        total = sum(scale * tier for scale, tier in zip(self.scales, tiers, strict=True))
+        return np.asarray(total, dtype=np.float64)
 
     def parts(
         self,
@@ -246,114 +242,45 @@ def stalls(record: JobRecord) -> tuple[Measurement, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenLink:
-    """A tier's links as jobs' stalls show them: effective bytes/s, waiting for ranks included.
+def _scales(size: float, told: Sequence[Measurement], links: Links) -> tuple[float, float, float]:
+    """Stalls over what the links say: geometric means by tier, less what nearer tiers take.
 
-    Attributes:
-        bytes_s: median over owners of the median over their jobs.
-        jobs, owners: behind it.
+    The spine goes by the rack where only that was measured, though not below a half: computing
+    hides a short reduction, but not a ten times longer one. Nodes say nothing of racks.
     """
-
-    bytes_s: float
-    jobs: int
-    owners: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What the jobs' stalls say of the links; our definition.
-
-    A job of which `LEAST_REPORTS` reports told its stall says that the farthest tier it crosses
-    sends the ring's bytes in that time, less what nearer tiers take. What one owner's jobs say
-    counts for his jobs; for others' only from `LEAST_OWNERS` owners on.
-    """
-
-    configured: Links = field(default_factory=Links)
-    _votes: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, records: Iterable[tuple[str, JobRecord]], configured: Links) -> Seen:
-        """Gather it.
-
-        Args:
-            records: owner and record of each job.
-            configured: tiers that are not to be judged.
-        """
-        samples = [
-            (owner, record.gradient_bytes, m)
-            for owner, record in records
-            if record.gradient_bytes
-            for m in stalls(record)
-            if m.reports >= LEAST_REPORTS and m.sync_s
-        ]
-        seen = cls(configured=configured)
-        for tier in TIERS:
-            if tier in _known(configured):
-                continue
-            below = seen._all()
-            votes: dict[str, list[float]] = {}
-            for owner, size, m in samples:
-                if _tier(m) == tier:
-                    speed = _effective(size, m, below)
-                    votes.setdefault(owner, []).append(speed)
-            if votes:
-                kept = {owner: tuple(speeds) for owner, speeds in votes.items()}
-                seen = replace(seen, _votes={**seen._votes, tier: kept})
-        return seen
-
-    @property
-    def links(self) -> dict[str, SeenLink]:
-        """By tier, of those that are not configured."""
-        return {
-            tier: SeenLink(
-                bytes_s=_median(votes.values()),
-                jobs=sum(map(len, votes.values())),
-                owners=len(votes),
-            )
-            for tier, votes in self._votes.items()
-        }
-
-    def of_owner(self, owner: str) -> Links:
-        """The links that this owner's jobs are judged by."""
-        found = {}
-        for tier, votes in self._votes.items():
-            if len(votes) >= LEAST_OWNERS:
-                found[tier] = _median(votes.values())
-            elif owner in votes:
-                found[tier] = _median([votes[owner]])
-        return replace(self.configured, **found)
-
-    def _all(self) -> Links:
-        found = {tier: link.bytes_s for tier, link in self.links.items()}
-        return replace(self.configured, **found)
+    found: list[float] = []
+    for i, tier in enumerate(TIERS):
+        logs = []
+        for m in (m for m in told if tier_of(m) == tier):
+            stated = [float(s) for s in links.tiers(size, m.gpus, m.nodes, m.racks)]
+            if stated[i] > 0:
+                sync_s = max(m.sync_s or 0.0, 1e-9)
+                nearer_s = sum(s * scale for s, scale in zip(stated, found, strict=False))
+                logs.append(math.log(max(sync_s - nearer_s, LEAST_PART * sync_s) / stated[i]))
+        if logs:
+            mean = math.exp(sum(logs) / len(logs))
+            found.append(min(_MOST_SCALE, max(1 / _MOST_SCALE, mean)))
+        else:
+            found.append(max(_LEAST_CARRIED, found[1]) if tier == "spine" else 1.0)
+    return found[0], found[1], found[2]
 
 
-def _effective(size: float, m: Measurement, below: Links) -> float:
-    """bytes/s of the farthest tier of a measurement."""
-    sync_s = m.sync_s or 0.0
-    count = {"spine": m.racks, "rack": m.nodes / m.racks, "node": m.gpus / m.nodes}[_tier(m)]
-    rest_s = sync_s - float(below.seconds(size, m.gpus, m.nodes, m.racks))
-    speed = float(_volume(size, np.float64(count))) / max(rest_s, _LEAST_PART * sync_s)
-    return min(_FASTEST, max(_SLOWEST, speed))
-
-
-def _tier(m: Measurement) -> str:
-    """The farthest tier that it crosses."""
+def tier_of(m: Measurement) -> str:
+    """The farthest tier that a measurement's communication crossed."""
     return "spine" if m.racks > 1 else "rack" if m.nodes > 1 else "node"
 
 
-def _known(links: Links) -> frozenset[str]:
+def known_tiers(links: Links) -> frozenset[str]:
+    """Tiers whose speed is known."""
     known = {"node": links.inside(), "rack": links.rack, "spine": links.spine}
     return frozenset(tier for tier, speed in known.items() if speed is not None)
 
 
-def _median(votes: Iterable[Iterable[float]]) -> float:
-    middle = statistics.median(statistics.median(speeds) for speeds in votes)
-    return float(2.0 ** (round(_STEPS * math.log2(middle)) / _STEPS))
+def _ring(size: float, count: Floats, speed: float | None) -> Floats:
+    return np.zeros(count.shape) if speed is None else ring_bytes(size, count) / speed
 
 
-def _volume(size: float, count: ArrayLike) -> Floats:
+def ring_bytes(size: float, count: ArrayLike) -> Floats:
     """Bytes that each participant of a ring sends."""
     share = np.maximum(0.0, 1.0 - 1.0 / np.asarray(count, dtype=np.float64))
     return np.asarray(2.0 * size * share, dtype=np.float64)

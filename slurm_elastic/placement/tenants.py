@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.directive import Directive
-from slurm_elastic.models.links import Links, Seen, Toll
+from slurm_elastic.models.links import Links, Toll
+from slurm_elastic.models.seen_links import Seen
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.placement.consolidate import Seat
 from slurm_elastic.placement.frame import Frame

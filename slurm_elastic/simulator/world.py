@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from slurm_elastic.cluster import Job, JobState, Node, Partition, Snapshot
-from slurm_elastic.models.links import LEAST_REPORTS
+from slurm_elastic.models.seen_links import LEAST_REPORTS
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.jobs import SimulatedJob
