@@ -280,6 +280,7 @@ _ON_REQUEST = ("BATCH", "COMPUTE", "INTERCONNECT", "NETWORK", "PREP", "FETCH", "
 _ERRORS = (
     Column("CONFIGURATION", lambda r: clean(r["where"])),
     Column("STALL", lambda r: f"{digits(r['stall_s'] * 1e3)} ms", right=True),
+    Column("HIDDEN", lambda r: _percent(r["fit"]["hidden"]), right=True),
     Column("ERROR", lambda r: _percent(r["error"]), right=True),
     Column("WORST", _worst),
     Column("MODELS", lambda r: str(len(r["models"])), right=True),

@@ -147,7 +147,9 @@ def _estimate(unseen: Unseen, shape: _Shape, known: Sequence[Known]) -> Estimate
         return Estimate(Offer(place, alone, estimated=True), None, (), ())
     found = fit(known)
     missed = left_out(known)
-    stall = found.stall_s(layers=unseen.layers, gradient_bytes=unseen.gradient_bytes)
+    stall = found.stall_s(
+        layers=unseen.layers, gradient_bytes=unseen.gradient_bytes, compute_s=alone.compute_s
+    )
     over = {"network_s": stall} if place.nodes > 1 else {"interconnect_s": stall}
     doubt = math.hypot(alone.spread_s, typical(missed) * stall)
     step = replace(alone, **over, spread_s=doubt)

@@ -10,6 +10,7 @@ from benchmarks import extrapolation
 from slurm_elastic.profiler.comparable import subjects
 from slurm_elastic.profiler.extrapolate import (
     ExtrapolationError,
+    Fit,
     Known,
     fit,
     left_out,
@@ -61,6 +62,30 @@ def test_stalls_that_nobody_notices_do_not_count():
     assert fit(rows).stall_s(layers=100, gradient_bytes=1e8) == 0.0
     tiny = [replace(k, stall_s=1e-7 * (i % 2)) for i, k in enumerate(known())]
     assert all(m.error < 1e-3 for m in left_out(tiny))
+
+
+def test_hidden_communication_is_found_where_models_speak_for_it():
+    place = "16 GPUs on 2 nodes"
+    for way, hidden, bucket in (("overlapped", 0.5, 0.0), ("in buckets", 2 / 3, 25 * 2**20)):
+        stalls = extrapolation.stalls(way, place, seed=1)
+        found = fit(stalls)
+        assert found.hidden == pytest.approx(hidden, abs=0.1)
+        assert found.bucket_bytes == bucket
+        plain = extrapolation.errors(left_out(stalls, hide=False))["stall_median"]
+        assert extrapolation.errors(left_out(stalls))["stall_median"] < 0.06 < 0.3 < plain
+        # Too few to tell.
+        assert fit(stalls[:5]).hidden == 0.0
+    assert fit(extrapolation.stalls("by layer", place, seed=1)).hidden == 0.0
+
+
+def test_what_hides_and_what_does_not():
+    found = Fit(0.0, 0.0, 1e-9, hidden=0.5, bucket_bytes=25e6)
+    times = {"layers": 1, "compute_s": 0.2}
+    assert found.stall_s(gradient_bytes=3e8, **times) == pytest.approx(0.2)
+    assert found.stall_s(gradient_bytes=5e7, **times) == pytest.approx(0.025)
+    assert found.stall_s(gradient_bytes=1e7, **times) == pytest.approx(0.01)
+    assert replace(found, bucket_bytes=0.0).stall_s(gradient_bytes=5e7, **times) == 0.0
+    assert found.stall_s(gradient_bytes=0.0, **times) == 0.0
 
 
 def test_too_few_or_too_similar_models():
