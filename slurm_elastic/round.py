@@ -19,6 +19,7 @@ from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
+from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement import offers, promises
 from slurm_elastic.placement.assign import Assignment, Outcome
 from slurm_elastic.placement.delay_gate import Gate
@@ -75,7 +76,7 @@ def decide_round(
         The plan, and the state for the next round.
     """
     decisive = bool(getattr(policy, "decisive", False))
-    frame = Frame(snapshot)
+    frame = Frame(snapshot, Fabric.of(snapshot, config.topology))
     everyone = tenants(frame, records, config)
     ledger = Ledger(frame)
     books = Books(ledger, ledger.copy())

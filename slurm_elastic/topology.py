@@ -41,9 +41,10 @@ class TopologyError(ValueError):
 class Tier(enum.IntEnum):
     """The highest link that an allocation's communication crosses; lower is faster."""
 
-    NODE = 0
-    RACK = 1
-    SPINE = 2
+    DOMAIN = 0
+    NODE = 1
+    RACK = 2
+    SPINE = 3
 
 
 class Topology:
@@ -95,11 +96,16 @@ class Topology:
         """Names of the racks that these nodes are in, in the tree's order."""
         return tuple(self.racks[i] for i in sorted({self._rack_of[n] for n in nodes}))
 
-    def tier(self, where: Allocation | Iterable[str]) -> Tier:
-        """The tier of an allocation or of a set of nodes."""
+    def tier(self, where: Allocation | Iterable[str], *, linked: bool = False) -> Tier:
+        """The tier of an allocation or of a set of nodes.
+
+        Args:
+            where: its nodes.
+            linked: its GPUs are known to be in one link domain (fabric.Fabric.in_one_domain).
+        """
         nodes = where.nodes if isinstance(where, Allocation) else tuple(where)
         if len(nodes) <= 1:
-            return Tier.NODE
+            return Tier.DOMAIN if linked else Tier.NODE
         return Tier.RACK if len({self._rack_of[n] for n in nodes}) == 1 else Tier.SPINE
 
     def spread(self, where: Allocation | Iterable[str]) -> tuple[int, int]:

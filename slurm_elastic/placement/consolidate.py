@@ -9,7 +9,8 @@ The rules, in this order (our definition):
 2. n nodes of one rack if any rack has them, else as few racks as possible, in
    each of them whole replicas first.
 3. Nodes that the job already holds, then those with the fewest GPUs left over,
-   so that whole nodes stay free, then the lowest index.
+   so that whole nodes stay free, then those where so many GPUs of one link domain are free,
+   then the lowest index.
 4. Only if nothing even fits, an uneven share (TresPerJob): Slurm fills such a
    request greedily from the lowest index and keeps to the plan only when it
    takes *everything* that is free on its nodes. So it is offered only on nodes
@@ -178,16 +179,17 @@ def _pick(
     wanted = [*seat.own, *seat.required]
     if wanted:
         foreign[np.isin(candidates, wanted)] = 0
+    apart = _apart(candidates, share, ledger)
     if seat.required:
         foreign[np.isin(candidates, seat.required)] = -1
         home = ledger.frame.rack[seat.required[0]]
-        order = np.lexsort((candidates, left_over, foreign, rack != home))
+        order = np.lexsort((candidates, apart, left_over, foreign, rack != home))
         chosen = [int(i) for i in candidates[order] if i not in seat.required]
         return sorted([*seat.required, *chosen[: nodes - len(seat.required)]])
     if nodes == 1:
-        order = np.lexsort((candidates, left_over, foreign))
+        order = np.lexsort((candidates, apart, left_over, foreign))
         return [int(candidates[order[0]])]
-    order = np.lexsort((candidates, left_over, foreign, rack))
+    order = np.lexsort((candidates, apart, left_over, foreign, rack))
     ordered, racks = candidates[order], rack[order]
     starts = np.flatnonzero(np.r_[True, racks[1:] != racks[:-1]])
     counts = np.diff(np.r_[starts, len(racks)])
@@ -204,6 +206,16 @@ def _pick(
     own = np.add.reduceat(1 - foreign[order], starts)
     best_first = np.lexsort((starts, -counts, -own))
     return _across_racks(np.split(ordered, starts[1:]), best_first, nodes, replica)
+
+
+def _apart(candidates: Ints, share: int, ledger: Ledger) -> Mask:
+    """Where the node's GPUs for this share would not, as far as is known, be of one domain."""
+    together = ledger.frame.together
+    if together is None:
+        return np.zeros(len(candidates), dtype=bool)
+    # What is known is how things are now: of nodes that nobody enters or leaves meanwhile.
+    still = ledger.gpus[candidates] == ledger.frame.free[candidates]
+    return np.asarray(~(still & (together[candidates] >= share)))
 
 
 def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int) -> list[int]:

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.cluster import Job, Partition, Snapshot
+from slurm_elastic.fabric import Fabric
 from slurm_elastic.nodelist import expand
+from slurm_elastic.placement.domains import free_together
 from slurm_elastic.topology import Topology
 
 Ints = NDArray[np.int64]
@@ -35,9 +37,10 @@ class Frame:
         open: nodes that elastic jobs may grow into: available and not PLANNED.
         types: GPU types present, sorted; `type_of` indexes them, -1 on nodes without GPUs.
         per_node: for each type the most GPUs that one node has.
+        together: most free GPUs of one link domain by node, -1 unknown; None: known nowhere.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, fabric: Fabric | None = None) -> None:
         nodes = snapshot.nodes
         self.snapshot = snapshot
         self.topology = Topology.of(snapshot)
@@ -55,6 +58,7 @@ class Frame:
         self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
         self.per_node: Mapping[str, int] = snapshot.per_node
         self.rack: Ints = self.topology.rack
+        self.together = free_together(snapshot, fabric) if fabric else None
         self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
         self._coming = [
             (r.start_time, frozenset(r.nodes))

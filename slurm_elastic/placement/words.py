@@ -105,7 +105,7 @@ class Explainer:
             return outcome.stays
         tree = self._frame.topology
         known = [n for n in holds.nodes if n in self._frame.index]
-        if tree.tier(known) is Tier.NODE or not known:
+        if tree.tier(known) <= Tier.NODE or not known:
             return ""
         racks = tree.racks_of(known)
         if len(racks) == 1:
