@@ -72,7 +72,7 @@ class Controller:
             account=account,
             log=log,
         )
-        self.tuner = Tuner(self.engine.outbox.tell)
+        self.tuner = Tuner(self.engine.outbox.tell, obeys=getattr(policy, "batches", False))
         self.dialogue = Dialogue(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
         self.book.learning.tunes = bool(getattr(policy, "tunes", True))
         self.dialogue.freezes = bool(getattr(policy, "freezes", False))
@@ -257,6 +257,7 @@ class Controller:
             self.book.last_reports(snapshot),
             act=self.acts,
             leave={d.job_id for d in plan.changes},
+            decided=plan.decision,
         )
         for job, choice in told:
             self._log.info(
