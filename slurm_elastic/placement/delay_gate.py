@@ -83,6 +83,7 @@ class Gate:
         kind, gpus = target.gpu_type, target.gpus
         best = tenant.model.speed(kind, gpus, fewest, least)
         part = tenant.speed(self.frame, target) / best if best > 0 else 1.0
+        part = max(part, 1 / (1 + tenant.most_gain(self.frame, target)))
         tier, key = RACK if racks > least else NODE, tenant.job.key
         limit = self._patience.limit_s(tier, gpus, key)
         since = self._since(tenant)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.directive import Directive
-from slurm_elastic.models.links import Links, Toll
+from slurm_elastic.models.links import Links, Toll, stalls
 from slurm_elastic.models.seen_links import Seen
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.placement.consolidate import Seat
@@ -99,6 +99,17 @@ class Tenant:
             ):
                 share = 1.0 / (1 + frame.crowd(names, self.job.job_id))
         return self.model.speed(kind, gpus, nodes, racks, share=share)
+
+    def most_gain(self, frame: Frame, allocation: Allocation) -> float:
+        """How much faster it could be at most with as many GPUs of this type, nearer together.
+
+        That is, by all that its steps stood still for the others when it was measured in a shape
+        like this (our definition); infinity where it was not.
+        """
+        nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
+        shape = (allocation.gpu_type, allocation.gpus, nodes, racks)
+        found = [m for m in stalls(self.record) if _shape(m) == shape]
+        return max(((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in found), default=float("inf"))
 
 
 def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> dict[int, Tenant]:

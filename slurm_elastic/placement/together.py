@@ -41,6 +41,8 @@ def _weigh(assignment: Assignment, outcome: Outcome, found: Allocation) -> None:
     tenant, frame = outcome.tenant, assignment.frame
     now = tenant.speed(frame, tenant.current)
     gain = tenant.speed(frame, found) / now - 1 if now > 0 else 0.0
+    if tenant.current is not None:
+        gain = min(gain, tenant.most_gain(frame, tenant.current))
     horizon, cost = _horizon_s(assignment, tenant), tenant.cost_s
     least = assignment.config.resize.min_gain
     if gain > 0 and gain >= least and gain * horizon > cost:
