@@ -58,6 +58,7 @@ class Policy(Protocol):
     A policy with a true attribute `decisive` has already weighed what each change costs:
     placement carries its first alternatives out without judging them again. One with a false
     attribute `tunes` knows nothing of batches: jobs keep their users' under it, live and simulated.
+    Simulations tell one with a true attribute `measures` (all but decisive ones) measured speeds.
     One with a true attribute `batches` chooses them itself (`Alternative.batch`). With a true
     attribute `analysed` simulated jobs begin with measured times (simulator/analyser.py).
     Under one with a true attribute `freezes` jobs freeze the prefix that it counts with

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState
 from slurm_elastic.config import Config
 from slurm_elastic.directive import Directive
+from slurm_elastic.models.live_communication import LiveCommunication, key_of
 from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.consolidate import even_splits
 from slurm_elastic.placement.delay_room import GangTier
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.ledger import Need
@@ -70,20 +73,22 @@ class Bidder:
         """As people type it."""
         return self.job.display_id
 
-    def sizes(self, gpu_type: str) -> tuple[int, ...]:
-        """Sizes that it may bid at on a type, the requested one first, down to MIN."""
+    def sizes(self, gpu_type: str, per_node: int) -> tuple[int, ...]:
+        """Sizes that it may bid at on a type, the requested one first, down to MIN.
+
+        The others are those that fit evenly on the fewest nodes; of many, halves are tried.
+        """
         asked = dict(self.shapes).get(gpu_type, 0)
+        if not asked:
+            return ()
         legal = [s for s in self.directive.sizes(gpu_type) if s < asked]
-        smaller = legal[::-1]
-        if len(smaller) > _SMALLER:
-            # Halves: what is left out between them would hardly find another place.
-            kept, least = [], legal[0]
-            size = asked // 2
-            while size > least:
-                kept.append(max(s for s in legal if s <= size))
-                size //= 2
-            smaller = [*dict.fromkeys(kept), *([least] if least not in kept else [])]
-        return (asked, *smaller) if asked else ()
+        unit = self.directive.unit_for(gpu_type)
+        even = [s for s in legal[::-1] if _compact(s, per_node, unit)]
+        kept = even[:_SMALLER]
+        while len(even) > _SMALLER:
+            even = [s for s in even if s <= even[0] // 2]
+            kept += even[:1]
+        return tuple(dict.fromkeys((asked, *kept, *even, *legal[:1])))
 
 
 class Book:
@@ -92,11 +97,13 @@ class Book:
     Attributes:
         entries: by job key; JSON-serialisable.
         starts: jobs that began to run since the last round.
+        live: what distance costs them.
     """
 
     def __init__(self, question: Question, state: Mapping[str, Any], frame: Frame) -> None:
         self._question = question
         self._frame = frame
+        self.live = LiveCommunication.of(question.records, question.models)
         self.entries: dict[str, dict[str, Any]] = {}
         self.starts: list[Start] = []
         now, known = question.snapshot.time, state.get("jobs", {})
@@ -140,14 +147,17 @@ class Book:
             floor_s = max(config.dally.floor_s, RESTARTS * cost_s)
             began = max(job.start_time or entry["since"], record.last_change or 0.0)
             firm_s = began + floor_s
-            shapes = tuple(_shapes(request.shapes, directive, entry["gpus"]))
+            model = self._question.models[job.job_id]
+            shapes = list(_shapes(request.shapes, directive, entry["gpus"]))
+            if not directive.types:
+                shapes.sort(key=lambda s: -model.base(s[0]))
             yield Bidder(
                 gang=self._gang(job, record, entry),
                 job=job,
                 directive=directive,
-                model=self._question.models[job.job_id],
+                model=model,
                 need=Need.of(job),
-                shapes=shapes,
+                shapes=tuple(shapes),
                 held=request.held,
                 until_s=max(firm_s, entry["lease"] + config.dally.lease_s),
                 firm_s=firm_s,
@@ -179,11 +189,12 @@ class Book:
 
     def _part(self, job: Job) -> float:
         """The part of its time that a running job computes."""
-        held, model = job.allocation, self._question.models.get(job.job_id)
-        if held is None or model is None:
+        held = job.allocation
+        if held is None or job.job_id not in self._question.models:
             return 1.0
         nodes, racks = self._frame.topology.spread(n for n in held.nodes if n in self._frame.index)
-        return part(model, held.gpu_type, held.gpus, max(1, nodes), max(1, racks))
+        span = max(1, racks), max(1, nodes), max(1, nodes)
+        return self.live.part(key_of(job.job_id, held.gpu_type), held.gpus, span)
 
     def _application(self, job: Job) -> int:
         record = self._question.records.get(job.job_id)
@@ -201,12 +212,11 @@ def tier_of(frame: Frame, held: Allocation) -> GangTier:
     return GangTier.NODE if held.gpus > 1 else GangTier.SINGLE
 
 
-def part(model: SpeedModel, gpu_type: str, gpus: int, nodes: int, racks: int) -> float:
-    """The part s of its time that a job computes: its speed over that of as many single GPUs."""
-    alone = model.speed(gpu_type, 1) * gpus
-    if alone <= 0 or gpus == 1:
-        return 1.0
-    return min(1.0, max(1e-9, model.speed(gpu_type, gpus, nodes, racks) / alone))
+@lru_cache(maxsize=65536)
+def _compact(gpus: int, per_node: int, unit: int) -> bool:
+    """Whether it is an even share on as few nodes as it can be."""
+    splits = even_splits(gpus, per_node, unit)
+    return bool(splits) and splits[0][0] == -(-gpus // per_node)
 
 
 def _fresh(job: Job) -> dict[str, Any]:

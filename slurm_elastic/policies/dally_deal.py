@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.placement.delay_room import GangTier, Place
 from slurm_elastic.policies.dally_awaited import Awaited
-from slurm_elastic.policies.dally_book import Bidder, part, tier_of
+from slurm_elastic.policies.dally_book import Bidder, tier_of
 from slurm_elastic.policies.dally_giveway import Giver, collect, givers, potential
 from slurm_elastic.policies.dally_order import Order
 from slurm_elastic.policies.dally_rooms import Hall, Places, Rooms
@@ -124,8 +124,11 @@ class Deal:
             self.results[bidder.job_id] = Dealt(bidder, None, self._why(bidder))
 
     def _smaller(self, bidder: Bidder) -> list[tuple[str, int]]:
-        found = [(kind, s) for kind, _ in bidder.shapes for s in bidder.sizes(kind)[1:]]
+        found = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
         return sorted(found, key=lambda shape: -shape[1])
+
+    def _sizes(self, bidder: Bidder, kind: str) -> tuple[int, ...]:
+        return bidder.sizes(kind, self.rooms.frame.per_node.get(kind, 0))
 
     def _start(
         self, bidder: Bidder, shapes: Iterable[tuple[str, int]], *, anything: bool = False
@@ -240,7 +243,7 @@ class Deal:
         for own in (held, *_parts(bidder, held)):
             if self._collected(bidder, own, free, known):
                 return
-        for size in (held.gpus, *(s for s in bidder.sizes(kind) if s < held.gpus)):
+        for size in (held.gpus, *(s for s in self._sizes(bidder, kind) if s < held.gpus)):
             places = self.rooms.potential(bidder, kind, potential(known), idle=False)
             found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
             if found is not None and self._collected(bidder, found, free, known):
@@ -264,25 +267,17 @@ class Deal:
         """Step 4: grow to the requested size, or come together, if that pays."""
         bidder, held = dealt.bidder, dealt.target
         assert held is not None
-        kind = held.gpu_type
-        asked = dict(bidder.shapes).get(kind, 0)
-        hall = self.rooms.hall(bidder, kind) if asked else None
-        if hall is None or not hall.open.room.free_total or not bidder.directive.sizes(kind):
-            return
-        apart = len(held.nodes) > 1 and over
-        sizes = [s for s in bidder.sizes(kind) if s > held.gpus or (apart and s == held.gpus)]
-        if not sizes:
-            return
-        places = self.rooms.potential(bidder, kind, dict(held.shares), idle=False)
-        now_part = self._part(bidder, held)
+        window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
+        before = self._speed(bidder, held)
         self.rooms.ledger.give(bidder.need, held)
         after = held
-        for size in sizes:
+        for kind, size in self._better(bidder, held, over=over):
+            own = dict(held.shares) if kind == held.gpu_type else {}
+            places = self.rooms.potential(bidder, kind, own, idle=False)
             found = self._acceptable(bidder, places, kind, size)
             if found is None or found == held:
                 continue
-            gain = self._part(bidder, found) * size / (now_part * held.gpus) - 1
-            window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
+            gain = self._speed(bidder, found) / before - 1
             if gain < self.min_gain or gain * window_s <= bidder.cost_s:
                 continue
             words = self.words.improves(bidder, held, found, gain)
@@ -290,6 +285,26 @@ class Deal:
             after = found
             break
         self.rooms.improve(bidder, held, after)
+
+    def _better(self, bidder: Bidder, held: Allocation, *, over: bool) -> list[tuple[str, int]]:
+        """Shapes that might be better than what it holds, and for which there are idle GPUs.
+
+        Another type only for who has too few GPUs, or at the end of a lease.
+        """
+        found = []
+        short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
+        for kind, _ in bidder.shapes:
+            same = kind == held.gpu_type
+            free = self.rooms.hall(bidder, kind).open.room.free_total
+            if not free or not (same or short or over):
+                continue
+            apart = len(held.nodes) > 1 and over
+            for size in self._sizes(bidder, kind):
+                more = size > held.gpus or (apart and size == held.gpus)
+                if more if same else held.gpus <= size <= free:
+                    found.append((kind, size))
+        speed = bidder.model.base
+        return sorted(found, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
 
     def _why(self, bidder: Bidder) -> str:
         """Why a waiting gang gets nothing."""
@@ -307,10 +322,10 @@ class Deal:
             return self.words.waits(bidder, shape)
         return self.words.picky(bidder, _span(hall, best), _span(hall, place), share)
 
-    def _part(self, bidder: Bidder, held: Allocation) -> float:
+    def _speed(self, bidder: Bidder, held: Allocation) -> float:
         frame = self.rooms.frame
         nodes, racks = frame.topology.spread(n for n in held.nodes if n in frame.index)
-        return part(bidder.model, held.gpu_type, held.gpus, max(1, nodes), max(1, racks))
+        return bidder.model.speed(held.gpu_type, held.gpus, max(1, nodes), max(1, racks)) or 1e-12
 
     def _waited(self, bidder: Bidder) -> float:
         return max(0.0, self.now - bidder.gang.since_s) if bidder.held is None else 0.0

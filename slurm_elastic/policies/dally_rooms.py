@@ -19,6 +19,7 @@ import numpy as np
 from slurm_elastic.cluster import Allocation, Node
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.models.communication import Communication, Span
+from slurm_elastic.models.live_communication import LiveCommunication, key_of
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.nodelist import expand
 from slurm_elastic.placement.consolidate import evenly
@@ -26,7 +27,7 @@ from slurm_elastic.placement.delay_choice import Choice
 from slurm_elastic.placement.delay_room import GangTier, Place, Room, Sites
 from slurm_elastic.placement.frame import Frame, Ints
 from slurm_elastic.placement.ledger import Ledger
-from slurm_elastic.policies.dally_book import Bidder, part
+from slurm_elastic.policies.dally_book import Bidder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,11 @@ class Kind:
     """What the worth of a place depends on, beside its GPUs.
 
     Attributes:
+        job_id: one of its jobs.
         farthest: the highest tier that is accepted.
     """
 
+    job_id: int
     model: SpeedModel
     gpu_type: str
     unit: int
@@ -49,9 +52,10 @@ Change = tuple[Bidder, Allocation, Allocation, bool]
 
 
 class Kinds:
-    """Numbers kinds; `Communication` by their speed models (the seam for other sources)."""
+    """Numbers kinds; `Communication` by what is known of their jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: LiveCommunication) -> None:
+        self._live = live
         self._names: dict[tuple[object, ...], str] = {}
         self._kinds: dict[str, Kind] = {}
         self._known: dict[tuple[str, int, Span], float] = {}
@@ -72,7 +76,8 @@ class Kinds:
         key = model, gpus, span
         if key not in self._known:
             kind = self._kinds[model]
-            self._known[key] = part(kind.model, kind.gpu_type, gpus, span[1], span[0])
+            job = key_of(kind.job_id, kind.gpu_type)
+            self._known[key] = self._live.part(job, gpus, span)
         return self._known[key]
 
 
@@ -160,6 +165,8 @@ class Rooms:
         fabric: Fabric,
         everyone: Iterable[Bidder],
         bidding: Iterable[Bidder],
+        *,
+        live: LiveCommunication,
     ) -> None:
         """Prepare.
 
@@ -168,9 +175,10 @@ class Rooms:
             fabric: link domains.
             everyone: all gangs of the round.
             bidding: gangs whose lease is over; their GPUs are open to all.
+            live: what distance costs them.
         """
         self.frame = ledger.frame
-        self.kinds = Kinds()
+        self.kinds = Kinds(live)
         self._fabric = fabric
         self._idle = ledger
         self._layouts: dict[str, _Layout] = {}
@@ -216,7 +224,7 @@ class Rooms:
         partition = self.frame.partition(bidder.job.partition)
         return self.kinds.name(
             Kind(
-                bidder.model, gpu_type, bidder.directive.unit_for(gpu_type),
+                bidder.job_id, bidder.model, gpu_type, bidder.directive.unit_for(gpu_type),
                 partition.max_nodes if partition else None, farthest,
             )
         )  # fmt: skip

@@ -37,6 +37,7 @@ class DallyRounds:
     decisive = True
     tunes = False
     moves = False
+    measures = True
 
     def __init__(self, config: Config) -> None:
         """Prepare.
@@ -59,7 +60,13 @@ class DallyRounds:
         waiting = [b.gang for b in bidders if b.held is None]
         waits = state.get("waits", {})
         self._order.begin(snapshot.time, waiting=waiting, waits=waits, starts=book.starts)
-        rooms = Rooms(ledger, Fabric.of(snapshot, config.topology), bidders, bidding)
+        rooms = Rooms(
+            ledger,
+            Fabric.of(snapshot, config.topology),
+            bidders,
+            bidding,
+            live=book.live,
+        )
         deal = Deal(
             rooms=rooms,
             order=self._order,

@@ -105,6 +105,8 @@ class Words:
 
     def improves(self, bidder: Bidder, held: Allocation, found: Allocation, gain: float) -> str:
         """It grows or moves."""
+        if found.gpu_type != held.gpu_type:
+            return f"{found.gpus} {found.gpu_type} are idle: {gain:.0%} faster"
         if found.gpus > held.gpus:
             return f"idle GPUs bring it nearer to the {bidder.gang.gpus} that it asked for"
         return f"its GPUs come together: {gain:.0%} faster"

@@ -141,6 +141,7 @@ class _Timed:
         self.policy = policy
         self.decisive = bool(getattr(policy, "decisive", False))
         self.moves = bool(getattr(policy, "moves", True))
+        self.measures = bool(getattr(policy, "measures", not self.decisive))
         self.wall_s: list[float] = []
         self.cpu_s = 0.0
 
@@ -193,7 +194,7 @@ class _Run:
         self.world = World(
             self.cluster,
             # Where there are racks, delay timers ask what distance costs under any policy.
-            measure=not self.policy.decisive or self.network is not None,
+            measure=self.policy.measures or self.network is not None,
             network=self.network,
         )
         controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
