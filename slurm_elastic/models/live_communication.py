@@ -121,12 +121,14 @@ class _Curve:
     def part(self, model: str, gpus: int, span: Span) -> float:
         """See `Communication`; `model` does not matter."""
         del model
+        if gpus == 1:
+            return 1.0
         racks, nodes, domains = span
         kind, toll = self.gpu_type, self.model.toll
         if toll is not None and _covers(toll, span):
             return _clamped(toll.part(kind, gpus, nodes, racks, linked=domains <= nodes))
         # Relative to as many GPUs that would not communicate at all.
-        alone = self.model.base(kind) * gpus
+        alone = self.model.speed(kind, 1) * gpus
         return _clamped(self.model.speed(kind, gpus, nodes, racks) / alone if alone > 0 else 1.0)
 
 
