@@ -17,7 +17,7 @@ from slurm_elastic.placement.tenants import Tenant
 from slurm_elastic.plan import Proposal
 
 #: How often a policy is asked again after jobs refused what they were offered.
-_MOST_OFFERS = 2
+_MOST_OFFERS = 8
 
 #: Asks the policy about these jobs with all GPUs that are free or theirs; and its new state.
 Ask = Callable[[Sequence[int]], tuple[Sequence[Proposal], Mapping[str, Any]]]
@@ -51,6 +51,9 @@ def carry_out(
             if assignment.config.controller.queue == "controller":
                 exchange(assignment)
         waiting = {j: o for j, o in assignment.outcomes.items() if o.waits and not o.changed}
+        for outcome in waiting.values():
+            if outcome.target is None:
+                outcome.reason = outcome.waits
         others = [j for j in asked if j not in waiting]
         idle = any(assignment.idle().values())
         if offers == _MOST_OFFERS or len(others) == len(asked) or not others or not idle:
