@@ -25,10 +25,10 @@ lint: venv ## ruff, mypy --strict, import-linter
 test-unit: venv ## unit and property tests, without Docker
 	$(RUN) pytest -n 2 tests/unit tests/property $(ARGS)
 
-test-cluster: venv ## tests on a real Slurm cluster in containers, which stays up: make cluster-down
+test-cluster: venv ## tests on real Slurm clusters in containers; the first stays up: make cluster-down
 	contrib/cluster/cluster up || [ $$? = 3 ] # 3: no Docker to be had; the tests say so and skip
 	@# real daemons on a shared machine: what failed is tried once more, and both runs are shown
-	$(RUN) pytest tests/cluster $(ARGS) || $(RUN) pytest tests/cluster --last-failed --last-failed-no-failures none
+	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder tests/cluster $(ARGS) || $(RUN) pytest tests/cluster --last-failed --last-failed-no-failures none
 
 test: lint test-unit test-cluster ## everything
 

@@ -1,6 +1,6 @@
 """Elastic jobs on congested uplinks: `python -m benchmarks.dally_congestion`.
 
-Sia's published philly workloads (../shared/data/sia) on 32 nodes of four `aws` GPUs in racks of
+Sia's published workloads (../shared/data/sia) on 32 nodes of four `aws` GPUs in racks of
 eight, under policy sia, with plain placement and with `[placement] mode = "delay"`, the racks'
 uplinks at 1, 1/4 and 1/16 (simulator/network.py says what crossing them costs).
 """
@@ -33,21 +33,25 @@ GRADIENT_BYTES = {
     "yolov3": 4 * 61.9e6,
 }
 
-#: `no wait` only looks for nodes of one rack first.
+#: `no wait` only looks for nodes of one rack first, and moves jobs together.
 PLACEMENTS = {
     "near": Placement(),
-    "delay, no wait": Placement(mode="delay", wait_node_s=0.0, wait_rack_s=0.0),
-    "delay": Placement(mode="delay"),
+    "nowait": Placement(mode="delay", timers="nowait"),
+    "fixed": Placement(mode="delay", timers="fixed"),
+    "own": Placement(mode="delay", timers="own"),
+    "auto": Placement(mode="delay", timers="auto"),
+    "full": Placement(mode="delay", timers="full"),
 }
 
-Case = tuple[int, float, str, str]
+Case = tuple[str, float, str, str]
 
 
 def run(case: Case) -> str:
     """One line of the table."""
-    index, congestion, mode, folder = case
+    name, congestion, mode, folder = case
+    trace, index = name.rsplit("-", 1)
     data, cluster = Path(folder), clusters.parse(CLUSTER)
-    jobs = workload.read(data / "workloads" / "philly" / f"workload-{index}.csv")
+    jobs = workload.read(data / "workloads" / trace / f"workload-{index}.csv")
     config = Config(
         controller=Controller(policy="sia", queue="controller"), placement=PLACEMENTS[mode]
     )
@@ -66,7 +70,7 @@ def run(case: Case) -> str:
     )
     s = result.summary()
     return (
-        f"| philly-{index} | 1/{congestion:g} | {mode} | {s['avg_jct_h']:.3f} |"
+        f"| {name} | 1/{congestion:g} | {mode} | {s['avg_jct_h']:.3f} |"
         f" {s['p99_jct_h']:.2f} | {result.crossing_gpu_s / 3600:.1f} |"
         f" {s['gpu_h_per_job'] * s['jobs']:.0f} | {s['restarts_per_job']:.2f} |"
     )
@@ -75,17 +79,21 @@ def run(case: Case) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workloads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument(
+        "--workloads", nargs="+", default=["philly-1", "philly-2"], metavar="TRACE-N"
+    )
+    parser.add_argument("--uplinks", nargs="+", type=float, default=[1.0, 4.0, 16.0])
+    parser.add_argument("--modes", nargs="+", choices=PLACEMENTS, default=["near", "nowait", "own"])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", default=str(DATA))
     options = parser.parse_args()
     if not Path(options.data).is_dir():
         parser.exit(2, f"{options.data}: no such folder; name Sia's published data with --data\n")
     cases: list[Case] = [
-        (index, congestion, mode, options.data)
-        for index in options.workloads
-        for congestion in (1.0, 4.0, 16.0)
-        for mode in PLACEMENTS
+        (name, congestion, mode, options.data)
+        for name in options.workloads
+        for congestion in options.uplinks
+        for mode in options.modes
     ]
     began = time.perf_counter()
     heads = ("workload", "uplink", "placement", "avg JCT h", "p99 h", "crossing GPU h", "GPU h")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 class JobClass(enum.Enum):
@@ -91,6 +92,7 @@ class Application:
         accumulation: whether micro-batches may be accumulated.
         micro_batches: micro-batches in flight per replica and step; > 1 only with pipelines.
         types: what is known of each type; a type that is missing cannot run it.
+        profiled: what they say of `single` was measured; else it is relative.
     """
 
     name: str
@@ -102,10 +104,76 @@ class Application:
     accumulation: bool = True
     micro_batches: int = 1
     types: tuple[TypeProfile, ...] = ()
+    profiled: bool = False
 
     def on(self, gpu_type: str) -> TypeProfile | None:
         """What is known of it on a type; None: it cannot run there."""
         return next((t for t in self.types if t.gpu_type == gpu_type), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs; times in any unit, as long as all layers of a job share it.
+
+    Attributes:
+        forward_s, backward_s: seconds of the passes.
+        parameter_bytes: gradients that are sent for it.
+    """
+
+    forward_s: float
+    backward_s: float
+    parameter_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefixes:
+    """Which front layers of a job may be frozen, as its training library says.
+
+    Attributes:
+        layers: of the model.
+        certified: from the front, that may be frozen.
+        frozen: that are frozen now.
+        penalties: (layers, fraction of useful progress lost), ascending in the layers; a prefix
+            that is not named has no known penalty, 0 layers cost nothing.
+        max_penalty: the largest that the user accepts; 0 to 1.
+        costs: of each layer, from the front; () if not measured.
+
+    Raises:
+        ValueError: what cannot be, or contradicts itself.
+    """
+
+    layers: int
+    certified: int
+    max_penalty: float
+    frozen: int = 0
+    penalties: tuple[tuple[int, float], ...] = ()
+    costs: tuple[LayerCost, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, count in (("certified", self.certified), ("frozen", self.frozen)):
+            if not 0 <= count <= self.layers:
+                raise ValueError(f"{name}={count}: must be from 0 to the {self.layers} layers")
+        for text, fraction in (
+            ("max_penalty", self.max_penalty),
+            *((f"penalty of {n} layers", p) for n, p in self.penalties),
+        ):
+            if not 0 <= fraction <= 1:
+                raise ValueError(f"{text}: {fraction:g} must be a fraction from 0 to 1")
+        named = [0, *(n for n, _ in self.penalties), self.layers + 1]
+        if any(b <= a for a, b in pairwise(named)):
+            raise ValueError(f"penalties of {named[1:-1]} layers: must ascend within the layers")
+        if self.costs and len(self.costs) != self.layers:
+            raise ValueError(
+                f"costs of {len(self.costs)} layers, but the model has {self.layers}:"
+                " measure them again"
+            )
+        for i, cost in enumerate(self.costs, start=1):
+            worst = min(cost.forward_s, cost.backward_s, cost.parameter_bytes)
+            total = cost.forward_s + cost.backward_s + cost.parameter_bytes
+            if not (worst >= 0 and total < float("inf")):
+                raise ValueError(f"costs of layer {i}: must be finite and not negative")
+        if self.costs and not sum(c.forward_s + c.backward_s for c in self.costs) > 0:
+            raise ValueError("costs: the layers take no time at all: measure them again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +184,10 @@ class Learned:
         application: what was known before.
         observations: at most one per configuration, in the order of their measurement.
         noise: the latest; None: not measured, the batch's efficiency is unknown.
+        prefixes: what may be frozen of it; None: nothing.
     """
 
     application: Application
     observations: tuple[Observation, ...] = ()
     noise: Noise | None = None
+    prefixes: Prefixes | None = None

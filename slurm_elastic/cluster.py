@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_elastic.directive import Directive
+from slurm_elastic.nodelist import expand
 from slurm_elastic.submission import Submission
 
 
@@ -165,6 +166,17 @@ class Job:
     extra: str = ""
     requeueable: bool = True
     devices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def indexes(self) -> Mapping[str, tuple[int, ...]]:
+        """`devices` by node; what cannot be read is left out."""
+        found = {}
+        for node, text in self.devices:
+            try:
+                found[node] = tuple(int(i) for i in expand(f"[{text}]"))
+            except ValueError:
+                continue
+        return found
 
     @property
     def elastic(self) -> bool:

@@ -156,6 +156,35 @@ class Sia:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ElasticBatch:
+    """`[elastic_batch]`: the policy `elastic_batch` (docs/elastic_batch.md); defaults as published.
+
+    What the paper leaves out is off: `restart_cost`, `statistical`, `starvation_s`.
+    """
+
+    #: Who finds no GPUs when they are divided: waits (`queue`), or is left out for good (`drop`).
+    mode: str = field(default="queue", metadata={"known": ("queue", "drop")})
+    #: Seconds between two divisions of the GPUs.
+    interval_s: float = field(default=600.0, metadata={"min": 0.0, "max": 86400.0})
+    #: `elastic` chooses batches, too; the others only GPUs, at the largest batch or a drawn one.
+    batch: str = field(
+        default="elastic", metadata={"known": ("elastic", "fixed-max", "fixed-random")}
+    )
+    #: Batches that do not fit into GPU memory at once may be computed in several micro-steps.
+    accumulate: bool = False
+    #: Count what a restart costs: a change loses restart seconds of the interval ahead.
+    restart_cost: bool = False
+    #: Goodput instead of throughput: large batches count by what their samples are worth.
+    statistical: bool = False
+    #: No job waits longer than this while others hold more than MIN; 0: no such guard.
+    starvation_s: float = field(default=0.0, metadata={"min": 0.0, "max": 1e7})
+    #: A job grows to at most this many times the most GPUs it was measured on.
+    growth: float = field(default=2.0, metadata={"min": 1.0, "max": 1e6})
+    #: In simulations jobs begin with measured times, as from the paper's scalability analyser.
+    analysed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Las:
     """`[las]`: the policy `las`, Tiresias' queues (docs/baselines.md)."""
 
@@ -168,12 +197,34 @@ class Las:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dally:
+    """`[dally]`: the policy `dally` (docs/dally.md)."""
+
+    #: How long gangs wait for a near place: `own` is our policy; `auto`, `nowait`, `full`, or two
+    #: numbers of leases like `12,24`, are the published one, in its order.
+    timers: str = "own"
+    #: Seconds after which a running gang bids again.
+    lease_s: float = field(default=3600.0, metadata={"min": 1.0, "max": 1e7})
+    #: Nobody is preempted, shrunk or moved before it has run so long since its last start, nor
+    #: before it has run ten times as long as its restart takes.
+    floor_s: float = field(default=600.0, metadata={"min": 0.0, "max": 1e7})
+    #: Leases for which waits are remembered to tune the timers.
+    history: float = field(default=24.0, metadata={"min": 1.0, "max": 1e6})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """`[placement]`: whether jobs wait for a near place (docs/dally.md)."""
 
     #: `near` takes the nearest place there is; `delay` may wait a while for a nearer one.
     mode: str = field(default="near", metadata={"known": ("near", "delay")})
-    #: Seconds after which a job that suffers accepts more nodes than its GPUs take.
+    #: How long: `own`, tuned by the waits there are; `fixed`, `wait_node_s` and `wait_rack_s`;
+    #: as published `auto`, `nowait`, `full`, or two numbers of leases like `12,24`.
+    timers: str = field(default="own", metadata={"check": "timers"})
+    #: Seconds of a lease, in which tuned timers count.
+    lease_s: float = field(default=300.0, metadata={"min": 1.0, "max": 1e7})
+    #: Seconds after which a job that suffers accepts more nodes than its GPUs take; at least,
+    #: with `own`.
     wait_node_s: float = field(default=300.0, metadata={"min": 0.0, "max": 1e7})
     #: Seconds after which it accepts more racks.
     wait_rack_s: float = field(default=900.0, metadata={"min": 0.0, "max": 1e7})
@@ -206,7 +257,9 @@ class Config:
     resize: Resize = field(default_factory=Resize)
     speedup: Speedup = field(default_factory=Speedup)
     sia: Sia = field(default_factory=Sia)
+    elastic_batch: ElasticBatch = field(default_factory=ElasticBatch)
     las: Las = field(default_factory=Las)
+    dally: Dally = field(default_factory=Dally)
     placement: Placement = field(default_factory=Placement)
     topology: Topology = field(default_factory=Topology)
     slurm: Slurm = field(default_factory=Slurm)
@@ -288,7 +341,7 @@ def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
     if hint is str:
         if not isinstance(value, str):
             raise ValueError(f"must be text, not {value!r}")
-        return _known(value, bounds)
+        return _timers(value) if bounds.get("check") == "timers" else _known(value, bounds)
     kind = get_args(hint)[-1]
     if kind in (int, float):
         keys = bounds.get("keys", ())
@@ -310,6 +363,21 @@ def _table(kind: type, value: dict[str, Any], keys: tuple[str, ...]) -> dict[str
         except ValueError as error:
             raise ValueError(f"of {name} {error}") from None
     return found
+
+
+def _timers(value: str) -> str:
+    words = ("own", "fixed", "auto", "nowait", "full")
+    node, _, rack = value.partition(",")
+    try:
+        good = value in words or 0 <= float(node) <= float(rack)
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(
+            f'"{value[:40]}" cannot be; write {", ".join(words)}, or NODE,RACK in leases with NODE'
+            " not above RACK, e.g. 12,24"
+        )
+    return value
 
 
 def _known(value: str, bounds: dict[str, Any]) -> str:

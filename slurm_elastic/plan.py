@@ -26,12 +26,25 @@ class Alternative:
         gpus: 0 means: let it wait (it keeps its checkpoint and a lease).
         value: the policy's own measure, comparable within one round only.
         reason: why, in words for `selastic explain`.
+        shares: a finished place, (node, GPUs) pairs: exactly that one or none; (): placement
+            looks for one.
+        batch: samples per step that go with it, where the policy chooses batches itself.
+        dropped: with no GPUs: it was turned away for good, and is left pending (the simulator
+            counts it as dropped).
     """
 
     gpu_type: str
     gpus: int
     value: float
     reason: str = ""
+    shares: tuple[tuple[str, int], ...] = ()
+    batch: int | None = None
+    dropped: bool = False
+
+    @property
+    def place(self) -> Allocation | None:
+        """The finished place; None: placement looks for one."""
+        return Allocation.of(self.gpu_type, dict(self.shares)) if self.shares else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +78,8 @@ class Decision:
             gives way to somebody).
         cost_s: expected seconds without training, times GPUs held: GPU seconds.
         waiting_for: what holds a better allocation back ("minimum interval until 14:05"), or "".
+        batch: samples per step that it is to have with the target, where the policy chooses them.
+        dropped: it was turned away for good.
     """
 
     job_id: int
@@ -78,6 +93,8 @@ class Decision:
     gain: float = 0.0
     cost_s: float = 0.0
     waiting_for: str = ""
+    batch: int | None = None
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +112,18 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One round's outcome."""
+    """One round's outcome.
+
+    Attributes:
+        wake: when to decide again at the latest (epoch s): a job that waits for a near place
+            then takes a farther one; None: nobody's wait ends.
+    """
 
     time: float
     decisions: tuple[Decision, ...] = ()
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
+    wake: float | None = None
 
     @cached_property
     def decision(self) -> Mapping[int, Decision]:
@@ -115,13 +138,24 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Speed seen in one shape: `samples_per_s` over `steps` steps."""
+    """Speed seen in one shape: `samples_per_s` over `steps` steps.
+
+    Attributes:
+        racks: that its nodes were in.
+        compute_s: of one step there, forward, backward and optimizer; None: not told.
+        sync_s: what a step stood still for the others, waiting for slower ranks included.
+        reports: that told these two, which are running means over about five of them.
+    """
 
     gpu_type: str
     gpus: int
     nodes: int
     samples_per_s: float
     steps: int
+    racks: int = 1
+    compute_s: float | None = None
+    sync_s: float | None = None
+    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +163,7 @@ class JobRecord:
     """What is known of a job beyond the snapshot: from reports, people and past transitions.
 
     Attributes:
-        measurements: at most one per (type, GPUs, nodes), the latest.
+        measurements: at most one per (type, GPUs, nodes, racks), the latest.
         proven: it has written a checkpoint and read it back: it may be resized.
         reporting: it has reported during the present attempt.
         checkpoint_s, restart_s: measured cost of a save, and from notice to first step in the
@@ -143,6 +177,8 @@ class JobRecord:
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
         resizes: changes made to it in its life.
         learned: what goodput models are fitted to; None: nothing is known but `measurements`.
+        gradient_bytes: what its ranks reduce in each step: bytes of the parameters that are
+            trained; None: not told, or it is not data-parallel alone.
     """
 
     job_id: int
@@ -162,6 +198,7 @@ class JobRecord:
     leased: bool = False
     resizes: int = 0
     learned: Learned | None = None
+    gradient_bytes: float | None = None
 
     def change_s(self, assumed_s: float) -> float:
         """Seconds without training that a change costs: a save, and a restart.

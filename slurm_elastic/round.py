@@ -14,13 +14,15 @@ later round.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
-from slurm_elastic.placement import pack, promises
+from slurm_elastic.fabric import Fabric
+from slurm_elastic.placement import offers, promises
 from slurm_elastic.placement.assign import Assignment, Outcome
-from slurm_elastic.placement.exchange import exchange
+from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.ledger import Books, Ledger, Need, union
 from slurm_elastic.placement.neighbour import Neighbours, neighbours
@@ -74,7 +76,7 @@ def decide_round(
         The plan, and the state for the next round.
     """
     decisive = bool(getattr(policy, "decisive", False))
-    frame = Frame(snapshot)
+    frame = Frame(snapshot, Fabric.of(snapshot, config.topology))
     everyone = tenants(frame, records, config)
     ledger = Ledger(frame)
     books = Books(ledger, ledger.copy())
@@ -94,6 +96,7 @@ def decide_round(
         decisive=decisive,
     )
     assignment = Assignment(books, config, at_once=at_once, judging=not decisive)
+    assignment.gate = Gate(config.placement, frame, state.get("placement", {}))
     free = [
         t
         for t in everyone.values()
@@ -107,12 +110,14 @@ def decide_round(
     asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
     deciding = _Deciding(everyone, records, policy, state.get("policy", {}), seed)
     policy_state = deciding.assign(assignment, [*asked, *owed.ready])
-    plan = _plan(everyone, owed, assignment, explain=explain)
+    plan = _plan(everyone, owed, assignment, deciding.proposals, explain=explain)
     made = {} if decisive else promises.made(plan, assignment.outcomes.values(), promised, config)
+    waits = assignment.gate.after((t, plan.decision[j].target) for j, t in everyone.items())
     return plan, {
         "policy": dict(policy_state),
         "refused": dict(sorted(owed.refused.items())),
         "promised": made,
+        **({"placement": waits} if waits else {}),
     }
 
 
@@ -132,26 +137,16 @@ class _Deciding:
         self._policy = policy
         self._state = state
         self._seed = seed
+        #: The last answers, by job.
+        self.proposals: dict[int, Proposal] = {}
 
     def assign(self, assignment: Assignment, asked: Sequence[int]) -> Mapping[str, Any]:
         """Fill the assignment; the policy's new state."""
-        capacity = assignment.idle()
-        for job_id in asked:
-            _add(capacity, self._tenants[job_id].current)
-        snapshot = assignment.frame.snapshot
-        proposals, state = self._ask(snapshot, asked, capacity)
+        proposals, state = self._ask_all(assignment, asked)
         if not assignment.judging:
-            if assignment.at_once:
-                pack.carry_out(
-                    assignment,
-                    proposals,
-                    self._tenants,
-                    moves=bool(getattr(self._policy, "moves", True)),
-                )
-            else:
-                assignment.place(proposals, self._tenants)
-                if assignment.config.controller.queue == "controller":
-                    exchange(assignment)
+            moves = bool(getattr(self._policy, "moves", True))
+            again = partial(self._ask_all, assignment)
+            offers.carry_out(assignment, asked, proposals, self._tenants, again, moves=moves)
             return state
         before, kept = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._tenants)
@@ -166,8 +161,20 @@ class _Deciding:
                 break
         return state
 
+    def _ask_all(
+        self, assignment: Assignment, jobs: Sequence[int]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        capacity = assignment.idle()
+        for job_id in jobs:
+            _add(capacity, self._tenants[job_id].current)
+        return self._ask(assignment.frame.snapshot, jobs, capacity, assignment.later)
+
     def _ask(
-        self, snapshot: Snapshot, jobs: Sequence[int], capacity: Mapping[str, int]
+        self,
+        snapshot: Snapshot,
+        jobs: Sequence[int],
+        capacity: Mapping[str, int],
+        later: Ledger | None = None,
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         question = Question(
             snapshot=snapshot,
@@ -176,8 +183,11 @@ class _Deciding:
             jobs=tuple(jobs),
             capacity=capacity,
             seed=self._seed,
+            later=later,
         )
-        return self._policy.decide(question, self._state)
+        proposals, state = self._policy.decide(question, self._state)
+        self.proposals.update((p.job_id, p) for p in proposals)
+        return proposals, state
 
     def _offer_again(self, assignment: Assignment) -> bool:
         """Offer what refused offers left idle to the other jobs; whether anybody took it."""
@@ -219,7 +229,12 @@ class _Deciding:
 
 
 def _plan(
-    everyone: Mapping[int, Tenant], owed: Neighbours, assignment: Assignment, *, explain: bool
+    everyone: Mapping[int, Tenant],
+    owed: Neighbours,
+    assignment: Assignment,
+    proposals: Mapping[int, Proposal],
+    *,
+    explain: bool,
 ) -> Plan:
     """Targets to decisions, as far as they can be begun now, with their words."""
     frame, now = assignment.frame, assignment.now
@@ -250,12 +265,13 @@ def _plan(
             waiting += " others give up first"
             target, reason = tenant.current, "keeps what it has for now"
         holds = target or tenant.current
+        meant = _meant(proposals.get(job_id), target)
         words = {}
         if explainer is not None and holds:
             words = {
                 "why_not_more": explainer.why_not_more(tenant, holds, outcome, way),
                 "why_not_fewer": explainer.why_not_fewer(tenant, holds, outcome),
-                "why_here": explainer.why_here(tenant, holds),
+                "why_here": explainer.why_here(tenant, holds, outcome),
             }
         decisions.append(
             Decision(
@@ -267,6 +283,8 @@ def _plan(
                 gain=_gain(frame, tenant, target) if explain else 0.0,
                 cost_s=_cost_s(tenant, target),
                 waiting_for=waiting,
+                batch=meant.batch if meant else None,
+                dropped=meant is not None and meant.dropped,
                 **words,
             )
         )
@@ -276,7 +294,15 @@ def _plan(
         decisions=tuple(decisions),
         claims=tuple(owed.claims),
         notes=_notes(snapshot, owed, givers),
+        wake=assignment.gate.wake(d.job_id for d in decisions if d.action is Action.KEEP),
     )
+
+
+def _meant(proposal: Proposal | None, target: Allocation | None) -> Alternative | None:
+    """The alternative that a target is of."""
+    shape = (target.gpu_type, target.gpus) if target else ("", 0)
+    ranked = proposal.alternatives if proposal else ()
+    return next((a for a in ranked if (a.gpu_type, a.gpus) == shape), None)
 
 
 def _leaves(job: Job, tenant: Tenant | None, at: float, config: Config) -> bool:

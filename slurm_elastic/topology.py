@@ -41,9 +41,10 @@ class TopologyError(ValueError):
 class Tier(enum.IntEnum):
     """The highest link that an allocation's communication crosses; lower is faster."""
 
-    NODE = 0
-    RACK = 1
-    SPINE = 2
+    DOMAIN = 0
+    NODE = 1
+    RACK = 2
+    SPINE = 3
 
 
 class Topology:
@@ -83,6 +84,10 @@ class Topology:
         """The tree of a snapshot; kept between rounds while switches and nodes are the same."""
         return _cached(snapshot.switches, tuple(n.name for n in snapshot.nodes))
 
+    def has(self, node: str) -> bool:
+        """Whether this is a node of the cluster."""
+        return node in self._rack_of
+
     def rack_of(self, node: str) -> str:
         """Name of the rack that a node is in; "" where there are no switches."""
         return self.racks[self._rack_of[node]]
@@ -91,11 +96,16 @@ class Topology:
         """Names of the racks that these nodes are in, in the tree's order."""
         return tuple(self.racks[i] for i in sorted({self._rack_of[n] for n in nodes}))
 
-    def tier(self, where: Allocation | Iterable[str]) -> Tier:
-        """The tier of an allocation or of a set of nodes."""
+    def tier(self, where: Allocation | Iterable[str], *, linked: bool = False) -> Tier:
+        """The tier of an allocation or of a set of nodes.
+
+        Args:
+            where: its nodes.
+            linked: its GPUs are known to be in one link domain (fabric.Fabric.in_one_domain).
+        """
         nodes = where.nodes if isinstance(where, Allocation) else tuple(where)
         if len(nodes) <= 1:
-            return Tier.NODE
+            return Tier.DOMAIN if linked else Tier.NODE
         return Tier.RACK if len({self._rack_of[n] for n in nodes}) == 1 else Tier.SPINE
 
     def spread(self, where: Allocation | Iterable[str]) -> tuple[int, int]:
@@ -132,15 +142,13 @@ class Topology:
         crossed = np.flatnonzero((mine > 0) & (mine < len(nodes)))
         return (*sorted(nodes), *(below.names[i] for i in crossed))
 
-    def shared_links(
-        self, wheres: Mapping[int, Allocation | Iterable[str]]
-    ) -> dict[str, tuple[int, ...]]:
-        """Uplinks that several jobs cross: the jobs by link, both sorted."""
-        users: dict[str, list[int]] = {}
+    def users(self, wheres: Mapping[int, Allocation | Iterable[str]]) -> dict[str, tuple[int, ...]]:
+        """Who crosses each uplink that anybody does: the jobs by link, both sorted."""
+        found: dict[str, list[int]] = {}
         for job_id, where in sorted(wheres.items()):
             for link in self.links(where):
-                users.setdefault(link, []).append(job_id)
-        return {link: tuple(jobs) for link, jobs in sorted(users.items()) if len(jobs) > 1}
+                found.setdefault(link, []).append(job_id)
+        return {link: tuple(jobs) for link, jobs in sorted(found.items())}
 
     def link_speed(self, link: str) -> int:
         """Slurm's LinkSpeed of a switch's uplink; 1 for a node's own link."""

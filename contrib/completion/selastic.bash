@@ -8,16 +8,17 @@ _selastic_jobs() {
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local verbs='status show explain plan history usage topology hold release update retire
-        reconfigure check config ping simulate compare workload partition'
+        reconfigure check config ping simulate compare workload partition recommend'
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
-        --config --artifact-compat --jobs --jobs-csv --plot --json --help'
+        --freezing --racks --uplink-gbit --congestion --gradient-bytes --config --artifact-compat
+        --jobs --jobs-csv --plot --json --help'
     local i verb='' words='' sub=''
     COMPREPLY=()
 
     case $previous in
-        --config | --profiles | --restarts | --slowdown | --jobs-csv | --plot | --sacct | --output | -o)
+        --config | --profile | --profiles | --restarts | --slowdown | --gradient-bytes | --jobs-csv | --plot | --sacct | --output | -o)
             compopt -o default; return ;;
         --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
         --class)
@@ -56,6 +57,8 @@ _selastic() {
         compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
         partition) words="--machines --bandwidth --activations --memory --straight --paper
             --free-sources --states $table --help" ;;
+        recommend) words="--profile --epochs --samples --deadline --budget --price --model
+            --extrapolate --batch --global-batch --uncached --once --plot $table --help" ;;
         workload)
             case $sub:$current in
                 generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
@@ -66,8 +69,8 @@ _selastic() {
             esac ;;
     esac
     case $verb:$sub:$current in
-        simulate:*:-* | compare:*:-* | partition:*:-* | workload:[a-z]*:-*) ;;
-        simulate:* | compare:* | partition:* | workload:[a-z]*) compopt -o default ;;
+        simulate:*:-* | compare:*:-* | partition:*:-* | recommend:*:-* | workload:[a-z]*:-*) ;;
+        simulate:* | compare:* | partition:* | recommend:* | workload:[a-z]*) compopt -o default ;;
     esac
     case $verb:$current in
         :* | *:-*) ;;

@@ -36,6 +36,8 @@ VERBS = {
     "compare": "compare",
     "workload": "workload",
     "partition": "partition",
+    "profile": "profile",
+    "recommend": "recommend",
 }
 
 

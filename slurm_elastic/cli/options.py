@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from slurm_elastic.cli.errors import USAGE, CliError
 from slurm_elastic.cli.tables import Layout
+from slurm_elastic.cli.words import clean
 
 C = TypeVar("C", bound=click.Command)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,6 +66,33 @@ def job_ids(command: F) -> F:
 def layout(format_: str, noheader: bool, parsable: bool) -> Layout:
     """The table options as a value."""
     return Layout(columns=format_, header=not noheader, parsable=parsable)
+
+
+def whole(text: str, option: str) -> int:
+    """A whole number above 0.
+
+    Raises:
+        CliError: it is none.
+    """
+    word = text.strip()
+    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word)):
+        raise CliError(f'{option}: "{clean(text)}" is no number above 0', USAGE)
+    return int(word)
+
+
+def number(text: str, option: str) -> float:
+    """A number above 0.
+
+    Raises:
+        CliError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise CliError(f'{option}: "{clean(text)}" is no number above 0', USAGE)
+    return value
 
 
 def put(lines: Iterable[str]) -> None:

@@ -78,10 +78,10 @@ def partition(
             levels,
             cost=pipeline.Cost.PAPER if paper else pipeline.Cost.PUBLISHED,
             compression=1.0 if activations else None,
-            memory=_number(memory, "--memory") if memory else None,
+            memory=options.number(memory, "--memory") if memory else None,
             straight=straight,
             free_sources=free_sources,
-            limit=_whole(states, "--states") if states else pipeline.LIMIT,
+            limit=options.whole(states, "--states") if states else pipeline.LIMIT,
         )
     except pipeline_profile.ProfileError as error:
         raise CliError(clean(error), USAGE) from None
@@ -130,31 +130,14 @@ def shown(found: Partition, levels: tuple[Level, ...], name: str, layout: Layout
 def _levels(machines: str, bandwidth: str) -> tuple[Level, ...]:
     from slurm_elastic.models.pipeline import Level  # noqa: PLC0415
 
-    counts = [_whole(text, "--machines") for text in machines.split(",")]
-    speeds = [_number(text, "--bandwidth") for text in bandwidth.split(",")]
+    counts = [options.whole(text, "--machines") for text in machines.split(",")]
+    speeds = [options.number(text, "--bandwidth") for text in bandwidth.split(",")]
     if len(counts) != len(speeds):
         raise CliError(
             f"--bandwidth: {len(speeds)} for {len(counts)} levels of --machines: give one for each",
             USAGE,
         )
     return tuple(Level(n, b) for n, b in zip(counts, speeds, strict=True))
-
-
-def _whole(text: str, option: str) -> int:
-    word = text.strip()
-    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word)):
-        raise CliError(f'{option}: "{clean(text)}" is no number above 0', USAGE)
-    return int(word)
-
-
-def _number(text: str, option: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise CliError(f'{option}: "{clean(text)}" is no number above 0', USAGE)
-    return value
 
 
 def _layers(names: list[str]) -> str:

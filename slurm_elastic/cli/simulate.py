@@ -116,6 +116,18 @@ def shown(results: Sequence[Result]) -> list[str]:
             f" {said['policy_ms_p95']:.1f} ms p95; simulation {digits(said['cpu_s'])} s of CPU"
         ),
     ]
+    if any(r.crossing_gpu_s for r in results):
+        lines.insert(
+            -1,
+            f"  crossing racks    {digits(said['crossing_gpu_h'])} GPU h lost to communication"
+            " between racks",
+        )
+    if "freezing_layers" in said:
+        lines.insert(
+            -1,
+            f"  freezing          {100 * said['freezing_layers']:.0f} % of the layers on average;"
+            f" {100 * said['freezing_lost']:.1f} % more progress to make for it",
+        )
     if not math.isnan(said["unfair_fraction"]):
         lines.insert(
             -1,

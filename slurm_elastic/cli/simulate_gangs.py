@@ -51,7 +51,15 @@ def refuse(inputs: simulations.Inputs, plot: str | None) -> None:
     Raises:
         CliError: one was given.
     """
-    given = ((inputs.profiles, "--profiles"), (inputs.class_, "--class"), (plot, "--plot"))
+    given = (
+        (inputs.profiles, "--profiles"),
+        (inputs.class_, "--class"),
+        (plot, "--plot"),
+        (inputs.racks, "--racks"),
+        (inputs.uplink_gbit, "--uplink-gbit"),
+        (inputs.congestion, "--congestion"),
+        (inputs.gradient_bytes, "--gradient-bytes"),
+    )
     for value, option in given:
         if value is not None:
             raise CliError(f"{option}: gangs do not know it; leave it out", USAGE)

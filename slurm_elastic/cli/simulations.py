@@ -18,6 +18,7 @@ import click
 
 from slurm_elastic.cli import progress
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.simulate_network import network, network_options
 from slurm_elastic.cli.words import clean
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: As `simulator.freezing_truth.BELIEFS`, which is only imported when a command runs.
+_BELIEFS = ("pessimistic", "central", "optimistic")
 _CLASSES = ("adaptive", "strong-scaling", "rigid")
 _INVENTED_JOBS = 160
 _INVENTED_HOURS = 8.0
@@ -48,9 +51,14 @@ class Inputs:
     class_: str | None
     restarts: str | None
     speeds: str | None
+    freezing: str | None
     config: str | None
     artifact_compat: bool
     jobs: int | None
+    racks: int | None
+    uplink_gbit: float | None
+    congestion: float | None
+    gradient_bytes: str | None
 
 
 def shared(command: F) -> F:
@@ -82,6 +90,11 @@ def shared(command: F) -> F:
         click.option(
             "--speeds", metavar="TYPE=X,…",
             help="Relative speed of GPU types, for jobs with a stated curve.",
+        ),
+        network_options,
+        click.option(
+            "--freezing", type=click.Choice(_BELIEFS),
+            help="All jobs may freeze layers; what is believed of that.",
         ),
         click.option("--config", metavar="FILE", help="A site's elastic.toml (defaults)."),
         click.option(
@@ -314,6 +327,16 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
         seed=inputs.seed,
         job_class=JobClass(inputs.class_) if inputs.class_ else None,
         restarts=_by_job(restarts(inputs), loaded[1]),
+        freezing=inputs.freezing,
+        network=network(
+            machines,
+            loaded[0],
+            racks=inputs.racks,
+            uplink_gbit=inputs.uplink_gbit,
+            congestion=inputs.congestion,
+            gradient_bytes=inputs.gradient_bytes,
+            builtin=inputs.profiles is None and "#" not in min(loaded[0].applications),
+        ),
     )
 
 

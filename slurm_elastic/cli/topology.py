@@ -93,9 +93,9 @@ def lines(answer: TopologyAnswer, layout: Layout, *, everybody: bool = False) ->
     if layout.parsable or not layout.header:
         return table
     out = [f"note: {words.clean(n)}" for n in answer["notes"]]
-    if answer["speeds"]:
-        known = [(t, answer["speeds"][k]) for k, t in _TIERS if k in answer["speeds"]]
-        out.append("LINKS   " + "   ".join(f"{text} {_speed(speed)}" for text, speed in known))
+    known = [f"{text} {said}" for tier, text in _TIERS if (said := _tier_speed(answer, tier))]
+    if known:
+        out.append("LINKS   " + "   ".join(known))
     out += tree(answer)
     missing = "no jobs hold GPUs" if everybody else "no elastic jobs hold GPUs"
     return [*out, "", *(table if jobs else [missing])]
@@ -201,6 +201,19 @@ def _users(users: Sequence[str], others: int) -> str:
         return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
     more = f"{rest} other{'s' if rest > 1 else ''}"
     return f"{', '.join(shown)} and {more}" if shown else more
+
+
+def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
+    """As configured, else as jobs' stalls show it; "" when it is not known."""
+    if tier in answer["speeds"]:
+        return _speed(answer["speeds"][tier])
+    seen = answer["measured"].get(tier)
+    if seen is None:
+        return ""
+    count = f"{seen['jobs']} job{'s' if seen['jobs'] != 1 else ''}"
+    owners = f"{seen['owners']} user{'s' if seen['owners'] != 1 else ''}"
+    own = "" if seen["counts"] else "; counts for their own jobs only"
+    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{own})"
 
 
 def _end(link: LinkRow) -> str:

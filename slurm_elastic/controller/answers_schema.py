@@ -336,12 +336,22 @@ class SpreadRow(TypedDict):
     shared: list[str]
 
 
+class MeasuredLinkRow(TypedDict):
+    """A tier's links by the stalls of so many jobs of so many owners; `counts`: for everybody."""
+
+    gbit_s: float
+    jobs: int
+    owners: int
+    counts: bool
+
+
 class TopologyAnswer(TypedDict):
-    """`selastic topology`."""
+    """`selastic topology`; `measured` has tiers that `speeds` has not."""
 
     time: float
     notes: list[str]
     speeds: dict[str, float]
+    measured: dict[str, MeasuredLinkRow]
     switches: list[SwitchRow]
     nodes: list[NodeRow]
     jobs: list[SpreadRow]

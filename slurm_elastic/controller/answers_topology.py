@@ -17,8 +17,10 @@ from slurm_elastic.controller.answers_schema import (
     TopologyAnswer,
 )
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.nodelist import expand
-from slurm_elastic.topology import Tier, Topology, problems
+from slurm_elastic.models.links import GBIT
+from slurm_elastic.models.seen_links import LEAST_OWNERS
+from slurm_elastic.placement.tenants import links_seen
+from slurm_elastic.topology import Topology, problems
 
 _SWITCH = "switch:"
 
@@ -43,6 +45,15 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
         "time": snapshot.time,
         "notes": network_problems(view),
         "speeds": dict(fabric.speeds),
+        "measured": {
+            tier: {
+                "gbit_s": link.bytes_s / GBIT,
+                "jobs": link.jobs,
+                "owners": link.owners,
+                "counts": link.owners >= LEAST_OWNERS,
+            }
+            for tier, link in links_seen(snapshot, view.records, fabric.speeds).links.items()
+        },
         "switches": [
             people.switch(s.name, parents.get(s.name, ""), s.level)
             for s in sorted(snapshot.switches, key=lambda s: (-s.level, s.name))
@@ -75,10 +86,7 @@ class _People:
         self._places = places
         self._shown = {j.job_id: j for j in viewer.jobs(view) if j.job_id in places}
         self._links = {job_id: tree.links(where) for job_id, where in places.items()}
-        self._users: dict[str, list[int]] = defaultdict(list)
-        for job_id, links in sorted(self._links.items()):
-            for link in links:
-                self._users[link].append(job_id)
+        self._users = tree.users(places)
         self._on: dict[str, list[int]] = defaultdict(list)
         for job_id in sorted(self._shown):
             for name in places[job_id].nodes:
@@ -133,16 +141,15 @@ class _People:
         }
 
     def _tier(self, job: Job, where: Allocation) -> str:
-        tier = self._tree.tier(where)
-        if tier is not Tier.NODE:
-            return tier.name.lower()
-        (node,) = where.nodes
-        held = _devices(job).get(node, ())
-        together = len(held) == where.gpus and self._fabric.in_one_domain(node, held)
-        return "domain" if together else "node"
+        linked = False
+        if len(where.nodes) == 1:
+            (node,) = where.nodes
+            held = job.indexes.get(node, ())
+            linked = len(held) == where.gpus and self._fabric.in_one_domain(node, held)
+        return self._tree.tier(where, linked=linked).name.lower()
 
     def _holder(self, job: Job, node: str) -> HolderRow:
-        held = _devices(job).get(node)
+        held = job.indexes.get(node)
         return {
             "job_id": job.job_id,
             "display_id": job.display_id,
@@ -165,13 +172,3 @@ class _People:
 def _present(where: Allocation, nodes: Mapping[str, Node]) -> bool:
     """A node may have left slurm.conf while a job's last moments are still told."""
     return all(n in nodes for n in where.nodes)
-
-
-def _devices(job: Job) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for node, text in job.devices:
-        try:
-            found[node] = tuple(int(i) for i in expand(f"[{text}]"))
-        except ValueError:
-            continue
-    return found

@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.cluster import Job, JobState, Snapshot
+from slurm_elastic.application import Learned
+from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
+from slurm_elastic.controller import prefixes
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
+from slurm_elastic.controller.measured import measured, staged
 from slurm_elastic.controller.profiles import Profile, Profiles
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
@@ -25,6 +28,7 @@ from slurm_elastic.layout import LayoutText, LayoutTextError
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.report import Report
 from slurm_elastic.slurm.shape import rounded_off_s
+from slurm_elastic.topology import Topology
 
 #: Fewer steps than this are no measurement.
 _MIN_STEPS = 3
@@ -44,6 +48,7 @@ class Entry:
         layout: in which a person wants it to run (`slurm_elastic.layout`); "": its own choice.
         broken: run whose lease its owner broke; he is not made to wait again.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
+        gradient_bytes: as in `JobRecord`, with `frozen` layers from the front left out.
         counted: id of the last transition whose outcome is part of this record.
         lesson: what models are fitted to.
     """
@@ -67,6 +72,8 @@ class Entry:
     spare: tuple[int, int] = (-1, 0)
     counted: int = 0
     seen_run: int = -1
+    gradient_bytes: float | None = None
+    frozen: int = 0
     lesson: Lesson = field(default_factory=Lesson)
     dirty: bool = True
 
@@ -107,7 +114,9 @@ class Book:
         self._ledger = ledger
         self.learning = Learning(ledger, config)
         self._profiles = Profiles(ledger)
+        self._attached = prefixes.Attached()
         self._lock = threading.RLock()
+        self._topology: Topology | None = None
         self._entries: dict[str, Entry] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
         self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
@@ -162,19 +171,37 @@ class Book:
                 and report.steps_measured >= _MIN_STEPS
             ):
                 held = None
-            learned = self.learning.take(entry.lesson, report, job, held)
             self._profiles.take(report, job)
+            profile = self._profiles.of(job, report.application) if report.frozen else None
+            learned = self.learning.take(entry.lesson, prefixes.thawed(report, profile), job, held)
+            self._hear_gradients(entry, report, job)
             if held and report.step_time_s and report.global_batch:
-                nodes = len(held.nodes)
-                entry.measurements[f"{held.gpu_type}:{held.gpus}:{nodes}"] = Measurement(
-                    gpu_type=held.gpu_type,
-                    gpus=held.gpus,
-                    nodes=nodes,
-                    samples_per_s=report.global_batch / report.step_time_s,
-                    steps=report.steps_measured,
-                )
+                racks = self._racks(held)
+                key = f"{held.gpu_type}:{held.gpus}:{len(held.nodes)}"
+                key += f":{racks}" if racks > 1 else ""
+                rate = report.global_batch / report.step_time_s
+                before_it = entry.measurements.get(key)
+                entry.measurements[key] = measured(report, held, rate, racks=racks, known=before_it)
             entry.dirty = True
             return learned or before != (entry.proven, len(entry.measurements), False)
+
+    def _hear_gradients(self, entry: Entry, report: Report, job: Job) -> None:
+        """What its ranks reduce: told anew with a profile, and when layers freeze or thaw."""
+        if staged(report):
+            entry.gradient_bytes = None  # replicas of a stage reduce it, its neighbours wait
+            return
+        frozen = entry.frozen if report.frozen is None else report.frozen
+        if report.profile or frozen != entry.frozen or entry.gradient_bytes is None:
+            profile = self._profiles.of(job, entry.lesson.stated)
+            entry.frozen = frozen
+            entry.gradient_bytes = profile.gradient_bytes(frozen) if profile else None
+
+    def _racks(self, held: Allocation) -> int:
+        """Racks of an allocation, as far as they are known."""
+        tree = self._topology
+        if tree is None or not all(tree.has(n) for n in held.nodes):
+            return 1
+        return max(1, tree.spread(held)[1])
 
     def last_report(self, job_id: int) -> Report | None:
         """The newest report of a job."""
@@ -196,6 +223,15 @@ class Book:
         """What the layers of a job cost, as it or another job of its application said last."""
         with self._lock:
             return self._profiles.of(job, self.entry(job).lesson.stated)
+
+    def freezable(self, job: Job, report: Report) -> Learned | None:
+        """What was last decided with, with what this report says of layers; None: nothing."""
+        with self._lock:
+            known = self._attached.of(job.key)
+            found = prefixes.of(report, self.directive(job), self.profile(job))
+            if known is None or found is None:
+                return None
+            return dataclasses.replace(known, prefixes=found)
 
     def changed(self, transition: Transition, job: Job | None, now: float) -> None:
         """A transition has ended: start the interval, and count it if it moved its job."""
@@ -253,6 +289,7 @@ class Book:
             LedgerError: segments could not be written; nothing else is lost.
         """
         with self._lock:
+            self._topology = Topology.of(snapshot)
             alive = {j.key: j for j in snapshot.jobs if j.state is not JobState.ENDED}
             for job in alive.values():
                 if job.elastic and job.state is JobState.RUNNING:
@@ -261,6 +298,7 @@ class Book:
                         entry.seen_run, entry.dirty = job.run, True
                         entry.last_change = job.start_time
             self._entries = {k: e for k, e in self._entries.items() if k in alive}
+            self._attached.forget(set(alive))
             ids = {j.job_id for j in alive.values()}
             self._reports = {k: r for k, r in self._reports.items() if k in ids}
             self._write_segments(snapshot, alive)
@@ -323,6 +361,14 @@ class Book:
         entry = self.entry(job)
         heard, report = self._reports.get(job.job_id, (0.0, None))
         override = Directive.parse(entry.override) if entry.override else None
+        directive = override or job.directive
+        learned = self.learning.learned(
+            job, entry.lesson, directive=directive, cluster=types, now=now
+        )
+        frozen = None
+        if report is not None and report.certified:  # an attempt goes on with the last one's
+            profile = self._profiles.of(job, entry.lesson.stated)
+            frozen = prefixes.of(report, directive, profile)
         return JobRecord(
             job_id=job.job_id,
             measurements=tuple(entry.measurements.values()),
@@ -340,11 +386,14 @@ class Book:
             target=transition.target if transition else None,
             leased=entry.leased,
             resizes=entry.resizes,
-            learned=self.learning.learned(
-                job,
-                entry.lesson,
-                directive=override or job.directive,
-                cluster=types,
-                now=now,
-            ),
+            learned=self._attached.put(job.key, learned, frozen),
+            gradient_bytes=self._gradients(job, entry),
         )
+
+    def _gradients(self, job: Job, entry: Entry) -> float | None:
+        """Its own, or before its first report those of its name's latest application."""
+        if entry.gradient_bytes is not None or entry.lesson.batch:
+            return entry.gradient_bytes
+        shared = self.learning.shared(job, entry.lesson)
+        profile = self._profiles.of(job, shared.stated) if shared else None
+        return profile.gradient_bytes(0) if profile else None

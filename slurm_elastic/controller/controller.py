@@ -72,9 +72,10 @@ class Controller:
             account=account,
             log=log,
         )
-        self.tuner = Tuner(self.engine.outbox.tell)
+        self.tuner = Tuner(self.engine.outbox.tell, obeys=getattr(policy, "batches", False))
         self.dialogue = Dialogue(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
         self.book.learning.tunes = bool(getattr(policy, "tunes", True))
+        self.dialogue.freezes = bool(getattr(policy, "freezes", False))
         self.retired = False
         #: PrivateData=jobs in slurm.conf; taken for granted until slurmctld has answered.
         self.private = True
@@ -224,6 +225,8 @@ class Controller:
         if written and state != self._state:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
+        if plan.wake is not None:
+            self._next_round = min(self._next_round, max(plan.wake, time.time() + _SETTLE_S))
         self._tune(snapshot, plan, records)
         self.view = dataclasses.replace(
             self.view,
@@ -255,6 +258,7 @@ class Controller:
             self.book.last_reports(snapshot),
             act=self.acts,
             leave={d.job_id for d in plan.changes},
+            decided=plan.decision,
         )
         for job, choice in told:
             self._log.info(

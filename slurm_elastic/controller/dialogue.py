@@ -29,11 +29,15 @@ class Dialogue:
         engine: told when a job has saved.
         tuner: told what may be frozen.
         log: structlog logger.
+
+    Attributes:
+        freezes: whether the policy in force counts with frozen layers (`policies.base.Policy`).
     """
 
     def __init__(self, *, book: Book, engine: Engine, tuner: Tuner, log: Any) -> None:
         self._book, self._engine, self._tuner, self._log = book, engine, tuner, log
         self._outbox = engine.outbox
+        self.freezes = False
         self._measuring: dict[int, Transition] = {}
 
     def hear(self, report: Report, job: Job | None, *, act: bool) -> bool:
@@ -56,7 +60,8 @@ class Dialogue:
             except LedgerError as error:
                 self._log.error(str(error))
             if act and not self._book.entry(job).held:
-                self._tuner.heard(job, report, directive=self._book.directive(job))
+                learned = self._book.freezable(job, report) if self.freezes else None
+                self._tuner.heard(job, report, directive=self._book.directive(job), learned=learned)
         if report.phase == "saved" and report.notice is not None:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
         return news

@@ -274,6 +274,7 @@ class Learning:
                 )
                 for t in types
             ),
+            profiled=bool(points or (shared and shared.rates)),
         )
         return Learned(
             application,

@@ -171,6 +171,8 @@ class Lesson:
         size = -(-batch // (replicas * steps))
         micro_s = report.micro_step_s
         known = self.points.get(f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}")
+        if known and report.frozen:
+            return None  # what is believed is what it takes with nothing frozen
         if micro_s is None and known:
             micro_s = step_s / steps * min(1.0, known.micro_step_s / known.step_s)
         elif micro_s is None:

@@ -6,6 +6,7 @@ same word. The newest profile counts; it is too large to travel with every recor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ class Profile:
 
     rows: tuple[ProfileRow, ...]
     batch: int | None = None
+
+    def gradient_bytes(self, frozen: int) -> float | None:
+        """Bytes of the parameters behind so many frozen layers; None: there are none."""
+        return math.fsum(row[4] for row in self.rows[frozen:]) or None
 
     def to_body(self) -> dict[str, Any]:
         """As JSON for the ledger."""

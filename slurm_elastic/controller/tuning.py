@@ -4,10 +4,12 @@ Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the 
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
 changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
 measured: models are not trusted far, and training is not shaken. Without a restart nothing is
-lost by a change but what was fetched ahead.
+lost by a change but what was fetched ahead. A policy that chooses batches itself
+(`Alternative.batch`) is obeyed, by the same steps.
 
 Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
-(`models.freezing.choose`).
+(`models.freezing.choose`). A policy that counts with them (`freezes`: icefrog) has those that give
+the best effective progress on what the job holds (`models.effective.prefix`), as it predicts.
 """
 
 from __future__ import annotations
@@ -107,6 +109,31 @@ def choose(
     return Choice(best, present, limits, gain, f"goodput {gain:+.0%} over that of {inside}")
 
 
+def obey(
+    learned: Learned, held: Allocation, present: int, *, batch: int, limits: tuple[int, int]
+) -> Choice:
+    """The next step towards a batch that the policy chose; pure.
+
+    Args:
+        learned: of the job.
+        held: what it holds, or is about to.
+        present: its batch, samples per step.
+        batch: the policy's.
+        limits: smallest and largest that the directive allows.
+    """
+    low, high = limits
+    profile = learned.application.on(held.gpu_type)
+    replicas = max(1, held.gpus // (profile.unit if profile else 1))
+    reach = _STRETCH * max(present, learned.application.initial_batch)
+    if learned.observations:
+        reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
+    found = max(low, min(batch, high, max(reach, present)))
+    even = found - found % replicas
+    found = even if even >= low else found
+    reason = f"the policy chose {batch} for {held.gpus} GPUs"
+    return Choice(found, present, limits, reason=reason if found != present else "")
+
+
 def _because(choice: Choice, reason: str) -> Choice:
     return dataclasses.replace(choice, reason=reason)
 
@@ -161,15 +188,39 @@ def _goodput(learned: Learned, held: Allocation, batch: int, per_node: Mapping[s
     return float(model.goodputs(held.gpu_type, len(held.nodes), held.gpus))
 
 
-def frozen(report: Report, directive: Directive) -> int | None:
+def frozen(
+    report: Report,
+    directive: Directive,
+    *,
+    learned: Learned | None = None,
+    held: Allocation | None = None,
+) -> int | None:
     """Layers to freeze, of those that are certified; None: the job's own choice.
 
     That it is, too, without `freeze=auto`: there a script may have chosen.
+
+    Args:
+        report: the newest.
+        directive: in force.
+        learned: with `prefixes` of this report, where the policy counts with them.
+        held: what the job holds.
     """
     if report.kind != "library" or report.certified is None:
         return None
     if directive.freeze != "auto" or not report.certified:
         return None
+    if learned is not None and held is not None:
+        # They bring scipy, 50 MB: not every site's policy needs it.
+        from slurm_elastic.models import effective  # noqa: PLC0415
+        from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
+
+        return effective.prefix(
+            GoodputModel.of(learned),
+            learned,
+            gpu_type=held.gpu_type,
+            nodes=len(held.nodes),
+            gpus=held.gpus,
+        )
     penalties = {0: 0.0}
     if report.frozen and report.penalty is not None:
         penalties[report.frozen] = report.penalty
@@ -183,13 +234,15 @@ class Tuner:
 
     Args:
         tell: takes it.
+        obeys: whether the policy chooses batches; jobs for which it names none are left alone.
 
     Attributes:
         choices: what the last round decided of each job's batch, for `explain`.
     """
 
-    def __init__(self, tell: Told) -> None:
+    def __init__(self, tell: Told, *, obeys: bool = False) -> None:
         self._tell = tell
+        self._obeys = obeys
         self.choices: dict[int, Choice] = {}
 
     def round(
@@ -200,6 +253,7 @@ class Tuner:
         *,
         act: bool,
         leave: Collection[int] = (),
+        decided: Mapping[int, Decision] | None = None,
     ) -> list[tuple[Job, Choice]]:
         """Decide on the batch of every running job that reports.
 
@@ -209,6 +263,7 @@ class Tuner:
             reports: the newest of each job.
             act: whether jobs are told, or it is only kept for `explain`.
             leave: jobs that are about to get other GPUs.
+            decided: by job, for policies that choose batches.
 
         Returns:
             What was told now and is news.
@@ -222,7 +277,11 @@ class Tuner:
                 continue
             if job.job_id in leave:
                 continue
-            choice = self._choice(job, record, report, job.allocation, snapshot)
+            decision = (decided or {}).get(job.job_id)
+            ordered = decision.batch if decision else None
+            if self._obeys and ordered is None and _elastic(job, record):
+                continue
+            choice = self._choice(record, report, job, job.allocation, (snapshot, ordered))
             if choice is None:
                 if act:  # an earlier order may stand
                     self._tell(job.job_id, run=job.run, batch=None)
@@ -253,35 +312,51 @@ class Tuner:
             record = records.get(decision.job_id)
             if record is None or report is None or decision.target is None:
                 continue
-            choice = self._choice(job, record, report, decision.target, snapshot)
+            if self._obeys and decision.batch is None:
+                continue
+            where = snapshot, decision.batch
+            choice = self._choice(record, report, job, decision.target, where)
             if choice and choice.batch != choice.present:
                 self._tell(job.job_id, run=job.run + 1, batch=choice.batch)
 
-    def heard(self, job: Job, report: Report, *, directive: Directive | None) -> None:
+    def heard(
+        self,
+        job: Job,
+        report: Report,
+        *,
+        directive: Directive | None,
+        learned: Learned | None = None,
+    ) -> None:
         """A report says what may be frozen; the answer to it says what is to be.
 
         Args:
             job: running.
             report: of its present attempt.
             directive: in force.
+            learned: see `frozen`.
         """
         if directive is not None and report.run == job.run:
-            self._tell(job.job_id, run=job.run, frozen=frozen(report, directive))
+            layers = frozen(report, directive, learned=learned, held=job.allocation)
+            self._tell(job.job_id, run=job.run, frozen=layers)
 
     def _choice(
         self,
-        job: Job,
         record: JobRecord,
         report: Report,
+        job: Job,
         held: Allocation,
-        snapshot: Snapshot,
+        where: tuple[Snapshot, int | None],
     ) -> Choice | None:
         """None: the directive leaves the batch alone, or the job cannot change it."""
+        snapshot, ordered = where
         directive = record.override or job.directive
         if directive is None or directive.batch is None or report.kind != "library":
             return None
         if not report.global_batch:
             return None
+        if self._obeys and ordered and record.learned is not None:
+            present, limits = report.global_batch, directive.batch
+            return obey(record.learned, held, present, batch=ordered, limits=limits)
         return choose(
             record.learned,
             held,
@@ -289,6 +364,12 @@ class Tuner:
             limits=directive.batch,
             per_node=snapshot.per_node,
         )
+
+
+def _elastic(job: Job, record: JobRecord) -> bool:
+    """Whether its directive lets its batch be chosen."""
+    directive = record.override or job.directive
+    return directive is not None and directive.batch is not None
 
 
 def _range(limits: tuple[int, int]) -> str:

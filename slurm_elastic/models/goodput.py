@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from slurm_elastic.application import JobClass, Learned, Noise
 from slurm_elastic.models import efficiency, tables
 from slurm_elastic.models.candidates import Configurations
-from slurm_elastic.models.tables import Basis, Table
+from slurm_elastic.models.tables import WHOLE, Basis, Part, Table
 from slurm_elastic.models.throughput import ThroughputParameters
 
 __all__ = ["Configurations", "Floats", "GoodputModel", "goodput_matrix"]
@@ -115,9 +115,14 @@ class GoodputModel:
         """Goodput of configurations of mixed types, all three of equal length."""
         return self.goodputs_of(Configurations(tuple(types), tuple(nodes), tuple(gpus)))
 
-    def goodputs_of(self, configurations: Configurations) -> Floats:
-        """Goodput of each configuration; fastest when the same object is asked every round."""
-        return np.asarray(self._values(self._table(configurations)).max(axis=1))
+    def goodputs_of(self, configurations: Configurations, part: Part = WHOLE) -> Floats:
+        """Goodput of each configuration; fastest when the same object is asked every round.
+
+        Args:
+            configurations: of any types.
+            part: what frozen layers leave of a step.
+        """
+        return np.asarray(self._values(self._table(configurations, part=part)).max(axis=1))
 
     def best(
         self,
@@ -166,6 +171,7 @@ class GoodputModel:
         max_batch: int | None = None,
         most: int | None = None,
         own_limits: bool = False,
+        part: Part = WHOLE,
     ) -> Table:
         return tables.table(
             self._basis,
@@ -174,6 +180,7 @@ class GoodputModel:
             own_limits=own_limits,
             max_batch=max_batch,
             most=most,
+            part=part,
         )
 
 

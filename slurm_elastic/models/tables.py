@@ -25,6 +25,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is left of a step when front layers are frozen; 1 is all (models/effective.py).
+
+    Attributes:
+        compute: of the seconds per sample.
+        network: of the seconds of an all-reduce.
+    """
+
+    compute: float = 1.0
+    network: float = 1.0
+
+
+#: Nothing is frozen.
+WHOLE = Part()
+
+
 class Basis:
     """What a job's models share whatever its noise is; immutable, made by `basis`.
 
@@ -148,6 +165,7 @@ def table(
     own_limits: bool = False,
     max_batch: int | None = None,
     most: int | None = None,
+    part: Part = WHOLE,
 ) -> Table:
     """The table of a job and its configurations.
 
@@ -160,6 +178,8 @@ def table(
             rates already has the larger memory in it.
         max_batch: largest global batch instead of the application's.
         most: largest micro-batch instead of each type's.
+        part: what frozen layers leave of a step; it counts where a step is predicted from
+            observations, and not for rigid jobs.
     """
     if of.source is None:
         # Before the first run no noise is known either, yet an elastic batch may become any.
@@ -185,7 +205,7 @@ def table(
         # Where the lender cannot run any batch of that size, the type's own limits count.
         tried = own.where(np.asarray(~lent.valid.any(axis=1)), lent)
     return Table(
-        _rates(of, configurations, used, own=own, tried=tried),
+        _rates(of, configurations, used, own=own, tried=tried, part=part),
         tried.samples / of.application.initial_batch,
         tried.micro_batch,
         tried.accumulation,
@@ -232,6 +252,7 @@ def _rates(
     *,
     own: Candidates,
     tried: Candidates,
+    part: Part = WHOLE,
 ) -> Floats:
     """Samples/s of each candidate; 0 where it cannot run."""
     rates = np.zeros(tried.samples.shape)
@@ -244,7 +265,7 @@ def _rates(
         at = names == name
         lender = name if name in of.observations else of.source
         assert lender is not None
-        fit = of.fit(lender)
+        fit = of.fit(lender).lighter(compute=part.compute, network=part.network)
         m, s = tried.micro_batch[at], tried.accumulation[at]
         if of.compat and of.pipeline(lender):
             seconds = (s + 1) * fit.accumulation_time(m)  # the artifact forgets the all-reduce

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -62,6 +62,24 @@ class ThroughputParameters:
     alpha_r: float
     beta_r: float
     gamma: float
+
+    def lighter(self, *, compute: float, network: float) -> ThroughputParameters:
+        """Of the same job when it computes and sends less, as with frozen layers.
+
+        Args:
+            compute: part of the seconds per sample that is left.
+            network: part of the seconds of an all-reduce that is left.
+        """
+        if compute == network == 1.0:
+            return self
+        return replace(
+            self,
+            beta_c=self.beta_c * compute,
+            alpha_n=self.alpha_n * network,
+            beta_n=self.beta_n * network,
+            alpha_r=self.alpha_r * network,
+            beta_r=self.beta_r * network,
+        )
 
     def accumulation_time(self, micro_batch: ArrayLike) -> Floats:
         """Seconds of one micro-step of so many samples, without communication."""

@@ -17,11 +17,12 @@ import numpy as np
 
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.config import Config
-from slurm_elastic.placement.consolidate import even_splits, fit
+from slurm_elastic.placement.consolidate import fit, takes
 from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Mask
-from slurm_elastic.placement.ledger import Books
+from slurm_elastic.placement.ledger import Books, Ledger
 from slurm_elastic.placement.tenants import Tenant
+from slurm_elastic.placement.together import come_together
 from slurm_elastic.plan import Alternative, Proposal
 
 _EPSILON = 1e-9
@@ -33,6 +34,7 @@ class Outcome:
 
     Attributes:
         waits: why it rather waits for a nearer place than takes one that is free, or "".
+        stays: why it does not move together although it could, or "".
     """
 
     tenant: Tenant
@@ -42,6 +44,7 @@ class Outcome:
     refusals: list[str] = field(default_factory=list)
     promised: bool = False
     waits: str = ""
+    stays: str = ""
 
     @property
     def changed(self) -> bool:
@@ -69,7 +72,12 @@ class Assignment:
     """
 
     def __init__(
-        self, books: Books, config: Config, *, at_once: bool = False, judging: bool = True
+        self,
+        books: Books,
+        config: Config,
+        *,
+        at_once: bool = False,
+        judging: bool = True,
     ) -> None:
         self.frame = books.later.frame
         self.later = books.later
@@ -87,11 +95,13 @@ class Assignment:
             outcome = Outcome(tenant, tenant.current, wished=proposal.alternatives[0])
             self.outcomes[proposal.job_id] = outcome
             self._first_fitting(outcome, proposal.alternatives)
-        if not self.judging:
-            return
+        if self.judging:
+            self.consolidate()
+
+    def consolidate(self) -> None:
+        """Move jobs that keep their size together where that pays."""
         for outcome in self.outcomes.values():
-            if not outcome.changed:
-                self._consolidate(outcome)
+            come_together(self, outcome)
 
     def grow(self, proposals: Iterable[Proposal]) -> bool:
         """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""
@@ -185,17 +195,25 @@ class Assignment:
             if not alternative.gpus:
                 outcome.target, outcome.reason = None, outcome.waits or alternative.reason
                 break
-            if current and _same_shape(alternative, current):
+            place = alternative.place
+            if current and (place == current or (not place and _same_shape(alternative, current))):
                 outcome.target, outcome.reason = current, alternative.reason
                 break
-            found = self.find(tenant, alternative.gpu_type, alternative.gpus)
+            found = (
+                self.exactly(tenant, place)
+                if place
+                else self.find(tenant, alternative.gpu_type, alternative.gpus)
+            )
             if found is None:
+                where = f" on {', '.join(place.nodes)}" if place else ""
                 outcome.refusals.append(
                     f"no place that it may use has {alternative.gpus}"
-                    f" {alternative.gpu_type or 'GPUs'} free"
+                    f" {alternative.gpu_type or 'GPUs'} free{where}"
                 )
                 continue
-            refusal = self._unworthy(tenant, found) or self.waits(outcome, found)
+            refusal = self._unworthy(tenant, found)
+            if not place:
+                refusal = refusal or self.waits(outcome, found)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
@@ -212,7 +230,7 @@ class Assignment:
     def find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
         """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
         current = tenant.current
-        ledger = self.later if current or self.at_once else self.later.meet(self.now)
+        ledger = self._ledger(tenant)
         unit = tenant.directive.unit_for(gpu_type)
         if current and gpu_type == current.gpu_type and gpus < current.gpus:
             found = fit(tenant.seat(self.frame, away=False), gpu_type, gpus, ledger, unit=unit)
@@ -222,6 +240,23 @@ class Assignment:
         found = fit(tenant.seat(self.frame), gpu_type, gpus, ledger, unit=unit, settled=settled)
         return current if found == current else found
 
+    def exactly(self, tenant: Tenant, place: Allocation) -> Allocation | None:
+        """A finished place on `later`, if the job may have it now; None: it may not."""
+        seat = tenant.seat(self.frame)
+        if not tenant.allowed(place) or not takes(
+            seat,
+            place,
+            self._ledger(tenant),
+            unit=tenant.directive.unit_for(place.gpu_type),
+            settled=self._settled(tenant),
+        ):
+            return None
+        return place
+
+    def _ledger(self, tenant: Tenant) -> Ledger:
+        """What a job may take; a start only what is free now as well."""
+        return self.later if tenant.current or self.at_once else self.later.meet(self.now)
+
     def _settled(self, tenant: Tenant) -> Mask:
         """Nodes where Slurm will find free exactly what `later`, the job taken off, has free."""
         free = self.frame.free
@@ -230,30 +265,6 @@ class Assignment:
             for i, gpus in self.frame.shares(tenant.current.shares).items():
                 free[i] += gpus
         return np.asarray(free == self.later.gpus)
-
-    def _consolidate(self, outcome: Outcome) -> None:
-        """Move a job that keeps its size to fewer nodes or racks, if that pays."""
-        tenant, current = outcome.tenant, outcome.tenant.current
-        if current is None or len(current.shares) < 2:
-            return
-        nodes, racks = self.frame.topology.spread(n for n in current.nodes if n in self.frame.index)
-        unit = tenant.directive.unit_for(current.gpu_type)
-        most = self.frame.per_node.get(current.gpu_type, 1)
-        fewest = next((n for n, _ in even_splits(current.gpus, most, unit)), nodes)
-        if nodes <= fewest and racks <= 1:
-            return
-        self.later.give(tenant.need, current)
-        found = self.find(tenant, current.gpu_type, current.gpus)
-        if found is not None and self.frame.topology.spread(found) < (nodes, racks):
-            refusal = self._unworthy(tenant, found)
-            if refusal:
-                outcome.refusals.append(refusal)
-            else:
-                outcome.target = found
-                outcome.reason = "its GPUs come together on " + (
-                    "one node" if len(found.nodes) == 1 else "fewer nodes or racks"
-                )
-        self.later.take(tenant.need, outcome.target)
 
     def _unworthy(self, tenant: Tenant, target: Allocation) -> str:
         """Why a change does not pay, or ""."""

@@ -9,7 +9,8 @@ The rules, in this order (our definition):
 2. n nodes of one rack if any rack has them, else as few racks as possible, in
    each of them whole replicas first.
 3. Nodes that the job already holds, then those with the fewest GPUs left over,
-   so that whole nodes stay free, then the lowest index.
+   so that whole nodes stay free, then those where so many GPUs of one link domain are free,
+   then the lowest index.
 4. Only if nothing even fits, an uneven share (TresPerJob): Slurm fills such a
    request greedily from the lowest index and keeps to the plan only when it
    takes *everything* that is free on its nodes. So it is offered only on nodes
@@ -19,7 +20,7 @@ The rules, in this order (our definition):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -103,6 +104,50 @@ def fit(
     return None if ledger.within_limits(seat.need, allocation) else allocation
 
 
+def takes(
+    seat: Seat,
+    place: Allocation,
+    ledger: Ledger,
+    *,
+    unit: int = 1,
+    settled: Mask | None = None,
+) -> bool:
+    """Whether a job may have exactly this place, and Slurm would give it just that.
+
+    Args:
+        seat: the job; `sprawl` does not bind, as its policy chose the place.
+        place: on nodes of one type.
+        ledger: with the job's own GPUs given back.
+        unit: GPUs per replica.
+        settled: see `fit`.
+    """
+    frame, shares = ledger.frame, ledger.frame.shares(place.shares)
+    if len(shares) != len(place.shares) or any(i not in shares for i in seat.required):
+        return False
+    of_type, room = frame.of_type(place.gpu_type), ledger.room(seat.need)
+    for i, gpus in shares.items():
+        away = gpus > seat.own.get(i, 0) and not seat.allowed[i]
+        if away or not of_type[i] or gpus > room[i]:
+            return False
+    if seat.max_nodes and len(shares) > seat.max_nodes:
+        return False
+    kept = dict(seat.own) == shares
+    if not kept and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
+        exhausts = all(gpus == room[i] == ledger.gpus[i] for i, gpus in shares.items())
+        if settled is None or seat.required or not exhausts or not all(settled[i] for i in shares):
+            return False
+        if any(gpus % unit for gpus in shares.values()):
+            return False
+    return not ledger.within_limits(seat.need, place)
+
+
+def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
+    """Whether these are the same number of GPUs on each node, with no replica torn (rule 1)."""
+    counts = list(shares)
+    split = (len(counts), counts[0])
+    return min(counts) == max(counts) and split in even_splits(sum(counts), most, unit)
+
+
 @lru_cache(maxsize=65536)
 def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], ...]:
     """(nodes, GPUs on each) of all even shares with whole replicas, fewest nodes first.
@@ -134,16 +179,17 @@ def _pick(
     wanted = [*seat.own, *seat.required]
     if wanted:
         foreign[np.isin(candidates, wanted)] = 0
+    apart = _apart(candidates, share, ledger)
     if seat.required:
         foreign[np.isin(candidates, seat.required)] = -1
         home = ledger.frame.rack[seat.required[0]]
-        order = np.lexsort((candidates, left_over, foreign, rack != home))
+        order = np.lexsort((candidates, apart, left_over, foreign, rack != home))
         chosen = [int(i) for i in candidates[order] if i not in seat.required]
         return sorted([*seat.required, *chosen[: nodes - len(seat.required)]])
     if nodes == 1:
-        order = np.lexsort((candidates, left_over, foreign))
+        order = np.lexsort((candidates, apart, left_over, foreign))
         return [int(candidates[order[0]])]
-    order = np.lexsort((candidates, left_over, foreign, rack))
+    order = np.lexsort((candidates, apart, left_over, foreign, rack))
     ordered, racks = candidates[order], rack[order]
     starts = np.flatnonzero(np.r_[True, racks[1:] != racks[:-1]])
     counts = np.diff(np.r_[starts, len(racks)])
@@ -160,6 +206,16 @@ def _pick(
     own = np.add.reduceat(1 - foreign[order], starts)
     best_first = np.lexsort((starts, -counts, -own))
     return _across_racks(np.split(ordered, starts[1:]), best_first, nodes, replica)
+
+
+def _apart(candidates: Ints, share: int, ledger: Ledger) -> Mask:
+    """Where the node's GPUs for this share would not, as far as is known, be of one domain."""
+    together = ledger.frame.together
+    if together is None:
+        return np.zeros(len(candidates), dtype=bool)
+    # What is known is how things are now: of nodes that nobody enters or leaves meanwhile.
+    still = ledger.gpus[candidates] == ledger.frame.free[candidates]
+    return np.asarray(~(still & (together[candidates] >= share)))
 
 
 def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int) -> list[int]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.cluster import Job, Partition, Snapshot
+from slurm_elastic.fabric import Fabric
 from slurm_elastic.nodelist import expand
+from slurm_elastic.placement.domains import free_together
 from slurm_elastic.topology import Topology
 
 Ints = NDArray[np.int64]
@@ -35,9 +37,10 @@ class Frame:
         open: nodes that elastic jobs may grow into: available and not PLANNED.
         types: GPU types present, sorted; `type_of` indexes them, -1 on nodes without GPUs.
         per_node: for each type the most GPUs that one node has.
+        together: most free GPUs of one link domain by node, -1 unknown; None: known nowhere.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, fabric: Fabric | None = None) -> None:
         nodes = snapshot.nodes
         self.snapshot = snapshot
         self.topology = Topology.of(snapshot)
@@ -55,6 +58,7 @@ class Frame:
         self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
         self.per_node: Mapping[str, int] = snapshot.per_node
         self.rack: Ints = self.topology.rack
+        self.together = free_together(snapshot, fabric) if fabric else None
         self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
         self._coming = [
             (r.start_time, frozenset(r.nodes))
@@ -76,6 +80,27 @@ class Frame:
         if found is None:
             return self._none if gpu_type else self.type_of >= 0
         return found
+
+    def crowd(self, nodes: Sequence[str], job_id: int) -> int:
+        """Other jobs on the most used of the switches' uplinks that a job on these nodes crosses.
+
+        As things stand: what else is decided in the same round is not in it.
+        """
+        most = 0
+        for link in self.topology.links(nodes):
+            users = self._users.get(link, ()) if link.startswith("switch:") else ()
+            most = max(most, len(users) - (job_id in users))
+        return most
+
+    @cached_property
+    def _users(self) -> Mapping[str, tuple[int, ...]]:
+        """Who crosses which uplink."""
+        places = {
+            job.job_id: [n for n in job.allocation.nodes if n in self.index]
+            for job in self.snapshot.jobs
+            if job.allocation and len(job.allocation.shares) > 1
+        }
+        return self.topology.users(places)
 
     def shares(self, shares: tuple[tuple[str, int], ...]) -> dict[int, int]:
         """An allocation's shares by node index; nodes that left the cluster are dropped."""

@@ -56,7 +56,7 @@ def carry_out(
         outcome = Outcome(tenant, tenant.current, first.reason, wished=first)
         assignment.outcomes[proposal.job_id] = outcome
         current = tenant.current
-        if current is not None and (current.gpu_type, current.gpus) == (first.gpu_type, first.gpus):
+        if current is not None and _stays(first, current):
             staying.append(outcome)
         elif current is not None or first.gpus:
             later.give(tenant.need, current)
@@ -75,6 +75,13 @@ def carry_out(
             wish.outcome.reason = wish.chosen.reason
             if not wish.chosen.gpus:
                 wish.outcome.reason = wish.outcome.waits or wish.chosen.reason
+
+
+def _stays(first: Alternative, current: Allocation) -> bool:
+    """Whether a job keeps its type and size, and its place if it was given one."""
+    if first.shares:
+        return first.place == current
+    return (first.gpu_type, first.gpus) == (current.gpu_type, current.gpus)
 
 
 def _present(current: Allocation | None) -> tuple[Alternative, ...]:
@@ -109,6 +116,15 @@ class _Packing:
         refused: list[_Wish] = []
         for wish in sorted(wishes, key=lambda w: -w.chosen.gpus):
             outcome, wanted = wish.outcome, wish.chosen
+            place = wanted.place
+            if place is not None:
+                exact = self._assignment.exactly(outcome.tenant, place)
+                if exact is None:
+                    outcome.refusals.append(f"{', '.join(place.nodes)} are not free for it")
+                    refused.append(wish)
+                else:
+                    self._settle(outcome, exact)
+                continue
             found = self._clean(outcome.tenant, wanted.gpus, later)
             if found is None:
                 waiting.append(wish)

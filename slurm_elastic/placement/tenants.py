@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.directive import Directive
+from slurm_elastic.models.links import Links, Toll, stalls
+from slurm_elastic.models.seen_links import Seen
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.placement.consolidate import Seat
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.ledger import Need
-from slurm_elastic.plan import JobRecord
+from slurm_elastic.plan import JobRecord, Measurement
 
 _HOUR_S = 3600.0
 #: A running job is not spread over more than this many times the fewest nodes that take it.
@@ -80,16 +82,40 @@ class Tenant:
         return self.directive.allows(allocation.gpus, allocation.gpu_type)
 
     def speed(self, frame: Frame, allocation: Allocation | None) -> float:
-        """Predicted speed on an allocation."""
+        """Predicted speed on an allocation, beside the jobs that now cross the same uplinks.
+
+        Where it is and was measured, the measurement has them in it already.
+        """
         if allocation is None or not allocation.shares:
             return 0.0
+        names = [n for n in allocation.nodes if n in frame.index]
+        nodes, racks = (max(1, count) for count in frame.topology.spread(names))
+        kind, gpus = allocation.gpu_type, allocation.gpus
+        share = 1.0
+        if racks > 1 and self.model.toll is not None:
+            shape = (kind, gpus, nodes, racks)
+            if allocation != self.current or all(
+                shape != _shape(m) for m in self.record.measurements
+            ):
+                share = 1.0 / (1 + frame.crowd(names, self.job.job_id))
+        return self.model.speed(kind, gpus, nodes, racks, share=share)
+
+    def most_gain(self, frame: Frame, allocation: Allocation) -> float:
+        """How much faster it could be at most with as many GPUs of this type, nearer together.
+
+        That is, by all that its steps stood still for the others when it was measured in a shape
+        like this (our definition); infinity where it was not.
+        """
         nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
-        return self.model.speed(allocation.gpu_type, allocation.gpus, max(1, nodes), max(1, racks))
+        shape = (allocation.gpu_type, allocation.gpus, nodes, racks)
+        found = [m for m in stalls(self.record) if _shape(m) == shape]
+        return max(((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in found), default=float("inf"))
 
 
 def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> dict[int, Tenant]:
     """All elastic jobs that have not ended, managed or not, by id in the snapshot's order."""
     found = {}
+    seen = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
         directive = record.override or job.directive
@@ -100,7 +126,11 @@ def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> d
             job=job,
             record=record,
             directive=directive,
-            model=SpeedModel.fit(config.speedup, record.measurements),
+            model=SpeedModel.fit(
+                config.speedup,
+                record.measurements,
+                Toll.of(record, seen.of_owner(job.user), config.speedup.types),
+            ),
             standing=standing,
             why=why,
             need=Need.of(job),
@@ -109,6 +139,24 @@ def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> d
             window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
         )
     return found
+
+
+def links_seen(
+    snapshot: Snapshot, records: Mapping[int, JobRecord], speeds: Mapping[str, float]
+) -> Seen:
+    """What is configured of the links, and what the jobs' stalls say of the others.
+
+    Args:
+        snapshot: for the jobs' owners.
+        records: of its jobs.
+        speeds: `[topology] speeds`.
+    """
+    owned = ((j.user, records[j.job_id]) for j in snapshot.jobs if j.job_id in records)
+    return Seen.of(owned, Links.configured(speeds))
+
+
+def _shape(m: Measurement) -> tuple[str, int, int, int]:
+    return m.gpu_type, m.gpus, m.nodes, m.racks
 
 
 def remaining_s(job: Job, record: JobRecord, now: float) -> float:

@@ -99,11 +99,13 @@ class Explainer:
         compared = ", and no other job would gain more from it" if outcome else ""
         return f"{which} adds {gain}{compared}"
 
-    def why_here(self, tenant: Tenant, holds: Allocation) -> str:
+    def why_here(self, tenant: Tenant, holds: Allocation, outcome: Outcome | None = None) -> str:
         """What its place is worth."""
+        if outcome is not None and outcome.stays and holds == tenant.current:
+            return outcome.stays
         tree = self._frame.topology
         known = [n for n in holds.nodes if n in self._frame.index]
-        if tree.tier(known) is Tier.NODE or not known:
+        if tree.tier(known) <= Tier.NODE or not known:
             return ""
         racks = tree.racks_of(known)
         if len(racks) == 1:

@@ -17,6 +17,7 @@ from slurm_elastic.cluster import Job, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.directive import Directive
 from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.ledger import Ledger
 from slurm_elastic.plan import JobRecord, Proposal
 
 
@@ -29,6 +30,8 @@ class Question:
         capacity: GPUs by type that these jobs may hold together: free ones and their own,
             less those kept for others.
         models: speed of each job in any shape.
+        later: what is free on each node when all that is under way has happened, for policies
+            that choose places; to be copied before it is booked on. None: not told.
     """
 
     snapshot: Snapshot
@@ -37,6 +40,7 @@ class Question:
     jobs: tuple[int, ...]
     capacity: Mapping[str, int]
     seed: int = 0
+    later: Ledger | None = None
 
     def elastic(self) -> Iterator[tuple[Job, JobRecord, Directive]]:
         """Its jobs, what is known of them, and the directives now in force."""
@@ -54,6 +58,11 @@ class Policy(Protocol):
     A policy with a true attribute `decisive` has already weighed what each change costs:
     placement carries its first alternatives out without judging them again. One with a false
     attribute `tunes` knows nothing of batches: jobs keep their users' under it, live and simulated.
+    Simulations tell one with a true attribute `measures` (all but decisive ones) measured speeds.
+    One with a true attribute `batches` chooses them itself (`Alternative.batch`). With a true
+    attribute `analysed` simulated jobs begin with measured times (simulator/analyser.py).
+    Under one with a true attribute `freezes` jobs freeze the prefix that it counts with
+    (`models.effective.prefix`), else the longest that they may.
     """
 
     def __init__(self, config: Config) -> None: ...

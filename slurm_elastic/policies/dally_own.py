@@ -100,11 +100,7 @@ class OwnDally:
     ) -> float:
         leases = [w[1] for w in waits]
         leases += [w for g in waiting if (w := (now - g.since_s) / self._lease_s) >= _NO_WAIT]
-        if not leases:
-            return min(self._most, LEAST) * self._lease_s
-        mean = sum(leases) / len(leases)
-        std = math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
-        return min(self._most, max(LEAST, mean + 2 * std)) * self._lease_s
+        return tuned_s(leases, lease_s=self._lease_s, most=self._most)
 
     def _due(self, offer: Offer, choice: Choice, timer_s: float) -> list[Grant]:
         """Grants to gangs that have waited long enough; their nodes are taken from the choice."""
@@ -130,3 +126,12 @@ class OwnDally:
         last = gang.last if gang.since_s == now else ()
         place, part = choice.best(model, gpus, enough=self._ideal[key], last=last)
         return place if part >= (1 - _TOLERANCE) * self._ideal[key] else ()
+
+
+def tuned_s(leases: Sequence[float], *, lease_s: float, most: float) -> float:
+    """The timer in seconds for waits of so many leases; see the module."""
+    if not leases:
+        return min(most, LEAST) * lease_s
+    mean = sum(leases) / len(leases)
+    std = math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
+    return min(most, max(LEAST, mean + 2 * std)) * lease_s

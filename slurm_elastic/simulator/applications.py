@@ -76,6 +76,7 @@ def describe(job: SubmittedJob, physics: Physics, cluster: Cluster) -> Described
         gpus=job.gpus,
         micro_batches=physics.profile.micro_batches,
         types=tuple(types),
+        profiled=True,
     )
     return Described(application, _directive(job, cluster, units, room, application))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,17 +21,17 @@ from slurm_elastic.config import Config
 from slurm_elastic.plan import Plan, Proposal
 from slurm_elastic.policies.base import Policy, Question
 from slurm_elastic.round import decide_round
-from slurm_elastic.simulator import fairness
-from slurm_elastic.simulator.applications import describe
+from slurm_elastic.simulator import fairness, prepare
+from slurm_elastic.simulator.analyser import analysed
 from slurm_elastic.simulator.clusters import Cluster
+from slurm_elastic.simulator.freezing_truth import BELIEFS
 from slurm_elastic.simulator.jobs import SimulatedJob
 from slurm_elastic.simulator.lessons import Lessons
 from slurm_elastic.simulator.network import Network
-from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Profiles
 from slurm_elastic.simulator.restarts import RestartCosts
-from slurm_elastic.simulator.results import JobResult, Result, RoundResult, Segment
-from slurm_elastic.simulator.workload import Workload, WorkloadError
+from slurm_elastic.simulator.results import JobFreezing, JobResult, Result, RoundResult, Segment
+from slurm_elastic.simulator.workload import Workload
 from slurm_elastic.simulator.world import World
 
 Clock = Literal["round", "event"]
@@ -39,6 +39,8 @@ Progress = Callable[[int, int, float], None]
 
 #: Rounds in a row in which no job holds a GPU, all being submitted, before that is an error.
 _MOST_IDLE_ROUNDS = 1000
+#: No round is begun sooner than this after another for the sake of a timer alone.
+_SOONEST_S = 1.0
 #: Rounds between two calls of `progress`.
 _TELL_EVERY = 20
 
@@ -60,6 +62,7 @@ def simulate(
     job_class: JobClass | None = None,
     restarts: RestartCosts | None = None,
     network: Network | None = None,
+    freezing: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Run a workload to its end.
@@ -79,6 +82,8 @@ def simulate(
         job_class: forced on all jobs; None: each its own.
         restarts: what a restart costs; None: the profiles' own seconds.
         network: racks, and what crossing them costs; None: all nodes are one rack.
+        freezing: what is believed of it, one of `freezing_truth.BELIEFS`: all jobs ask for
+            `freeze=auto`; None: no job freezes layers.
         progress: called now and then with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
@@ -89,14 +94,17 @@ def simulate(
     began = time.process_time()
     if not interval_s >= 1.0:
         raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
-    jobs = _jobs(
-        workload.forced(job_class),
-        profiles,
-        cluster,
-        restarts or RestartCosts(),
+    manner = prepare.Manner(
         compat=config.sia.artifact_compat,
         tunes=bool(getattr(policy, "tunes", True)),
+        freezes=bool(getattr(policy, "freezes", False)),
+        belief=BELIEFS[freezing] if freezing is not None else None,
     )
+    jobs = prepare.jobs(
+        workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), manner
+    )
+    if getattr(policy, "analysed", False):
+        analysed(jobs, cluster)
     run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
     if clock == "event":
         run.by_events(progress)
@@ -115,8 +123,15 @@ def simulate(
         cpu_s=time.process_time() - began,
         stages_s=tuple(run.stages.items()),
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
-        notes=(*run.notes, *_assumptions(run.jobs)),
+        notes=(*run.notes, *prepare.assumptions(run.jobs, manner.belief)),
+        dropped=tuple(job.submitted.name for job in run.dropped),
+        freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
     )
+
+
+def _frozen(job: SimulatedJob) -> JobFreezing:
+    assert job.layers is not None
+    return JobFreezing(job.submitted.name, job.layers.lost / job.physics.total, job.layers.mean)
 
 
 class _Timed:
@@ -126,6 +141,7 @@ class _Timed:
         self.policy = policy
         self.decisive = bool(getattr(policy, "decisive", False))
         self.moves = bool(getattr(policy, "moves", True))
+        self.measures = bool(getattr(policy, "measures", not self.decisive))
         self.wall_s: list[float] = []
         self.cpu_s = 0.0
 
@@ -149,6 +165,7 @@ class _Run:
             are submitted.
         contention: for each job (its integral over the job's life, seconds of that).
         holding: since when each job has held what it holds.
+        dropped: turned away by the policy; they never run.
     """
 
     cluster: Cluster
@@ -166,6 +183,7 @@ class _Run:
     notes: list[str] = field(default_factory=list)
     contention: dict[int, tuple[float, float]] = field(default_factory=dict)
     holding: dict[int, Segment] = field(default_factory=dict)
+    dropped: list[SimulatedJob] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     _state: Mapping[str, Any] = field(default_factory=dict)
     _plan: Plan | None = None
@@ -173,7 +191,12 @@ class _Run:
     _lessons: Lessons = field(default_factory=Lessons)
 
     def __post_init__(self) -> None:
-        self.world = World(self.cluster, measure=not self.policy.decisive, network=self.network)
+        self.world = World(
+            self.cluster,
+            # Where there are racks, delay timers ask what distance costs under any policy.
+            measure=self.policy.measures or self.network is not None,
+            network=self.network,
+        )
         controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
         resize = self.config.resize
         if self.policy.decisive:
@@ -197,6 +220,8 @@ class _Run:
         """The event clock."""
         while self.arrived < len(self.jobs) or self.active:
             horizon = self.now_s + self.interval_s
+            if self._plan is not None and self._plan.wake is not None:
+                horizon = min(horizon, max(self._plan.wake, self.now_s + _SOONEST_S))
             if self.arrived < len(self.jobs):
                 arrival = self.jobs[self.arrived].submitted.time_s
                 horizon = arrival if not self.active else min(horizon, arrival)
@@ -220,8 +245,9 @@ class _Run:
             self._round(horizon, progress)
 
     def results(self) -> tuple[JobResult, ...]:
-        """Figures of all jobs, which are complete."""
-        return tuple(self._result(job) for job in self.jobs)
+        """Figures of all jobs, which are complete, but those that were dropped."""
+        gone = {job.job_id for job in self.dropped}
+        return tuple(self._result(job) for job in self.jobs if job.job_id not in gone)
 
     def _advance(self, jobs: list[SimulatedJob], until_s: float) -> None:
         begin = time.process_time()
@@ -295,12 +321,15 @@ class _Run:
     def _carry_out(self, plan: Plan, at_s: float) -> None:
         begin = time.process_time()
         targets = {d.job_id: d.target for d in plan.decisions}
+        self._drop({d.job_id for d in plan.decisions if d.dropped})
+        batches = {d.job_id: d.batch for d in plan.decisions}
         for job in self.active:
+            job.order(batches.get(job.job_id))
             target = targets.get(job.job_id, job.allocation)
             if target == job.allocation:
                 continue
             self._ends(job, at_s)
-            job.hold(target)
+            job.hold(target, moving_costs=self.network is not None)
             if target is not None:
                 self.holding[job.job_id] = Segment(
                     job.submitted.name, at_s, at_s, target.gpu_type, job.shape
@@ -310,6 +339,13 @@ class _Run:
         spent = time.process_time() - begin
         self.stages["physics"] += spent
         self.stages["round"] -= spent
+
+    def _drop(self, gone: Collection[int]) -> None:
+        """Take jobs out that the policy turned away."""
+        for job in [j for j in self.active if j.job_id in gone]:
+            self.dropped.append(job)
+            self.active.remove(job)
+            self.world.forget(job.job_id)
 
     def _cross(self, network: Network) -> None:
         """What crossing racks costs each job from now on."""
@@ -321,6 +357,8 @@ class _Run:
         extra = network.extra_s(held, self.world.rack_of)
         for job in self.active:
             job.extra_s = extra.get(job.job_id, 0.0)
+            where = job.allocation
+            job.racks = len({self.world.rack_of[n] for n in where.nodes}) if where else 0
 
     def _ends(self, job: SimulatedJob, at_s: float) -> None:
         segment = self.holding.pop(job.job_id, None)
@@ -360,40 +398,3 @@ class _Run:
             contention=contention,
             rho=jct_s / fairness.isolated_s(job, self.cluster, contention),
         )
-
-
-def _assumptions(jobs: Iterable[SimulatedJob]) -> list[str]:
-    return sorted({note for job in jobs for note in job.physics.assumptions})
-
-
-def _jobs(
-    workload: Workload,
-    profiles: Profiles,
-    cluster: Cluster,
-    restarts: RestartCosts,
-    *,
-    compat: bool,
-    tunes: bool,
-) -> list[SimulatedJob]:
-    physics: dict[str, Physics] = {}
-    jobs = []
-    for job_id, job in enumerate(workload.jobs, start=1):
-        profile = profiles.get(job.application)
-        if profile is None:
-            raise WorkloadError(
-                f"{job.source or job.name}: application {job.application[:60]} of {job.name} has no"
-                f" profile; known: {', '.join(sorted(profiles))}"
-            )
-        truth = physics.setdefault(job.application, Physics(profile))
-        jobs.append(
-            SimulatedJob(
-                job,
-                truth,
-                describe(job, truth, cluster),
-                job_id=job_id,
-                restart_s=restarts.of(job.application, profile.restart_s),
-                compat=compat,
-                tunes=tunes,
-            )
-        )
-    return jobs

@@ -9,10 +9,12 @@ not matter, only how many GPUs it has on each: changing places in the same shape
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 from slurm_elastic.application import JobClass, Learned, Noise, Observation
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.simulator.applications import Described
+from slurm_elastic.simulator.layers import FrozenLayers
 from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.profiles import Shape, smallest_rotation
 from slurm_elastic.simulator.tuning import Tuning
@@ -36,8 +38,13 @@ class SimulatedJob:
         starts: how often it was given GPUs of another type or in another shape.
         start_s, completion_s: first start and end; None before.
         gpu_s, lost_gpu_s: GPU seconds held, and of them spent restarting.
+        layers: its front layers that freeze; None: none ever do.
         extra_s: what each of its steps takes longer for crossing racks (network.py), and
             `crossing_gpu_s` what that has cost.
+        racks: it is in; 0: where there are none, or while it waits.
+        places: (step with `extra_s`, without synchronisation) by (type, nodes, GPUs, micro-batch,
+            racks), as first measured; {} where there are no racks.
+        batch: ordered by the policy; None: its own choice.
     """
 
     __slots__ = (
@@ -46,6 +53,7 @@ class SimulatedJob:
         "_tuning",
         "accumulation",
         "allocation",
+        "batch",
         "changed_s",
         "compat",
         "completion_s",
@@ -56,13 +64,16 @@ class SimulatedJob:
         "gpu_s",
         "gpu_type",
         "job_id",
+        "layers",
         "lost_gpu_s",
         "micro_batch",
         "noise",
         "now_s",
         "observations",
         "physics",
+        "places",
         "progress",
+        "racks",
         "restart_left_s",
         "restart_s",
         "shape",
@@ -82,6 +93,7 @@ class SimulatedJob:
         restart_s: float,
         compat: bool = False,
         tunes: bool = True,
+        layers: FrozenLayers | None = None,
     ) -> None:
         self.submitted = submitted
         self.physics = physics
@@ -89,6 +101,7 @@ class SimulatedJob:
         self.job_id = job_id
         self.restart_s = restart_s
         self.compat = compat
+        self.layers = layers
         self.tunes = tunes and described.application.job_class is JobClass.ADAPTIVE
         self.restart_left_s = 0.0
         self.allocation: Allocation | None = None
@@ -96,6 +109,7 @@ class SimulatedJob:
         self.shape: Shape = ()
         self.micro_batch = 0
         self.accumulation = 0
+        self.batch: int | None = None
         self.epoch = 0
         self.progress = 0.0
         self.starts = 0
@@ -105,6 +119,8 @@ class SimulatedJob:
         self.gpu_s = 0.0
         self.lost_gpu_s = 0.0
         self.extra_s = 0.0
+        self.racks = 0
+        self.places: Mapping[tuple[str, int, int, int, int], tuple[float, float]] = {}
         self.crossing_gpu_s = 0.0
         self.now_s = submitted.time_s
         self.observations: tuple[Observation, ...] = ()
@@ -128,7 +144,12 @@ class SimulatedJob:
     def learned(self) -> Learned:
         """What is known of it; the same object until something new is."""
         if self._learned is None:
-            self._learned = Learned(self.described.application, self.observations, self.noise)
+            self._learned = Learned(
+                self.described.application,
+                self.observations,
+                self.noise,
+                self.layers.prefixes if self.layers else None,
+            )
         return self._learned
 
     def inherit(self, observations: tuple[Observation, ...], noise: Noise | None) -> None:
@@ -139,7 +160,9 @@ class SimulatedJob:
 
     def copy(self) -> SimulatedJob:
         """An independent copy; what is shared is immutable or a cache."""
-        return copy.copy(self)
+        found = copy.copy(self)
+        found.layers = copy.copy(self.layers)
+        return found
 
     def advance(self, until_s: float) -> None:
         """Let time pass; it stops at the job's completion.
@@ -162,12 +185,16 @@ class SimulatedJob:
             self.now_s += delay
             seconds -= delay
         while seconds > 0:
+            if self.layers is not None and self.layers.certify(self.progress / physics.total):
+                self._freeze()
             rate = physics.goodput(
                 self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
             )
             slowed = self._slowed()
             rate *= slowed
-            before_s = seconds
+            if self.layers is not None:
+                rate *= self.layers.gain(*self._iteration(), accumulation=self.accumulation)
+            before_s, before = seconds, self.progress
             self._observe()
             target = physics.targets[self.epoch]
             if self.progress + rate * seconds < target:
@@ -181,6 +208,8 @@ class SimulatedJob:
                 self.epoch += 1
                 self._pass(delta, gpus)
                 seconds -= delta
+            if self.layers is not None:
+                self.layers.passed(before_s - seconds, self.progress - before)
             self.crossing_gpu_s += (before_s - seconds) * gpus * (1 - slowed)
             if self.epoch == len(physics.targets):
                 self.completion_s = self.now_s
@@ -188,15 +217,22 @@ class SimulatedJob:
             self._choose_batch()
         self.now_s = until_s
 
-    def hold(self, allocation: Allocation | None) -> None:
-        """Give it other GPUs, or none."""
-        self.allocation = allocation
+    def hold(self, allocation: Allocation | None, *, moving_costs: bool = False) -> None:
+        """Give it other GPUs, or none.
+
+        Args:
+            allocation: the GPUs.
+            moving_costs: a move to other nodes in the same shape is a restart, too; else it is
+                free, as in Sia's artifact. Who is restarting anyway pays nothing more.
+        """
+        before, self.allocation = self.allocation, allocation
         if allocation is None:
             self.gpu_type, self.shape = "", ()
             self.restart_left_s = 0.0
             return
         shape = smallest_rotation(g for _, g in allocation.shares)
-        if (allocation.gpu_type, shape) == (self.gpu_type, self.shape):
+        moves = moving_costs and self.restart_left_s <= 0 and before != allocation
+        if (allocation.gpu_type, shape) == (self.gpu_type, self.shape) and not moves:
             return
         self.gpu_type, self.shape = allocation.gpu_type, shape
         self.starts += 1
@@ -204,12 +240,38 @@ class SimulatedJob:
         self.start_s = self.now_s if self.start_s is None else self.start_s
         self.restart_left_s = self.restart_s
         self._choose_batch()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Freeze what it is to where it is, and let others know what it may."""
+        if self.layers is None:
+            return
+        before = self.layers.prefixes
+        self.layers.freeze(
+            self.learned, gpu_type=self.gpu_type, nodes=len(self.shape), gpus=self.gpus
+        )
+        if self.layers.prefixes != before or self.learned.prefixes != before:
+            self._learned = None
+
+    def _iteration(self) -> tuple[float, float]:
+        """As `Physics.iteration`, of where it is, with nothing frozen."""
+        return self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+
+    def order(self, batch: int | None) -> None:
+        """Let it run with a global batch from now on, without a restart; None: as before."""
+        if batch is None or batch == self.batch:
+            return
+        self.batch = batch
+        if self.shape:
+            self._choose_batch()
 
     def _slowed(self) -> float:
         """The part of its speed that crossing racks leaves it."""
         if not self.extra_s:
             return 1.0
-        step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+        step, micro = self._iteration()
+        if self.layers is not None:
+            step, micro = self.layers.times(step, micro)
         whole = step + self.accumulation * micro
         return whole / (whole + self.extra_s)
 
@@ -222,9 +284,15 @@ class SimulatedJob:
         key = (self.gpu_type, len(self.shape), self.gpus, self.micro_batch)
         if key not in self._seen:
             self._seen |= {key}
-            step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
-            self.observations = (*self.observations, Observation(*key, step, micro))
+            seen = Observation(*key, *self._iteration())
+            if self.layers is not None:
+                seen = self.layers.observed(seen)
+            self.observations = (*self.observations, seen)
             self._learned = None
+        place = (*key, self.racks)
+        if self.racks and place not in self.places:
+            step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+            self.places = {**self.places, place: (step + self.extra_s, micro)}
         batch = self.physics.batch(self.gpu_type, self.shape, self.micro_batch, self.accumulation)
         noise = self.physics.noise(batch, self.epoch)
         if noise is not self.noise:
@@ -235,6 +303,11 @@ class SimulatedJob:
         """The batch with the best goodput by its own model; a fixed one if it is not elastic."""
         application, physics = self.described.application, self.physics
         where = self.gpu_type, self.shape
+        if self.batch is not None and self.tunes and application.micro_batches == 1:
+            self.micro_batch, self.accumulation = physics.fixed_batch(
+                *where, self.batch, alone=False
+            )
+            return
         if not self.tunes or application.micro_batches > 1:
             self.micro_batch, self.accumulation = physics.fixed_batch(*where, application.batch)
             return

@@ -13,9 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm_elastic.cluster import Allocation, Switch
 from slurm_elastic.models.communication import uplink_shares
+from slurm_elastic.simulator.builtin import FAMILIES
+from slurm_elastic.simulator.workload import WorkloadError, rows
+
+#: A row beyond this many bytes is a typing error.
+_MOST_BYTES = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +31,8 @@ class Network:
     Attributes:
         rack_nodes: nodes of each rack.
         uplink_bytes_s: of one rack.
-        gradient_bytes: of each application, per step; unknown ones send nothing.
+        gradient_bytes: of each application, per step; unknown ones send nothing. Those of single
+            jobs, `APPLICATION#JOB` (stated.py), are found by their application.
         congestion: what others send leaves 1 / congestion of each uplink.
     """
 
@@ -62,7 +69,39 @@ class Network:
         for job_id, crossed in racks.items():
             if len(crossed) > 1:
                 share = min(shares[rack] for rack in crossed)
-                size = self.gradient_bytes.get(held[job_id][0], 0.0)
+                size = self.gradient_bytes.get(held[job_id][0].partition("#")[0], 0.0)
                 count = len(crossed)
                 found[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
         return found
+
+
+def builtin_gradients() -> dict[str, float]:
+    """Bytes of the built-in applications: 4 per parameter."""
+    return {family.name: 4 * family.parameters for family in FAMILIES}
+
+
+def read_gradients(path: Path) -> dict[str, float]:
+    """Gradient bytes per step and application, from a CSV file `application,bytes`.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, a value cannot be, or a row comes twice.
+    """
+    found: dict[str, float] = {}
+    columns = ("application", "bytes")
+    shape = "must be application,bytes"
+    for line, row in rows(path, columns, what="a CSV file application,bytes", header_line=shape):
+        where, name = f"{path.name}:{line}", row["application"]
+        try:
+            size = float(row["bytes"])
+        except ValueError:
+            size = -1.0
+        if not 0 <= size <= _MOST_BYTES:
+            raise WorkloadError(
+                f"{where}: bytes {row['bytes'][:40]!r} cannot be; write a number from 0 on"
+            )
+        if name in found:
+            raise WorkloadError(f"{where}: {name[:60]} also stands further up; keep one row")
+        found[name] = size
+    if not found:
+        raise WorkloadError(f"{path}: holds no row; each line after the first is one")
+    return found

@@ -184,12 +184,21 @@ class Physics:
         step, more = self.iteration(gpu_type, shape, micro)
         return self.profile.calibration / (step + accumulation * more)
 
-    def fixed_batch(self, gpu_type: str, shape: Shape, batch: int) -> tuple[int, int]:
-        """(micro-batch, accumulated micro-steps) with which a shape comes to a global batch."""
+    def fixed_batch(
+        self, gpu_type: str, shape: Shape, batch: int, *, alone: bool = True
+    ) -> tuple[int, int]:
+        """(micro-batch, accumulated micro-steps) with which a shape comes to a global batch.
+
+        Args:
+            gpu_type: with a table.
+            shape: GPUs on each node, in the smallest rotation.
+            batch: global.
+            alone: a lone replica accumulates, to see its gradient's noise.
+        """
         if self.profile.micro_batches > 1:
             return 1, 0
         batch = min(batch, self.largest)
-        return self.capped(gpu_type, shape, *self._split(gpu_type, shape, batch))
+        return self.capped(gpu_type, shape, *self._split(gpu_type, shape, batch, alone=alone))
 
     def first_batch(self, gpu_type: str, shape: Shape) -> tuple[int, int]:
         """What a job begins with on a type where it was never measured: the initial batch."""
@@ -205,11 +214,13 @@ class Physics:
         micro = min(micro, self.most_with(gpu_type, sum(shape)))
         return max(1, min(micro, self.largest // (replicas * (accumulation + 1)))), accumulation
 
-    def _split(self, gpu_type: str, shape: Shape, batch: int) -> tuple[int, int]:
+    def _split(
+        self, gpu_type: str, shape: Shape, batch: int, *, alone: bool = True
+    ) -> tuple[int, int]:
         replicas = self.replicas(gpu_type, shape)
         local = math.ceil(batch / replicas - 1e-8)
         accumulation = math.ceil(local / self.most(gpu_type, shape) - 1e-8) - 1
-        if replicas == 1 and batch > self.initial:
+        if alone and replicas == 1 and batch > self.initial:
             # One replica alone sees gradient noise only between accumulated micro-steps.
             accumulation = max(1, accumulation)
         return math.ceil(local / (accumulation + 1) - 1e-8), accumulation

@@ -51,6 +51,21 @@ class JobResult:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFreezing:
+    """What freezing layers did to one job.
+
+    Attributes:
+        name: of the job.
+        lost: extra progress it had to make for what freezing lost, as a fraction of its whole.
+        layers: mean fraction of its layers frozen while it trained.
+    """
+
+    name: str
+    lost: float
+    layers: float
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A job held one allocation from `begin_s` to `end_s`."""
 
@@ -90,6 +105,8 @@ class Result:
         cpu_s: CPU seconds of the whole simulation.
         stages_s: CPU seconds by what they were spent on.
         crossing_gpu_s: GPU seconds lost to crossing racks (network.py).
+        freezing: of each job that may freeze layers (freezing_truth.py).
+        dropped: names of jobs that the policy turned away; `jobs` has the others.
     """
 
     workload: str
@@ -105,6 +122,8 @@ class Result:
     #: Decisions that recorded something out of the ordinary, e.g. a solver's time limit.
     notes: tuple[str, ...] = ()
     crossing_gpu_s: float = 0.0
+    freezing: tuple[JobFreezing, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
         """The figures of this workload; see `summary`."""
@@ -114,8 +133,9 @@ class Result:
 def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Figures over the workloads of one trace; hours and milliseconds.
 
-    Averages are over all jobs; `makespan_h`, `contention` and the `*_mean_h` keys are means of
-    each workload's own figure, and `*_std` keys their standard deviation.
+    Averages are over all jobs, with frozen layers also those of `JobFreezing`; `makespan_h`,
+    `contention` and the `*_mean_h` keys are means of each workload's own figure, and `*_std` keys
+    their standard deviation.
     """
     jobs = [j for r in results for j in r.jobs]
     jct = sorted(j.jct_s / HOUR_S for j in jobs)
@@ -123,6 +143,15 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     rho = sorted(j.rho for j in jobs if not math.isnan(j.rho))
     policy = sorted(1000 * s for r in results for s in r.policy_s)
     busy = [(x.contention, s) for r in results for x, s in _lasting(r) if x.contention]
+    frozen = [f for r in results for f in r.freezing]
+    said = (
+        {}
+        if not frozen
+        else {
+            "freezing_lost": mean([f.lost for f in frozen]),
+            "freezing_layers": mean([f.layers for f in frozen]),
+        }
+    )
     return {
         "workloads": [r.workload for r in results],
         "policy": results[0].policy if results else "",
@@ -144,10 +173,12 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "rho_max": rho[-1] if rho else math.nan,
         "unfair_fraction": mean([float(r > 1) for r in rho]),
         "utilisation": mean([_utilisation(r) for r in results]),
+        "crossing_gpu_h": sum(r.crossing_gpu_s for r in results) / HOUR_S,
         "rounds": sum(len(r.rounds) for r in results),
         "policy_ms_p50": _rank(policy, 0.5),
         "policy_ms_p95": _rank(policy, 0.95),
         "cpu_s": sum(r.cpu_s for r in results),
+        **said,
     }
 
 

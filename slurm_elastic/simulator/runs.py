@@ -21,6 +21,7 @@ from slurm_elastic.config import Config
 from slurm_elastic.policies import base
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.engine import Clock, simulate
+from slurm_elastic.simulator.network import Network
 from slurm_elastic.simulator.profiles import Profiles
 from slurm_elastic.simulator.restarts import RestartCosts
 from slurm_elastic.simulator.results import Result
@@ -49,6 +50,8 @@ class Task:
     seed: int = 0
     job_class: JobClass | None = None
     restarts: RestartCosts | None = None
+    freezing: str | None = None
+    network: Network | None = None
 
     def run(self, progress: Callable[[int, int, float], None] | None = None) -> Result:
         """Run it here."""

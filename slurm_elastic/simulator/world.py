@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from slurm_elastic.cluster import Job, JobState, Node, Partition, Snapshot
+from slurm_elastic.models.seen_links import LEAST_REPORTS
 from slurm_elastic.plan import JobRecord, Measurement
 from slurm_elastic.simulator.clusters import Cluster
 from slurm_elastic.simulator.jobs import SimulatedJob
@@ -42,6 +43,7 @@ class World:
         self._jobs: dict[int, tuple[object, Job]] = {}
         self._records: dict[int, tuple[object, JobRecord]] = {}
         self._measure = measure
+        self._sent = network.gradient_bytes if network else {}
         names = [n.name for n in self.nodes]
         self._switches = network.switches(names) if network else ()
         self.rack_of = {n: s.name for s in self._switches if not s.children for n in s.nodes}
@@ -93,7 +95,7 @@ class World:
 
     def _record(self, job: SimulatedJob) -> JobRecord:
         restarting = job.restart_left_s > 0
-        fields = (id(job.learned), restarting, job.progress, job.allocation)
+        fields = (id(job.learned), id(job.places), restarting, job.progress, job.allocation)
         before, found = self._records.get(job.job_id, (None, None))
         if found is None or before != fields:
             found = JobRecord(
@@ -110,6 +112,7 @@ class World:
                 leased=job.allocation is None and job.starts > 0,
                 resizes=job.restarts,
                 learned=job.learned,
+                gradient_bytes=self._sent.get(job.submitted.application),
             )
             self._records[job.job_id] = (fields, found)
         return found
@@ -140,8 +143,13 @@ def _slurm_job(job: SimulatedJob) -> Job:
 
 
 def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
-    """Plain speeds of the shapes that it ran in, each at the largest batch measured there."""
+    """Plain speeds of the shapes that it ran in, each at the largest batch measured there.
+
+    Where there are racks, with their number and what crossing them cost.
+    """
     pipeline = job.physics.profile.micro_batches
+    if job.places:
+        return _placed(job, pipeline)
     best: dict[tuple[str, int, int], Measurement] = {}
     for o in job.observations:
         shape = (o.gpu_type, o.gpus, o.nodes)
@@ -150,5 +158,26 @@ def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
         if shape not in best or samples > best[shape].samples_per_s:
             best[shape] = Measurement(
                 gpu_type=o.gpu_type, gpus=o.gpus, nodes=o.nodes, samples_per_s=samples, steps=100
+            )
+    return tuple(best.values())
+
+
+def _placed(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
+    best: dict[tuple[str, int, int, int], Measurement] = {}
+    for (kind, nodes, gpus, micro_batch, racks), (step_s, micro_s) in job.places.items():
+        unit = job.physics.profile.types[kind].unit
+        samples = gpus // unit * micro_batch * pipeline / step_s
+        shape = (kind, gpus, nodes, racks)
+        if shape not in best or samples > best[shape].samples_per_s:
+            best[shape] = Measurement(
+                gpu_type=kind,
+                gpus=gpus,
+                nodes=nodes,
+                racks=racks,
+                samples_per_s=samples,
+                steps=100,
+                compute_s=micro_s,
+                sync_s=max(0.0, step_s - micro_s),
+                reports=LEAST_REPORTS,
             )
     return tuple(best.values())

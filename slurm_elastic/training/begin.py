@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from slurm_elastic.training import complaints
+from slurm_elastic.job import profiling
+from slurm_elastic.training import complaints, profiled
 from slurm_elastic.training import state as states
 from slurm_elastic.training.arrangement import Arrangement
 from slurm_elastic.training.asked import directive
@@ -106,6 +107,11 @@ def init(
     asked = directive()
     freezing, remark = wanted(freeze)
     _check(schedule, clip_norm)
+    profile = profiling.asked()
+    if profile is not None:
+        # What is measured is the script's own replicas: no directive, nothing frozen.
+        asked, freezing = None, None
+        global_batch = profiled.global_batch(profile, global_batch, samples=len(dataset))
     sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
     signals = Signals()
     signals.install()
@@ -120,9 +126,10 @@ def init(
         micro_batch=micro_batch,
         application=application,
         device=world.device,
+        mute=profile is not None,
     )
     checkpoints = Checkpoints(Path(checkpoint_dir), keep=keep, say=say)
-    found = agree(checkpoints, world)
+    found = agree(checkpoints, world) if profile is None else None
     known = Measured.restored(found.kept.get("profile")) if found else None
     whole, layers = _whole(model)
     arrangement = Arrangement(
@@ -141,11 +148,7 @@ def init(
             say(f"{why}; every rank keeps the whole model")
     if not staged:
         whole.to(world.device)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(whole.parameters())
-    if callable(scheduler) and not hasattr(scheduler, "state_dict"):
-        scheduler = scheduler(optimizer)
-    states.check(states.State(model=whole, optimizer=optimizer))
+    optimizer, scheduler = _made(optimizer, scheduler, whole)
     shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
     tied = ties(whole)
     profiler = LayerProfiler(layers_of(whole), device=world.device, known=known)
@@ -154,7 +157,7 @@ def init(
         noise=reporter.noise,
         parameters=[p for p in whole.parameters() if p.requires_grad],
         world=world,
-        profiler=None if staged or sharded else profiler,
+        profiler=None if staged or sharded or profile else profiler,
     )
     mode: Mode
     if staged:
@@ -241,7 +244,20 @@ def init(
         watch=watch,
         clip_norm=clip_norm,
         freezing=freezing,
+        profiled=profiled.prepared(
+            profile, whole, application=application, sampler=sampler, loader=loader, world=world
+        ),
     )
+
+
+def _made(optimizer: Any, scheduler: Any, whole: torch.nn.Module) -> tuple[Any, Any]:
+    """Optimizer and schedule, of what may be functions that make them."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(whole.parameters())
+    if callable(scheduler) and not hasattr(scheduler, "state_dict"):
+        scheduler = scheduler(optimizer)
+    states.check(states.State(model=whole, optimizer=optimizer))
+    return optimizer, scheduler
 
 
 def _check(schedule: str, clip_norm: float | None) -> None:

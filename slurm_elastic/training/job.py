@@ -32,6 +32,7 @@ from slurm_elastic.training.loader import Batch, Loader
 from slurm_elastic.training.measure import process_age
 from slurm_elastic.training.mode import Asks, Mode
 from slurm_elastic.training.parallel import World
+from slurm_elastic.training.profiled import Profiled
 from slurm_elastic.training.replicas import Replicas
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.requests import Requests, say
@@ -71,6 +72,7 @@ class Job:
         watch: Watch,
         clip_norm: float | None,
         freezing: Freezing | None = None,
+        profiled: Profiled | None = None,
     ) -> None:
         self.model, self.optimizer, self.scheduler = mode.model, optimizer, scheduler
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
@@ -86,6 +88,7 @@ class Job:
         self._micro_batch = micro_batch
         self._watch = watch
         self._clip_norm = clip_norm
+        self._profile_run = profiled
         self._requests = Requests(
             signals=signals,
             reporter=reporter,
@@ -157,6 +160,8 @@ class Job:
         def rest() -> Iterator[Any]:
             return self._sampler.shares(self._cursor, self._mode.split, batch=self._size.now)
 
+        if self._profile_run is not None:
+            yield from self._profiling(self._profile_run)
         self._signals.leave_at_once(False)
         while not self._sampler.ended(self._cursor):
             taken = self._size.now
@@ -195,7 +200,9 @@ class Job:
         if not self._mode.updates_itself:
             with self._size.scaled(self.optimizer, share.count, gain=agreed.gain):
                 self.optimizer.step()
-        self._size.advance(self.scheduler, share.count, last=batch.last_of_epoch, gain=agreed.gain)
+        # A schedule may have an end, which blocks of a profile would run past.
+        scheduler = None if self._profile_run else self.scheduler
+        self._size.advance(scheduler, share.count, last=batch.last_of_epoch, gain=agreed.gain)
         self._cursor = share.after
         self._watch.end()
         self._reporter.timer.end()
@@ -207,6 +214,15 @@ class Job:
         """Save the end of the training and part from the other ranks."""
         self._mode.close()
         self._requests.finish(self._cursor)
+
+    def _profiling(self, run: Profiled) -> Iterator[Batch]:
+        """A few steps that nobody keeps; the process then ends."""
+        for batch in run.batches(self._mode.split):
+            self._cursor = batch.share.before
+            yield batch
+            if self._cursor != batch.share.after:
+                raise RuntimeError("the loop's body must call job.step(batch)")
+        run.end()
 
     def _asks(self, count: int) -> Asks:
         """Of this rank; rank 0 speaks for the controller, too."""

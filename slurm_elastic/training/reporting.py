@@ -34,6 +34,7 @@ class Reporter:
         micro_batch: most samples through the model at once; None: a rank's whole share.
         application: what the script calls what it trains, or "".
         device: whose memory is told.
+        mute: say nothing and hear nothing, on rank 0 as well.
     """
 
     def __init__(
@@ -45,11 +46,14 @@ class Reporter:
         micro_batch: int | None = None,
         application: str = "",
         device: torch.device = _CPU,
+        mute: bool = False,
     ) -> None:
-        self._link = (LocalLink.connect() if rank == 0 else None) or LocalLink.offline()
+        linked = rank == 0 and not mute
+        self._link = (LocalLink.connect() if linked else None) or LocalLink.offline()
         self._next = 0.0
         self._answered: int | None = None
         self.timer = StepTimer()
+        self.timer.on = not mute
         self.noise = GradientNoise(global_batch)
         self._device = device
         self._profile: dict[str, Any] = {}

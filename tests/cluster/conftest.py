@@ -8,16 +8,21 @@ import pytest
 from harness import CLUSTER_DIR, Cluster
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
+_FIRST = "gw0"  # pytest-xdist's name of the first worker
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Cluster:
+def cluster() -> Iterator[Cluster]:
     """The cluster, brought up if it is down (see the class `Cluster`); skips without Docker.
 
     A cluster that is up is taken as it is: after an edit of the project, run
-    `contrib/cluster/cluster sync` first.
+    `contrib/cluster/cluster sync` first. With `pytest -n` each worker beyond the first has one
+    of its own, which is removed at the end.
     """
     name = os.environ.get("SELASTIC_CLUSTER", "selastic")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", _FIRST)
+    if worker != _FIRST:
+        name += f"-{worker}"
     command = [str(CLUSTER_DIR / "cluster"), "--name", name]
     if subprocess.run([*command, "status"], capture_output=True, check=False).returncode != 0:
         done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
@@ -25,7 +30,9 @@ def cluster() -> Cluster:
             pytest.skip(done.stderr.strip())
         if done.returncode:
             pytest.fail(done.stderr.strip())
-    return Cluster(name)
+    yield Cluster(name)
+    if worker != _FIRST:
+        subprocess.run([*command, "down"], capture_output=True, check=True)
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +44,13 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
         running.cancel()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses the cluster is marked so; its time limit leaves out the first image build."""
+    """What uses the cluster is marked so; its time limit leaves out the first image build.
+
+    The longest file comes first, so that no worker is left alone with it at the end.
+    """
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)

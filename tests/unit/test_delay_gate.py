@@ -14,7 +14,7 @@ from slurm_elastic.round import decide_round
 
 #: Far places cost half the speed, as stated; a measurement may say otherwise.
 STATED = Speedup(loss_across_nodes=0.5)
-DELAY = Placement(mode="delay", wait_node_s=100.0, wait_rack_s=300.0)
+DELAY = Placement(mode="delay", timers="fixed", wait_node_s=100.0, wait_rack_s=300.0)
 
 
 def config(placement=DELAY):
@@ -135,3 +135,27 @@ def test_a_decisive_policy_gets_whole_nodes_of_one_rack(mode):
     held = plan.decision[1].target
     assert held is not None
     assert held.nodes == (("g3", "g4") if mode == "delay" else ("g2", "g3"))
+
+
+def stalled(sync_s):
+    """Measured over two racks: a second of computing, and so much standing still."""
+    return Measurement(
+        gpu_type="a100", gpus=8, nodes=2, racks=2, samples_per_s=100.0, steps=100,
+        compute_s=1.0, sync_s=sync_s, reports=9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("sync_s", "starts"), [(0.03, True), (0.5, False)])
+def test_nobody_waits_for_more_than_its_steps_were_seen_to_stand_still(sync_s, starts):
+    found = target(waiting(cluster(), 0, record={"measurements": (stalled(sync_s),)}), 1, config())
+    assert found == ({"g1": 4, "g3": 4} if starts else None)
+
+
+@pytest.mark.parametrize(("sync_s", "moves"), [(0.03, False), (0.5, True)])
+def test_nobody_moves_for_more_than_its_steps_were_seen_to_stand_still(sync_s, moves):
+    nodes = [node(f"g{i}", 4) for i in range(1, 5)]
+    c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
+    c.add(1, elastic="8", on={"g1": 4, "g3": 4}, record={"measurements": (stalled(sync_s),)})
+    found = target(c, 1, config())
+    assert (found in ({"g1": 4, "g2": 4}, {"g3": 4, "g4": 4})) == moves
+    assert moves or found == {"g1": 4, "g3": 4}

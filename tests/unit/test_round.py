@@ -153,7 +153,9 @@ def test_a_scattered_job_comes_together_when_that_pays():
     (decision,) = decide(c)[0].changes
     assert decision.action is Action.MOVE
     assert dict(decision.target.shares) == {"g1": 4}
-    assert decision.reason == "its GPUs come together on one node"
+    assert decision.reason == (
+        "its GPUs come together on one node: 1.1 times as fast, pays back its 5 s in 80 s"
+    )
 
 
 def test_two_racks_become_one():

@@ -73,9 +73,9 @@ def test_links_are_those_that_communication_crosses():
     )
 
 
-def test_shared_links():
+def test_who_crosses_which_link():
     wheres = {3: ("g1", "g3"), 1: ("g2", "g3"), 2: ("g1", "g2")}
-    assert tree().shared_links(wheres) == {
+    assert tree().users(wheres) == {
         "g1": (2, 3),
         "g2": (1, 2),
         "g3": (1, 3),
@@ -105,5 +105,5 @@ def test_a_thousand_nodes_are_looked_at_quickly():
     top = Switch("top", 1, names, tuple(r.name for r in racks))
     large = Topology((*racks, top), names)
     jobs = {i: names[i::100] for i in range(100)}
-    assert len(large.shared_links(jobs)["switch:r0"]) == 25
+    assert len(large.users(jobs)["switch:r0"]) == 25
     assert large.distance(names[0], names[999]) == 4

@@ -13,6 +13,7 @@ from slurm_elastic.cluster import Allocation, Switch
 from slurm_elastic.controller import answers
 from slurm_elastic.controller.answers import Viewer
 from slurm_elastic.controller.answers_topology import network_problems
+from slurm_elastic.plan import JobRecord, Measurement
 
 SETTINGS = config.Topology(
     speeds={"domain": 4800.0, "rack": 200.0, "spine": 100.0},
@@ -78,6 +79,39 @@ def test_a_site_that_configures_nothing_sees_the_tree():
         "4700": "rack", "4711": "rack", "4713": "node", "4720": "node",
     }  # fmt: skip
     assert [s["gbit_s"] for s in bare["switches"]] == [None, None, None]
+
+
+def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
+    def records(*ids):
+        told = Measurement(
+            gpu_type="a100", gpus=8, nodes=2, racks=2, samples_per_s=9.0, steps=90,
+            compute_s=0.4, sync_s=0.4, reports=3,
+        )  # fmt: skip
+        return {
+            i: replace(
+                scene.VIEW.records.get(i) or JobRecord(job_id=i),
+                gradient_bytes=500e6, measurements=(told,),
+            )
+            for i in ids
+        }  # fmt: skip
+
+    def seen(*ids, **speeds):
+        changed = replace(
+            scene.VIEW, records=records(*ids), topology=config.Topology(speeds=speeds)
+        )
+        answer = json.loads(json.dumps(answers.answer("topology", changed, Viewer(), {})))
+        return shown(answer).splitlines()[0], answer["measured"]
+
+    line, found = seen(4711)
+    assert line == (
+        "LINKS   between racks 10 Gbit/s (measured by 1 job of 1 user; counts for their own jobs"
+        " only)"
+    )
+    assert found["spine"]["counts"] is False
+    line, _ = seen(4711, 4713, rack=200.0)
+    assert line.startswith("LINKS   inside a rack 200 Gbit/s   between racks 10 Gbit/s (measured")
+    assert seen(4711, spine=50.0) == ("LINKS   between racks 50 Gbit/s", {})
+    assert not seen()[0].startswith("LINKS")
 
 
 def test_slurms_own_link_speed_is_shown_where_no_other_is_known():

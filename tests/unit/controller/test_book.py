@@ -3,7 +3,7 @@
 import pytest
 from desk_jobs import job, transition
 
-from slurm_elastic.cluster import JobState, Snapshot
+from slurm_elastic.cluster import JobState, Node, Snapshot, Switch
 from slurm_elastic.controller.book import Book
 from slurm_elastic.controller.ledger import Ledger
 from slurm_elastic.controller.transition import State
@@ -125,3 +125,86 @@ def test_who_held_what_when(book, ledger):
 def test_a_record_that_cannot_be_read_is_begun_anew(ledger):
     ledger.put_job("7@100", 7, {"job_id": 7, "measurements": 5})
     assert Book(ledger).entry(job({"n1": 1})).resizes == 0
+
+
+PARTS = {"forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.1, "sync_s": 0.1}
+RACKS = (
+    Switch("r1", 0, ("n1", "n2")),
+    Switch("r2", 0, ("n3",)),
+    Switch("top", 1, ("n1", "n2", "n3"), ("r1", "r2")),
+)
+NODES = tuple(Node(name=f"n{i}", gpu_type="a100", gpus=4) for i in (1, 2, 3))
+
+
+def on_racks(*jobs):
+    return Snapshot(time=1000.0, nodes=NODES, jobs=jobs, switches=RACKS)
+
+
+def test_a_shape_over_two_racks_is_another_one(book, ledger):
+    near, far = job({"n1": 2, "n2": 2}), job({"n1": 2, "n3": 2})
+    book.observe(on_racks(near))
+    book.take(report(**(FAST | PARTS)), near, 0.0)
+    book.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), far, 1.0)
+    book.observe(on_racks(far))
+    for known in (book, Book(ledger)):
+        seen = {m.racks: m for m in known.records(on_racks(far), {})[7].measurements}
+        assert (seen[1].samples_per_s, seen[2].samples_per_s) == (128.0, 64.0)
+        assert (seen[1].sync_s, seen[2].sync_s) == (pytest.approx(0.1), pytest.approx(0.6))
+        assert seen[2].compute_s == pytest.approx(0.4)
+
+
+def test_stalls_are_means_and_begin_anew_with_another_computing_time(book):
+    running = job({"n1": 4})
+    for sync in (0.1, 0.3, None, 0.2):
+        book.take(report(**(FAST | PARTS | {"sync_s": sync})), running, 0.0)
+    (seen,) = book.entry(running).measurements.values()
+    assert (seen.sync_s, seen.reports) == (pytest.approx(0.2), 3)
+    for told in ({"layout": "1x4"}, {"sync_s": 9.0}):  # stages wait for their neighbours, too
+        book.take(report(**(FAST | PARTS | told)), running, 0.0)
+    (seen,) = book.entry(running).measurements.values()
+    assert (seen.sync_s, seen.reports) == (pytest.approx(0.2), 3)
+    book.take(report(**(FAST | PARTS | {"forward_s": 1.0, "step_time_s": 1.5})), running, 0.0)
+    (seen,) = book.entry(running).measurements.values()
+    assert (seen.compute_s, seen.sync_s, seen.reports) == (pytest.approx(1.3), 0.1, 1)
+
+
+def test_a_record_of_an_earlier_version_is_one_rack(book, ledger):
+    running = job({"n1": 4})
+    old = {"gpu_type": "a100", "gpus": 4, "nodes": 1, "samples_per_s": 5.0, "steps": 9}
+    body = book.entry(running).to_body() | {"measurements": {"a100:4:1": old}}
+    del body["gradient_bytes"], body["frozen"]
+    ledger.put_job(running.key, 7, body)
+    (seen,) = Book(ledger).records(on_racks(running), {})[7].measurements
+    assert (seen.racks, seen.sync_s, seen.samples_per_s) == (1, None, 5.0)
+
+
+LAYERS = (("a", 0.1, 0.2, 10, 400), ("b", 0.1, 0.2, 10, 100))
+
+
+def test_gradient_bytes_are_those_of_layers_that_are_trained(book, ledger):
+    running = job({"n1": 4})
+
+    def told(**fields):
+        book.take(report(**fields), running, 0.0)
+        return book.records(on_racks(running), {})[7].gradient_bytes
+
+    assert told() is None
+    assert told(profile=LAYERS) == 500.0
+    assert told(layers=2, frozen=1) == 100.0
+    assert told() == 100.0
+    assert told(layers=2, frozen=0) == 500.0
+    book.observe(on_racks(running))
+    again = Book(ledger).records(on_racks(running), {})[7]
+    assert again.gradient_bytes == 500.0
+    assert told(layout="1x4") is None, "stages reduce their own parts"
+
+
+def test_a_job_that_has_not_run_knows_its_applications_gradients(book, ledger):
+    running = job({"n1": 4})
+    book.take(report(**FAST, profile=LAYERS), running, 0.0)
+    book.observe(on_racks(running))
+    fresh = job(None, job_id=8, submit_time=20.0, state=JobState.PENDING)
+    both = on_racks(running, fresh)
+    assert book.records(both, {})[8].gradient_bytes == 500.0
+    other = job(None, job_id=9, name="other", state=JobState.PENDING)
+    assert book.records(on_racks(other), {})[9].gradient_bytes is None

@@ -8,6 +8,7 @@ from slurm_elastic.policies.base import load
 from slurm_elastic.simulator import builtin, clusters, profiles, workload
 from slurm_elastic.simulator.engine import simulate
 from slurm_elastic.simulator.network import Network
+from slurm_elastic.simulator.world import World
 
 NODES = ("a", "b", "c", "d", "e")
 
@@ -75,3 +76,23 @@ def test_a_job_over_racks_takes_longer_and_the_loss_is_counted(two_wide_jobs):
     assert spread.summary()["avg_jct_h"] > flat.summary()["avg_jct_h"]
     gained = sum(j.gpu_s for j in spread.jobs) - sum(j.gpu_s for j in flat.jobs)
     assert spread.crossing_gpu_s == pytest.approx(gained, rel=0.02)
+
+
+def test_jobs_measure_what_crossing_racks_costs_them(two_wide_jobs, monkeypatch):
+    seen = {}
+
+    def record(world, job, original=World._record):
+        found = original(world, job)
+        seen.update({(job.job_id, m.racks, m.nodes): (m, found) for m in found.measurements})
+        return found
+
+    monkeypatch.setattr(World, "_record", record)
+    simulated(two_wide_jobs, None)
+    assert {m.sync_s for m, _ in seen.values()} <= {None}, "nobody asks where there are no racks"
+    seen.clear()
+    net = network(rack_nodes=1, uplink_bytes_s=1e10, gradient_bytes={"resnet18": 1e9})
+    simulated(two_wide_jobs, net)
+    (_, racks, nodes), (m, found) = next(iter(seen.items()))
+    assert (racks, nodes, found.gradient_bytes) == (2, 2, 1e9)
+    assert m.sync_s > 0.1, "a ring over two racks: 1e9 bytes at 1e10 bytes/s"
+    assert m.samples_per_s == pytest.approx(1024 / (m.compute_s + m.sync_s), rel=0.01)

@@ -1,0 +1,56 @@
+"""Takes files out of this node's page cache, so that the next read comes from storage.
+
+Needs no privilege but to read the files. Pages that a process has mapped stay, and what a file
+server keeps in its own memory is its own affair. As a program it is run once on each node:
+
+    python -m slurm_elastic.job.page_cache PATH...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def drop(paths: Iterable[str | Path]) -> tuple[int, int]:
+    """Drop what is cached of these files, and of those below these directories.
+
+    Returns:
+        Files and bytes; files that cannot be read are left out.
+    """
+    count = size = 0
+    for path in _files(paths):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            os.fsync(handle)  # what is not written yet cannot be dropped
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            size += os.fstat(handle).st_size
+            count += 1
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+    return count, size
+
+
+def _files(paths: Iterable[str | Path]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_dir():
+            for directory, _, names in os.walk(path):
+                yield from (Path(directory, name) for name in names if _plain(directory, name))
+        elif path.is_file():
+            yield path
+
+
+def _plain(directory: str, name: str) -> bool:
+    """A pipe or a device would make the open wait."""
+    return Path(directory, name).is_file()
+
+
+if __name__ == "__main__":
+    drop(sys.argv[1:])

@@ -1,0 +1,105 @@
+"""`icefrog`: layer elasticity as a dimension of scheduling; Sia's program over effective progress.
+
+IceFrog (TPDS 36(6), 2025) is the first scheduler that counts with frozen layers. Its formulas are
+not public; this is our definition, on top of Sia's program (sia.py):
+
+1. a job with `freeze=auto` counts in each configuration with its *effective progress*
+   (models/effective.py), the best of the prefixes that its training library certifies and its
+   `max-penalty` allows;
+2. `min sum_jc X_jc EP_jc^p + lambda_n (jobs - sum X)`, as Sia. Each row is in GPUs of its slowest
+   type, so of what freezing changes the *shape* of a job's curve counts.
+
+Frozen layers save computing before they save communication, and steps have fixed costs: more GPUs
+gain a highly frozen job less, so they go where they gain more. The prefix itself is ordered by
+controller/tuning.py from the same function for what a job holds (`effective.prefix`).
+
+When nobody freezes it decides what `sia` decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config import Config
+from slurm_elastic.plan import Proposal
+from slurm_elastic.policies.base import Question
+from slurm_elastic.policies.icefrog_goodput import EffectiveGoodputs
+from slurm_elastic.policies.sia import Sia, Weighed
+from slurm_elastic.policies.sia_table import Table
+
+
+class IceFrog(Sia):
+    """The policy; its state is Sia's."""
+
+    #: Jobs freeze what `effective.prefix` says, not all that they may.
+    freezes = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._effective = EffectiveGoodputs(self._rules)
+        self._goodputs = self._effective
+        self._weighed: Weighed | None = None
+
+    def weigh(self, question: Question) -> Weighed:
+        """The arrays of a question's program."""
+        self._weighed = super().weigh(question)
+        return self._weighed
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; see the module."""
+        proposals, state = super().decide(question, state)
+        assert self._weighed is not None
+        return _told(proposals, self._weighed, self._effective), state
+
+
+def _told(
+    proposals: tuple[Proposal, ...], weighed: Weighed, effective: EffectiveGoodputs
+) -> tuple[Proposal, ...]:
+    """With words about frozen layers, and about who gets what they free."""
+    found = weighed.table
+    columns = found.configurations
+    taken: dict[str, list[int]] = {}
+    for job, proposal in zip(found.candidates, proposals, strict=True):
+        best = proposal.alternatives[0]
+        before = job.held.gpus if job.held and job.held.gpu_type == best.gpu_type else 0
+        if best.gpus > before:
+            taken.setdefault(best.gpu_type, []).append(job.job.job_id)
+    told = []
+    for row, (job, proposal) in enumerate(zip(found.candidates, proposals, strict=True)):
+        best, learned = proposal.alternatives[0], job.learned
+        told.append(proposal)
+        if learned is None or learned.prefixes is None or not best.gpus:
+            continue
+        at = _column(found, row, best.gpu_type, best.gpus)
+        frozen = effective.prefix(job, columns, at)
+        if not frozen:
+            continue
+        words = [f"layers 1-{frozen} of {learned.prefixes.layers} frozen"]
+        held = int(found.held[row])
+        if held >= 0 and columns.kind[held] == columns.kind[at]:
+            more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
+            if more > fewer:
+                gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
+                words[0] += f": {more} GPUs would gain it {gain:.0%}"
+                others = taken.get(best.gpu_type, [])
+                if others:
+                    named = ", ".join(str(i) for i in others[:3])
+                    whose = f"job {named}" if len(others) == 1 else f"jobs {named}"
+                    words.append(f"{more - fewer} go to {whose}")
+        first = dataclasses.replace(best, reason="; ".join([*words, best.reason]))
+        told[-1] = dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
+    return tuple(told)
+
+
+def _column(found: Table, row: int, gpu_type: str, gpus: int) -> int:
+    """The column of a shape, the valid one where several have as many GPUs."""
+    columns = found.configurations
+    same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
+    at = np.flatnonzero(same & found.valid[row])
+    return int(at[0] if len(at) else np.flatnonzero(same)[0])

@@ -1,0 +1,1 @@
+"""Where a job's time goes, and what to run it on: measurements, stalls, recommendations."""

@@ -1,0 +1,198 @@
+"""How a program is started on some GPUs: by srun inside an allocation, or right here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slurm_elastic.job import page_cache, srun
+from slurm_elastic.job.launch import Launch as Start
+from slurm_elastic.job.launch import free_port
+from slurm_elastic.job.options import Options
+from slurm_elastic.job.slurm_env import clean, master_port
+from slurm_elastic.profiler.plan import Shape
+
+#: What a program gets to end after SIGTERM.
+_END_S = 15.0
+
+
+class Runner(Protocol):
+    """Starts programs, one after the other.
+
+    Attributes:
+        gpus: of each node.
+    """
+
+    gpus: tuple[int, ...]
+
+    def run(
+        self,
+        program: Sequence[str],
+        shape: Shape,
+        environment: Mapping[str, str],
+        *,
+        log: Path,
+        timeout_s: float,
+    ) -> int | None:
+        """Run the program on a shape until it ends.
+
+        Args:
+            program: one rank's command.
+            shape: one rank on each GPU.
+            environment: besides the present one.
+            log: takes its output.
+            timeout_s: then it is ended.
+
+        Returns:
+            The exit code; None: it took too long.
+        """
+        ...
+
+    def drop(self, paths: Sequence[str], shape: Shape) -> None:
+        """Take files out of the page cache of the nodes of a shape."""
+        ...
+
+
+class Local:
+    """On this machine, without Slurm, as `esrun --local` does.
+
+    Args:
+        gpus: of this machine.
+    """
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus: tuple[int, ...] = (gpus,)
+
+    def run(
+        self,
+        program: Sequence[str],
+        shape: Shape,
+        environment: Mapping[str, str],
+        *,
+        log: Path,
+        timeout_s: float,
+    ) -> int | None:
+        """See `Runner`."""
+        launcher = [sys.executable, "-m", "slurm_elastic.job.launcher", "--local", str(shape.gpus)]
+        return _run([*launcher, *program], {**os.environ, **environment}, log, timeout_s)
+
+    def drop(self, paths: Sequence[str], shape: Shape) -> None:  # noqa: ARG002 - as in `Runner`
+        """See `Runner`."""
+        page_cache.drop(paths)
+
+
+class Allocated:
+    """In the allocation that the environment describes.
+
+    Raises:
+        AllocationError: it describes none.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._env = clean(environment)
+        self._start = Start(Options(), environment)
+        self._start.begin_probe()
+        self._start.settle()
+        self._cpus = self._start.allocation.cpus
+        self.gpus = self._start.tasks
+        self._attempt = 0
+
+    def run(
+        self,
+        program: Sequence[str],
+        shape: Shape,
+        environment: Mapping[str, str],
+        *,
+        log: Path,
+        timeout_s: float,
+    ) -> int | None:
+        """See `Runner`."""
+        job, tasks = self._start.allocation, self._tasks(shape)
+        self._attempt += 1
+        # A GPU has the same share of its node's processors in every shape.
+        job.cpus = tuple(
+            max(1, c // g) * t if t else c
+            for c, g, t in zip(self._cpus, self.gpus, tasks, strict=True)
+        )
+        command = srun.command(job, tasks, program, gpus=self._start.gpus, extra=["--input=none"])
+        port = free_port(master_port(job.job_id, job.run, 1000 + self._attempt))
+        env = srun.step_environment(
+            self._env, job, tasks, port=port, socket="", step=f"{job.run_id}.profile"
+        )
+        return _run(command, {**env, **environment}, log, timeout_s)
+
+    def drop(self, paths: Sequence[str], shape: Shape) -> None:
+        """See `Runner`."""
+        used = zip(self._start.allocation.nodes, self._tasks(shape), strict=True)
+        words = [sys.executable, "-m", "slurm_elastic.job.page_cache", *paths]
+        command = srun.helper_command([n for n, t in used if t], 'exec "$@"', *words)
+        subprocess.run(command, env=self._env, capture_output=True, check=False)
+
+    def _tasks(self, shape: Shape) -> tuple[int, ...]:
+        """Of each node; the first ones that have the GPUs take part."""
+        left, found = shape.nodes, []
+        for count in self.gpus:
+            takes = left > 0 and count >= shape.per_node
+            found.append(shape.per_node if takes else 0)
+            left -= takes
+        return tuple(found)
+
+
+def local_gpus() -> int:
+    """GPUs of this machine; 0 if none are seen."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return len([word for word in listed.split(",") if word])
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def gpu_type(job_id: str) -> str:
+    """The one type of a job's GPUs, as Slurm calls it; "": several, or not known."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "job", job_id],
+            capture_output=True, text=True, check=False, timeout=_END_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    types = set(re.findall(r"gres/gpu:([^=,\s]+)=", done.stdout))
+    return types.pop() if len(types) == 1 else ""
+
+
+def _run(command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float) -> int | None:
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Nothing that was started goes on, whatever ended the wait."""
+    if child.poll() is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(_END_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        return

@@ -1,0 +1,139 @@
+"""From step times of different runs to what a job waits for. Pure.
+
+By the differences of STASH (ICDCS 2023), numbered as in `slurm_elastic.profiler.plan`; per step,
+with equally many samples per GPU:
+
+    interconnect = RUN1 (one node) - RUN0
+    network      = RUN1 (n nodes) - RUN1 (one node, the same GPUs, else one node's part of them)
+    prep         = RUN3 - RUN1
+    fetch        = RUN2 - RUN3
+
+Overlap hides waiting: a difference is what is left of it. Its mean and standard error are over the
+repeats, each repeat subtracted in itself. Our definition of *none*: a difference below the
+one-sided 95 % quantile of Student's t times its standard error, or below `FLOOR` of the larger
+step; of one repeat only, whose error is not known, below `FLOOR_ALONE`.
+
+>>> shape = Shape(1, 2)
+>>> steps = {Need(ONE, r, "synthetic"): 0.10 + r / 1e4 for r in (1, 2, 3)}
+>>> steps |= {Need(shape, r, "synthetic"): 0.15 + r / 1e4 for r in (1, 2, 3)}
+>>> _, two = configurations(steps, gpu_type="a100", batch=8)
+>>> round(two.interconnect.seconds, 6), round(two.s, 3), two.prep
+(0.05, 0.667, None)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+
+from slurm_elastic.job.profiling import COLD, SYNTHETIC, WARM
+from slurm_elastic.profiler.plan import ONE, Need, Shape
+from slurm_elastic.profiler.profile_file import Configured, Timed
+
+#: Parts of a step.
+FLOOR, FLOOR_ALONE = 0.02, 0.05
+#: One-sided 95 % quantiles of Student's t, by degrees of freedom.
+_T = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
+_T_MANY = 1.8
+
+#: Seconds of a step by repeat.
+_Steps = dict[int, float]
+
+
+class Unmeasured(ValueError):  # noqa: N818 - it is an answer
+    """What everything is compared with was not measured."""
+
+
+def configurations(
+    steps: Mapping[Need, float], *, gpu_type: str, batch: int
+) -> tuple[Configured, ...]:
+    """The times of each shape that was run, by shape.
+
+    Args:
+        steps: seconds per step of what was measured. Without any on synthetic data those on warm
+            ones stand in for it, and `prep` is not told.
+        gpu_type: of all GPUs, or "".
+        batch: samples per GPU and step.
+
+    Raises:
+        Unmeasured: nothing on one GPU.
+    """
+    base = SYNTHETIC if any(n.block == SYNTHETIC for n in steps) else WARM
+    alone = _of(steps, ONE, base)
+    if not alone:
+        raise Unmeasured(f"no run on one GPU with {base} data has ended well")
+    shapes = sorted({n.shape for n in steps})
+    return tuple(
+        _configured(steps, shape, base, alone, gpu_type=gpu_type, batch=batch)
+        for shape in shapes
+        if _of(steps, shape, base)
+    )
+
+
+def reference(shape: Shape, measured: Mapping[Need, float], base: str) -> Shape | None:
+    """The one-node shape that a shape of several nodes is compared with; None: there is none."""
+    for gpus in (shape.gpus, shape.per_node):
+        if _of(measured, Shape(1, gpus), base):
+            return Shape(1, gpus)
+    return None
+
+
+def _configured(
+    steps: Mapping[Need, float],
+    shape: Shape,
+    base: str,
+    alone: _Steps,
+    *,
+    gpu_type: str,
+    batch: int,
+) -> Configured:
+    together, warm, cold = (_of(steps, shape, block) for block in (base, WARM, COLD))
+    interconnect: Timed | None = Timed(0.0, 0.0)
+    network: Timed | None = Timed(0.0, 0.0)
+    if shape.nodes > 1:
+        near = reference(shape, steps, base)
+        interconnect = difference(_of(steps, near, base), alone) if near else None
+        network = difference(together, _of(steps, near, base)) if near else None
+        if near is None:  # the two cannot be told apart: all of it is the network's
+            network = difference(together, alone)
+    elif shape.gpus > 1:
+        interconnect = difference(together, alone)
+    return Configured(
+        gpu_type=gpu_type,
+        nodes=shape.nodes,
+        gpus=shape.gpus,
+        batch=batch,
+        repeats=len(together),
+        compute=mean(alone),
+        interconnect=interconnect,
+        network=network,
+        prep=None if base == WARM else difference(warm, together),
+        fetch=difference(cold, warm),
+    )
+
+
+def difference(longer: _Steps, shorter: _Steps) -> Timed | None:
+    """What one takes more than the other, 0 if that is nothing; None: they share no repeat."""
+    both = sorted(longer.keys() & shorter.keys())
+    if not both:
+        return None
+    found = mean({r: longer[r] - shorter[r] for r in both})
+    step = statistics.fmean(max(longer[r], shorter[r]) for r in both)
+    if len(both) == 1:
+        least = FLOOR_ALONE * step
+    else:
+        least = max(FLOOR * step, _T.get(len(both) - 1, _T_MANY) * found.spread)
+    return found if found.seconds >= least else Timed(0.0, found.spread)
+
+
+def mean(steps: _Steps) -> Timed:
+    """Over the repeats, with its standard error."""
+    values = list(steps.values())
+    if len(values) == 1:
+        return Timed(values[0], math.nan)
+    return Timed(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def _of(steps: Mapping[Need, float], shape: Shape | None, block: str) -> _Steps:
+    return {n.repeat: s for n, s in steps.items() if (n.shape, n.block) == (shape, block)}

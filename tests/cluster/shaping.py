@@ -1,0 +1,59 @@
+"""Slow links between the nodes of the container cluster: a token bucket filter (tbf) per node."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from clusterlib.lifecycle import container
+from harness import Cluster
+
+_DEVICE = "eth0"
+
+
+def _tc(cluster: Cluster, node: str, *words: str, check: bool = True) -> None:
+    pid = _docker("inspect", "-f", "{{.State.Pid}}", container(cluster.name, node))
+    command = ["nsenter", "-t", pid, "-n", "tc", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+
+
+def _docker(*words: str) -> str:
+    return subprocess.run(
+        ["docker", *words], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@contextmanager
+def slow(cluster: Cluster, pairs: Iterable[tuple[str, str]], *, kbit_s: float) -> Iterator[None]:
+    """What the first node of each pair sends to the second shares this rate, node by node.
+
+    Skips the test where the host does not let us shape its containers' interfaces.
+    """
+    if os.geteuid() or not all(map(shutil.which, ("nsenter", "tc"))):
+        pytest.skip("slow links need root, and nsenter and tc on the host")
+    targets: dict[str, list[str]] = {}
+    for source, target in pairs:
+        targets.setdefault(source, []).append(target)
+    shaped = []
+    try:
+        for source, others in targets.items():
+            shaped.append(source)
+            add = ("add", "dev", _DEVICE, "parent")
+            _tc(cluster, source, "qdisc", *add[:3], "root", "handle", "1:", "htb", "default", "10")
+            for leaf in ("10", "20"):
+                _tc(cluster, source, "class", *add, "1:", "classid", f"1:{leaf}", "htb",
+                    "rate", "10gbit", "quantum", "60000")  # fmt: skip
+            _tc(cluster, source, "qdisc", *add, "1:20", "tbf", "rate", f"{kbit_s:.0f}kbit",
+                "burst", "8kb", "limit", "1mb")  # fmt: skip
+            for other in others:
+                address = cluster.exec(f"getent hosts {other}").stdout.split()[0]
+                match = ("match", "ip", "dst", f"{address}/32")
+                _tc(cluster, source, "filter", *add, "1:", "protocol", "ip", "u32", *match,
+                    "flowid", "1:20")  # fmt: skip
+        yield
+    finally:
+        for source in shaped:
+            _tc(cluster, source, "qdisc", "del", "dev", _DEVICE, "root", check=False)

@@ -1,0 +1,191 @@
+"""The recommendation against looking at every configuration, one after the other."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.profiler import recommend
+from slurm_elastic.profiler.recommend import Configuration, NobodyError, Offer, StepTimes, Work
+
+# Few different values: equal times and costs must come up.
+SECONDS = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5]) | st.floats(0, 2)
+CONFIGURATIONS = st.builds(
+    lambda gpu_type, nodes, per_node, batch: Configuration(
+        gpu_type, nodes, nodes * per_node, batch
+    ),
+    st.sampled_from(["a100", "v100", "t4"]),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([32, 64]),
+)
+TIMES = st.builds(
+    StepTimes,
+    compute_s=st.sampled_from([0.1, 0.2, 0.4]) | st.floats(0.01, 2),
+    interconnect_s=SECONDS,
+    network_s=SECONDS,
+    prep_s=SECONDS,
+    fetch_s=SECONDS,
+    spread_s=SECONDS,
+)
+OFFERS = st.lists(
+    st.builds(Offer, CONFIGURATIONS, TIMES),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda o: o.configuration,
+)
+WORKS = st.builds(
+    Work,
+    samples=st.sampled_from([1, 640, 10_000]) | st.integers(1, 10**6),
+    epochs=st.integers(1, 90),
+    always_cold=st.booleans(),
+)
+PRICES = st.none() | st.fixed_dictionaries(
+    {t: st.sampled_from([0.5, 1.0, 3.2]) for t in ("a100", "v100", "t4")}
+)
+
+
+def seconds(offer, work):
+    """Epoch by epoch and stall by stall, as a clock would count."""
+    where, times = offer.configuration, offer.times
+    steps, rest = divmod(work.samples, where.batch * where.gpus)
+    steps += rest > 0
+    total = 0.0
+    for epoch in range(work.epochs):
+        step = times.compute_s + times.interconnect_s + times.network_s + times.prep_s
+        if epoch == 0 or work.always_cold:
+            step += times.fetch_s
+        total += steps * step
+    return total
+
+
+def exhaustive(rows, *, first, second, deadline, budget):
+    """Index of the best row, None when none is within the limits."""
+    best = None
+    for i, row in enumerate(rows):
+        if row["time_s"] > deadline * 3600 or row["cost"] > budget:
+            continue
+        if best is None or (row[first], row[second]) < (rows[best][first], rows[best][second]):
+            best = i
+    return best
+
+
+@given(OFFERS, WORKS, PRICES)
+def test_time_and_cost_are_those_of_a_clock_and_a_bill(offers, work, prices):
+    for offer, choice in zip(offers, recommend.evaluate(offers, work, prices), strict=True):
+        expected = seconds(offer, work)
+        price = 1.0 if prices is None else prices[offer.configuration.gpu_type]
+        bill = sum(expected / 3600 * price for _ in range(offer.configuration.gpus))
+        assert choice.offer is offer
+        assert choice.time_s == pytest.approx(expected, rel=1e-9)
+        assert choice.cost == pytest.approx(bill, rel=1e-9)
+        later = choice.time_s - choice.first_s
+        assert later == pytest.approx((work.epochs - 1) * choice.epoch_s, rel=1e-9, abs=1e-6)
+        assert choice.first_s >= choice.epoch_s
+
+
+@given(OFFERS, WORKS, PRICES, st.data())
+def test_the_answer_is_that_of_exhaustive_search(offers, work, prices, data):
+    choices = recommend.evaluate(offers, work, prices)
+    rows = [{"time_s": c.time_s, "cost": c.cost} for c in choices]
+    # Limits just met, just missed, in between, none.
+    times = [r["time_s"] / 3600 for r in rows]
+    limits = [math.inf, *times, *(t * 1.01 for t in times), min(times) * 0.9]
+    deadline = data.draw(st.sampled_from(limits) | st.floats(0.001, 100))
+    costs = [r["cost"] for r in rows]
+    limits = [math.inf, *costs, *(c * 1.01 for c in costs), min(costs) * 0.9]
+    budget = data.draw(st.sampled_from(limits) | st.floats(0.001, 100))
+    for pick, first, second in (
+        (recommend.cheapest, "cost", "time_s"),
+        (recommend.fastest, "time_s", "cost"),
+    ):
+        best = exhaustive(rows, first=first, second=second, deadline=deadline, budget=budget)
+        if best is None:
+            with pytest.raises(NobodyError) as caught:
+                pick(choices, deadline=deadline, budget=budget)
+            _check_nearest(caught.value, rows, deadline, budget)
+        else:
+            found = pick(choices, deadline=deadline, budget=budget)
+            assert (found.time_s, found.cost) == (rows[best]["time_s"], rows[best]["cost"])
+
+
+def _check_nearest(error, rows, deadline, budget):
+    in_time = [r for r in rows if r["time_s"] <= deadline * 3600]
+    paid = [r for r in rows if r["cost"] <= budget]
+    if error.limit == "deadline":
+        assert in_time == []
+        assert error.nearest.time_s == min(r["time_s"] for r in rows)
+    elif error.limit == "budget":
+        assert paid == []
+        assert error.nearest.cost == min(r["cost"] for r in rows)
+    else:
+        assert in_time != []
+        assert paid != []
+        assert error.nearest.cost == min(r["cost"] for r in in_time)
+
+
+@given(OFFERS, WORKS, PRICES)
+def test_with_both_limits_one_alone_is_enough(offers, work, prices):
+    """Where something meets both, the cheapest within the deadline is also within the budget."""
+    choices = recommend.evaluate(offers, work, prices)
+    for one in choices:
+        limits = {"deadline": one.time_s / 3600 * (1 + 1e-12), "budget": one.cost}
+        both = recommend.cheapest(choices, **limits)
+        assert both == recommend.cheapest(choices, deadline=limits["deadline"])
+
+
+@given(OFFERS, WORKS, PRICES)
+def test_the_front_is_what_nobody_dominates(offers, work, prices):
+    choices = recommend.evaluate(offers, work, prices)
+    expected = [
+        one
+        for one in choices
+        if not any(
+            o.time_s <= one.time_s
+            and o.cost <= one.cost
+            and (o.time_s < one.time_s or o.cost < one.cost)
+            for o in choices
+        )
+    ]
+    found = recommend.front(choices)
+    assert sorted(map(id, found)) == sorted(map(id, expected))
+    assert [c.time_s for c in found] == sorted(c.time_s for c in found)
+    assert [c.cost for c in found] == sorted((c.cost for c in found), reverse=True)
+    assert recommend.fastest(choices) in found
+    assert recommend.cheapest(choices) in found
+
+
+@given(st.permutations(range(6)), st.data())
+def test_the_order_of_profiles_does_not_matter(order, data):
+    offers = data.draw(
+        st.lists(
+            st.builds(Offer, CONFIGURATIONS, TIMES),
+            min_size=6, max_size=6, unique_by=lambda o: o.configuration,
+        )
+    )  # fmt: skip
+    work = data.draw(WORKS)
+    straight = recommend.evaluate(offers, work)
+    shuffled = recommend.evaluate([offers[i] for i in order], work)
+    assert recommend.cheapest(straight) == recommend.cheapest(shuffled)
+    assert recommend.fastest(straight) == recommend.fastest(shuffled)
+    assert recommend.front(straight) == recommend.front(shuffled)
+
+
+@given(OFFERS, WORKS)
+def test_a_rival_is_near_in_one_and_better_in_the_other(offers, work):
+    choices = recommend.evaluate(offers, work)
+    best = recommend.cheapest(choices)
+    rival = recommend.as_good(choices, best, by="cost")
+    allowed = [
+        c
+        for c in choices
+        if c is not best
+        and c.time_s < 0.9 * best.time_s
+        and c.cost - best.cost
+        < 2 * math.sqrt((c.cost * c.spread) ** 2 + (best.cost * best.spread) ** 2)
+    ]
+    if rival is None:
+        assert allowed == []
+    else:
+        assert rival.time_s == min(c.time_s for c in allowed)

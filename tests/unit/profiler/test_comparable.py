@@ -1,0 +1,147 @@
+"""What of several profiles is compared, what is left out, and what contradicts."""
+
+import math
+import statistics
+
+import pytest
+
+from slurm_elastic.profiler.comparable import ComparisonError, comparable, merged, subjects
+from slurm_elastic.profiler.profile_file import Configured, Profile, Timed
+
+
+def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_type="a100", **stalls):
+    known = {"interconnect": 0.01, "network": 0.02, "prep": 0.0, "fetch": 0.05} | stalls
+    return Configured(
+        gpu_type=gpu_type,
+        nodes=nodes,
+        gpus=gpus,
+        batch=batch,
+        repeats=repeats,
+        compute=Timed(compute, spread),
+        **{k: None if v is None else Timed(v, spread) for k, v in known.items()},
+    )
+
+
+def net(*configured, **said):
+    return Profile(application="app", model="net", configurations=configured, **said)
+
+
+def compared(*profiles, **options):
+    named = [(f"{'abcdef'[i]}.json", p) for i, p in enumerate(profiles)]
+    return comparable(subjects(named)["net"], **options)
+
+
+def test_one_profile_becomes_offers():
+    found = compared(net(at(8, nodes=2), at(1, interconnect=0.0, network=0.0)))
+    assert [str(o.configuration) for o in found.offers] == ["1 a100 on 1 node", "8 a100 on 2 nodes"]
+    wide = found.offers[1].times
+    assert (wide.compute_s, wide.interconnect_s, wide.network_s) == (0.2, 0.01, 0.02)
+    assert wide.warm_s == pytest.approx(0.23)
+    # Four parts of a warm step, each known to 2 ms.
+    assert wide.spread_s == pytest.approx(0.004)
+    assert (found.batch, found.unknown, found.left_out) == ("64 samples per GPU", (), ())
+
+
+def test_what_was_measured_once_is_left_out_unless_wanted():
+    profile = net(at(1), at(4, repeats=1, spread=math.nan))
+    found = compared(profile)
+    assert [o.configuration.gpus for o in found.offers] == [1]
+    assert found.left_out == (
+        (
+            "4 a100 on 1 node (a.json): measured once, so that its spread is not known; repeat it,"
+            " or give --once"
+        ),
+    )
+    taken = compared(profile, once=True)
+    assert [o.configuration.gpus for o in taken.offers] == [1, 4]
+    assert math.isnan(taken.offers[1].times.spread_s)
+    with pytest.raises(ComparisonError, match=r"net: .* measured once.*give --once"):
+        compared(net(at(4, repeats=1)))
+
+
+def test_the_batch_of_most_configurations_is_compared():
+    profile = net(at(1), at(4), at(4, batch=32), at(1, batch=128))
+    found = compared(profile)
+    assert {o.configuration.batch for o in found.offers} == {64}
+    assert found.left_out == (
+        (
+            "2 of 4 configurations, with 32, 128 instead of 64 samples per GPU: see --batch and"
+            " --global-batch"
+        ),
+    )
+    assert [o.configuration.batch for o in compared(profile, batch=32).offers] == [32]
+    with pytest.raises(
+        ComparisonError, match=r"--batch: nothing .* 5 samples per GPU; known: 32, 64, 128"
+    ):
+        compared(profile, batch=5)
+
+
+def test_one_global_batch_on_more_and_more_gpus_is_compared_too():
+    profile = net(at(1, batch=256), at(2, batch=128), at(4), at(8))
+    found = compared(profile)
+    assert found.batch == "256 samples per step"
+    assert [o.configuration.gpus for o in found.offers] == [1, 2, 4]
+    assert found.left_out[0].startswith("1 of 4 configurations, with 512 instead of 256 samples")
+    assert len(compared(profile, batch=64).offers) == 2
+    assert len(compared(profile, global_batch=512).offers) == 1
+    with pytest.raises(ComparisonError, match=r"--global-batch: nothing .* known: 256, 512"):
+        compared(profile, global_batch=64)
+
+
+def test_a_stall_that_is_known_of_some_only_is_not_compared():
+    found = compared(net(at(1), at(4, prep=None, fetch=None), at(2, network=None)))
+    assert [o.configuration.gpus for o in found.offers] == [1, 2]
+    assert found.left_out == ("4 a100 on 1 node: prep and fetch not known there, but of others",)
+    nobody = compared(net(at(1, fetch=None), at(4, fetch=None)))
+    assert (len(nobody.offers), nobody.unknown) == (2, ("fetch",))
+
+
+def test_on_one_node_nobody_misses_the_network():
+    found = compared(net(at(1, interconnect=None, network=None), at(8, nodes=2)))
+    assert len(found.offers) == 2
+    assert compared(net(at(1, interconnect=None, network=None))).unknown == ()
+
+
+def test_repeats_in_two_files_are_one_sample():
+    runs = [[0.200, 0.204, 0.199], [0.203, 0.198]]
+
+    def measured(values):
+        error = statistics.stdev(values) / math.sqrt(len(values))
+        return at(1, repeats=len(values), compute=statistics.mean(values), spread=error)
+
+    files = [(name, net(measured(v))) for name, v in zip("ab", runs, strict=True)]
+    (row,) = merged("net", subjects(files)["net"].rows)
+    everything = runs[0] + runs[1]
+    assert row.found.repeats == 5
+    assert row.found.compute.seconds == pytest.approx(statistics.mean(everything))
+    assert row.found.compute.spread == pytest.approx(statistics.stdev(everything) / math.sqrt(5))
+
+
+def test_profiles_that_contradict_each_other():
+    same = compared(net(at(1)), net(at(1, compute=0.203)))
+    assert same.offers[0].times.compute_s == pytest.approx(0.2015)
+    with pytest.raises(ComparisonError) as caught:
+        compared(net(at(1)), net(at(1, compute=0.23)))
+    assert str(caught.value) == (
+        "a.json and b.json contradict each other: compute of net on 1 a100 on 1 node takes 200 ms a"
+        " step in one and 230 ms in the other, more apart than their spread: leave out the wrong"
+        " one, or measure again"
+    )
+    with pytest.raises(ComparisonError, match="network of net on 4 a100 on 2 nodes"):
+        compared(net(at(4, nodes=2)), net(at(4, nodes=2, network=0.06)))
+    # A wide spread explains it.
+    compared(net(at(1, spread=0.01)), net(at(1, compute=0.23, spread=0.01)))
+
+
+def test_files_that_disagree_about_the_model():
+    with pytest.raises(
+        ComparisonError, match=r"a.json and b.json .* layers of net is 50 in one and 18"
+    ):
+        compared(net(at(1), layers=50), net(at(2), layers=18))
+    found = subjects([("a", net(at(1), layers=50)), ("b", net(at(2), samples=9))])["net"]
+    assert (found.layers, found.samples, found.gradient_bytes) == (50, 9, None)
+
+
+def test_models_without_a_name():
+    files = [("x.json", Profile(application="job")), ("y.json", Profile(application=""))]
+    assert list(subjects(files)) == ["job", "y.json"]

@@ -1,0 +1,218 @@
+"""Stalls of models that were not profiled."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import extrapolation
+from slurm_elastic.profiler.comparable import subjects
+from slurm_elastic.profiler.extrapolate import (
+    ExtrapolationError,
+    Fit,
+    Known,
+    fit,
+    left_out,
+    typical,
+)
+from slurm_elastic.profiler.profile_file import Configured, Profile, Timed
+from slurm_elastic.profiler.recommend import StepTimes
+from slurm_elastic.profiler.unseen import Unseen, estimates, from_subject
+
+MODELS = {"a": (8, 2.4e8), "b": (107, 1.0e8), "c": (16, 5.5e8), "d": (311, 2.4e8), "e": (105, 1e7)}
+
+
+def truth(layers, size):
+    return 0.002 + 5e-5 * layers + size / 4e9
+
+
+def known(**noise):
+    return [Known(m, n, b, truth(n, b) * noise.get(m, 1), 0.2) for m, (n, b) in MODELS.items()]
+
+
+def test_stalls_that_obey_the_formula_are_found_exactly():
+    found = fit(known())
+    assert (found.base_s, found.layer_s, 1 / found.byte_s) == pytest.approx((0.002, 5e-5, 4e9))
+    assert typical(left_out(known())) < 1e-9
+    assert found.stall_s(layers=50, gradient_bytes=1e8) == pytest.approx(truth(50, 1e8))
+
+
+def test_each_model_is_left_out_once_and_what_the_others_say_is_shown():
+    missed = left_out(known(d=1.5))
+    assert [m.known.model for m in missed] == list(MODELS)
+    by_model = {m.known.model: m for m in missed}
+    # The others still obey: they say what d would be without what was added to it.
+    assert by_model["d"].predicted_s == pytest.approx(truth(*MODELS["d"]))
+    assert by_model["d"].error == pytest.approx(1 / 3)
+    errors = [m.error for m in missed]
+    assert typical(missed) == pytest.approx(math.sqrt(sum(e * e for e in errors) / 5))
+
+
+def test_coefficients_are_never_negative():
+    # Fewer layers stall longer here: a plain least squares fit would make layers speed things up.
+    odd = [Known(m, n, b, 0.5 - 1e-3 * n, 0.2) for m, (n, b) in MODELS.items()]
+    found = fit(odd)
+    assert min(found.base_s, found.layer_s, found.byte_s) == 0.0
+    assert found.stall_s(layers=1000, gradient_bytes=0) >= 0
+
+
+def test_stalls_that_nobody_notices_do_not_count():
+    rows = [replace(k, stall_s=0.0) for k in known()]
+    assert fit(rows).stall_s(layers=100, gradient_bytes=1e8) == 0.0
+    tiny = [replace(k, stall_s=1e-7 * (i % 2)) for i, k in enumerate(known())]
+    assert all(m.error < 1e-3 for m in left_out(tiny))
+
+
+def test_hidden_communication_is_found_where_models_speak_for_it():
+    place = "16 GPUs on 2 nodes"
+    for way, hidden, bucket in (("overlapped", 0.5, 0.0), ("in buckets", 2 / 3, 25 * 2**20)):
+        stalls = extrapolation.stalls(way, place, seed=1)
+        found = fit(stalls)
+        assert found.hidden == pytest.approx(hidden, abs=0.1)
+        assert found.bucket_bytes == bucket
+        plain = extrapolation.errors(left_out(stalls, hide=False))["stall_median"]
+        assert extrapolation.errors(left_out(stalls))["stall_median"] < 0.06 < 0.3 < plain
+        # Too few to tell.
+        assert fit(stalls[:5]).hidden == 0.0
+    assert fit(extrapolation.stalls("by layer", place, seed=1)).hidden == 0.0
+
+
+def test_what_hides_and_what_does_not():
+    found = Fit(0.0, 0.0, 1e-9, hidden=0.5, bucket_bytes=25e6)
+    times = {"layers": 1, "compute_s": 0.2}
+    assert found.stall_s(gradient_bytes=3e8, **times) == pytest.approx(0.2)
+    assert found.stall_s(gradient_bytes=5e7, **times) == pytest.approx(0.025)
+    assert found.stall_s(gradient_bytes=1e7, **times) == pytest.approx(0.01)
+    assert replace(found, bucket_bytes=0.0).stall_s(gradient_bytes=5e7, **times) == 0.0
+    assert found.stall_s(gradient_bytes=0.0, **times) == 0.0
+
+
+def test_too_few_or_too_similar_models():
+    with pytest.raises(ExtrapolationError, match="2 models profiled, 3 are needed"):
+        fit(known()[:2])
+    assert left_out(known()[:3]) == ()
+    assert math.isnan(typical(()))
+    alike = [Known(str(i), 10 * i, 1e7 * i, 0.1, 0.2) for i in range(1, 5)]
+    with pytest.raises(ExtrapolationError, match="do not tell layers from gradient bytes"):
+        fit(alike)
+
+
+@pytest.mark.parametrize("place", extrapolation.PLACES)
+def test_held_out_public_models(place):
+    """Stalls of a cost model that is not the formula, with 3 % noise."""
+    for way in ("at once", "by layer"):
+        stalls = extrapolation.stalls(way, place, seed=1)
+        held_out = extrapolation.errors(left_out(stalls))
+        assert held_out["models"] == 14
+        assert held_out["stall_median"] < 0.06
+        assert held_out["step_worst"] < 0.12
+        large = extrapolation.errors(extrapolation.large_from_small(stalls))
+        assert large["models"] == 7
+        assert large["stall_worst"] < 0.25
+
+
+def profile(model, *, types=("a100",), noise=1.0):
+    layers, size = MODELS[model]
+    rows = []
+    for gpu_type in types:
+        for nodes, gpus in ((1, 1), (1, 4), (2, 8)):
+            stall = noise * truth(layers, size) if gpus > 1 else 0.0
+            rows.append(
+                Configured(
+                    gpu_type=gpu_type, nodes=nodes, gpus=gpus, batch=64, repeats=3,
+                    compute=Timed(0.2, 0.001), interconnect=Timed(stall / nodes, 0.001),
+                    network=Timed(stall - stall / nodes, 0.001),
+                    prep=Timed(0.01, 0.0), fetch=Timed(0.03, 0.0),
+                )
+            )  # fmt: skip
+    return Profile(
+        application=model,
+        model=model,
+        layers=layers,
+        gradient_bytes=size,
+        configurations=tuple(rows),
+    )
+
+
+def others(*models, **options):
+    return subjects([(m, profile(m, **options)) for m in models])
+
+
+def unseen(**alone):
+    times = {t: StepTimes(compute_s=s, spread_s=0.001) for t, s in alone.items()}
+    return Unseen(name="new", layers=50, gradient_bytes=1e8, batch=64, alone=times)
+
+
+def test_an_unseen_model_gets_the_configurations_of_others():
+    found = estimates(unseen(a100=0.3), others(*MODELS, types=("a100", "v100")).values())
+    assert [str(e.offer.configuration) for e in found.found] == [
+        "1 a100 on 1 node", "4 a100 on 1 node", "8 a100 on 2 nodes",
+    ]  # fmt: skip
+    one, four, eight = (e.offer.times for e in found.found)
+    assert (one.compute_s, one.interconnect_s, one.network_s) == (0.3, 0.0, 0.0)
+    assert four.interconnect_s == pytest.approx(truth(50, 1e8))
+    assert eight.network_s == pytest.approx(truth(50, 1e8))
+    assert all(e.offer.estimated for e in found.found)
+    assert found.left_out == (
+        (
+            "1 v100 on 1 node, 4 v100 on 1 node, 8 v100 on 2 nodes: how long a step computes on one"
+            " v100 is not known"
+        ),
+    )
+
+
+def test_the_spread_of_an_estimate_holds_its_error():
+    shifted = others(*MODELS) | {"d": subjects([("d", profile("d", noise=1.5))])["d"]}
+    four = estimates(unseen(a100=0.3), shifted.values()).found[1]
+    assert four.error > 0.1
+    stall = four.offer.times.interconnect_s
+    assert four.offer.times.spread_s == pytest.approx(math.hypot(0.001, four.error * stall))
+    three = estimates(unseen(a100=0.3), others("a", "b", "c").values()).found[1]
+    assert math.isnan(three.offer.times.spread_s)
+
+
+def test_what_cannot_be_extrapolated_is_said():
+    found = estimates(unseen(a100=0.3), others("a", "b").values())
+    assert [e.offer.configuration.gpus for e in found.found] == [1]
+    assert found.left_out == (
+        "4 a100 on 1 node, 8 a100 on 2 nodes: 2 models profiled, 3 are needed",
+    )
+    far = replace(unseen(a100=0.3), layers=1000)
+    (note,) = estimates(far, others(*MODELS).values()).notes
+    assert note.startswith("layers 1000 is outside of what was profiled, 8 to 311")
+    nameless = {"x": replace(others("a")["a"], name="x", layers=None)}
+    (note, nothing) = estimates(unseen(a100=0.3), nameless.values()).notes
+    assert note == "x does not help: its layers or gradient bytes are unknown"
+    assert nothing.startswith("nothing to extrapolate")
+
+
+def test_a_model_profiled_on_one_gpu_is_extrapolated_from_the_others():
+    everything = others(*MODELS)
+    b = everything["b"]
+    alone = replace(b, rows=tuple(r for r in b.rows if r.found.gpus == 1))
+    model = from_subject(alone, 64)
+    found = estimates(model, everything.values(), but=[("a100", 1, 1)])
+    assert [e.offer.configuration.gpus for e in found.found] == [4, 8]
+    four = found.found[0]
+    assert "b" not in [k.model for k in four.known]
+    assert four.offer.times.interconnect_s == pytest.approx(truth(*MODELS["b"]))
+    assert (four.offer.times.prep_s, four.offer.times.fetch_s) == (0.01, 0.03)
+    with pytest.raises(ExtrapolationError, match="b: no profile says its layers"):
+        from_subject(replace(b, layers=None), 64)
+
+
+def test_the_batch_next_to_the_one_asked_for_is_taken():
+    everything = others(*MODELS)
+    rng = random.Random(0)
+    a = everything["a"]
+    wrong = [
+        replace(r, found=replace(r.found, batch=n, interconnect=Timed(9.0, 0.001)))
+        for r in a.rows
+        for n in (8, 512)
+    ]
+    rows = [*a.rows, *wrong]
+    rng.shuffle(rows)
+    mixed = everything | {"a": replace(a, rows=tuple(rows))}
+    straight = estimates(unseen(a100=0.3), everything.values()).found
+    assert estimates(unseen(a100=0.3), mixed.values()).found == straight
