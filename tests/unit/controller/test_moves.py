@@ -181,6 +181,7 @@ def test_no_wait_lasts_longer_because_the_clock_was_set_back():
     stage = moving(State.COOL)
     stage.t.entered |= {"COOL": ahead, "drained": ahead}
     assert stage.advance(job(**PENDING)) is State.COOL
-    for mark in ("COOL", "drained"):
-        stage.t.entered[mark] -= 3  # three seconds later
+    for mark in ("drained", "COOL"):  # three seconds later, each
+        assert stage.advance(job(**PENDING)) is State.COOL
+        stage.t.entered[mark] -= 3
     assert stage.advance(job(**PENDING)) is State.RELEASE
