@@ -21,6 +21,12 @@ With --data, a folder with Dally's `reference/slowdown.csv` (ASTRA-sim's stalls 
 placements): of each placement each model once, with a fit to the other five. Nothing there obeys
 our formula.
 
+`recommended`: what that means for the advice. Each held-out model is offered one GPU, measured, and
+the three places, extrapolated; asked for are the fastest, and the cheapest within a tenth more than
+each configuration truly takes. `same`: the answer is that of the true stalls; `late`: it is not
+done in time, or nothing is said to be; `dearer`: the worst excess of true cost (or time, for the
+fastest) of the others.
+
 Errors: of the stall, relative to it (or to 2 % of the computing time if that is more), and of
 the whole step. The worst names the model.
 """
@@ -38,6 +44,17 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.models.communication import ClosedForm, Link, Span
 from slurm_elastic.profiler.extrapolate import Known, Missed, fit, left_out, predict
+from slurm_elastic.profiler.recommend import (
+    Choice,
+    Configuration,
+    NobodyError,
+    Offer,
+    StepTimes,
+    Work,
+    cheapest,
+    evaluate,
+    fastest,
+)
 
 NOISE = 0.03
 
@@ -103,6 +120,8 @@ def main() -> None:
                 "one of 14, plain": errors(left_out(known, hide=False)),
                 "large from small": errors(large_from_small(known)),
             }
+    for way in WAYS:
+        found[way] = {"recommended": recommended(way, options.seed)}
     if options.data:
         found["ASTRA-sim"] = {"one of 6": dally(options.data / "reference" / "slowdown.csv")}
     if options.json:
@@ -140,6 +159,43 @@ def stalls(way: str, place: str, seed: int) -> list[Known]:
         stall *= noise.gauss(1, NOISE)
         known.append(Known(name, model.layers, size, max(0.0, stall), compute))
     return known
+
+
+def recommended(way: str, seed: int) -> dict[str, Any]:
+    """How often the advice is the same with extrapolated stalls."""
+    known = {place: stalls(way, place, seed) for place in PLACES}
+    missed = {place: left_out(rows) for place, rows in known.items()}
+    same, late, asked, dearer = 0, 0, 0, 0.0
+    for i, one in enumerate(next(iter(known.values()))):
+        true = _choices(one.compute_s, {p: rows[i].stall_s for p, rows in known.items()})
+        guess = _choices(one.compute_s, {p: rows[i].predicted_s for p, rows in missed.items()})
+        truth = {c.offer.configuration: c for c in true}
+        best, told = fastest(true), truth[fastest(guess).offer.configuration]
+        asked, same = asked + 1, same + (best is told)
+        dearer = max(dearer, told.time_s / best.time_s - 1)
+        for limit in (c.time_s / 3600 * 1.1 for c in true):
+            asked += 1
+            best = cheapest(true, deadline=limit)
+            try:
+                told = truth[cheapest(guess, deadline=limit).offer.configuration]
+            except NobodyError:
+                late += 1
+                continue
+            same += best is told
+            if told.time_s > limit * 3600:
+                late += 1
+            else:
+                dearer = max(dearer, told.cost / best.cost - 1)
+    return {"asked": asked, "same": same, "late": late, "dearer": dearer}
+
+
+def _choices(compute: float, waits: Mapping[str, float]) -> list[Choice]:
+    offers = [Offer(Configuration("", 1, 1, 64), StepTimes(compute_s=compute))]
+    for place, stall in waits.items():
+        gpus, span = PLACES[place]
+        step = StepTimes(compute_s=compute, network_s=stall)
+        offers.append(Offer(Configuration("", span[1], gpus, 64), step))
+    return evaluate(offers, Work(samples=1_281_167))
 
 
 def _in_buckets(backward: float, size: float, seconds: Callable[[float], float]) -> float:

@@ -1,5 +1,7 @@
 """Rounds use the speeds of links, configured or measured, and who already crosses them."""
 
+import dataclasses
+
 import pytest
 
 from benchmarks.clusters import Cluster, node, racks
@@ -8,6 +10,7 @@ from slurm_elastic.config import Config, Controller, Placement, Speedup, Topolog
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.tenants import tenants
 from slurm_elastic.plan import Measurement
+from slurm_elastic.policies.base import load
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
@@ -109,3 +112,22 @@ def test_where_it_was_measured_the_others_are_in_the_measurement():
     elsewhere = Allocation.of("a100", {"g2": 4, "g4": 4})
     assert tenant.speed(frame, elsewhere) < 640.0
     assert frame.crowd(("g2", "g4"), 90) == 1, "it does not count itself"
+
+
+@pytest.mark.parametrize(
+    ("size", "starts_at_once", "words"),
+    [
+        (VGG, False, "over 2 racks it would compute 0.33 of its time"),
+        (SMALL, True, "distance costs it nothing"),
+    ],
+)
+def test_dally_asks_what_the_links_cost(size, starts_at_once, words):
+    controller = Controller(queue="controller", policy="dally")
+    settings = dataclasses.replace(config(), controller=controller)
+    c = cluster(size)
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=settings, policy=load(settings), state={}
+    )
+    found = plan.decision[1]
+    assert (found.target is not None) is starts_at_once
+    assert words in found.reason

@@ -1,10 +1,15 @@
 """`selastic recommend`: in words, as JSON and as a picture, and one line for what is wrong."""
 
 import json
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 from slurm_elastic.cli import main
+
+TOP = Path(__file__).parents[3]
 
 #: type, nodes, GPUs, compute, interconnect, network, prep, fetch
 PLACES = [
@@ -292,3 +297,20 @@ def test_wrong_profiles(run, net, tmp_path):
     assert run("bad.json", "--samples", 9, "--once")[0] == 0
     (tmp_path / "bad.json").write_text(json.dumps(body(samples=None, model="e\x1b[31m")))
     assert "\x1b" not in run("bad.json")[2]
+
+
+def test_the_page_shows_what_comes_out(run, monkeypatch, tmp_path):
+    """If this fails: docs/recommend.md is to be brought up to date."""
+    pytest.importorskip("matplotlib")
+    text = (TOP / "docs" / "recommend.md").read_text()
+    blocks = re.findall(r"```\n\$ selastic recommend (.*?)\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) > 4
+    for path in (TOP / "tests" / "data" / "profiles").iterdir():
+        shutil.copy(path, tmp_path)
+    for line, shown in blocks:
+        words = [
+            sorted(p.name for p in tmp_path.glob(w)) if "*" in w else [w] for w in line.split()
+        ]
+        code, out, err = run(*[w for part in words for w in part])
+        assert (line, out + err) == (line, shown)
+        assert code == (1 if err else 0)

@@ -1,0 +1,110 @@
+"""What layer elasticity is worth in simulation: `python -m benchmarks.icefrog`.
+
+The published workloads (../shared/data/sia, philly 1-4 and saturn 1-5) on the 64-GPU cluster of
+Sia's Table 3, a round a minute. `fifo`, `las` and `sia` where no job freezes layers; then, for
+each belief about freezing (simulator/freezing_truth.py), `sia` with jobs that freeze all they may
+and a scheduler that does not know it, which separates what freezing is worth by itself from what
+scheduling with it adds, and `icefrog`. `--quick` takes philly-1 alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sia_tables import CLUSTER, DATA
+from slurm_elastic.config import Config, Controller
+from slurm_elastic.simulator import clusters, profiles, workload
+from slurm_elastic.simulator.freezing_truth import BELIEFS
+from slurm_elastic.simulator.results import Result, summary
+from slurm_elastic.simulator.runs import Task, run_all
+
+WORKLOADS = tuple(("philly", i) for i in range(1, 5)) + tuple(("saturn", i) for i in range(1, 6))
+#: (policy, belief); "" where nobody freezes.
+ROWS = (
+    ("fifo", ""), ("las", ""), ("sia", ""),
+    *((policy, belief) for belief in BELIEFS for policy in ("sia", "icefrog")),
+    ("fifo", "central"), ("las", "central"),
+)  # fmt: skip
+_FIGURES = ("avg_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job", "restarts_per_job")
+
+
+def task(policy: str, belief: str, name: tuple[str, int], data: Path) -> Task:
+    """One simulation."""
+    cluster = clusters.parse(CLUSTER)
+    jobs = workload.read(data / "workloads" / name[0] / f"workload-{name[1]}.csv")
+    return Task(
+        workload=jobs,
+        profiles=profiles.read(data / "traces", jobs.applications, cluster.types),
+        cluster=cluster,
+        config=Config(controller=Controller(policy=policy, queue="controller")),
+        freezing=belief or None,
+    )
+
+
+def figures(results: Sequence[Result], base: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One row's figures; `base`: those of sia where nobody freezes."""
+    said = summary(results)
+    row = {name: said[name] for name in _FIGURES}
+    row |= {n: said.get(n, 0.0) for n in ("freezing_layers", "freezing_lost")}
+    each = [r.summary()["avg_jct_h"] for r in results]
+    row["each_avg_jct_h"] = each
+    row["vs_sia"] = row["avg_jct_h"] / (base or row)["avg_jct_h"] - 1
+    return row
+
+
+def line(policy: str, belief: str, row: Mapping[str, Any]) -> str:
+    """As a line of a Markdown table."""
+    return (
+        f"| {policy} | {belief or 'nobody freezes'} | {row['avg_jct_h']:.3f} |"
+        f" {row['vs_sia']:+.1%} | {row['p99_jct_h']:.2f} | {row['gpu_h_per_job']:.2f} |"
+        f" {row['restarts_per_job']:.2f} | {row['freezing_layers']:.1%} |"
+        f" {row['freezing_lost']:.2%} |"
+    )
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="philly-1 alone")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--json", type=Path, help="also write all figures here")
+    asked = parser.parse_args()
+    if not asked.data.is_dir():
+        print(f"{asked.data}: not there; name the folder with --data", file=sys.stderr)
+        return 2
+    names = WORKLOADS[:1] if asked.quick else WORKLOADS
+    print("| policy | freezing | avg JCT h | against sia | p99 h | GPU h per job | restarts |"
+          " layers frozen | progress lost |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    runs: dict[tuple[str, str], list[Result]] = {}
+    order = sorted(ROWS, key=lambda row: row != ("sia", ""))
+    for policy, belief in order:
+        tasks = [task(policy, belief, name, asked.data) for name in names]
+        results = runs[policy, belief] = run_all(tasks, processes=asked.processes)
+        base = figures(runs["sia", ""], None)
+        row = found[f"{policy} {belief}".strip()] = figures(results, base)
+        print(line(policy, belief, row), flush=True)
+    print("\nicefrog against sia whose jobs freeze as much as they may:")
+    for belief in BELIEFS:
+        one, other = found[f"icefrog {belief}"], found[f"sia {belief}"]
+        pairs = zip(one["each_avg_jct_h"], other["each_avg_jct_h"], strict=True)
+        gains = [a / b - 1 for a, b in pairs]
+        better = sum(g < 0 for g in gains)
+        print(
+            f"  {belief}: avg JCT {one['avg_jct_h'] / other['avg_jct_h'] - 1:+.1%}, GPU hours"
+            f" {one['gpu_h_per_job'] / other['gpu_h_per_job'] - 1:+.1%}; better in {better} of"
+            f" {len(gains)} workloads, {min(gains):+.1%} to {max(gains):+.1%}"
+        )
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
