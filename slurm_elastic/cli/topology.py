@@ -40,6 +40,8 @@ _TIERS = (
     ("rack", "inside a rack"),
     ("spine", "between racks"),
 )
+#: What is said of a measured speed that does not count for all jobs.
+_COUNTS = {"all": "", "own": "; counts for their own jobs only", "none": "; told only"}
 #: So many names are written out; of more only the number.
 _MOST = 4
 
@@ -212,8 +214,7 @@ def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
         return ""
     count = f"{seen['jobs']} job{'s' if seen['jobs'] != 1 else ''}"
     owners = f"{seen['owners']} user{'s' if seen['owners'] != 1 else ''}"
-    own = "" if seen["counts"] else "; counts for their own jobs only"
-    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{own})"
+    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{_COUNTS[seen['counts']]})"
 
 
 def _end(link: LinkRow) -> str:
