@@ -157,19 +157,19 @@ class Rows:
         application = where.learned.application
         limits = _limits(job, application)
         adaptive = application.job_class is JobClass.ADAPTIVE
+        if adaptive and limits[0] > limits[1]:
+            return None
         how = self._config.batch if adaptive else ""
         if how == "elastic":
             asked = _elastic(application, self._config.accumulate)
         elif application.job_class is JobClass.RIGID:
             asked, limits = application, (1, application.batch)
         else:
-            batch = {"fixed-max": limits[1], "fixed-random": drawn(job.job.key, limits, seed)}.get(
-                how, application.batch
-            )
+            batch = application.batch
+            if how:
+                batch = limits[1] if how == "fixed-max" else drawn(job.job.key, limits, seed)
             accumulate = self._config.accumulate or not adaptive
             asked, limits = _fixed(application, batch, accumulate), (batch, batch)
-        if limits[0] > limits[1]:
-            return None
         rates, batches = self._rates(where, asked, sizes, limits)
         rigid = application.job_class is JobClass.RIGID
         one = 1.0 if rigid else self._one(where)
