@@ -38,6 +38,9 @@ _SILENT_S = 180.0
 _DEAF_S = 300.0
 
 
+_MEASURED = frozenset(f.name for f in dataclasses.fields(Measurement))
+
+
 @dataclass(slots=True)
 class Entry:
     """One job's record as it is kept; see `JobRecord` for what most fields mean.
@@ -89,7 +92,10 @@ class Entry:
         """From the ledger's JSON; unknown fields are ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         entry = cls(**{k: v for k, v in body.items() if k in known})
-        entry.measurements = {k: Measurement(**m) for k, m in body["measurements"].items()}
+        entry.measurements = {
+            k: Measurement(**{n: v for n, v in m.items() if n in _MEASURED})
+            for k, m in body["measurements"].items()
+        }
         entry.lesson = Lesson.from_body(body.get("lesson"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""

@@ -187,9 +187,9 @@ def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(book, ledger)
         assert (seen.racks, seen.samples_per_s) == (1, 128.0)
 
 
-def test_a_record_of_an_earlier_version_is_one_rack(book, ledger):
+def test_records_of_other_versions_are_read_and_an_earlier_one_is_one_rack(book, ledger):
     running = job({"n1": 4})
-    old = {"gpu_type": "a100", "gpus": 4, "nodes": 1, "samples_per_s": 5.0, "steps": 9}
+    old = {"gpu_type": "a100", "gpus": 4, "nodes": 1, "samples_per_s": 5.0, "steps": 9, "new": 1}
     body = book.entry(running).to_body() | {"measurements": {"a100:4:1": old}}
     del body["gradient_bytes"], body["frozen"]
     ledger.put_job(running.key, 7, body)
