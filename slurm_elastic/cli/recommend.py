@@ -155,9 +155,10 @@ def _read(paths: Sequence[str]) -> list[tuple[str, Profile]]:
 
     if not paths:
         raise CliError("--profile is missing: name what `selastic profile` wrote", USAGE)
-    if len(set(paths)) < len(paths):
-        twice = next(p for p in paths if paths.count(p) > 1)
-        raise CliError(f"{clean(twice)} is given twice", USAGE)
+    real = [Path(p).resolve() for p in paths]
+    twice = [p for p, r in zip(paths, real, strict=True) if real.count(r) > 1]
+    if twice:
+        raise CliError(f"{clean(twice[-1])} is given twice", USAGE)
     try:
         return [(path, profile_file.read(Path(path))) for path in paths]
     except profile_file.ProfileError as error:
@@ -277,7 +278,7 @@ def _prices(
             USAGE,
         )
     free = [t for t in types if t not in prices]
-    if free == [""]:
+    if "" in free:
         raise CliError("--price: a profile names no type of GPU: write its gpu_type there", USAGE)
     if free:
         missing = ",".join(f"{clean(t)}=X" for t in free)
