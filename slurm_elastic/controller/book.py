@@ -20,7 +20,7 @@ from slurm_elastic.controller import prefixes
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
-from slurm_elastic.controller.measured import measured, staged
+from slurm_elastic.controller.measured import kept, key_of, measured, staged
 from slurm_elastic.controller.profiles import Profile, Profiles
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
@@ -36,9 +36,6 @@ _MIN_STEPS = 3
 _SILENT_S = 180.0
 #: A job that did not save in time is not asked again for so long at least.
 _DEAF_S = 300.0
-
-
-_MEASURED = frozenset(f.name for f in dataclasses.fields(Measurement))
 
 
 @dataclass(slots=True)
@@ -92,10 +89,7 @@ class Entry:
         """From the ledger's JSON; unknown fields are ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         entry = cls(**{k: v for k, v in body.items() if k in known})
-        entry.measurements = {
-            k: Measurement(**{n: v for n, v in m.items() if n in _MEASURED})
-            for k, m in body["measurements"].items()
-        }
+        entry.measurements = kept(body["measurements"])
         entry.lesson = Lesson.from_body(body.get("lesson"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
@@ -183,8 +177,7 @@ class Book:
             self._hear_gradients(entry, report, job)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
-                key = f"{held.gpu_type}:{held.gpus}:{len(held.nodes)}"
-                key += f":{racks}" if racks > 1 else ""
+                key = key_of(held, racks)
                 rate = report.global_batch / report.step_time_s
                 seen = measured(report, held, rate, racks=racks, known=entry.measurements.get(key))
                 entry.measurements[key] = seen
