@@ -1,4 +1,4 @@
-"""The policy `dally` in rounds, whatever comes: whole gangs, leases, shrinking before preempting."""
+"""The policy `dally` in rounds, whatever comes: whole gangs, leases, shrink before preempt."""
 
 import json
 import random
