@@ -62,7 +62,7 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
     help="The data set does not fit in memory: each epoch reads it from storage.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Take what was measured only once, too.")
-@click.option("--plot", metavar="FILE", help="Draw time and cost to a .png, .svg or .pdf.")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
 @options.table
 @options.as_json
 def recommend(
@@ -86,10 +86,11 @@ def recommend(
     parsable: bool,
     json_: bool,
 ) -> None:
-    """Say what a training costs and how long it takes on each configuration that was profiled.
+    """Say on which GPUs a training is fast, on which cheap.
 
-    With --deadline the cheapest in that time, with --budget the fastest for that cost, and
-    always which configurations are worth a thought: no other is both as fast and as cheap.
+    Time and cost on each configuration that was profiled: with --deadline the cheapest in that
+    time, with --budget the fastest for that cost, and always which configurations are worth a
+    thought, as no other is both as fast and as cheap.
     """
     from slurm_elastic.cli import recommend_answer  # noqa: PLC0415
     from slurm_elastic.profiler import comparable  # noqa: PLC0415

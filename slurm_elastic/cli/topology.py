@@ -48,13 +48,13 @@ _MOST = 4
 
 @options.verb
 @click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs in the table too.")
-@click.option("--plot", metavar="FILE", help="Draw it as well: .png, .svg or .pdf.")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
 @options.table
 @options.as_json
 def topology(
     *, all_: bool, plot: str | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show switches, nodes and links, who sits where, and who shares which link."""
+    """Show who sits below which switch and shares which link."""
     layout = options.layout(format_, noheader, parsable)
     if plot is not None:
         _check(plot)
