@@ -43,7 +43,7 @@ def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 def update(
     *, jobs: tuple[str, ...], elastic: str | None, layout: str | None, dry_run: bool, json_: bool
 ) -> None:
-    """Change what jobs ask for: `selastic update 4711 --elastic=2-8`."""
+    """Change what jobs ask for: `--elastic=2-8`."""
     from slurm_elastic.directive import Directive, DirectiveError  # noqa: PLC0415
     from slurm_elastic.layout import LayoutText, LayoutTextError  # noqa: PLC0415
 
@@ -67,10 +67,10 @@ def update(
 @options.dry_run
 @options.as_json
 def retire(yes: bool, dry_run: bool, json_: bool) -> None:
-    """Give everything back to Slurm, before slurm-elastic is stopped for good or upgraded.
+    """Give everything back to Slurm.
 
-    Changes under way are finished or undone, held jobs are released, reservations deleted. Jobs
-    run on in their present shape.
+    For before slurm-elastic is stopped for good or upgraded. Changes under way are finished or
+    undone, held jobs are released, reservations deleted. Jobs run on in their present shape.
     """
     if not (yes or dry_run):
         if not sys.stdin.isatty():

@@ -57,7 +57,9 @@ class _Verbs(rich_if_terminal("RichGroup", click.Group)):  # type: ignore[misc]
         return command
 
 
-@click.group(cls=_Verbs, context_settings={"max_content_width": 100})
+@click.group(
+    cls=_Verbs, subcommand_metavar="VERB [ARGS]...", context_settings={"max_content_width": 100}
+)
 @click.option(
     "--config",
     metavar="FILE",

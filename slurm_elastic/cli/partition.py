@@ -65,9 +65,9 @@ def partition(
     parsable: bool,
     json_: bool,
 ) -> None:
-    """Divide a model into pipeline stages and replicate them, as PipeDream does.
+    """Divide a model into pipeline stages, as PipeDream does.
 
-    PROFILE is a layer profile: PipeDream's text or our JSON.
+    Stages may be replicated. PROFILE is a layer profile: PipeDream's text or our JSON.
     """
     from slurm_elastic.models import pipeline, pipeline_profile  # noqa: PLC0415
 

@@ -111,7 +111,7 @@ def _heading(found: Profile) -> str:
 def _notes(found: Profile, *, cold: bool, whole: bool) -> list[str]:
     one: Sequence[Configured] = [c for c in found.configurations if c.repeats < 2]
     notes = [
-        "Parts of a step of all GPUs: mean +- standard error. FETCH is what reading from storage",
+        "Parts of a step of all GPUs: median +- standard error. FETCH is what reading from storage",
         "adds; S is the part of the time in which GPUs compute instead of waiting for each other.",
     ]
     if whole:

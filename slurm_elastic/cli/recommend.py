@@ -62,7 +62,7 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
     help="The data set does not fit in memory: each epoch reads it from storage.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Take what was measured only once, too.")
-@click.option("--plot", metavar="FILE", help="Draw time and cost to a .png, .svg or .pdf.")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
 @options.table
 @options.as_json
 def recommend(
@@ -86,10 +86,11 @@ def recommend(
     parsable: bool,
     json_: bool,
 ) -> None:
-    """Say what a training costs and how long it takes on each configuration that was profiled.
+    """Say on which GPUs a training is fast, on which cheap.
 
-    With --deadline the cheapest in that time, with --budget the fastest for that cost, and
-    always which configurations are worth a thought: no other is both as fast and as cheap.
+    Time and cost on each configuration that was profiled: with --deadline the cheapest in that
+    time, with --budget the fastest for that cost, and always which configurations are worth a
+    thought, as no other is both as fast and as cheap.
     """
     from slurm_elastic.cli import recommend_answer  # noqa: PLC0415
     from slurm_elastic.profiler import comparable  # noqa: PLC0415
@@ -155,9 +156,10 @@ def _read(paths: Sequence[str]) -> list[tuple[str, Profile]]:
 
     if not paths:
         raise CliError("--profile is missing: name what `selastic profile` wrote", USAGE)
-    if len(set(paths)) < len(paths):
-        twice = next(p for p in paths if paths.count(p) > 1)
-        raise CliError(f"{clean(twice)} is given twice", USAGE)
+    real = [Path(p).resolve() for p in paths]
+    twice = [p for p, r in zip(paths, real, strict=True) if real.count(r) > 1]
+    if twice:
+        raise CliError(f"{clean(twice[-1])} is given twice", USAGE)
     try:
         return [(path, profile_file.read(Path(path))) for path in paths]
     except profile_file.ProfileError as error:
@@ -277,7 +279,7 @@ def _prices(
             USAGE,
         )
     free = [t for t in types if t not in prices]
-    if free == [""]:
+    if "" in free:
         raise CliError("--price: a profile names no type of GPU: write its gpu_type there", USAGE)
     if free:
         missing = ",".join(f"{clean(t)}=X" for t in free)

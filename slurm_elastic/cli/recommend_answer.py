@@ -150,10 +150,14 @@ def _advice(found: Found, unit: str) -> list[str]:
     if both or math.isfinite(found.deadline):
         within = f" in {found.deadline:g} h" if math.isfinite(found.deadline) else ""
         lines.append(f"Cheapest{within}: {_told(found.cheapest, unit)}")
+        if found.cheapest.time_s * (1 + 2 * found.cheapest.spread) > found.deadline * rules.HOUR_S:
+            lines.append("  It may be late: the deadline is within its spread")
         lines += _rival(found, "cheapest", unit, "costs no more")
     if both or math.isfinite(found.budget):
         within = f" for {found.budget:g}{unit}" if math.isfinite(found.budget) else ""
         lines.append(f"Fastest{within}: {_told(found.fastest, unit)}")
+        if found.fastest.cost * (1 + 2 * found.fastest.spread) > found.budget:
+            lines.append("  It may cost more: the budget is within its spread")
         lines += _rival(found, "fastest", unit, "takes no longer")
     return lines
 

@@ -38,12 +38,34 @@ def network_options(command: F) -> F:
         ),
         click.option(
             "--gradient-bytes", metavar="FILE",
-            help="CSV application,bytes: what a step sends (built-in applications: 4 B a parameter).",
+            help="CSV application,bytes: what a step sends (the built-in ones are known).",
         ),
     )  # fmt: skip
     for option in reversed(added):
         command = option(command)
     return command
+
+
+def check_network(
+    *,
+    racks: int | None,
+    uplink_gbit: float | None,
+    congestion: float | None,
+    gradient_bytes: str | None,
+) -> None:
+    """Refuse options that mean nothing without `--racks`.
+
+    Raises:
+        CliError: one was given.
+    """
+    given = (
+        ("--uplink-gbit", uplink_gbit),
+        ("--congestion", congestion),
+        ("--gradient-bytes", gradient_bytes),
+    )
+    for option, value in given if racks is None else ():
+        if value is not None:
+            raise CliError(f"{option}: without racks nothing is crossed; add --racks N", USAGE)
 
 
 def network(
@@ -61,7 +83,10 @@ def network(
     Args:
         machines: the cluster.
         jobs: whose gradients are sent.
-        racks, uplink_gbit, congestion, gradient_bytes: as typed.
+        racks: --racks.
+        uplink_gbit: --uplink-gbit.
+        congestion: --congestion.
+        gradient_bytes: --gradient-bytes.
         builtin: whether the applications are the built-in ones.
 
     Raises:
@@ -69,14 +94,6 @@ def network(
     """
     from slurm_elastic.simulator import network as net  # noqa: PLC0415
 
-    given = (
-        ("--uplink-gbit", uplink_gbit),
-        ("--congestion", congestion),
-        ("--gradient-bytes", gradient_bytes),
-    )
-    for option, value in given if racks is None else ():
-        if value is not None:
-            raise CliError(f"{option}: without racks nothing is crossed; add --racks N", USAGE)
     if racks is None:
         return None
     nodes = sum(g.nodes for g in machines)

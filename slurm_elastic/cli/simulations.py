@@ -18,7 +18,7 @@ import click
 
 from slurm_elastic.cli import progress
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
-from slurm_elastic.cli.simulate_network import network, network_options
+from slurm_elastic.cli.simulate_network import check_network, network, network_options
 from slurm_elastic.cli.words import clean
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ class Inputs:
     uplink_gbit: float | None
     congestion: float | None
     gradient_bytes: str | None
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """What `simulate_network` wants."""
+        names = ("racks", "uplink_gbit", "congestion", "gradient_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
 def shared(command: F) -> F:
@@ -104,7 +110,7 @@ def shared(command: F) -> F:
             "--jobs", type=click.IntRange(1, 4096), metavar="N", help="Processes (one per CPU)."
         ),
         click.option("--jobs-csv", metavar="FILE", help="Write a row per job."),
-        click.option("--plot", metavar="FILE", help="Draw to FILE.png, .svg or .pdf."),
+        click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -331,11 +337,8 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
         network=network(
             machines,
             loaded[0],
-            racks=inputs.racks,
-            uplink_gbit=inputs.uplink_gbit,
-            congestion=inputs.congestion,
-            gradient_bytes=inputs.gradient_bytes,
             builtin=inputs.profiles is None and "#" not in min(loaded[0].applications),
+            **inputs.network,
         ),
     )
 
@@ -366,7 +369,7 @@ def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
 
     restarts(inputs)
     settings(inputs, "")
-
+    check_network(**inputs.network)
     if plot is not None:
         plots.check(Path(plot))
     if jobs_csv is not None and not Path(jobs_csv).resolve().parent.is_dir():

@@ -40,19 +40,21 @@ _TIERS = (
     ("rack", "inside a rack"),
     ("spine", "between racks"),
 )
+#: What is said of a measured speed that does not count for all jobs.
+_COUNTS = {"all": "", "own": "; counts for their own jobs only", "none": "; told only"}
 #: So many names are written out; of more only the number.
 _MOST = 4
 
 
 @options.verb
 @click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs in the table too.")
-@click.option("--plot", metavar="FILE", help="Draw it as well: .png, .svg or .pdf.")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
 @options.table
 @options.as_json
 def topology(
     *, all_: bool, plot: str | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show switches, nodes and links, who sits where, and who shares which link."""
+    """Show who sits below which switch and shares which link."""
     layout = options.layout(format_, noheader, parsable)
     if plot is not None:
         _check(plot)
@@ -212,8 +214,7 @@ def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
         return ""
     count = f"{seen['jobs']} job{'s' if seen['jobs'] != 1 else ''}"
     owners = f"{seen['owners']} user{'s' if seen['owners'] != 1 else ''}"
-    own = "" if seen["counts"] else "; counts for their own jobs only"
-    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{own})"
+    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{_COUNTS[seen['counts']]})"
 
 
 def _end(link: LinkRow) -> str:

@@ -41,7 +41,9 @@ _output = click.option(
 @click.option("--mix", metavar="APP=W,…", help="Weights of the applications.")
 @click.option("--sizes", metavar="GPUS=W,…", help="Weights of the GPUs asked for.")
 @click.option("--classes", metavar="CLASS=W,…", help="Weights of the classes (adaptive=1).")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another one, other jobs.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="Another one, other jobs."
+)
 @click.option("--profiles", metavar="DIR", help="Applications of this set (built-in).")
 @_output
 def generate(
@@ -109,7 +111,10 @@ def from_sacct(
 @workload.command(cls=options.rich_if_terminal("RichCommand", click.Command))
 @click.argument("folder", metavar="DIR")
 def profiles(folder: str) -> None:
-    """Write the built-in, invented profiles to a folder, as a pattern for one's own."""
+    """Write the built-in profiles to a folder.
+
+    They are invented: a pattern for one's own.
+    """
     from slurm_elastic.simulator import builtin  # noqa: PLC0415
 
     try:

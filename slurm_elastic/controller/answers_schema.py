@@ -337,12 +337,15 @@ class SpreadRow(TypedDict):
 
 
 class MeasuredLinkRow(TypedDict):
-    """A tier's links by the stalls of so many jobs of so many owners; `counts`: for everybody."""
+    """A tier's links by the stalls of so many jobs of so many owners.
+
+    `counts` in decisions for `all` jobs, their `own` or `none`.
+    """
 
     gbit_s: float
     jobs: int
     owners: int
-    counts: bool
+    counts: str
 
 
 class TopologyAnswer(TypedDict):

@@ -18,7 +18,6 @@ from slurm_elastic.controller.answers_schema import (
 )
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.models.links import GBIT
-from slurm_elastic.models.seen_links import LEAST_OWNERS
 from slurm_elastic.placement.tenants import links_seen
 from slurm_elastic.topology import Topology, problems
 
@@ -33,6 +32,7 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
     snapshot, settings = view.snapshot, view.topology
     fabric = Fabric.of(snapshot, settings)
     tree = Topology.of(snapshot)
+    seen = links_seen(snapshot, view.records, fabric.speeds)
     places = {
         job.job_id: job.allocation
         for job in snapshot.jobs
@@ -50,9 +50,9 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
                 "gbit_s": link.bytes_s / GBIT,
                 "jobs": link.jobs,
                 "owners": link.owners,
-                "counts": link.owners >= LEAST_OWNERS,
+                "counts": seen.counts(tier),
             }
-            for tier, link in links_seen(snapshot, view.records, fabric.speeds).links.items()
+            for tier, link in seen.links.items()
         },
         "switches": [
             people.switch(s.name, parents.get(s.name, ""), s.level)

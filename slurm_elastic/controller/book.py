@@ -20,7 +20,7 @@ from slurm_elastic.controller import prefixes
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
-from slurm_elastic.controller.measured import measured, staged
+from slurm_elastic.controller.measured import kept, key_of, measured, staged
 from slurm_elastic.controller.profiles import Profile, Profiles
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
@@ -89,7 +89,7 @@ class Entry:
         """From the ledger's JSON; unknown fields are ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         entry = cls(**{k: v for k, v in body.items() if k in known})
-        entry.measurements = {k: Measurement(**m) for k, m in body["measurements"].items()}
+        entry.measurements = kept(body["measurements"])
         entry.lesson = Lesson.from_body(body.get("lesson"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
@@ -177,11 +177,11 @@ class Book:
             self._hear_gradients(entry, report, job)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
-                key = f"{held.gpu_type}:{held.gpus}:{len(held.nodes)}"
-                key += f":{racks}" if racks > 1 else ""
+                key = key_of(held, racks)
                 rate = report.global_batch / report.step_time_s
-                before_it = entry.measurements.get(key)
-                entry.measurements[key] = measured(report, held, rate, racks=racks, known=before_it)
+                seen = measured(report, held, rate, racks=racks, known=entry.measurements.get(key))
+                entry.measurements[key] = seen
+                self.learning.see(entry.lesson, job, key, seen)
             entry.dirty = True
             return learned or before != (entry.proven, len(entry.measurements), False)
 
@@ -369,9 +369,15 @@ class Book:
         if report is not None and report.certified:  # an attempt goes on with the last one's
             profile = self._profiles.of(job, entry.lesson.stated)
             frozen = prefixes.of(report, directive, profile)
+        shapes, gradient_bytes = entry.measurements, entry.gradient_bytes
+        shared = None if entry.lesson.batch else self.learning.shared(job, entry.lesson)
+        if shared:  # before its first report it is taken for its name's latest
+            shapes = shapes or shared.shapes
+            layers = self._profiles.of(job, shared.stated)
+            gradient_bytes = layers.gradient_bytes(0) if layers else None
         return JobRecord(
             job_id=job.job_id,
-            measurements=tuple(entry.measurements.values()),
+            measurements=tuple(shapes.values()),
             proven=entry.proven,
             reporting=report is not None and report.run == job.run and now - heard < _SILENT_S,
             checkpoint_s=entry.checkpoint_s,
@@ -387,13 +393,5 @@ class Book:
             leased=entry.leased,
             resizes=entry.resizes,
             learned=self._attached.put(job.key, learned, frozen),
-            gradient_bytes=self._gradients(job, entry),
+            gradient_bytes=gradient_bytes,
         )
-
-    def _gradients(self, job: Job, entry: Entry) -> float | None:
-        """Its own, or before its first report those of its name's latest application."""
-        if entry.gradient_bytes is not None or entry.lesson.batch:
-            return entry.gradient_bytes
-        shared = self.learning.shared(job, entry.lesson)
-        profile = self._profiles.of(job, shared.stated) if shared else None
-        return profile.gradient_bytes(0) if profile else None

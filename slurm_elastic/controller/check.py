@@ -169,7 +169,8 @@ def _versions(facts: Facts, report: _Report) -> None:
             f"install pyslurm {'.'.join(theirs)}",
         )
     for problem in answer.get("problems", ()):
-        report.warning("selasticd", f"says: {problem}", "see its log")
+        harm, _, remedy = problem.rpartition("; ")
+        report.warning("selasticd", f"says: {harm or problem}", remedy if harm else "see its log")
 
 
 def _plugin(facts: Facts, report: _Report) -> None:

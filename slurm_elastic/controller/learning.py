@@ -24,6 +24,7 @@ from slurm_elastic.config import Config
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson, Point, number
 from slurm_elastic.directive import Directive
+from slurm_elastic.plan import Measurement
 from slurm_elastic.report import Report
 
 #: Times that differ by this factor from those of earlier jobs are of something else.
@@ -148,6 +149,12 @@ class Learning:
         others = dict([(k, v) for k, v in lessons.items() if k != lesson.stated][: _STATED - 1])
         self._applications[job.user, job.name] = {lesson.stated: shared, **others}
         self._dirty.add((job.user, job.name, lesson.stated))
+
+    def see(self, lesson: Lesson, job: Job, key: str, seen: Measurement) -> None:
+        """Let the application have what a job measured in a shape."""
+        shared = self._of(job).get(lesson.stated)
+        if shared is not None and shared.see(key, seen):
+            self._dirty.add((job.user, job.name, lesson.stated))
 
     def save(self, alive: Iterable[Job]) -> None:
         """Write down what has changed, and forget what no job needs.

@@ -8,6 +8,7 @@ that trembles would cost a fit in every round.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -16,6 +17,7 @@ from typing import Any
 
 from slurm_elastic.application import Observation
 from slurm_elastic.cluster import Allocation
+from slurm_elastic.plan import Measurement
 from slurm_elastic.report import Report
 
 #: Relative difference of times, and of noise over signal, at which a new value is believed.
@@ -80,6 +82,7 @@ class Lesson:
         most: most samples that a replica may take at once; 0: not stated.
         stated: what the script calls its application.
         rates: samples/s of one GPU by type, from ledgers that held no more.
+        shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
         version: rises with every change.
     """
 
@@ -90,6 +93,7 @@ class Lesson:
     most: int = 0
     stated: str = ""
     rates: dict[str, float] = field(default_factory=dict)
+    shapes: dict[str, Measurement] = field(default_factory=dict)
     version: int = 0
 
     def to_body(self) -> dict[str, Any]:
@@ -121,7 +125,29 @@ class Lesson:
         rates = body.get("rates")
         if isinstance(rates, dict):
             lesson.rates = {t: float(r) for t, r in rates.items() if number(r, 1e-9, 1e12)}
+        shapes = body.get("shapes")
+        if isinstance(shapes, dict):
+            with contextlib.suppress(TypeError):
+                lesson.shapes = {k: Measurement(**row) for k, row in shapes.items()}
         return lesson
+
+    def see(self, key: str, seen: Measurement) -> bool:
+        """Keep what was measured in a shape; whether it differs from what was believed."""
+        known = self.shapes.get(key)
+        if known is not None and all(
+            _near(new or 0.0, old or 0.0)
+            for new, old in (
+                (seen.samples_per_s, known.samples_per_s),
+                (seen.compute_s, known.compute_s),
+                (seen.sync_s, known.sync_s),
+                (min(seen.reports, _RECENT), min(known.reports, _RECENT)),
+            )
+        ):
+            return False
+        if known is None and len(self.shapes) >= _POINTS:
+            del self.shapes[next(iter(self.shapes))]
+        self.shapes[key] = seen
+        return True
 
     def keep(self, point: Point) -> None:
         """Have this point; the oldest goes if there are too many."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from slurm_elastic.cluster import Allocation
 from slurm_elastic.layout import LayoutText
 from slurm_elastic.plan import Measurement
@@ -11,6 +15,23 @@ from slurm_elastic.report import Report
 _MEAN_OF = 5
 #: Computing that differs by this factor is of another batch or model: the mean begins anew.
 _OTHER = 1.5
+
+
+_FIELDS = frozenset(f.name for f in dataclasses.fields(Measurement))
+
+
+def key_of(held: Allocation, racks: int) -> str:
+    """The shape of an allocation in so many racks; of one rack as earlier versions wrote it."""
+    shape = f"{held.gpu_type}:{held.gpus}:{len(held.nodes)}"
+    return f"{shape}:{racks}" if racks > 1 else shape
+
+
+def kept(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
+    """From the ledger, by key; fields of later versions are ignored."""
+    return {
+        key: Measurement(**{n: v for n, v in row.items() if n in _FIELDS})
+        for key, row in rows.items()
+    }
 
 
 def measured(

@@ -125,7 +125,8 @@ def obey(
     profile = learned.application.on(held.gpu_type)
     replicas = max(1, held.gpus // (profile.unit if profile else 1))
     reach = _STRETCH * max(present, learned.application.initial_batch)
-    if learned.observations:
+    # A library that says what fits splits the rest; any other takes its share at once.
+    if learned.observations and not learned.application.accumulation:
         reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
     found = max(low, min(batch, high, max(reach, present)))
     even = found - found % replicas

@@ -26,6 +26,10 @@ from slurm_elastic.plan import JobRecord, Measurement
 
 #: Reports that a stall needs before links are judged by it.
 LEAST_REPORTS = 3
+#: Tiers whose measured speed counts in decisions: inside a node a stall is mostly waiting for
+#: slower ranks, which grows and shrinks with computing; there it only takes its part away from
+#: what farther tiers are measured at.
+DECIDING = ("rack", "spine")
 #: Owners needed before the links that their jobs measured count for others' jobs: a report may
 #: lie, and one liar of three does not move a median far.
 LEAST_OWNERS = 3
@@ -104,10 +108,18 @@ class Seen:
             for tier, votes in self._votes.items()
         }
 
+    def counts(self, tier: str) -> str:
+        """For whose jobs a measured tier counts: `all`, `own` (of its owners) or `none`."""
+        if tier not in DECIDING:
+            return "none"
+        return "all" if len(self._votes.get(tier, ())) >= LEAST_OWNERS else "own"
+
     def of_owner(self, owner: str) -> Links:
         """The links that this owner's jobs are judged by."""
         found = {}
         for tier, votes in self._votes.items():
+            if tier not in DECIDING:
+                continue
             if len(votes) >= LEAST_OWNERS:
                 found[tier] = _median(votes.values())
             elif owner in votes:

@@ -82,9 +82,10 @@ class Tenant:
         return self.directive.allows(allocation.gpus, allocation.gpu_type)
 
     def speed(self, frame: Frame, allocation: Allocation | None) -> float:
-        """Predicted speed on an allocation, beside the jobs that now cross the same uplinks.
+        """Predicted speed on an allocation; on a new one beside those who now cross its uplinks.
 
-        Where it is and was measured, the measurement has them in it already.
+        Where it is its measurements have them in it, and nobody moves away only for them: jobs that
+        do so together would meet again.
         """
         if allocation is None or not allocation.shares:
             return 0.0
@@ -92,12 +93,8 @@ class Tenant:
         nodes, racks = (max(1, count) for count in frame.topology.spread(names))
         kind, gpus = allocation.gpu_type, allocation.gpus
         share = 1.0
-        if racks > 1 and self.model.toll is not None:
-            shape = (kind, gpus, nodes, racks)
-            if allocation != self.current or all(
-                shape != _shape(m) for m in self.record.measurements
-            ):
-                share = 1.0 / (1 + frame.crowd(names, self.job.job_id))
+        if racks > 1 and self.model.toll is not None and allocation != self.current:
+            share = 1.0 / (1 + frame.crowd(names, self.job.job_id))
         return self.model.speed(kind, gpus, nodes, racks, share=share)
 
     def most_gain(self, frame: Frame, allocation: Allocation) -> float:

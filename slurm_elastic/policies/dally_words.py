@@ -76,7 +76,7 @@ class Words:
             names = " and ".join(g.bidder.name for g in gave)
             return f"starts {where}: job {names} shrinks for it"
         if found.gpus < asked:
-            return f"starts {where} on {found.gpus} GPUs: no place that it accepts has {asked}"
+            return f"starts {where} with {found.gpus} of {asked}: no place that it accepts has more"
         if tier >= GangTier.RACK and waited < 1:
             return f"starts at once, {where}: distance costs it nothing"
         return f"starts {where} after {waited:.0f} s" if waited >= 1 else f"starts {where}"

@@ -35,6 +35,8 @@ from slurm_elastic.policies.sia_goodput import Candidate
 _FINE_NODES = 8
 #: A share may need at most this many times the fewest nodes.
 _SPRAWL = 2
+#: Batches tried per size.
+TRIED = 32
 #: No job is offered more GPUs.
 _MOST_GPUS = 1 << 16
 
@@ -157,19 +159,19 @@ class Rows:
         application = where.learned.application
         limits = _limits(job, application)
         adaptive = application.job_class is JobClass.ADAPTIVE
+        if adaptive and limits[0] > limits[1]:
+            return None
         how = self._config.batch if adaptive else ""
         if how == "elastic":
             asked = _elastic(application, self._config.accumulate)
         elif application.job_class is JobClass.RIGID:
             asked, limits = application, (1, application.batch)
         else:
-            batch = {"fixed-max": limits[1], "fixed-random": drawn(job.job.key, limits, seed)}.get(
-                how, application.batch
-            )
+            batch = application.batch
+            if how:
+                batch = limits[1] if how == "fixed-max" else drawn(job.job.key, limits, seed)
             accumulate = self._config.accumulate or not adaptive
             asked, limits = _fixed(application, batch, accumulate), (batch, batch)
-        if limits[0] > limits[1]:
-            return None
         rates, batches = self._rates(where, asked, sizes, limits)
         rigid = application.job_class is JobClass.RIGID
         one = 1.0 if rigid else self._one(where)
@@ -190,17 +192,24 @@ class Rows:
             per_node=tuple(sorted(per_node.items())),
             compat=False,
         )
-        found = tables.table(
-            of, _configurations(gpu_type, tuple(sizes.tolist()), per_node[gpu_type]), fixed=fixed
-        )
         replicas = np.maximum(sizes // of.unit(gpu_type), 1)[:, None]
-        samples = replicas * found.micro_batch * (found.accumulation + 1)
-        samples = samples * application.micro_batches
-        rates = found.weight * self._efficiency(learned.noise, found.scale)
-        if fixed:
-            samples = np.full_like(samples, application.batch)
+        if fixed or of.source is None:
+            found = tables.table(
+                of,
+                _configurations(gpu_type, tuple(sizes.tolist()), per_node[gpu_type]),
+                fixed=fixed,
+            )
+            rates, scale = found.weight, found.scale
+            samples = replicas * found.micro_batch * (found.accumulation + 1)
+            samples = samples * application.micro_batches
+            if fixed:
+                samples = np.full_like(samples, application.batch)
+            else:
+                rates = np.where((samples >= limits[0]) & (samples <= limits[1]), rates, 0.0)
         else:
-            rates = np.where((samples >= limits[0]) & (samples <= limits[1]), rates, 0.0)
+            rates, samples = _tried(of, where, sizes, limits)
+            scale = samples / application.initial_batch
+        rates = rates * self._efficiency(learned.noise, scale)
         at = np.arange(len(sizes)), rates.argmax(axis=1)
         return rates[at], samples[at]
 
@@ -222,6 +231,40 @@ class Rows:
             return np.ones_like(scale)
         sqr, var = efficiency.weights(noise)
         return np.asarray(1.0 / (var + sqr * scale))
+
+
+def _tried(
+    of: tables.Basis, where: _Where, sizes: Ints, limits: tuple[int, int]
+) -> tuple[Floats, Ints]:
+    """[sizes, tried] samples/s and batches: from the smallest to the largest that can be.
+
+    Unlike the published candidates (models/candidates.py) these never leave the limits, and the
+    largest that fits into memory is always among them.
+    """
+    application, gpu_type = of.application, where.gpu_type
+    profile, source = application.on(gpu_type), of.source
+    if profile is None or source is None:
+        return np.zeros((len(sizes), 1)), np.zeros((len(sizes), 1), dtype=np.int64)
+    replicas = np.maximum(sizes // of.unit(gpu_type), 1)[:, None]
+    whole = replicas * application.micro_batches
+    low = np.maximum(profile.least, -(-limits[0] // whole))
+    high = limits[1] // whole
+    if not application.accumulation:
+        high = np.minimum(high, profile.most)
+    top = np.maximum(high, low).astype(np.float64)
+    local = np.rint(low * (top / low) ** np.linspace(0.0, 1.0, TRIED)).astype(np.int64)
+    steps = -(-local // profile.most)
+    micro = local // steps
+    samples = whole * micro * steps
+    valid = (low <= high) & (samples >= limits[0]) & (micro >= profile.least)
+    lender = gpu_type if gpu_type in of.observations else source
+    per_node = where.per_node.get(lender) or where.per_node[gpu_type]
+    nodes = -(-replicas * of.unit(lender) // per_node)
+    if lender == gpu_type:
+        nodes = -(-sizes[:, None] // per_node)
+    seconds = of.fit(lender).iteration_time(nodes, replicas, micro, steps - 1)
+    ratio = 1.0 if lender == gpu_type else of.ratio(gpu_type)
+    return np.where(valid, ratio * samples / seconds, 0.0), samples
 
 
 def drawn(key: str, limits: tuple[int, int], seed: int) -> int:

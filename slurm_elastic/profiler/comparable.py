@@ -25,8 +25,9 @@ N = TypeVar("N", int, float)
 STALLS = ("interconnect", "network", "prep", "fetch")
 #: Two means contradict each other beyond so many standard errors of their difference, ...
 _ERRORS = 3.0
-#: ... and only if they differ by this part of the step, which nobody would notice; ...
-_ALIKE = 0.02
+#: ... and only if they differ by this part of the step: the profiler takes a stall for none below
+#: 2 % (`stalls.FLOOR`), so that two honest ones may be that far apart; ...
+_ALIKE = 0.05
 #: ... by this part where a spread is not known.
 _ALIKE_ONCE = 0.1
 
@@ -129,6 +130,9 @@ def comparable(
         ComparisonError: measurements contradict each other, or nothing is left.
     """
     rows, left_out = list(subject.rows), []
+    copies = _copies(rows)
+    if copies:
+        left_out.append(f"{', '.join(copies)}: the same to the last digit as in another file")
     if not once:
         single = [r for r in rows if r.found.repeats < 2]
         rows = [r for r in rows if r.found.repeats >= 2]
@@ -174,15 +178,20 @@ def comparable(
 
 
 def merged(model: str, rows: Iterable[Row]) -> list[Row]:
-    """One row for each configuration, sorted.
+    """One row for each configuration, sorted; copies of a row count once.
 
     Raises:
         ComparisonError: two contradict each other.
     """
     by_place: dict[Configuration, Row] = {}
+    seen: dict[Configuration, list[Configured]] = {}
     for row in rows:
         before = by_place.get(row.place)
-        by_place[row.place] = row if before is None else _both(model, before, row)
+        if before is None:
+            by_place[row.place] = row
+        elif row.found not in seen[row.place]:
+            by_place[row.place] = _both(model, before, row)
+        seen.setdefault(row.place, []).append(row.found)
     return [by_place[place] for place in sorted(by_place)]
 
 
@@ -229,6 +238,17 @@ def _timed(found: Configured) -> Iterator[tuple[str, Timed]]:
         timed = getattr(found, name)
         if timed is not None:
             yield name, timed
+
+
+def _copies(rows: Sequence[Row]) -> list[str]:
+    """Files that repeat what another says."""
+    first: dict[Configuration, list[Configured]] = {}
+    files: dict[str, None] = {}
+    for row in rows:
+        if row.found in first.get(row.place, []):
+            files[row.source] = None
+        first.setdefault(row.place, []).append(row.found)
+    return list(files)
 
 
 def _agreed(model: str, what: str, said: Sequence[tuple[str, N | None]]) -> N | None:
@@ -289,7 +309,8 @@ def _lacking(found: Configured, others: Sequence[Row]) -> Iterator[str]:
 
 def _possible(found: Configured, stall: str) -> bool:
     if stall == "interconnect":
-        return found.gpus > found.nodes
+        # Over several nodes the network's may hold it: then nobody has told the two apart.
+        return found.gpus > found.nodes and (found.nodes == 1 or found.network is None)
     return stall != "network" or found.nodes > 1
 
 

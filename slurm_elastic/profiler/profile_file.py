@@ -37,7 +37,7 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of one step, and the standard error of their mean; NaN: of one repeat only."""
+    """Seconds of one step, and their standard error over repeats; NaN: of one repeat only."""
 
     seconds: float
     spread: float = math.nan

@@ -8,10 +8,12 @@ with equally many samples per GPU:
     prep         = RUN3 - RUN1
     fetch        = RUN2 - RUN3
 
-Overlap hides waiting: a difference is what is left of it. Its mean and standard error are over the
-repeats, each repeat subtracted in itself. Our definition of *none*: a difference below the
-one-sided 95 % quantile of Student's t times its standard error, or below `FLOOR` of the larger
-step; of one repeat only, whose error is not known, below `FLOOR_ALONE`.
+Overlap hides waiting: a difference is what is left of it. Each is taken within a repeat, and the
+median over the repeats counts: other work on a node makes some runs slower and none faster. Within
+a run it is the mean over its steps, as a loader may wait in one step for the next ten. Our
+definition of *none*: a difference below the one-sided 95 % quantile of Student's t times its
+standard error, or below `FLOOR` of the larger step; of one repeat only, whose error is not known,
+below `FLOOR_ALONE`.
 
 >>> shape = Shape(1, 2)
 >>> steps = {Need(ONE, r, "synthetic"): 0.10 + r / 1e4 for r in (1, 2, 3)}
@@ -36,6 +38,8 @@ FLOOR, FLOOR_ALONE = 0.02, 0.05
 #: One-sided 95 % quantiles of Student's t, by degrees of freedom.
 _T = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
 _T_MANY = 1.8
+#: Standard error of a median over that of a mean, of normally distributed values.
+_MEDIAN = 1.2533
 
 #: Seconds of a step by repeat.
 _Steps = dict[int, float]
@@ -105,7 +109,7 @@ def _configured(
         gpus=shape.gpus,
         batch=batch,
         repeats=len(together),
-        compute=mean(alone),
+        compute=middle(alone),
         interconnect=interconnect,
         network=network,
         prep=None if base == WARM else difference(warm, together),
@@ -118,7 +122,7 @@ def difference(longer: _Steps, shorter: _Steps) -> Timed | None:
     both = sorted(longer.keys() & shorter.keys())
     if not both:
         return None
-    found = mean({r: longer[r] - shorter[r] for r in both})
+    found = middle({r: longer[r] - shorter[r] for r in both})
     step = statistics.fmean(max(longer[r], shorter[r]) for r in both)
     if len(both) == 1:
         least = FLOOR_ALONE * step
@@ -127,12 +131,13 @@ def difference(longer: _Steps, shorter: _Steps) -> Timed | None:
     return found if found.seconds >= least else Timed(0.0, found.spread)
 
 
-def mean(steps: _Steps) -> Timed:
-    """Over the repeats, with its standard error."""
+def middle(steps: _Steps) -> Timed:
+    """The median over the repeats, with its standard error."""
     values = list(steps.values())
     if len(values) == 1:
         return Timed(values[0], math.nan)
-    return Timed(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)))
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return Timed(statistics.median(values), spread * (_MEDIAN if len(values) > 2 else 1.0))
 
 
 def _of(steps: Mapping[Need, float], shape: Shape | None, block: str) -> _Steps:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from slurm_elastic.config import Speedup
 from slurm_elastic.models.links import Links, Toll
 from slurm_elastic.models.live_communication import LiveCommunication
-from slurm_elastic.models.seen_links import LEAST_OWNERS, Seen
+from slurm_elastic.models.seen_links import DECIDING, LEAST_OWNERS, Seen
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.plan import JobRecord, Measurement
 
@@ -107,7 +107,8 @@ def test_measured_links_do_not_depend_on_the_order_and_need_owners(jobs, configu
     for tier, link in seen.links.items():
         assert 0 < link.bytes_s < float("inf")
         assert link.owners <= link.jobs <= len(jobs)
-        assert (getattr(stranger, tier) is not None) == (link.owners >= LEAST_OWNERS)
+        used = tier in DECIDING and link.owners >= LEAST_OWNERS
+        assert (getattr(stranger, tier) is not None) == used == (seen.counts(tier) == "all")
         assert getattr(configured, tier) is None, "what is configured wins"
     for tier in ("domain", "node", "rack", "spine"):
         if getattr(configured, tier) is not None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.clusters import NOW, Cluster, node, racks
 from slurm_elastic.cluster import Allocation, JobState, Limit
-from slurm_elastic.config import Config, Controller, Resize
+from slurm_elastic.config import Config, Controller, Resize, Topology
 from slurm_elastic.placement.ledger import Need
 from slurm_elastic.plan import Action, Measurement
 from slurm_elastic.policies.fair import FairShare
@@ -89,8 +89,13 @@ def add(rng, cluster, free, job_id, *, transitions, costs):
                 nodes=len(on),
                 samples_per_s=10 ** rng.uniform(-2, 3),
                 steps=9,
+                racks=rng.randint(1, len(on)),
+                compute_s=rng.choice([None, 0.01, 0.1, 1.0]),
+                sync_s=rng.choice([None, 0.0, 0.01, 1.0]),
+                reports=rng.choice([0, 3]),
             )
             record["measurements"] = (seen,)
+            record["gradient_bytes"] = rng.choice([None, 1e6, 1e8, 1e10])
         if costs and held:
             record["checkpoint_s"] = rng.choice([None, 0.0, 30.0])
             record["last_change"] = NOW - rng.choice([10.0, 5000.0, 5000.0])
@@ -132,10 +137,15 @@ def holdings(cluster, plan, *, during):
     return held
 
 
+SPEEDS = ({}, {"spine": 10.0}, {"node": 2000.0, "rack": 100.0, "spine": 10.0})
+
 configs = st.builds(
-    lambda queue, resize: Config(controller=Controller(queue=queue), resize=resize),
+    lambda queue, resize, speeds: Config(
+        controller=Controller(queue=queue), resize=resize, topology=Topology(speeds=speeds)
+    ),
     st.sampled_from(["slurm", "controller"]),
     st.sampled_from([Resize(), FREE_OF_COST]),
+    st.sampled_from(SPEEDS),
 )
 
 
@@ -244,10 +254,16 @@ def test_a_job_that_disappears_breaks_nothing(cluster, config, data):
     assert gone.job_id not in again.decision
 
 
-@given(clusters(transitions=False, costs=False), st.sampled_from(["slurm", "controller"]))
-def test_it_comes_to_rest(cluster, queue):
+@given(
+    clusters(transitions=False, costs=False),
+    st.sampled_from(["slurm", "controller"]),
+    st.sampled_from(SPEEDS),
+)
+def test_it_comes_to_rest(cluster, queue, speeds):
     """Carried out and asked again, at no cost and with nothing new, a plan wants no more."""
-    config = Config(controller=Controller(queue=queue), resize=FREE_OF_COST)
+    config = Config(
+        controller=Controller(queue=queue), resize=FREE_OF_COST, topology=Topology(speeds=speeds)
+    )
     state, plan = {}, None
     seen = []
     for _ in range(12):

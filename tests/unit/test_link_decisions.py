@@ -100,7 +100,7 @@ def test_jobs_that_already_cross_an_uplink_share_it(crossing, share):
     assert tenant.speed(frame, near) == tenant.model.speed("a100", 8, 2, 1)
 
 
-def test_where_it_was_measured_the_others_are_in_the_measurement():
+def test_where_it_is_the_others_are_in_its_measurements():
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g2": 1, "g4": 1})

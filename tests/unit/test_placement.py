@@ -1,13 +1,16 @@
 """Where jobs sit: frames, ledgers, best-fit."""
 
+import numpy as np
 import pytest
 
 from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.cluster import Allocation, Limit, Partition
 from slurm_elastic.config import Config
-from slurm_elastic.placement.consolidate import even_splits, fit
+from slurm_elastic.config import Topology as Links
+from slurm_elastic.fabric import Fabric
+from slurm_elastic.placement.consolidate import Seat, even_splits, fit
 from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.ledger import Ledger
+from slurm_elastic.placement.ledger import Ledger, Need
 from slurm_elastic.placement.tenants import tenants
 
 
@@ -196,3 +199,27 @@ def test_a_node_that_left_the_cluster_is_forgotten():
     gone = Allocation.of("a100", {"g1": 2, "gone": 2})
     frame = Frame(c.snapshot())
     assert frame.shares(gone.shares) == {0: 2}
+
+
+def linked(devices, gpus=2, counts=(4, 4)):
+    """Where a job of some GPUs goes on two nodes of two link domains of two GPUs."""
+    nodes = [node(f"g{i}", n) for i, n in enumerate(counts, start=1)]
+    c = Cluster(nodes)
+    for job_id, (name, text, held) in enumerate(devices, start=1):
+        c.add(job_id, on={name: held}, devices=((name, text),))
+    settings = Links(domains={"a100": 2})
+    snapshot = c.snapshot()
+    ledger = Ledger(Frame(snapshot, Fabric.of(snapshot, settings)))
+    allowed = np.ones(len(nodes), dtype=bool)
+    found = fit(Seat(need=Need(99), allowed=allowed), "a100", gpus, ledger)
+    return dict(found.shares)
+
+
+def test_among_equal_nodes_one_whose_free_gpus_are_linked():
+    assert linked([("g1", "0,2", 2), ("g2", "0-1", 2)]) == {"g2": 2}
+    assert linked([("g1", "0-1", 2), ("g2", "0,2", 2)]) == {"g1": 2}
+    # No node is preferred for what no domain holds, nor where it is not known.
+    assert linked([("g1", "0", 1), ("g2", "1", 1)], gpus=3) == {"g1": 3}
+    assert linked([("g1", "0,2", 2), ("g2", "x", 2)]) == {"g1": 2}
+    # The tightest node comes first all the same.
+    assert linked([("g1", "0,2", 2)]) == {"g1": 2}

@@ -15,7 +15,9 @@ def test_tiers():
     assert tree().tier(Allocation.of("a100", {"g1": 4})) is Tier.NODE
     assert tree().tier(("g1", "g2")) is Tier.RACK
     assert tree().tier(("g2", "g3")) is Tier.SPINE
-    assert Tier.NODE < Tier.RACK < Tier.SPINE
+    assert Tier.DOMAIN < Tier.NODE < Tier.RACK < Tier.SPINE
+    assert tree().tier(("g1",), linked=True) is Tier.DOMAIN
+    assert tree().tier(("g1", "g2"), linked=True) is Tier.RACK
 
 
 def test_racks_are_named_by_their_switch():

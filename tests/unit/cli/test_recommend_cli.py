@@ -136,6 +136,16 @@ def test_a_rival_within_the_spread_is_named(run, tmp_path):
     assert "  As far as the spread tells, this costs no more: 4 a100 on 1 node, 02:34:10" in out
 
 
+def test_an_answer_that_is_close_to_its_limit_says_so(run, net):
+    late = "  It may be late: the deadline is within its spread\n"
+    dear = "  It may cost more: the budget is within its spread\n"
+    words = (net, "--epochs", 10)
+    assert late in run(*words, "--deadline", 2.12)[1]
+    assert late not in run(*words, "--deadline", 2.2)[1]
+    assert dear in run(*words, "--budget", 17)[1]
+    assert dear not in run(*words, "--budget", 18)[1]
+
+
 def test_a_model_that_was_not_profiled(run, zoo):
     model = "layers=50,gradient-bytes=1e8,batch=10,compute.a100=0.36"
     code, out, err = run("--profile", *zoo, "--model", model, "--samples", SAMPLES, "--json")

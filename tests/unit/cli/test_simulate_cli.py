@@ -230,3 +230,39 @@ def test_a_published_trace(run):
     )  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["jobs"] == 160
+
+
+def test_racks_cost_what_crosses_them(run, small):
+    words = ("simulate", small, *CLUSTER, "--policy", "fair", "--json")
+    flat = json.loads(run(*words)[1])
+    assert flat["crossing_gpu_h"] == 0
+    racked = json.loads(run(*words, "--racks", 3, "--uplink-gbit", 1, "--congestion", 4)[1])
+    assert racked["crossing_gpu_h"] > 0
+    assert racked["avg_jct_h"] > flat["avg_jct_h"]
+    one = json.loads(run(*words, "--racks", 1, "--uplink-gbit", 1)[1])
+    assert one["crossing_gpu_h"] == 0
+    code, out, _ = run(*words[:-1], "--racks", 3, "--uplink-gbit", 1)
+    assert code == 0
+    assert "GPU h lost to communication between racks" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "line"),
+    [
+        (("--congestion", "4"), None, "--congestion: without racks nothing is crossed; add"),
+        (("--racks", "9"), None, "--racks 9: the cluster has 3 nodes; write a number from 1 to 3"),
+        (("--racks", "2"), "x,1", "no row for resnet18; add one, 0 if it sends nothing"),
+        (("--racks", "2"), "resnet18,-1", "grads.csv:2: bytes '-1' cannot be; write a number"),
+        (("--racks", "2"), "resnet18,1\nresnet18,2", "grads.csv:3: resnet18 also stands further"),
+        (("--racks", "2"), "", "grads.csv: holds no row; each line after the first is one"),
+    ],
+)
+def test_racks_that_cannot_be_are_one_line(run, small, tmp_path, words, rows, line):
+    if rows is not None:
+        path = tmp_path / "grads.csv"
+        path.write_text(f"application,bytes\n{rows}\n")
+        words = (*words, "--gradient-bytes", path)
+    code, out, err = run("simulate", small, *CLUSTER, *words)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert err.count("\n") == 1

@@ -107,7 +107,7 @@ def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
         "LINKS   between racks 10 Gbit/s (measured by 1 job of 1 user; counts for their own jobs"
         " only)"
     )
-    assert found["spine"]["counts"] is False
+    assert found["spine"]["counts"] == "own"
     line, _ = seen(4711, 4713, rack=200.0)
     assert line.startswith("LINKS   inside a rack 200 Gbit/s   between racks 10 Gbit/s (measured")
     assert seen(4711, spine=50.0) == ("LINKS   between racks 50 Gbit/s", {})

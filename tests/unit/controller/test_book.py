@@ -168,9 +168,28 @@ def test_stalls_are_means_and_begin_anew_with_another_computing_time(book):
     assert (seen.compute_s, seen.sync_s, seen.reports) == (pytest.approx(1.3), 0.1, 1)
 
 
-def test_a_record_of_an_earlier_version_is_one_rack(book, ledger):
+def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(book, ledger):
+    first, other = job({"n1": 2, "n3": 2}), job({"n1": 2, "n3": 2}, user="bob", job_id=9)
+    book.observe(on_racks(first))
+    for _ in range(3):
+        book.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), first, 0.0)
+    book.observe(on_racks(first))
+    book.observe(on_racks())
+    following = job({"n1": 2, "n2": 2}, job_id=8, submit_time=500.0)
+    for known in (book, Book(ledger)):
+        known.observe(on_racks(following, other))
+        records = known.records(on_racks(following, other), {})
+        (seen,) = records[8].measurements
+        assert (seen.racks, seen.reports, seen.sync_s) == (2, 3, pytest.approx(0.6))
+        assert records[9].measurements == ()
+        known.take(report(job_id=8, **FAST), following, 1.0)
+        (seen,) = known.records(on_racks(following), {})[8].measurements
+        assert (seen.racks, seen.samples_per_s) == (1, 128.0)
+
+
+def test_records_of_other_versions_are_read_and_an_earlier_one_is_one_rack(book, ledger):
     running = job({"n1": 4})
-    old = {"gpu_type": "a100", "gpus": 4, "nodes": 1, "samples_per_s": 5.0, "steps": 9}
+    old = {"gpu_type": "a100", "gpus": 4, "nodes": 1, "samples_per_s": 5.0, "steps": 9, "new": 1}
     body = book.entry(running).to_body() | {"measurements": {"a100:4:1": old}}
     del body["gradient_bytes"], body["frozen"]
     ledger.put_job(running.key, 7, body)

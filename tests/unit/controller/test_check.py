@@ -142,6 +142,10 @@ def test_versions():
     assert "pyslurm is missing" in found(pyslurm="")[0]
     assert "differs from the controller's 0.0.9" in found(version="0.0.9")[0]
     assert "says: ledger is full" in found(problems=["ledger is full"])[0]
+    twice = "node g1 is in two racks, r1 and r2; name it in one of them"
+    assert found(problems=[twice])[0].endswith(
+        "says: node g1 is in two racks, r1 and r2: name it in one of them"
+    )
 
 
 def test_the_worst_comes_first():

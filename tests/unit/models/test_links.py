@@ -154,6 +154,7 @@ def test_links_are_measured_by_stalls_less_what_nearer_tiers_take():
     assert found.links["node"].bytes_s == pytest.approx(64e9, rel=0.1)
     assert found.links["rack"].bytes_s == pytest.approx(8e9, rel=0.1)
     assert found.links["spine"].bytes_s == pytest.approx(1e9, rel=0.1)
+    assert found.of_owner("ann").node is None, "told only"
     assert (found.links["rack"].jobs, found.links["rack"].owners) == (1, 1)
     configured = Seen.of(jobs, Links(rack=5e9))
     assert set(configured.links) == {"node", "spine"}

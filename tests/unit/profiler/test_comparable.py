@@ -117,6 +117,24 @@ def test_repeats_in_two_files_are_one_sample():
     assert row.found.compute.spread == pytest.approx(statistics.stdev(everything) / math.sqrt(5))
 
 
+def test_a_copy_of_a_file_counts_once():
+    files = net(at(1), at(4)), net(at(1), at(4, compute=0.201)), net(at(1))
+    found = compared(*files)
+    assert [found.repeats[o.configuration] for o in found.offers] == [3, 6]
+    assert found.left_out == ("b.json, c.json: the same to the last digit as in another file",)
+
+
+def test_stalls_of_several_nodes_that_were_not_told_apart():
+    whole = at(16, nodes=2, interconnect=None, network=0.05)
+    found = compared(net(at(4), whole))
+    assert [o.configuration.gpus for o in found.offers] == [4, 16]
+    assert found.offers[1].times.warm_s == pytest.approx(0.25)
+    unknown = at(16, nodes=2, interconnect=None, network=None)
+    assert compared(net(at(4), at(8, nodes=2), unknown)).left_out == (
+        "16 a100 on 2 nodes: interconnect and network not known there, but of others",
+    )
+
+
 def test_profiles_that_contradict_each_other():
     same = compared(net(at(1)), net(at(1, compute=0.203)))
     assert same.offers[0].times.compute_s == pytest.approx(0.2015)

@@ -1,0 +1,72 @@
+"""A training with known delays, for the profiler to find.
+
+Environment: PLANTED_COMPUTE, PLANTED_LOADER and PLANTED_COLD are seconds: of each forward pass, of
+each sample, and of each sample that is not in the page cache. PLANTED_FILE is the data set,
+PLANTED_WIDTH squared times four the bytes of gradients, PLANTED_OUT the directory for checkpoints.
+"""
+
+from slurm_elastic.training import init  # isort: skip
+
+import os
+import time
+
+import torch
+
+PAGE = 4096
+
+
+def seconds(name: str) -> float:
+    return float(os.environ.get(f"PLANTED_{name}", "0"))
+
+
+class Pages:
+    """A page of a file is a sample."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+        self._count = os.fstat(self._handle).st_size // PAGE
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        begun = time.monotonic()
+        page = bytearray(PAGE)
+        due = seconds("LOADER")
+        try:
+            os.preadv(self._handle, [page], index * PAGE, os.RWF_NOWAIT)
+        except BlockingIOError:  # it is not in memory
+            os.preadv(self._handle, [page], index * PAGE)
+            due += seconds("COLD")
+        time.sleep(max(0.0, begun + due - time.monotonic()))
+        return torch.full((WIDTH,), page[0] / 256), torch.tensor(0)
+
+
+WIDTH = int(os.environ.get("PLANTED_WIDTH", "64"))
+
+
+class Slow(torch.nn.Linear):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        begun = time.monotonic()
+        out = super().forward(values)
+        time.sleep(max(0.0, begun + seconds("COMPUTE") - time.monotonic()))
+        return out
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = Slow(WIDTH, WIDTH)
+job = init(
+    model,
+    torch.nn.CrossEntropyLoss(),
+    torch.optim.SGD(model.parameters(), lr=0.01),
+    Pages(os.environ["PLANTED_FILE"]),
+    global_batch=4,
+    epochs=1,
+    checkpoint_dir=os.environ["PLANTED_OUT"],
+)
+for batch in job:
+    job.step(batch)
+job.finish()
+print("trained to the end")

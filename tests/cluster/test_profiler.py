@@ -1,0 +1,98 @@
+"""`selastic profile` finds what was planted, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import Cluster
+from shaping import slow
+
+DRIVER = Path(__file__).parent / "drivers" / "planted.py"
+HOME = "/shared/home/alice/profiler"
+#: Milliseconds of a step.
+COMPUTE = 60.0
+BATCH = 4
+NODES = ("g01", "g02")
+
+#: Within 15 % of what was planted; no other part by more than 5 % of the step.
+FOUND, OTHERS = 0.15, 0.05
+
+
+class Planted:
+    """Trainings with known delays on two nodes of one rack."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        cluster.exec(f"rm -rf {HOME} && mkdir {HOME}", user="alice")
+        cluster.exec(["tee", f"{HOME}/planted.py"], user="alice", stdin=DRIVER.read_text())
+        cluster.exec(f"head -c 2097152 /dev/urandom > {HOME}/data.bin", user="alice")
+
+    def profile(
+        self, name: str, *, shapes: str, nodes: int = 1, gpus: int = 1, width: int = 64,
+        loader: float = 0.0, cold: float = 0.0, repeats: int = 3, data: bool = True,
+    ) -> dict[str, dict]:  # fmt: skip
+        """Configurations by shape; delays in seconds per sample."""
+        variables = {
+            "OMP_NUM_THREADS": "1", "PLANTED_FILE": f"{HOME}/data.bin",
+            "PLANTED_OUT": f"{HOME}/{name}-checkpoints", "PLANTED_COMPUTE": COMPUTE / 1e3,
+            "PLANTED_LOADER": loader, "PLANTED_COLD": cold, "PLANTED_WIDTH": width,
+        }  # fmt: skip
+        exports = " ".join(f"{k}={v}" for k, v in variables.items())
+        named = ",".join(NODES[:nodes])
+        command = (
+            f"cd {HOME} && export {exports} && salloc -Q --immediate=20 -t 5 -N{nodes} -w {named}"
+            f" --gpus-per-node={gpus} --ntasks-per-node={gpus}"
+            f" selastic profile --dir {name} --again --shapes {shapes} --batch {BATCH}"
+            f" --repeats {repeats} --steps 8 --warm-up 2"
+            + (" --data data.bin" if data else "")
+            + " --json -- python3 planted.py"
+        )
+        done = self.cluster.exec(command, user="alice", timeout=280)
+        kept = self.cluster.exec(f"ls {HOME}", user="alice").stdout
+        assert "checkpoints" not in kept
+        found = json.loads(done.stdout)["configurations"]
+        return {f"{c['gpus']}@{c['nodes']}": c for c in found}
+
+
+@pytest.fixture(scope="module")
+def planted(cluster: Cluster) -> Planted:
+    return Planted(cluster)
+
+
+def check(configuration: dict, **planted_s: float) -> None:
+    """Each part against what was planted in it, in seconds of a step."""
+    step = sum(
+        configuration[part]["seconds"]
+        for part in ("compute", "interconnect", "network", "prep", "fetch")
+        if configuration[part]
+    )
+    for part in ("interconnect", "network", "prep", "fetch"):
+        if configuration[part] is None:
+            assert part not in planted_s, part
+            continue
+        seconds, expected = configuration[part]["seconds"], planted_s.get(part, 0.0)
+        if expected:
+            assert seconds == pytest.approx(expected, rel=FOUND), (part, configuration)
+        else:
+            assert seconds <= OTHERS * step, (part, configuration)
+
+
+def test_one_process_waits_for_nothing(planted: Planted) -> None:
+    found = planted.profile("alone", shapes="1")
+    check(found["1@1"])
+    assert found["1@1"]["compute"]["seconds"] == pytest.approx(COMPUTE / 1e3, rel=FOUND)
+
+
+def test_a_slow_loader_and_cold_reads_are_told_apart(planted: Planted) -> None:
+    found = planted.profile("data", shapes="1", loader=0.04, cold=0.05)
+    check(found["1@1"], prep=BATCH * 0.04, fetch=BATCH * 0.05)
+
+
+def test_a_slow_network_is_the_networks(cluster: Cluster, planted: Planted) -> None:
+    width, mbit = 512, 40.0
+    both = [NODES, NODES[::-1]]
+    with slow(cluster, both, kbit_s=mbit * 1e3):
+        found = planted.profile("network", shapes="2,2@2", nodes=2, gpus=2, width=width, data=False)
+    # Two ranks exchange all gradients once in each direction.
+    check(found["2@2"], network=(width * width + width) * 4 * 8 / (mbit * 1e6))
+    check(found["2@1"])

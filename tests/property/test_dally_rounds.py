@@ -1,0 +1,168 @@
+"""The policy `dally` in rounds, whatever comes: whole gangs, leases, shrink before preempt."""
+
+import json
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.clusters import NOW, Cluster, node, racks
+from slurm_elastic.config import Config, Controller, Dally, Resize, Speedup
+from slurm_elastic.placement.delay_room import GangTier, Sites
+from slurm_elastic.plan import Action
+from slurm_elastic.policies.dally_order import order_of
+from slurm_elastic.policies.dally_rounds import DallyRounds
+from slurm_elastic.round import decide_round
+
+FLOOR = 600.0
+TIMERS = ("own", "auto", "nowait", "full", "1,2")
+
+
+def config(timers="own", loss=0.3, lease_s=3600.0):
+    return Config(
+        controller=Controller(queue="controller", policy="dally"),
+        resize=Resize(min_interval_s=0.0, per_hour=1000),
+        speedup=Speedup(loss_across_nodes=loss),
+        dally=Dally(timers=timers, lease_s=lease_s, floor_s=FLOOR),
+    )
+
+
+def invent(count, jobs, seed):
+    """A crowded cluster of nodes of unequal size, with rigid and elastic gangs."""
+    rng = random.Random(seed)
+    kinds = rng.choice([["a100"], ["a100"], ["a100", "v100"]])
+    nodes = [node(f"n{i}", rng.choice([2, 4, 4, 8]), rng.choice(kinds)) for i in range(count)]
+    cluster = Cluster(nodes, switches=racks([n.name for n in nodes], rng.choice([2, 3])))
+    free = {n.name: n.gpus for n in nodes}
+    for job_id in range(1, jobs + 1):
+        size = rng.choice([1, 2, 3, 4, 4, 8])
+        on = {}
+        if rng.random() < 0.6:
+            home = rng.choice(nodes)
+            size = min(size, free[home.name])
+            on = {home.name: size} if size else {}
+            free[home.name] -= size
+        size = size or rng.choice([1, 2, 4])
+        least = size if rng.random() < 0.4 else rng.randint(1, size)
+        elastic = "" if rng.random() < 0.1 else f"{least}-{size + rng.choice([0, 0, 1, 4])}"
+        if elastic.partition("-")[0] == elastic.partition("-")[2]:
+            elastic = elastic.partition("-")[0]
+        began = NOW - rng.choice([10.0, 1000.0, 5000.0])
+        record = {"progress": rng.choice([None, 0.2, 0.9])} if elastic else None
+        if on and elastic:
+            record["last_change"] = began
+        cluster.add(
+            job_id,
+            elastic=elastic,
+            on=on or None,
+            gpus=size,
+            record=record,
+            time_limit_s=rng.choice([None, 3600, 100_000]),
+            submit_time=NOW - rng.choice([5.0, 4000.0, 50_000.0]),
+            start_time=began if on else None,
+        )
+    return cluster
+
+
+clusters = st.builds(invent, st.integers(1, 6), st.integers(1, 10), st.integers(0, 2**32))
+options = st.sampled_from(TIMERS)
+at_once = st.booleans()
+
+
+def decide(cluster, timers="own", *, at_once=True, state=None, **more):
+    settings_ = config(timers, **more)
+    return decide_round(
+        cluster.snapshot(), cluster.records, config=settings_, policy=DallyRounds(settings_),
+        state=state or {}, at_once=at_once,
+    )  # fmt: skip
+
+
+def without(cluster, unwanted):
+    """The cluster without some of its jobs."""
+    cluster.jobs = [j for j in cluster.jobs if not unwanted(j)]
+    known = {j.job_id for j in cluster.jobs}
+    cluster.records = {j: r for j, r in cluster.records.items() if j in known}
+    return cluster
+
+
+def held(cluster, plan):
+    """Allocations after the plan, by job."""
+    found = {j.job_id: j.allocation for j in cluster.jobs}
+    found |= {d.job_id: d.target for d in plan.decisions}
+    return {j: a for j, a in found.items() if a is not None}
+
+
+@given(clusters, options, at_once)
+def test_gangs_are_whole_and_fit(cluster, timers, at_once):
+    plan, state = decide(cluster, timers, at_once=at_once)
+    json.dumps(state)
+    used = {}
+    for job_id, allocation in held(cluster, plan).items():
+        job = next(j for j in cluster.jobs if j.job_id == job_id)
+        if job.directive is not None:
+            assert job.directive.min_gpus <= allocation.gpus <= job.directive.max_gpus
+        for name, gpus in allocation.shares:
+            used[name] = used.get(name, 0) + gpus
+    assert all(used.get(n.name, 0) <= n.gpus for n in cluster.nodes)
+
+
+@given(clusters, options, at_once)
+def test_the_same_question_has_one_answer(cluster, timers, at_once):
+    first, second = (decide(cluster, timers, at_once=at_once) for _ in range(2))
+    assert first == second
+
+
+@given(clusters, options, at_once)
+def test_nobody_loses_gpus_before_the_floor(cluster, timers, at_once):
+    # Rigid jobs that wait are given way to by the round, not by the policy.
+    cluster = without(cluster, lambda j: j.directive is None and j.allocation is None)
+    plan, _ = decide(cluster, timers, at_once=at_once)
+    for decision in plan.changes:
+        job = next(j for j in cluster.jobs if j.job_id == decision.job_id)
+        if job.allocation is not None:
+            assert job.start_time + FLOOR <= NOW
+
+
+@given(clusters, options)
+def test_nobody_is_preempted_while_an_elastic_neighbour_could_have_given(cluster, timers):
+    plan, _ = decide(cluster, timers)
+    after = held(cluster, plan)
+    for decision in plan.changes:
+        if decision.action is not Action.PREEMPT or len(decision.current.nodes) > 1:
+            continue
+        (name, _), *_ = decision.current.shares
+        lost = next(j for j in cluster.jobs if j.job_id == decision.job_id)
+        size = next(n.gpus for n in cluster.nodes if n.name == name)
+        free = size - sum(a.on(name) for a in after.values())
+        free -= sum(dict(claim.shares).get(name, 0) for claim in plan.claims)
+        least = lost.directive.min_gpus
+        assert free < least
+        for job in cluster.jobs:
+            has = after.get(job.job_id)
+            if job.directive is None or has is None or has.nodes != (name,):
+                continue
+            if job.allocation is not None and job.start_time + FLOOR > NOW:
+                continue
+            assert has.gpus - job.directive.min_gpus + free < least
+
+
+@given(clusters, options, at_once)
+def test_a_quiet_cluster_stays_as_it_is(cluster, timers, at_once):
+    """Where nobody waits, gangs take what is idle once, and then keep what they have."""
+    cluster, state = without(cluster, lambda j: j.allocation is None), {}
+    for _ in range(2):
+        plan, state = decide(cluster, timers, at_once=at_once, state=state)
+        assert {d.action for d in plan.changes} <= {Action.GROW, Action.MOVE}
+        cluster.carry_out(plan)
+    plan, _ = decide(cluster, timers, at_once=at_once, state=state)
+    assert not plan.changes
+
+
+@given(st.sampled_from(TIMERS), st.integers(1, 40), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_who_waits_longer_is_not_pickier(timers, gpus, one, other):
+    order = order_of(Dally(timers=timers))
+    order.begin(NOW, waiting=(), waits={}, starts=())
+    sites = Sites.regular(racks=2, nodes=2, gpus=8)
+    short, long = sorted((one, other))
+    assert order.farthest(gpus, sites, short) <= order.farthest(gpus, sites, long)
+    assert order.limit_s(gpus, GangTier.RACK) <= order.limit_s(gpus, GangTier.NETWORK)
