@@ -109,7 +109,7 @@ class Deal:
     def _bid(self, bidder: Bidder) -> None:
         """Step 2, for one gang; nothing is said of a running one that finds no place yet."""
         held = bidder.held
-        if held is not None and self.rooms.holds(bidder, held):
+        if held is not None and bidder.legal and self.rooms.holds(bidder, held):
             self.rooms.stay(bidder, held)
             awaiting = self._awaited.on(held.nodes)
             words = self.words.until(awaiting) if awaiting else self.words.renewed()
@@ -237,10 +237,13 @@ class Deal:
         kind = held.gpu_type
         known = self._givers.of(kind, bidder)
         free = self.rooms.hall(bidder, kind).open
-        for own in (held, *_parts(bidder, held)):
+        for own in (*([held] if bidder.legal else []), *_parts(bidder, held)):
             if self._collected(bidder, own, free, known):
                 return
-        for size in (held.gpus, *(s for s in self._sizes(bidder, kind) if s < held.gpus)):
+        sizes: tuple[int, ...] = self._sizes(bidder, kind)
+        if bidder.legal:
+            sizes = (held.gpus, *(s for s in sizes if s < held.gpus))
+        for size in sizes:
             places = self.rooms.potential(bidder, kind, potential(known), idle=False)
             found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
             if found is not None and self._collected(bidder, found, free, known):
@@ -255,7 +258,8 @@ class Deal:
             ),
             None,
         )
-        if not self.preempts:
+        if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
+            self.rooms.stay(bidder, held)
             self._settle(Dealt(bidder, held, self.words.renewed()))
             return
         self._settle(Dealt(bidder, None, self.words.preempted(taker)))

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.clusters import NOW, Cluster, node, racks
 from slurm_elastic.cluster import Limit
 from slurm_elastic.config import Config, ConfigError, Controller, Dally, Resize, Speedup
+from slurm_elastic.directive import Directive
 from slurm_elastic.plan import Action, Alternative, Proposal
 from slurm_elastic.policies import base
 from slurm_elastic.policies.dally_book import Book
@@ -217,6 +218,14 @@ def test_an_elastic_gang_starts_smaller_and_grows_when_gpus_are_idle():
     plan, _ = decide(c, state=state)
     assert targets(plan) == {3: {"g1": 4}}
     assert "that it asked for" in plan.decision[3].reason
+
+
+@pytest.mark.parametrize(("elastic", "after"), [("1-2", {1: {"g0": 2}}), ("8", {})])
+def test_a_changed_directive_is_followed_where_that_can_be(elastic, after):
+    c = cluster(4)
+    running(c, 1, "4", {"g0": 4}, ran=1000)
+    c.records[1] = dataclasses.replace(c.records[1], override=Directive.parse(elastic))
+    assert targets(decide(c)[0]) == after
 
 
 def test_a_rigid_gang_has_all_its_gpus_or_none():
