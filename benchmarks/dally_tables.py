@@ -2,7 +2,8 @@
 
 Prints for each cluster, trace and policy ours beside what the author's simulator produced for the
 same files (../shared/data/dally/reference), then our own policy. `--main` runs p75g8 on A64 only;
-`--decide` times one decision on 1,000 nodes with 1,000 waiting gangs; `--congestion` runs p75g8
+`--decide` times one decision on 1,000 nodes with 1,000 waiting gangs, `--decide --rounds` that of
+the live policy `dally` with as many waiting jobs, and the whole round; `--congestion` runs p75g8
 on 32 nodes in four racks with the closed form of communication and the racks' uplinks at 1, 1/4
 and 1/16.
 """
@@ -14,18 +15,26 @@ import csv
 import multiprocessing
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.clusters import Cluster, node, racks
+from slurm_elastic.config import Config, Controller, Resize, Speedup
 from slurm_elastic.models.communication import ClosedForm, Communication, Link, uplink_shares
 from slurm_elastic.placement.delay import Timers
 from slurm_elastic.placement.delay_room import Place, Room, Sites
+from slurm_elastic.plan import Measurement, Proposal
+from slurm_elastic.policies.base import Policy, Question
 from slurm_elastic.policies.baselines.gandiva import Gandiva
 from slurm_elastic.policies.baselines.tiresias import Tiresias
 from slurm_elastic.policies.dally import Dally
 from slurm_elastic.policies.dally_own import OwnDally
+from slurm_elastic.policies.dally_rounds import DallyRounds
 from slurm_elastic.policies.gangs import Gang, GangPolicy, Held, Offer
+from slurm_elastic.round import decide_round
 from slurm_elastic.simulator.gang_files import read_sites, read_slowdowns, read_workload
 from slurm_elastic.simulator.gang_results import GangResult
 from slurm_elastic.simulator.gangs import simulate_gangs
@@ -209,6 +218,87 @@ def congestion_run(task: tuple[str, float, str, str]) -> str:
     )
 
 
+def crowd(nodes: int, waiting: int, *, free: float, seed: int = 0) -> Cluster:
+    """Nodes of 8 GPUs, most of them in use by elastic and rigid gangs, and elastic ones waiting.
+
+    Half of the gangs that run and a fifth of those that wait have measured speeds of their own.
+    """
+    draw = random.Random(seed)
+    members = [node(f"n{i:04d}", 8) for i in range(nodes)]
+    cluster = Cluster(members, switches=racks([n.name for n in members], 25))
+    job_id = 0
+    for member in members:
+        left = 8
+        while left and draw.random() > free:
+            job_id += 1
+            size = min(left, draw.choice((1, 2, 4, 4, 8)))
+            left -= size
+            began = cluster.time - draw.uniform(100, 10_000)
+            elastic = f"{max(1, size // 2)}-{2 * size}" if draw.random() < 0.5 else str(size)
+            known = {"last_change": began, "progress": draw.random(), **_measured(draw, size, 0.5)}
+            cluster.add(
+                job_id, elastic=elastic, on={member.name: size}, start_time=began, record=known
+            )
+    for extra in range(waiting):
+        size = draw.choice((1, 1, 2, 4, 8, 16, 32, 64))
+        elastic = f"{max(1, size // 4)}-{size}" if draw.random() < 0.5 else str(size)
+        cluster.add(
+            job_id + extra + 1,
+            elastic=elastic,
+            gpus=size,
+            submit_time=cluster.time - draw.uniform(0, 20_000),
+            time_limit_s=int(draw.uniform(1e3, 1e6)),
+            record=_measured(draw, size, 0.2),
+        )
+    return cluster
+
+
+def _measured(draw: random.Random, gpus: int, part: float) -> dict[str, object]:
+    if draw.random() > part:
+        return {}
+    rate = 100 * draw.random() * gpus ** draw.uniform(0.7, 0.98)
+    seen = Measurement(
+        gpu_type="a100", gpus=gpus, nodes=-(-gpus // 8), samples_per_s=rate, steps=100
+    )
+    return {"measurements": (seen,)}
+
+
+def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float, dict[str, int]]:
+    """CPU seconds of one decision of the live policy, of its whole round, and the changes."""
+    cluster = crowd(nodes, waiting, free=free)
+    settings = Config(
+        controller=Controller(queue="controller", policy="dally"),
+        resize=Resize(min_interval_s=0.0),
+        speedup=Speedup(loss_across_nodes=0.2),
+    )
+    timed = Timed(DallyRounds(settings))
+    snapshot = cluster.snapshot()
+    begin = time.process_time()
+    plan, _ = decide_round(snapshot, cluster.records, config=settings, policy=timed, state={})
+    seconds = time.process_time() - begin
+    return timed.cpu_s, seconds, dict(Counter(d.action.value for d in plan.changes))
+
+
+class Timed:
+    """A policy whose decisions are timed."""
+
+    decisive = True
+    tunes = False
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.cpu_s = 0.0
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Ask it."""
+        begin = time.process_time()
+        answer = self._policy.decide(question, state)
+        self.cpu_s += time.process_time() - begin
+        return answer
+
+
 def _gang(job_id: int, gpus: int, draw: random.Random) -> Gang:
     since = draw.uniform(0, 1e5)
     return Gang(
@@ -226,11 +316,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--main", action="store_true", help="p75g8 on A64 only")
     parser.add_argument("--decide", action="store_true", help="time one large decision only")
+    parser.add_argument("--rounds", action="store_true", help="of the live policy, with --decide")
     parser.add_argument("--congestion", action="store_true", help="uplinks at 1, 1/4, 1/16 only")
     parser.add_argument("--policies", nargs="+", help="labels, e.g. 'dally own'")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", default=str(DATA))
     options = parser.parse_args()
+    if options.rounds:
+        for nodes, waiting, free in ((100, 100, 0.1), (1000, 1000, 0.1), (1000, 1000, 0.5)):
+            policy_s, round_s, changes = decide_live(nodes, waiting, free=free)
+            print(
+                f"{nodes} nodes x 8, {waiting} waiting, {free:.0%} a chance of idle GPUs:"
+                f" {policy_s:.3f} s CPU, whole round {round_s:.3f} s; {changes}"
+            )
+        return
     if options.decide:
         for nodes, waiting in ((100, 100), (1000, 1000)):
             seconds, grants = decide(nodes, waiting)

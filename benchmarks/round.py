@@ -1,12 +1,13 @@
 """CPU seconds of one whole round on an invented busy cluster, and where they go.
 
-    python -m benchmarks.round [--nodes 1000] [--jobs 2000] [--repeat 5] [--json]
+    python -m benchmarks.round [--nodes 1000] [--jobs 2000] [--repeat 5] [--links] [--json]
 
 `first` starts with empty caches, as after a restart; `later` is the median of
 the rounds after it, in which every tenth job has a new measurement. The stages
 are those of `first`. The fair policy, with changes costing nothing, is compared
 with the plain loop that looks at every job again for every GPU: its time as a
 multiple of ours, and both divisions' value (sum of utilities, larger is better).
+With `--links` the speed of links is configured, and measured jobs tell stalls and gradient bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import statistics
 import time
 from collections import Counter
@@ -23,7 +25,7 @@ from typing import Any
 
 from benchmarks.clusters import Cluster, busy
 from slurm_elastic import round as rounds
-from slurm_elastic.config import Config, Resize
+from slurm_elastic.config import Config, Resize, Topology
 from slurm_elastic.models import speedup
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.placement.assign import Assignment
@@ -40,9 +42,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--links", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = measure(options.nodes, options.jobs, repeat=options.repeat, seed=options.seed)
+    found = measure(
+        options.nodes, options.jobs, repeat=options.repeat, seed=options.seed, links=options.links
+    )
     if options.json:
         print(json.dumps(found, indent=2))
         return
@@ -50,20 +55,26 @@ def main() -> None:
         print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
 
 
-def measure(nodes: int, jobs: int, *, repeat: int, seed: int) -> dict[str, Any]:
+def measure(
+    nodes: int, jobs: int, *, repeat: int, seed: int, links: bool = False
+) -> dict[str, Any]:
     """All figures; times are CPU seconds of this process."""
     cluster = busy(nodes, jobs, seed=seed)
+    config = Config()
+    if links:
+        _tell_stalls(cluster, random.Random(seed))
+        config = Config(topology=Topology(speeds={"node": 2400.0, "rack": 100.0, "spine": 10.0}))
     stages: Counter[str] = Counter()
     _forget()
     with _timed(stages):
         begin = time.process_time()
-        plan = _decide(cluster)
+        plan = _decide(cluster, config)
         first = time.process_time() - begin
     later = []
     for turn in range(repeat):
         _remeasure(cluster, turn)
         begin = time.process_time()
-        _decide(cluster)
+        _decide(cluster, config)
         later.append(time.process_time() - begin)
     snapshot = cluster.snapshot()
     return {
@@ -105,8 +116,24 @@ def against_plain_loop(cluster: Cluster) -> dict[str, float]:
     }
 
 
-def _decide(cluster: Cluster) -> Plan:
-    config = Config()
+def _tell_stalls(cluster: Cluster, rng: random.Random) -> None:
+    for job_id, record in cluster.records.items():
+        told = tuple(
+            dataclasses.replace(
+                m,
+                racks=min(m.nodes, 2),
+                compute_s=rng.uniform(0.05, 0.5),
+                sync_s=rng.uniform(0.001, 0.3),
+                reports=5,
+            )
+            for m in record.measurements
+        )
+        size = rng.choice([1e6, 1e8, 5e8])
+        known = dataclasses.replace(record, measurements=told, gradient_bytes=size)
+        cluster.records[job_id] = known
+
+
+def _decide(cluster: Cluster, config: Config) -> Plan:
     plan, _ = rounds.decide_round(
         cluster.snapshot(), cluster.records, config=config, policy=FairShare(config), state={}
     )

@@ -238,6 +238,7 @@ class Topology:
 
     #: Gbit/s of a link of each tier: inside a link domain of GPUs, between the domains of a node,
     #: from a node to its rack, from a rack upwards, e.g. { domain = 4800.0, rack = 200.0 }.
+    #: They say what distance costs jobs; rack and spine are measured where they are left out.
     speeds: dict[str, float] = field(
         default_factory=dict, metadata={"keys": ("domain", "node", "rack", "spine")}
     )

@@ -8,7 +8,7 @@ _selastic_jobs() {
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local verbs='status show explain plan history usage topology hold release update retire
-        reconfigure check config ping simulate compare workload partition recommend'
+        reconfigure check config ping simulate compare workload partition profile recommend'
     local global='--config --controller --version --help'
     local table='--format --noheader --parsable --json'
     local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
@@ -18,7 +18,7 @@ _selastic() {
     COMPREPLY=()
 
     case $previous in
-        --config | --profile | --profiles | --restarts | --slowdown | --gradient-bytes | --jobs-csv | --plot | --sacct | --output | -o)
+        --config | --profile | --profiles | --restarts | --slowdown | --gradient-bytes | --jobs-csv | --plot | --sacct | --output | --data | --dir | --out | -o)
             compopt -o default; return ;;
         --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
         --class)
@@ -57,6 +57,9 @@ _selastic() {
         compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
         partition) words="--machines --bandwidth --activations --memory --straight --paper
             --free-sources --states $table --help" ;;
+        profile) words="--shapes --data --batch --repeats --steps --warm-up --whole --timeout --dir
+            --again --out --plot --application --gpu-type --partition --nodes --gpus-per-node
+            --time --dry-run $table --help" ;;
         recommend) words="--profile --epochs --samples --deadline --budget --price --model
             --extrapolate --batch --global-batch --uncached --once --plot $table --help" ;;
         workload)
@@ -69,8 +72,8 @@ _selastic() {
             esac ;;
     esac
     case $verb:$sub:$current in
-        simulate:*:-* | compare:*:-* | partition:*:-* | recommend:*:-* | workload:[a-z]*:-*) ;;
-        simulate:* | compare:* | partition:* | recommend:* | workload:[a-z]*) compopt -o default ;;
+        simulate:*:-* | compare:*:-* | partition:*:-* | profile:*:-* | recommend:*:-* | workload:[a-z]*:-*) ;;
+        simulate:* | compare:* | partition:* | profile:* | recommend:* | workload:[a-z]*) compopt -o default ;;
     esac
     case $verb:$current in
         :* | *:-*) ;;

@@ -2,9 +2,14 @@
 
 In the test cluster all "GPUs" share the host's few CPUs. So the example scripts
 do a small real computation and then sleep until the step has taken as long as
-it would on such a device. The sleep stands where a GPU would compute: within
-backward, and for the communication in the step's first all-reduce (or, where none is seen,
+it would on such a device. The sleep stands where a GPU would compute: in each layer's forward and
+backward pass, and for the communication in the step's first all-reduce (or, where none is seen,
 just before the optimizer's update).
+
+Layers (modules with parameters of their own) take equal parts of a step, a third of each forward
+and two thirds backward. Those that are frozen have no backward pass, and nine tenths of the
+communication shrink with the parameters that are still sent: the step shortens as the layer
+profile says that the training library measures of it.
 
 Speeds and communication times come from the file that the environment variable
 EMULATED_DEVICES names, or /etc/slurm-elastic/devices.toml:
@@ -35,7 +40,7 @@ import re
 import socket
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +65,22 @@ class Device:
     _begun: float = 0.0
     _samples: int = 0
     _talked: bool = False
+    _parameters: list[Any] = field(default_factory=list)
 
     def attach(self, model: Any, optimizer: Any) -> None:
         """Make training this model, on this rank, as slow as the device is."""
         import torch
 
-        first = next(model.parameters())
+        self._parameters = list(model.parameters())
+        layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
         model.register_forward_pre_hook(self._begin)
-        # The first layer's gradient is the last that backward computes.
-        first.register_post_accumulate_grad_hook(self._compute)
+        for i, layer in enumerate(layers):
+            layer.register_forward_hook(self._pauses((i + 1) / len(layers) / 3))
+            # Gradients come from the rear; a frozen layer's never do.
+            first = next(layer.parameters(recurse=False))
+            first.register_post_accumulate_grad_hook(
+                self._pauses(1 / 3 + 2 / 3 * (1 - i / len(layers)))
+            )
         optimizer.register_step_pre_hook(self._communicate)
         if torch.distributed.is_available():
             torch.distributed.all_reduce = self._slowed(torch.distributed.all_reduce)
@@ -78,13 +90,20 @@ class Device:
         self._samples = len(inputs[0])
         self._talked = False
 
-    def _compute(self, _parameter: Any) -> None:
-        left = self._begun + self._samples / self.samples_per_s - time.monotonic()
-        time.sleep(max(0.0, left))
+    def _pauses(self, part: float) -> Any:
+        """A hook that waits until this part of the step's computing would be done."""
+
+        def pause(*_: Any) -> None:
+            left = self._begun + part * self._samples / self.samples_per_s - time.monotonic()
+            time.sleep(max(0.0, left))
+
+        return pause
 
     def _communicate(self, *_: Any) -> None:
         if not self._talked:
-            time.sleep(self.communication_s)
+            sizes = [(p.numel(), p.requires_grad) for p in self._parameters]
+            sent = sum(n for n, trains in sizes if trains) / max(1, sum(n for n, _ in sizes))
+            time.sleep(self.communication_s * (0.1 + 0.9 * sent))
         self._talked = True
 
     def _slowed(self, all_reduce: Any) -> Any:

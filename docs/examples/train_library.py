@@ -12,7 +12,7 @@ What it writes lets anyone check that nothing was lost (`docs/examples/check_run
 """
 
 # Before torch: the library starts torch faster than torch does.
-from slurm_elastic.training import init  # isort: skip
+from slurm_elastic.training import Freezing, init  # isort: skip
 
 import argparse
 import json
@@ -24,6 +24,8 @@ import emulate
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+
+from slurm_elastic.training.criteria import Look
 
 
 def arguments() -> argparse.Namespace:
@@ -50,6 +52,13 @@ def arguments() -> argparse.Namespace:
         metavar="FACTOR",
         help="emulated seconds of communication, times this",
     )
+    parser.add_argument(
+        "--settled",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin with N layers that have next to nothing to learn, to be frozen",
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -62,12 +71,49 @@ def synthetic(samples: int, seed: int) -> TensorDataset:
     return TensorDataset(points, (points @ teacher).argmax(dim=1))
 
 
+class Front:
+    """A criterion for freeze=auto: the first layers have nothing left to learn."""
+
+    plastic = False
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+
+    def see(self, look: Look) -> int:
+        return max(look.frozen, self.layers)
+
+    def thawed(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, int]:
+        return {"layers": self.layers}
+
+    def load_state_dict(self, state: dict[str, int], /) -> None:
+        self.layers = state["layers"]
+
+
+class Settled(nn.Module):
+    """A layer that hardly matters: what it adds to its input counts a thousandth."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return points + 1e-3 * torch.tanh(self.inner(points))
+
+
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     model = nn.Sequential(
-        nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), nn.GELU(), nn.Linear(64, 10)
+        *(Settled(32) for _ in range(args.settled)),
+        nn.Linear(32, 128),
+        nn.GELU(),
+        nn.Linear(128, 64),
+        nn.GELU(),
+        nn.Linear(64, 10),
     )
     if args.optimizer == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -95,6 +141,7 @@ def main() -> None:
         workers=args.workers,
         checkpoint_every_s=args.checkpoint_every,
         application=args.app,
+        freeze=Freezing(criterion=Front(args.settled)) if args.settled else "off",
     )
     args.out.mkdir(parents=True, exist_ok=True)
     run = int(os.environ.get("SLURM_RESTART_COUNT", "0"))

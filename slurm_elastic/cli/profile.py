@@ -100,7 +100,7 @@ def profile(  # noqa: PLR0917 - click passes them by name
     dry_run: bool,
     program: tuple[str, ...],
 ) -> int | None:
-    """Measure what a training waits for: other GPUs, the network, data to be prepared or read.
+    """Measure what a training waits for: other GPUs, network, data.
 
     Runs PROGRAM some steps at a time on one GPU and on more, with repeated and with real data: in
     the present allocation, in a job of its own (--partition, --nodes, --gpus-per-node or --time),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Stalls in the order in which they are stacked.
 STALLS = ("interconnect", "network", "prep", "fetch")
+#: Of a stall that is none its error is shown if it is more than this part of a step.
+_DOUBT = 0.05
 
 _COLUMNS = (
     Column("GPUS", lambda c: str(c.gpus), right=True),
@@ -88,9 +90,9 @@ def seconds(value: float) -> str:
 def _stall(time: Timed | None, of: float) -> str:
     if time is None:
         return "-"
-    if time.seconds == 0:
-        return "none"
     spread = "" if math.isnan(time.spread) else f" +-{digits(time.spread * 1e3)}"
+    if time.seconds == 0:
+        return f"none{spread} ms" if time.spread > _DOUBT * of else "none"
     in_ms = f"{digits(time.seconds * 1e3)}{spread} ms"
     return f"{in_ms} {time.seconds / of:.0%}"
 
@@ -120,6 +122,14 @@ def _notes(found: Profile, *, cold: bool, whole: bool) -> list[str]:
         )
     if not cold:
         notes.append("FETCH is not known: name the data set's files with --data.")
+    if any(0 < _DOUBT * warm(c) < t.spread for c in found.configurations for t in _none(c)):
+        notes.append("`none +-X`: not above its noise; add --repeats, or look who else runs here.")
     if one:
         notes.append("Of one repeat no spread is known: stalls below 5 % of a step count as none.")
     return notes
+
+
+def _none(c: Configured) -> list[Timed]:
+    """Stalls that were measured and are none."""
+    times: list[Timed | None] = [getattr(c, name) for name in STALLS]
+    return [t for t in times if t is not None and t.seconds == 0]

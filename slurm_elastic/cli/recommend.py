@@ -112,7 +112,8 @@ def recommend(
             USAGE,
         )
     try:
-        known = comparable.subjects(_read((*profiles, *more)))
+        epoch = options.whole(samples, "--samples") if samples else None
+        known = comparable.subjects(_read((*profiles, *more)), samples=epoch)
         if model is not None and "=" in model:
             unseen = _unseen(model, wanted)
             measured = comparable.Comparable((), unknown=("prep", "fetch"))
@@ -132,7 +133,7 @@ def recommend(
                 estimated = _estimates(from_subject(subject, wanted), known, measured)
         offers = recommend_answer.offers(measured, estimated)
         work = Work(
-            samples=options.whole(samples, "--samples") if samples else _samples(known, name),
+            samples=epoch or _samples(known, name),
             epochs=options.whole(epochs, "--epochs"),
             always_cold=uncached,
         )

@@ -42,7 +42,7 @@ _WOULD = {
 _INDENT = 18
 
 _COLUMNS = (
-    Column("TIME", lambda r: words.clock(r["time"])),
+    Column("TIME", lambda r: words.clock(r["time"], r["now"])),
     Column("JOBID", lambda r: r["display_id"], right=True),
     Column("ACTION", lambda r: r["action"]),
     Column("FROM", lambda r: r["from"] or "-"),
@@ -161,7 +161,9 @@ def past(answer: HistoryAnswer, layout: Layout) -> list[str]:
     """The whole of `history`."""
     if not answer["changes"] and layout.header and not layout.parsable:
         return ["no changes yet"]
-    return render(answer["changes"], _COLUMNS, _DEFAULT, layout)
+    # Today is the controller's: the answer may be looked at after midnight.
+    rows = [{**change, "now": answer["time"]} for change in answer["changes"]]
+    return render(rows, _COLUMNS, _DEFAULT, layout)
 
 
 def _state(answer: ExplainAnswer) -> str:

@@ -101,7 +101,9 @@ class Assignment:
     def consolidate(self) -> None:
         """Move jobs that keep their size together where that pays."""
         for outcome in self.outcomes.values():
-            come_together(self, outcome)
+            # Who was given a finished place is where its policy wants it.
+            if outcome.wished is None or not outcome.wished.shares:
+                come_together(self, outcome)
 
     def grow(self, proposals: Iterable[Proposal]) -> bool:
         """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""

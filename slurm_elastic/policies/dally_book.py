@@ -73,6 +73,11 @@ class Bidder:
         """As people type it."""
         return self.job.display_id
 
+    @property
+    def legal(self) -> bool:
+        """Whether its directive, as it is now, lets it have what it holds."""
+        return self.held is None or self.directive.allows(self.held.gpus, self.held.gpu_type)
+
     def sizes(self, gpu_type: str, per_node: int) -> tuple[int, ...]:
         """Sizes that it may bid at on a type, the requested one first, down to MIN.
 

@@ -19,7 +19,7 @@ from slurm_elastic.cluster import Allocation
 from slurm_elastic.placement.delay_room import GangTier, Place
 from slurm_elastic.policies.dally_awaited import Awaited
 from slurm_elastic.policies.dally_book import Bidder, tier_of
-from slurm_elastic.policies.dally_giveway import Giver, collect, givers, potential
+from slurm_elastic.policies.dally_giveway import Giver, Givers, collect, potential
 from slurm_elastic.policies.dally_order import Order
 from slurm_elastic.policies.dally_rooms import Hall, Places, Rooms
 from slurm_elastic.policies.dally_words import Words
@@ -60,6 +60,7 @@ class Deal:
     def __post_init__(self) -> None:
         self.now = self.rooms.frame.snapshot.time
         self._awaited = Awaited(self.rooms, (), self.lease_s)
+        self._givers = Givers(self.now)
         self.words = Words(self.order, self.now)
 
     def run(self, bidders: Sequence[Bidder], bidding: Sequence[Bidder]) -> None:
@@ -72,9 +73,11 @@ class Deal:
         self._everyone = bidders
         self._awaited = Awaited(self.rooms, bidders, self.lease_s)
         over = {b.job_id for b in bidding}
+        for b in bidding:
+            self._givers.put(b, b.held)
         for b in bidders:
             if b.held is not None and b.job_id not in over:
-                self.results[b.job_id] = Dealt(b, b.held, self.words.leased(b))
+                self._settle(Dealt(b, b.held, self.words.leased(b)))
         queue = [b for b in bidders if b.held is None or b.job_id in over]
         queue.sort(key=lambda b: self.order.rank(b.gang))
         if self.order.reserves:
@@ -106,14 +109,14 @@ class Deal:
     def _bid(self, bidder: Bidder) -> None:
         """Step 2, for one gang; nothing is said of a running one that finds no place yet."""
         held = bidder.held
-        if held is not None and self.rooms.holds(bidder, held):
+        if held is not None and bidder.legal and self.rooms.holds(bidder, held):
             self.rooms.stay(bidder, held)
             awaiting = self._awaited.on(held.nodes)
             words = self.words.until(awaiting) if awaiting else self.words.renewed()
-            self.results[bidder.job_id] = Dealt(bidder, held, words, renewed=awaiting is None)
+            self._settle(Dealt(bidder, held, words, renewed=awaiting is None))
             return
         if held is None and not self.preempts:
-            self.results[bidder.job_id] = Dealt(bidder, None, self.words.waits(bidder, None))
+            self._settle(Dealt(bidder, None, self.words.waits(bidder, None)))
             return
         if self._start(bidder, bidder.shapes):
             return
@@ -121,7 +124,9 @@ class Deal:
             if self._start(bidder, (size,)):
                 return
         if held is None:
-            self.results[bidder.job_id] = Dealt(bidder, None, self._why(bidder))
+            self._settle(Dealt(bidder, None, self._why(bidder)))
+        else:
+            self._givers.put(bidder, None)
 
     def _smaller(self, bidder: Bidder) -> list[tuple[str, int]]:
         found = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
@@ -155,7 +160,7 @@ class Deal:
     def _started(self, bidder: Bidder, found: Allocation, gave: Sequence[Giver] = ()) -> None:
         tier = tier_of(self.rooms.frame, found)
         words = self.words.starts(bidder, found, tier, gave)
-        self.results[bidder.job_id] = Dealt(bidder, found, words, renewed=True)
+        self._settle(Dealt(bidder, found, words, renewed=True))
 
     def _acceptable(
         self,
@@ -188,7 +193,7 @@ class Deal:
 
     def _given(self, bidder: Bidder, gpu_type: str, gpus: int) -> bool:
         """Start it on what elastic gangs can give, so that nobody loses everything."""
-        known = self._givers(gpu_type, bidder, unserved=True)
+        known = self._givers.of(gpu_type, bidder)
         if not known:
             return False
         places = self.rooms.potential(bidder, gpu_type, potential(known), idle=True)
@@ -213,37 +218,32 @@ class Deal:
             return False
         for giver, left in gave:
             words = self.words.gives(giver, left, bidder)
-            self.results[giver.bidder.job_id] = Dealt(giver.bidder, left, words, renewed=True)
+            self._settle(Dealt(giver.bidder, left, words, renewed=True))
         if found == bidder.held:
             words = self.words.kept([g.bidder for g, _ in gave])
-            self.results[bidder.job_id] = Dealt(bidder, found, words, renewed=True)
+            self._settle(Dealt(bidder, found, words, renewed=True))
         else:
             self._started(bidder, found, [g for g, _ in gave])
         return True
 
-    def _givers(self, gpu_type: str, taker: Bidder, *, unserved: bool) -> list[Giver]:
-        served = [
-            (d.bidder, d.target)
-            for d in self.results.values()
-            if d.target is not None and (not d.bidder.held or self.now >= d.bidder.firm_s)
-        ]
-        if unserved:
-            served += [
-                (b, b.held) for b in self._everyone if b.held and b.job_id not in self.results
-            ]
-        return givers((s for s in served if s[0].job_id != taker.job_id), gpu_type)
+    def _settle(self, dealt: Dealt) -> None:
+        self.results[dealt.bidder.job_id] = dealt
+        self._givers.put(dealt.bidder, dealt.target)
 
     def _rescue(self, bidder: Bidder) -> None:
         """Step 3."""
         held = bidder.held
         assert held is not None
         kind = held.gpu_type
-        known = self._givers(kind, bidder, unserved=False)
+        known = self._givers.of(kind, bidder)
         free = self.rooms.hall(bidder, kind).open
-        for own in (held, *_parts(bidder, held)):
+        for own in (*([held] if bidder.legal else []), *_parts(bidder, held)):
             if self._collected(bidder, own, free, known):
                 return
-        for size in (held.gpus, *(s for s in self._sizes(bidder, kind) if s < held.gpus)):
+        sizes: tuple[int, ...] = self._sizes(bidder, kind)
+        if bidder.legal:
+            sizes = (held.gpus, *(s for s in sizes if s < held.gpus))
+        for size in sizes:
             places = self.rooms.potential(bidder, kind, potential(known), idle=False)
             found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
             if found is not None and self._collected(bidder, found, free, known):
@@ -258,10 +258,11 @@ class Deal:
             ),
             None,
         )
-        if not self.preempts:
-            self.results[bidder.job_id] = Dealt(bidder, held, self.words.renewed())
+        if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
+            self.rooms.stay(bidder, held)
+            self._settle(Dealt(bidder, held, self.words.renewed()))
             return
-        self.results[bidder.job_id] = Dealt(bidder, None, self.words.preempted(taker))
+        self._settle(Dealt(bidder, None, self.words.preempted(taker)))
 
     def _improve(self, dealt: Dealt, *, over: bool) -> None:
         """Step 4: grow to the requested size, or come together, if that pays."""
@@ -281,7 +282,7 @@ class Deal:
             if gain < self.min_gain or gain * window_s <= bidder.cost_s:
                 continue
             words = self.words.improves(bidder, held, found, gain)
-            self.results[bidder.job_id] = Dealt(bidder, found, words, renewed=True)
+            self._settle(Dealt(bidder, found, words, renewed=True))
             after = found
             break
         self.rooms.improve(bidder, held, after)

@@ -49,15 +49,30 @@ class Giver:
         return None
 
 
-def givers(served: Iterable[tuple[Bidder, Allocation]], gpu_type: str) -> list[Giver]:
-    """Those of one type that can give, with what."""
-    found = []
-    for bidder, has in served:
-        if has.gpu_type == gpu_type:
-            gives = _gives(bidder, has)
-            if gives:
-                found.append(Giver(bidder, has, gives))
-    return found
+class Givers:
+    """Who could give, by type and id; kept up to date while a round goes on."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now = now_s
+        self._by_type: dict[str, dict[int, Giver]] = {}
+        self._type: dict[int, str] = {}
+
+    def put(self, bidder: Bidder, has: Allocation | None) -> None:
+        """What it has now; None: nothing that it could give."""
+        before = self._type.pop(bidder.job_id, None)
+        if before is not None:
+            del self._by_type[before][bidder.job_id]
+        if has is None or (bidder.held is not None and self._now < bidder.firm_s):
+            return
+        gives = _gives(bidder, has)
+        if gives:
+            self._type[bidder.job_id] = has.gpu_type
+            self._by_type.setdefault(has.gpu_type, {})[bidder.job_id] = Giver(bidder, has, gives)
+
+    def of(self, gpu_type: str, taker: Bidder) -> list[Giver]:
+        """All of a type but the one that takes."""
+        known = self._by_type.get(gpu_type, {})
+        return [g for job_id, g in known.items() if job_id != taker.job_id]
 
 
 def potential(known: Iterable[Giver]) -> dict[str, int]:
@@ -76,7 +91,7 @@ def collect(
 
     On each node those go first who give just enough, else who give most; ties by id.
     """
-    pool = list(known)
+    pool = [g for g in known if any(n in missing for n in g.gives)]
     taken: dict[int, dict[str, int]] = {}
     for name in sorted(missing):
         need = missing[name]

@@ -270,6 +270,9 @@ class Rooms:
         for giver, has, left, served in changes:
             if served:
                 self.ledger.give(giver.need, has)
+            elif not self.holds(giver, left):
+                self.ledger = before
+                return False
             self.ledger.take(giver.need, left)
         if not self.holds(bidder, place):
             self.ledger = before

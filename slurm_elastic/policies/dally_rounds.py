@@ -56,7 +56,9 @@ class DallyRounds:
         ledger = question.later.copy() if question.later else Ledger(Frame(snapshot))
         book = Book(question, state, ledger.frame)
         bidders = list(book.bidders(config))
-        bidding = [b for b in bidders if b.held is not None and snapshot.time >= b.until_s]
+        bidding = [
+            b for b in bidders if b.held and snapshot.time >= (b.until_s if b.legal else b.firm_s)
+        ]
         waiting = [b.gang for b in bidders if b.held is None]
         waits = state.get("waits", {})
         self._order.begin(snapshot.time, waiting=waiting, waits=waits, starts=book.starts)

@@ -80,16 +80,21 @@ class Comparable:
     left_out: tuple[str, ...] = ()
 
 
-def subjects(profiles: Sequence[tuple[str, Profile]]) -> dict[str, Subject]:
+def subjects(
+    profiles: Sequence[tuple[str, Profile]], *, samples: int | None = None
+) -> dict[str, Subject]:
     """Models by name, in the order of the files.
 
-    A model without a name has that of its application, else that of its file.
+    A model without a name has that of its application, else that of its file. Profiles of one name
+    that state different layers or gradient bytes are of different models (a class `ResNet` may
+    be any): those are told apart by application, else by file.
 
     Args:
         profiles: with the names of their files.
+        samples: per epoch, whatever the files say.
 
     Raises:
-        ComparisonError: two files say different things of one model.
+        ComparisonError: two files state different samples of one model.
     """
     by_name: dict[str, list[tuple[str, Profile]]] = {}
     for source, profile in profiles:
@@ -98,14 +103,13 @@ def subjects(profiles: Sequence[tuple[str, Profile]]) -> dict[str, Subject]:
     return {
         name: Subject(
             name=name,
-            layers=_agreed(name, "layers", [(s, p.layers) for s, p in files]),
-            gradient_bytes=_agreed(
-                name, "gradient_bytes", [(s, p.gradient_bytes) for s, p in files]
-            ),
-            samples=_agreed(name, "samples", [(s, p.samples) for s, p in files]),
+            layers=_first(p.layers for _, p in files),
+            gradient_bytes=_first(p.gradient_bytes for _, p in files),
+            samples=samples or _samples(name, files),
             rows=tuple(Row(s, c) for s, p in files for c in p.configurations),
         )
-        for name, files in by_name.items()
+        for shared, alike in by_name.items()
+        for name, files in _told_apart(shared, alike).items()
     }
 
 
@@ -251,16 +255,38 @@ def _copies(rows: Sequence[Row]) -> list[str]:
     return list(files)
 
 
-def _agreed(model: str, what: str, said: Sequence[tuple[str, N | None]]) -> N | None:
-    known = [(source, value) for source, value in said if value is not None]
-    for source, value in known[1:]:
-        if value != known[0][1]:
+def _told_apart(
+    name: str, files: Sequence[tuple[str, Profile]]
+) -> dict[str, list[tuple[str, Profile]]]:
+    """One model, or several if their sizes differ."""
+    if all(
+        len({getattr(p, what) for _, p in files} - {None}) < 2
+        for what in ("layers", "gradient_bytes")
+    ):
+        return {name: list(files)}
+    applications = [p.application for _, p in files]
+    found: dict[str, list[tuple[str, Profile]]] = {}
+    for source, profile in files:
+        same = [p for _, p in files if p.application == profile.application]
+        alike = len({(p.layers, p.gradient_bytes) for p in same}) == 1
+        own = profile.application if alike and len({*applications}) > 1 else source
+        found.setdefault(f"{name} of {own}", []).append((source, profile))
+    return found
+
+
+def _samples(model: str, files: Sequence[tuple[str, Profile]]) -> int | None:
+    known = [(source, p.samples) for source, p in files if p.samples is not None]
+    for source, count in known[1:]:
+        if count != known[0][1]:
             raise ComparisonError(
-                f"{known[0][0]} and {source} contradict each other: {what} of {model} is"
-                f" {known[0][1]:g} in one and {value:g} in the other: name them differently, or"
-                " leave one out"
+                f"{known[0][0]} and {source} contradict each other: an epoch of {model} has"
+                f" {known[0][1]} samples in one and {count} in the other: give --samples"
             )
     return known[0][1] if known else None
+
+
+def _first(values: Iterable[N | None]) -> N | None:
+    return next((v for v in values if v is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

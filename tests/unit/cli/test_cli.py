@@ -118,8 +118,7 @@ def test_questions(selastic, controller, words, begins, monkeypatch):
 
 
 def _when():
-    """As it is shown today: on the scene's own day without the date."""
-    return clock(scene.HISTORY[0]["time"])
+    return clock(scene.HISTORY[0]["time"], scene.NOW)
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,16 @@ def test_wrong_profiles(run, net, tmp_path):
             "the profiles are of several models: add --model, one of net, other",
         ),
         ("apart", changed, "net.json and bad.json contradict each other: compute of net on 1 a100"),
-        ("layers", body(layers=9), "net.json and bad.json contradict each other: layers of net is"),
+        (
+            "layers",
+            body(layers=9),
+            "the profiles are of several models: add --model, one of net of",
+        ),
+        (
+            "samples",
+            body(samples=9),
+            "net.json and bad.json contradict each other: an epoch of net",
+        ),
         ("version", body(profile=9), "bad.json: profile is 9, not 1; measure it anew"),
         ("empty", body(configurations=[]), "bad.json: configurations: 1 to 1000 are needed"),
     ):

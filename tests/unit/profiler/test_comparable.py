@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -151,13 +152,28 @@ def test_profiles_that_contradict_each_other():
     compared(net(at(1, spread=0.01)), net(at(1, compute=0.23, spread=0.01)))
 
 
-def test_files_that_disagree_about_the_model():
-    with pytest.raises(
-        ComparisonError, match=r"a.json and b.json .* layers of net is 50 in one and 18"
-    ):
-        compared(net(at(1), layers=50), net(at(2), layers=18))
+def test_what_files_say_of_the_model():
     found = subjects([("a", net(at(1), layers=50)), ("b", net(at(2), samples=9))])["net"]
     assert (found.layers, found.samples, found.gradient_bytes) == (50, 9, None)
+    files = [("a", net(at(1), samples=9)), ("b", net(at(2), samples=10))]
+    with pytest.raises(ComparisonError, match=r"a and b contradict .* 9 samples .* give --samples"):
+        subjects(files)
+    assert subjects(files, samples=7)["net"].samples == 7
+
+
+def test_models_of_one_class_are_told_apart_by_their_size():
+    small = net(at(1), layers=18, gradient_bytes=5e7)
+    large = net(at(1, compute=0.9), layers=50, gradient_bytes=1e8)
+    named = [replace(small, application="r18"), replace(large, application="r50")]
+    files = [("a.json", named[0]), ("b.json", named[1]), ("c.json", replace(named[0], samples=3))]
+    found = subjects(files)
+    assert list(found) == ["net of r18", "net of r50"]
+    assert (found["net of r18"].layers, found["net of r50"].layers) == (18, 50)
+    assert [r.source for r in found["net of r18"].rows] == ["a.json", "c.json"]
+    assert list(subjects([("a.json", small), ("b.json", large)])) == [
+        "net of a.json",
+        "net of b.json",
+    ]
 
 
 def test_models_without_a_name():

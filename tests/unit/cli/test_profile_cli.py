@@ -1,0 +1,133 @@
+"""`selastic profile` as it is called: what it refuses, what it submits, what it prints."""
+
+import json
+import os
+
+import pytest
+
+from slurm_elastic.cli import main, profile_report, profile_submit
+from slurm_elastic.cli.errors import CliError
+from slurm_elastic.cli.tables import Layout
+from slurm_elastic.profiler.profile_file import Configured, Profile, Timed, read
+
+
+@pytest.fixture(autouse=True)
+def _no_slurm(monkeypatch):
+    for name in [n for n in os.environ if n.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+
+
+#: A script that knows nothing of the library, and is fast and slow as it is told.
+SCRIPT = """
+import os
+block = os.environ["SLURM_ELASTIC_PROFILE_BLOCKS"].split(",")[0]
+seconds = {"synthetic": 2.0, "warm": 3.0, "cold": 6.0}[block]
+seconds *= 1.5 if os.environ["WORLD_SIZE"] == "2" else 1.0
+if os.environ["RANK"] == "0":
+    print(f"selastic-profile: steps=20 seconds={seconds} batch=32", flush=True)
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text('#!/bin/sh\nexec python3 -S -c "$(cat train.py)"\n')
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "data").write_bytes(b"x")
+    return ["sh", "train.sh"]
+
+
+def test_a_script_of_its_own_is_measured_on_this_machine(train, tmp_path, capsys):
+    options = ["--shapes", "2", "--repeats", "1", "--data", "data", "--gpu-type", "v100"]
+    assert main.run(["profile", *options, "--plot", "a.svg", *train]) == 0
+    out, err = capsys.readouterr()
+    assert "of one repeat no spread" in out.lower()
+    assert "run 6 of 6" in err
+    found = read(tmp_path / "selastic-profile" / "profile.json")
+    two = found.configurations[1]
+    assert (two.gpu_type, two.gpus, two.batch) == ("v100", 2, 32)
+    times = [t.seconds for t in (two.compute, two.interconnect, two.network, two.prep, two.fetch)]
+    assert times == pytest.approx([0.1, 0.05, 0.0, 0.075, 0.225])
+    assert (tmp_path / "a.svg").read_text().count("interconnect") >= 1
+    # Again: nothing is left to run, and the answer is the same.
+    assert main.run(["profile", *options, "--json", *train]) == 0
+    out, err = capsys.readouterr()
+    assert "run 1" not in err
+    assert json.loads(out)["configurations"][1]["fetch"] == {"seconds": 0.225, "spread": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "Missing argument"),
+        (["--shapes", "3@2", "x"], "--shapes: 3@2: as many GPUs on each node"),
+        (["--shapes", "2@2", "x"], "--shapes 2@2: the nodes here have"),
+        (["--data", "absent", "x"], "--data absent: there is no such file"),
+        (["--plot", "a.gif", "x"], 'no format ".gif"'),
+        (["--repeats", "0", "x"], "--repeats"),
+        (["esrun", "python", "x.py"], "esrun starts ranks itself"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(arguments, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["profile", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert line in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["profile", "--repeats", "1", "no-such-program"]) == 1
+    err = capsys.readouterr().err
+    assert "no-such-program: not found" in err
+    assert "no run on one GPU" in err
+    assert "Traceback" not in err
+
+
+def test_a_dry_run_says_how_much_is_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["profile", "-n", "--shapes", "4", "python", "train.py", "--lr", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "6 runs would be started" in out
+    assert "4 GPUs, 3 times" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_job_of_its_own_runs_the_same_command(tmp_path):
+    argv = ["selastic", "profile", "-p", "gpu", "--nodes", "2", "--time=5", "--steps", "9", "--",
+            "python", "a b.py", "--nodes", "3"]  # fmt: skip
+    words = profile_submit.inner(argv)
+    assert words[1:] == ["profile", "--steps", "9", "--", "python", "a b.py", "--nodes", "3"]
+    job = profile_submit.Job(partition="gpu", nodes=2, gpus_per_node="a100:4", time=None)
+    command = profile_submit.sbatch(job, words, tmp_path / "log")
+    assert {"--partition=gpu", "--nodes=2", "--gpus-per-node=a100:4", "--ntasks-per-node=4"} <= set(
+        command
+    )
+    assert command[-1].endswith("-- python 'a b.py' --nodes 3")
+    with pytest.raises(CliError, match="write 4, or a100:4"):
+        profile_submit.sbatch(
+            profile_submit.Job(partition=None, nodes=1, gpus_per_node="many", time=None),
+            words, tmp_path / "log",
+        )  # fmt: skip
+
+
+def test_noise_is_shown_where_it_may_hide_a_stall():
+    found = Profile(
+        application="net\x1b[31m",
+        configurations=(
+            Configured(
+                gpu_type="a100", nodes=1, gpus=2, batch=8, repeats=3,
+                compute=Timed(0.1, 0.001), interconnect=Timed(0.0, 0.02),
+                network=Timed(0.0, 0.0), prep=Timed(0.05, 0.001), fetch=None,
+            ),
+        ),
+    )  # fmt: skip
+    text = "\n".join(profile_report.lines(found, Layout(), cold=False, whole=False))
+    assert "\x1b" not in text
+    assert "none +-20 ms" in text
+    assert "50 +-1.0 ms 33%" in text
+    assert "--repeats" in text
+    row = profile_report.lines(found, Layout(parsable=True, header=False), cold=False, whole=False)
+    assert row == ["2|1|a100|8|150 ms|100 +-1.0 ms 67%|none +-20 ms|none|50 +-1.0 ms 33%|-|1.00"]

@@ -1,0 +1,229 @@
+"""The loop of runs with programs that do not exist, and the directory that survives it."""
+
+import json
+
+import pytest
+
+from slurm_elastic.job.profiling import answer, asked, write
+from slurm_elastic.profiler.plan import (
+    PlanError,
+    Shape,
+    blocks,
+    default_shapes,
+    needs,
+    next_launch,
+)
+from slurm_elastic.profiler.profile_file import ProfileError, from_body, read, to_body
+from slurm_elastic.profiler.run import Request, profile, run
+from slurm_elastic.profiler.store import Store, StoreError
+
+#: Seconds of a step by GPUs and block.
+TIMES = {"synthetic": 1.0, "warm": 1.5, "cold": 3.0}
+FACTS = {"batch": 8, "layers": 3, "gradient_bytes": 4096, "samples": 100, "model": "Net"}
+
+
+class Fake:
+    """Programs that answer at once.
+
+    Attributes:
+        launches: (shape, blocks) of all starts.
+    """
+
+    gpus = (4, 4)
+
+    def __init__(self, *, library=True, fails=(), says=None, code=0):
+        self.library, self.fails, self.says, self.code = library, fails, says, code
+        self.launches, self.dropped = [], []
+
+    def run(self, program, shape, environment, *, log, timeout_s):
+        wanted = asked(environment)
+        self.launches.append((str(shape), wanted.blocks if wanted else None))
+        log.write_text("line one\n" + (self.says or "") + "\n")
+        if str(shape) in self.fails:
+            log.write_text("Traceback\nCUDA out of memory\n")
+            return 1
+        if wanted and not self.says and not self.code:
+            rows = [
+                {"block": b, "seconds": [TIMES[b] + 0.1 * (shape.gpus - 1)] * wanted.steps}
+                for b in (wanted.blocks if self.library else wanted.blocks[:1])
+            ]
+            write(wanted.result, rows, FACTS)
+        return self.code
+
+    def drop(self, paths, shape):
+        self.dropped.append(str(shape))
+
+
+def request(shapes=("2",), *, repeats=2, cold=False, whole=False):
+    kinds = blocks(cold=cold, whole=whole)
+    return Request(
+        program=("train",),
+        needs=tuple(needs([Shape.parse(s) for s in shapes], repeats=repeats, blocks=kinds)),
+        steps=4,
+        warm_up=1,
+        batch=None,
+        data=("/data",) if cold else (),
+        whole=whole,
+        timeout_s=5,
+    )
+
+
+def quiet(done, total, what):
+    assert done < total
+
+
+def outcome(store, **options):
+    options = {"application": "", "gpu_type": "a100", "batch": None, "whole": False} | options
+    return profile(store, **options)
+
+
+def test_repeats_go_through_all_shapes_and_a_shape_is_run_once_each_time(tmp_path):
+    fake, store = Fake(), Store(tmp_path / "d", {}, again=False)
+    assert run(request(["2", "2@2"]), fake, store, quiet) == []
+    both = ("synthetic", "warm")
+    assert fake.launches == [(s, both) for s in ("1", "2", "2@2")] * 2
+    found = outcome(store)
+    assert [(c.gpus, c.nodes, c.batch) for c in found.configurations] == [
+        (1, 1, 8), (2, 1, 8), (2, 2, 8),
+    ]  # fmt: skip
+    assert (found.layers, found.gradient_bytes, found.samples) == (3, 4096, 100)
+    assert found.configurations[1].prep.seconds == pytest.approx(0.5)
+
+
+def test_a_second_call_does_what_is_missing(tmp_path):
+    settings = {"program": ["train"]}
+    run(request(repeats=1), Fake(), Store(tmp_path, settings, again=False), quiet)
+    fake, store = Fake(), Store(tmp_path, settings, again=False)
+    (tmp_path / "2-warm-1.json").write_text("{torn")
+    store = Store(tmp_path, settings, again=False)
+    run(request(repeats=2), fake, store, quiet)
+    assert fake.launches == [
+        ("2", ("warm",)), ("1", ("synthetic", "warm")), ("2", ("synthetic", "warm")),
+    ]  # fmt: skip
+    fake = Fake()
+    assert run(request(repeats=2), fake, Store(tmp_path, settings, again=False), quiet) == []
+    assert fake.launches == []
+
+
+def test_other_settings_need_another_directory_or_a_new_beginning(tmp_path):
+    run(request(repeats=1), Fake(), Store(tmp_path, {"steps": 4}, again=False), quiet)
+    with pytest.raises(StoreError, match=r"another steps.*--again"):
+        Store(tmp_path, {"steps": 5}, again=False)
+    (tmp_path / "mine.txt").write_text("keep")
+    assert Store(tmp_path, {"steps": 5}, again=True).steps == {}
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path):
+    class Interrupted(Fake):
+        def run(self, program, shape, environment, *, log, timeout_s):
+            if len(self.launches) == 1:
+                raise KeyboardInterrupt
+            return super().run(program, shape, environment, log=log, timeout_s=timeout_s)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(request(), Interrupted(), Store(tmp_path, {}, again=False), quiet)
+    fake = Fake()
+    run(request(), fake, Store(tmp_path, {}, again=False), quiet)
+    assert [shape for shape, _ in fake.launches] == ["2", "1", "2"]
+
+
+def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
+    fake, store = Fake(fails=("2",)), Store(tmp_path, {}, again=False)
+    failures = run(request(["2", "4"]), fake, store, quiet)
+    assert [(str(f.launch.shape), f.why) for f in failures] == [("2", "ended with exit code 1")]
+    assert failures[0].tail[-1] == "CUDA out of memory"
+    assert [shape for shape, _ in fake.launches] == ["1", "2", "4", "1", "4"]
+    assert [c.gpus for c in outcome(store).configurations] == [1, 4]
+
+
+def test_a_script_that_does_one_block_at_a_time_is_started_once_for_each(tmp_path):
+    fake, store = Fake(library=False), Store(tmp_path, {}, again=False)
+    assert run(request(["1"], repeats=1, cold=True), fake, store, quiet) == []
+    assert [b[0] for _, b in fake.launches] == ["synthetic", "cold", "warm"]
+    assert fake.dropped == ["1"]  # its cold run began with a cold cache
+
+
+def test_a_script_may_print_its_times(tmp_path):
+    fake = Fake(says="selastic-profile: steps=10 seconds=2.5 batch=16")
+    store = Store(tmp_path, {}, again=False)
+    assert run(request(["1"], repeats=1), fake, store, quiet) == []
+    (one,) = outcome(store).configurations
+    assert (one.compute.seconds, one.batch) == (0.25, 16)
+
+
+def test_a_script_that_says_nothing_is_no_measurement(tmp_path):
+    fake = Fake(says="epoch 1: loss 0.3")
+    (failure,) = run(request(["1"]), fake, Store(tmp_path, {}, again=False), quiet)
+    assert "--whole" in failure.why
+    fake = Fake(says="epoch 1: loss 0.3")
+    store = Store(tmp_path, {}, again=True)
+    assert run(request(["1"], cold=True, whole=True), fake, store, quiet) == []
+    assert [b for _, b in fake.launches] == [None] * 4  # it is not asked for anything
+    assert outcome(store, whole=True).configurations[0].prep is None
+
+
+def test_answers_are_not_believed(tmp_path):
+    store = Store(tmp_path, {}, again=False)
+    launch = next_launch(request(["1"]).needs)
+    row = {"block": "warm", "seconds": [0.1]}
+    for wrong in (
+        None, [], {"blocks": 3}, {"blocks": [7]}, {"blocks": [row | {"block": "../x"}]},
+        {"blocks": [row | {"seconds": []}]}, {"blocks": [row | {"seconds": [-1.0]}]},
+        {"blocks": [row | {"seconds": [float("nan")]}]}, {"blocks": [row | {"seconds": [True]}]},
+    ):  # fmt: skip
+        assert store.keep(launch, wrong) == []
+    assert store.keep(launch, {"blocks": [row], "facts": "none"}) == ["warm"]
+    assert store.facts == {}
+
+
+def test_the_helper_of_foreign_scripts_answers_in_the_file(tmp_path, monkeypatch):
+    assert asked({}) is None
+    launch = next_launch(request(["1"]).needs)
+    store = Store(tmp_path, {}, again=False)
+    for name, value in {
+        "SLURM_ELASTIC_PROFILE": str(store.answer(launch)),
+        "SLURM_ELASTIC_PROFILE_BLOCKS": "synthetic,warm",
+    }.items():
+        monkeypatch.setenv(name, value)
+    answer(steps=4, seconds=2.0, batch=8)
+    assert store.keep(launch, store.read_answer(launch)) == ["synthetic"]
+    assert list(store.steps.values()) == [0.5]
+
+
+def test_shapes():
+    assert [str(s) for s in default_shapes([0])] == ["1"]
+    assert [str(s) for s in default_shapes([4])] == ["1", "4"]
+    assert [str(s) for s in default_shapes([1, 1, 1])] == ["1", "3@3"]
+    for wrong in ("", "x", "3@2", "0", "4@0", "-1"):
+        with pytest.raises(PlanError):
+            Shape.parse(wrong)
+
+
+def test_profile_files_are_checked(tmp_path):
+    store = Store(tmp_path, {}, again=False)
+    run(request(["1"]), Fake(), store, quiet)
+    found = outcome(store)
+    body = json.loads(json.dumps(to_body(found)))
+    assert from_body(body) == found
+    one = body["configurations"][0]
+    for wrong, named in (
+        ({"profile": 2}, "profile is 2"),
+        ({"configurations": []}, "configurations"),
+        ({"configurations": [one, one]}, r"\[1\]: the same"),
+        ({"configurations": [one | {"gpus": 0}]}, r"configurations\[0\].gpus"),
+        ({"configurations": [one | {"nodes": 9}]}, "cannot be"),
+        ({"configurations": [one | {"compute": {"seconds": 0}}]}, "compute"),
+        ({"configurations": [one | {"prep": {"seconds": -1}}]}, "prep.seconds"),
+        ({"configurations": [one | {"prep": [1]}]}, "prep"),
+        ({"model": "a\x1b[31m"}, "model"),
+        ({"layers": True}, "layers"),
+    ):
+        with pytest.raises(ProfileError, match=named):
+            from_body(body | wrong)
+    path = tmp_path / "no.json"
+    with pytest.raises(ProfileError, match="No such file"):
+        read(path)
+    path.write_text("[1, 2")
+    with pytest.raises(ProfileError, match="not JSON"):
+        read(path)
