@@ -34,6 +34,8 @@ from slurm_elastic.topology import Topology
 _MIN_STEPS = 3
 #: A job that has not reported for this many seconds is left alone.
 _SILENT_S = 180.0
+#: Node lists of ours that are recognised later.
+_PINS = 6
 #: A job that did not save in time is not asked again for so long at least.
 _DEAF_S = 300.0
 
@@ -44,6 +46,7 @@ class Entry:
 
     Attributes:
         pin: nodes that the job was last told to run on; None: nothing is known of it before now.
+        pins: what it was told before, the latest last: a slurmctld that dies brings it back.
         override: directive that a person has put in place of the submitted one; "": none.
         layout: in which a person wants it to run (`slurm_elastic.layout`); "": its own choice.
         broken: run whose lease its owner broke; he is not made to wait again.
@@ -68,6 +71,7 @@ class Entry:
     layout: str = ""
     leased: bool = False
     pin: list[str] | None = None
+    pins: list[list[str]] = field(default_factory=list)
     broken: int = -1
     spare: tuple[int, int] = (-1, 0)
     counted: int = 0
@@ -253,6 +257,8 @@ class Book:
             entry.resizes += 1
             entry.leased = transition.target is None and not transition.given_up
             entry.pin = list(transition.target.nodes) if transition.target else []
+            told = [list(a.nodes) for a in (transition.planned, transition.target) if a]
+            entry.pins = [p for p in entry.pins if p not in told][-_PINS:] + told
             entry.spare = (job.run, rounded_off_s(transition.limit_s))
 
     def spare_s(self, job: Job) -> int:

@@ -101,7 +101,7 @@ class Housekeeping:
             if job.state is JobState.PENDING and self._book.entry(job).leased:
                 self.end_lease(job)
                 ended += 1
-            elif job.state is JobState.RUNNING and pinned_by_us(job, pin=self._book.entry(job).pin):
+            elif job.state is JobState.RUNNING and self._pinned(job):
                 pinned.append(job.display_id)
         return ended, pinned
 
@@ -141,12 +141,16 @@ class Housekeeping:
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
             entry = self._book.entry(job)
-            if pinned_by_us(job, pin=entry.pin) or ((kept or first) and job.required_nodes):
+            if self._pinned(job) or ((kept or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
                 if not entry.leased and self._lost_its_node(job, snapshot):
                     fields["StartTime"] = "now"
                 self._mend(job, "node list", fields)
         return tuple(r for r in snapshot.reservations if r.ours)
+
+    def _pinned(self, job: Job) -> bool:
+        entry = self._book.entry(job)
+        return pinned_by_us(job, pin=entry.pin, earlier=entry.pins)
 
     @staticmethod
     def _lost_its_node(job: Job, snapshot: Snapshot) -> bool:
@@ -169,15 +173,18 @@ class Housekeeping:
         return True
 
 
-def pinned_by_us(job: Job, *, pin: Sequence[str] | None) -> bool:
+def pinned_by_us(
+    job: Job, *, pin: Sequence[str] | None, earlier: Iterable[Sequence[str]] = ()
+) -> bool:
     """Whether a job's node list is ours rather than its user's.
 
     Args:
         job: elastic.
         pin: the nodes that we named last; None: not known, the ledger is younger than the job.
+        earlier: what we named before; slurmctld falls back to it when it dies and forgets seconds.
     """
     theirs = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
     named = set(job.required_nodes)
     if not named or named == set(expand(theirs)):
         return False
-    return job.run > 0 if pin is None else named == set(pin)
+    return job.run > 0 if pin is None else named in (set(pin), *map(set, earlier))

@@ -28,6 +28,8 @@ WAIT_S = 120
 #: Times that Slurm may refuse the same thing.
 _MOST_REFUSALS = 5
 HELD = ("JobHeldUser", "JobHeldAdmin")
+#: Slurm itself holds a job that it could not launch.
+LAUNCH_FAILED = "launch_failed_requeued_held"
 _HELD = "its owner or an administrator holds the job"
 _NO_NODES = "a node it was to run on is down or drained"
 _EXCLUDED = "a node it was to run on has been excluded for it meanwhile"
@@ -225,6 +227,9 @@ class Moves:
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
             return State.RESHAPE  # a new priority would lift the hold
+        if job.state is JobState.PENDING and job.reason == LAUNCH_FAILED:
+            t.entered["drained"] = time.time()  # it has just left its nodes once more
+            return self._fall_back(t, job, site, "Slurm could not launch it")
         if job.state is JobState.PENDING and (why := site.obstacle(job, t.target)):
             return self._fall_back(t, job, site, why)
         if job.state is not JobState.PENDING or waited < PATIENCE_S:
@@ -306,5 +311,5 @@ class Moves:
         fields = shape.queued(job, directive, gpus_per_node=site.per_node.get(job.partition, {}))
         time_left = shape.time_fields(job, t.limit_s)
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
-        if job.priority >= int(shape.FIRST):
+        if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
             self._scontrol.release(job)

@@ -13,7 +13,7 @@ from harness import Cluster
 
 from tests.chaos import verdict
 from tests.chaos.faults import Faults
-from tests.chaos.invariants import Rules
+from tests.chaos.invariants import LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
 from tests.chaos.surroundings import Site
@@ -51,6 +51,7 @@ class Campaign:
     say: Callable[[str], None]
     hits: list[Hit] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
+    released: set[str] = field(default_factory=set)
     _stop: bool = False
 
     def run(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class Campaign:
             "faults": [asdict(h) | verdict.aftermath(h, log, self.site.samples) for h in self.hits],
             "breaches": [asdict(b) for b in self.rules.breaches],
             "troubles": self.troubles,
+            "launch_failed": sorted(self.released),
             **found,
         }
         self.log = log
@@ -163,11 +165,14 @@ class Campaign:
                 self.say(f"BROKEN {breach.rule}: {breach.who}: {breach.text}")
 
     def _hurry(self) -> None:
-        """Nobody but Slurm is in charge of rigid jobs: do not wait out its two minutes."""
+        """What Slurm leaves: rigid jobs wait two minutes, those it could not launch are held."""
         for job in self.site.jobs():
             if job["name"].startswith("rigid") and job["reason"] == "BeginTime":
                 words = ["scontrol", "update", f"jobid={job['id']}", "StartTime=now"]
                 self.cluster.exec(words, check=False)
+            elif LAUNCH_FAILED in job["description"]:  # as an administrator does
+                self.released.add(job["name"])
+                self.cluster.exec(["scontrol", "release", str(job["id"])], check=False)
 
     def _mending(self) -> bool:
         """Whether a fault has selasticd in its hands."""

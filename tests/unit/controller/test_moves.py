@@ -198,3 +198,18 @@ def test_a_node_that_its_owner_excludes_meanwhile_is_not_waited_for():
         both.t.entered["drained"] = 0.0
         both.advance(job(**PENDING, excluded_nodes=("n1", "n2")))
         assert both.t.target is None
+
+
+def test_a_job_that_slurm_could_not_launch_goes_back_and_is_not_left_held():
+    failed = {"run": 2, "priority": 0, "reason": "launch_failed_requeued_held"}
+    stage = moving(State.VERIFY)
+    assert stage.advance(job(**failed)) is State.RESHAPE
+    assert stage.t.target == stage.t.old
+    assert stage.advance(job(**failed)) is State.COOL
+    assert stage.advance(job(**failed, gpus=1, gpu_type="a100", min_nodes=1)) is State.COOL
+    stage.t.entered["drained"] -= 3  # its credential is forgotten
+    assert stage.advance(job(**failed, gpus=1, gpu_type="a100", min_nodes=1)) is State.RELEASE
+    assert stage.advance(job(**failed)) is State.VERIFY  # with a priority, which lifts the hold
+    assert stage.advance(job(**failed)) is State.RESHAPE
+    assert stage.advance(job(**failed)) is State.UNDONE
+    assert stage.scontrol.calls[-1] == ("release", "7")
