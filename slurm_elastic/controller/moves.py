@@ -30,6 +30,7 @@ _MOST_REFUSALS = 5
 HELD = ("JobHeldUser", "JobHeldAdmin")
 _HELD = "its owner or an administrator holds the job"
 _NO_NODES = "a node it was to run on is down or drained"
+_EXCLUDED = "a node it was to run on has been excluded for it meanwhile"
 
 Enter = Callable[[Transition, State], None]
 
@@ -78,9 +79,14 @@ class Site:
             for node, gpus in target.shares
         )
 
-    def usable(self, target: Allocation | None) -> bool:
-        """Whether Slurm would start a job on the target's nodes."""
-        return target is None or self.down.isdisjoint(target.nodes)
+    def obstacle(self, job: Job, target: Allocation | None) -> str:
+        """Why Slurm would not start a job on the target's nodes, "" when nothing is known of it."""
+        nodes = target.nodes if target else ()
+        if not self.down.isdisjoint(nodes):
+            return _NO_NODES
+        if not set(job.excluded_nodes).isdisjoint(nodes):
+            return _EXCLUDED
+        return ""
 
     def donors(self, transition: Transition) -> bool:
         """Whether another transition may still free GPUs on the target's nodes."""
@@ -120,7 +126,7 @@ class Moves:
         except SlurmUnreachable:
             raise
         except ScontrolError as error:
-            following = self._refused(t, site, error)
+            following = self._refused(t, job, site, error)
         if following is not None and following is not t.state:
             enter(t, following)
 
@@ -191,12 +197,12 @@ class Moves:
         wrong = shape.difference(job, t.target)
         if wrong:
             return self._reshape_again(t, job, site, wrong)
-        if not site.usable(t.target):
-            return self._fall_back(t, site, _NO_NODES)
+        if why := site.obstacle(job, t.target):
+            return self._fall_back(t, job, site, why)
         if site.free(t, t.target):
             return State.RELEASE
         if t.waited(now) > GIVE_UP_S:
-            return self._fall_back(t, site, "its GPUs were taken meanwhile")
+            return self._fall_back(t, job, site, "its GPUs were taken meanwhile")
         return None
 
     def _release(self, t: Transition, job: Job, site: Site) -> State | None:
@@ -219,12 +225,12 @@ class Moves:
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
             return State.RESHAPE  # a new priority would lift the hold
-        if job.state is JobState.PENDING and not site.usable(t.target):
-            return self._fall_back(t, site, _NO_NODES)
+        if job.state is JobState.PENDING and (why := site.obstacle(job, t.target)):
+            return self._fall_back(t, job, site, why)
         if job.state is not JobState.PENDING or waited < PATIENCE_S:
             return None
         if waited > GIVE_UP_S or job.reason == "BadConstraints":
-            return self._fall_back(t, site, f"Slurm did not start it ({job.reason})")
+            return self._fall_back(t, job, site, f"Slurm did not start it ({job.reason})")
         if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):
             t.tries += 1
             if t.target is not None:
@@ -249,7 +255,7 @@ class Moves:
 
     # --- ways out ---
 
-    def _refused(self, t: Transition, site: Site, error: ScontrolError) -> State:
+    def _refused(self, t: Transition, job: Job, site: Site, error: ScontrolError) -> State:
         """What Slurm refuses is tried a few times, then something else is.
 
         Raises:
@@ -261,7 +267,7 @@ class Moves:
         if t.state is State.REQUEUE or (t.given_up and t.target is None):
             self._log.warning(f"{t} Problem={error}")
             return self._left(t, str(error))  # in the queue Slurm starts it as it is
-        return self._fall_back(t, site, str(error))
+        return self._fall_back(t, job, site, str(error))
 
     @staticmethod
     def _left(t: Transition, why: str, state: State = State.UNDONE) -> State:
@@ -272,20 +278,21 @@ class Moves:
         """Slurm shows another size than was written: write it again, or give the plan up."""
         t.tries += 1
         if t.tries > 3:
-            return self._fall_back(t, site, f"Slurm took only part of the change: {wrong}")
+            return self._fall_back(t, job, site, f"Slurm took only part of the change: {wrong}")
         if t.target is not None and t.tries > 1:  # the read may have been older than the write
             fields = shape.sized(job, t.target, time_limit_s=t.limit_s)
             self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return None
 
-    def _fall_back(self, t: Transition, site: Site, why: str) -> State:
+    def _fall_back(self, t: Transition, job: Job, site: Site, why: str) -> State:
         """Back to the old allocation if it is still free, else into the queue at MIN."""
         self._log.warning(f"{t} Problem={why}")
         t.refused = 0
         first = not t.given_up
         t.problem = t.problem or why
-        if first and t.old is not None and site.usable(t.old) and site.free(t, t.old):
-            t.target = t.old
+        back = t.old if first and not site.obstacle(job, t.old) else None
+        if back is not None and site.free(t, back):
+            t.target = back
         else:
             t.target = None
         return State.RESHAPE

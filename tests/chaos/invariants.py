@@ -29,8 +29,8 @@ from tests.chaos.schedule import Submission
 FIRST = 4_000_000_000
 OURS = "selastic_"
 #: Seconds in which selasticd has to have cleared its marks: it gives a start up after 25 s, the
-#: way back takes as long, and 15 s is its longest silence after slurmctld did not answer.
-GRACE_S = 75.0
+#: way back takes as long, 15 s is its longest silence after slurmctld did not answer; and slack.
+GRACE_S = 90.0
 #: A hold is none of ours at any time: only a sample that is torn between two states is forgiven.
 HOLD_GRACE_S = 3.0
 #: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.

@@ -13,7 +13,8 @@ from tests.chaos.histories import History
 from tests.chaos.schedule import Submission
 
 HOME = "/shared/scratch/chaos"
-SMALL = "/small/chaos"
+#: Checkpoints: leads to /small where the cluster has that (`cluster up --small-disk`).
+SMALL = f"{HOME}/small"
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 DRIVER = f"{HOME}/train.py"
 #: Jobs speak to selasticd through drivers/proxy.py.

@@ -72,7 +72,8 @@ class Site:
             run(["pkill", "-9", "-f", left], check=False)  # of a campaign that was interrupted
         run("scancel -u alice; scancel -u bob")
         run(f"chmod 755 {self.home}")
-        run(f"rm -rf {HOME}/*-s*n* {SMALL} {STATE}; install -d -m 1777 {HOME} {SMALL}")
+        small = f"mountpoint -q /small && ln -sfn /small {SMALL} || install -d -m 1777 {SMALL}"
+        run(f"rm -rf {HOME}/*-s*n* /small/* {SMALL} {STATE}; install -d -m 1777 {HOME}; {small}")
         run(f"install -d -o selastic {STATE}; rm -f /dev/shm/fill /small/fill")
         for path in (CREW, *DRIVERS.glob("*.py")):
             run(f"cat >{HOME}/{path.name}", stdin=path.read_text())

@@ -185,3 +185,16 @@ def test_no_wait_lasts_longer_because_the_clock_was_set_back():
         assert stage.advance(job(**PENDING)) is State.COOL
         stage.t.entered[mark] -= 3
     assert stage.advance(job(**PENDING)) is State.RELEASE
+
+
+def test_a_node_that_its_owner_excludes_meanwhile_is_not_waited_for():
+    for state in (State.COOL, State.VERIFY):
+        stage = moving(state)
+        stage.t.entered["drained"] = 0.0
+        assert stage.advance(job(**PENDING, excluded_nodes=("n2",))) is State.RESHAPE
+        assert stage.t.target == stage.t.old
+        assert "excluded" in stage.t.problem
+        both = moving(state)
+        both.t.entered["drained"] = 0.0
+        both.advance(job(**PENDING, excluded_nodes=("n1", "n2")))
+        assert both.t.target is None

@@ -1,5 +1,7 @@
 """One reservation of ours on a node, and none that stays."""
 
+import time
+
 import pytest
 from desk_jobs import FakeScontrol, Log
 
@@ -81,3 +83,12 @@ def test_a_refusal_reserves_nothing(reservations, scontrol):
     with pytest.raises(ScontrolError):
         reservations.cover("selastic_1", {"n1"})
     assert not reservations
+
+
+def test_it_is_renewed_although_the_clock_was_set_back(reservations, scontrol, monkeypatch):
+    reservations.cover("selastic_1", {"n1"})
+    wall, steady = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: wall - 3600)
+    monkeypatch.setattr(time, "monotonic", lambda: steady + Config().slurm.lease_s)
+    reservations.keep({"selastic_1"})
+    assert "EndTime" in scontrol.calls[-1][2]

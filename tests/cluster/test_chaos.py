@@ -1,0 +1,29 @@
+"""A short fault campaign (tests/chaos): one seed, the faults that a minute has room for."""
+
+import pytest
+from harness import Cluster
+
+from tests.chaos.campaign import Campaign
+from tests.chaos.schedule import schedule
+
+#: What Slurm itself mends within seconds; the rest takes minutes: make chaos.
+KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user-hold", "drain",
+         "ledger-deleted", "clock-step", "user-update")  # fmt: skip
+
+
+@pytest.fixture
+def quiet(cluster: Cluster) -> Cluster:
+    """A cluster on which nobody else runs anything."""
+    if cluster.exec("squeue -h").stdout.strip():
+        pytest.skip("other jobs run on this cluster")
+    return cluster
+
+
+def test_a_minute_of_faults_breaks_nothing(quiet: Cluster) -> None:
+    said: list[str] = []
+    record = Campaign(quiet, schedule(8, 1.0, only=KINDS), said.append).run()
+    assert record["breaches"] == [], "\n".join(said)
+    assert record["troubles"] == []
+    assert len(record["faults"]) >= 3
+    assert record["transitions"]["DONE"] >= 1
+    assert record["trainings"] >= 1

@@ -1,0 +1,24 @@
+"""Jobs that wait by our decision: their start time is put off again before it comes."""
+
+import time
+
+from desk_jobs import FakeScontrol, Log, job
+
+from slurm_elastic.config import Config, Controller
+from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.housekeeping import Housekeeping
+from slurm_elastic.controller.ledger import Ledger
+
+
+def test_a_lease_is_renewed_although_the_clock_was_set_back(monkeypatch):
+    scontrol, config = FakeScontrol(), Config(controller=Controller(queue="controller"))
+    keeper = Housekeeping(scontrol, config, Book(Ledger(":memory:")), Log())
+    waiting = job(begin_time=time.time() + 3600, reason="BeginTime")
+    keeper.lease(waiting)
+    keeper.leases([waiting], {}, retired=False)
+    assert len(scontrol.calls) == 1  # fresh
+    wall, steady = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: wall - 3600)
+    monkeypatch.setattr(time, "monotonic", lambda: steady + config.slurm.lease_s / 2)
+    keeper.leases([waiting], {}, retired=False)
+    assert [c[2] for c in scontrol.calls] == [{"StartTime": f"now+{int(config.slurm.lease_s)}"}] * 2
