@@ -6,8 +6,11 @@ from slurm_elastic.cluster import Allocation
 from slurm_elastic.config import Config, Controller, Placement
 from slurm_elastic.policies.base import load
 from slurm_elastic.simulator import builtin, clusters, profiles, workload
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.engine import simulate
+from slurm_elastic.simulator.jobs import SimulatedJob
 from slurm_elastic.simulator.network import Network
+from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.world import World
 
 NODES = ("a", "b", "c", "d", "e")
@@ -132,3 +135,21 @@ def test_the_event_clock_wakes_when_a_wait_ends(tmp_path):
     found = ran(first, *others, wide, **stated)
     assert found["second"].completion_s > end + 100
     assert found["wide"].start_s == pytest.approx(end + 10 + 77, abs=1)
+
+
+@pytest.mark.parametrize(("costs", "starts"), [(False, 1), (True, 2)])
+def test_with_racks_a_move_in_the_same_shape_is_a_restart(two_wide_jobs, costs, starts):
+    jobs, tables, cluster = two_wide_jobs
+    truth = Physics(tables["resnet18"])
+    one = jobs.jobs[0]
+    job = SimulatedJob(one, truth, describe(one, truth, cluster), job_id=1, restart_s=30.0)
+    for nodes in (("a", "b"), ("c", "d")):
+        job.hold(Allocation.of("v100", dict.fromkeys(nodes, 4)), moving_costs=costs)
+        # Who is restarting pays nothing more for a move.
+        assert job.starts == 1
+    job.advance(one.time_s + 60.0)
+    job.hold(Allocation.of("v100", {"a": 4, "b": 4}), moving_costs=costs)
+    assert job.starts == starts
+    assert (job.restart_left_s > 0) == costs
+    job.hold(job.allocation, moving_costs=costs)
+    assert job.starts == starts
