@@ -63,8 +63,8 @@ def decide_round(
         snapshot: the cluster, time included.
         records: what is known of the elastic jobs; one without a record is not proven.
         config: the site's configuration.
-        policy: asked once, and again with what was refused; a decisive one only once, and what
-            it puts first is carried out as far as it fits.
+        policy: asked once, and again with what was refused; what a decisive one puts first is
+            carried out as far as it fits, and it is asked again without jobs that rather wait.
         state: what the last round returned, or {}; JSON-serialisable.
         previous: the last plan, whose claims go on; None: claims begin anew.
         seed: for policies that draw lots.

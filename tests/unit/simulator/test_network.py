@@ -3,11 +3,14 @@
 import pytest
 
 from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller
+from slurm_elastic.config import Config, Controller, Placement
 from slurm_elastic.policies.base import load
 from slurm_elastic.simulator import builtin, clusters, profiles, workload
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.engine import simulate
+from slurm_elastic.simulator.jobs import SimulatedJob
 from slurm_elastic.simulator.network import Network
+from slurm_elastic.simulator.physics import Physics
 from slurm_elastic.simulator.world import World
 
 NODES = ("a", "b", "c", "d", "e")
@@ -96,3 +99,57 @@ def test_jobs_measure_what_crossing_racks_costs_them(two_wide_jobs, monkeypatch)
     assert (racks, nodes, found.gradient_bytes) == (2, 2, 1e9)
     assert m.sync_s > 0.1, "a ring over two racks: 1e9 bytes at 1e10 bytes/s"
     assert m.samples_per_s == pytest.approx(1024 / (m.compute_s + m.sync_s), rel=0.01)
+
+
+def rigid(name, time_s, gpus):
+    return f"{name},{time_s:.0f},resnet18,{gpus},{128 * gpus},rigid\n"
+
+
+def test_the_event_clock_wakes_when_a_wait_ends(tmp_path):
+    """A job waits for one rack while other jobs, and the next round, are far away."""
+    builtin.write(tmp_path)
+    cluster = clusters.parse("v100:4x4")
+
+    def ran(*rows, **placement):
+        path = tmp_path / "w.csv"
+        path.write_text("name,time,application,num_replicas,batch_size,category\n" + "".join(rows))
+        jobs = workload.read(path)
+        config = Config(
+            controller=Controller(policy="fifo", queue="controller"),
+            placement=Placement(**placement),
+        )
+        result = simulate(
+            jobs, profiles.read(tmp_path, jobs.applications, cluster.types), cluster,
+            config=config, policy=load(config), interval_s=3600.0, clock="event",
+            network=network(uplink_bytes_s=1e10, gradient_bytes={"resnet18": 1e9}),
+        )  # fmt: skip
+        return {j.name: j for j in result.jobs}
+
+    first = rigid("first", 0, 4)
+    end = ran(first)["first"].completion_s
+    others = [rigid("second", end / 2, 4), rigid("third", end / 2, 4)]
+    wide = rigid("wide", end + 10, 8)
+    found = ran(first, *others, wide)
+    assert found["wide"].start_s == pytest.approx(end + 10, abs=1)
+    stated = {"mode": "delay", "timers": "fixed", "wait_rack_s": 77.0}
+    found = ran(first, *others, wide, **stated)
+    assert found["second"].completion_s > end + 100
+    assert found["wide"].start_s == pytest.approx(end + 10 + 77, abs=1)
+
+
+@pytest.mark.parametrize(("costs", "starts"), [(False, 1), (True, 2)])
+def test_with_racks_a_move_in_the_same_shape_is_a_restart(two_wide_jobs, costs, starts):
+    jobs, tables, cluster = two_wide_jobs
+    truth = Physics(tables["resnet18"])
+    one = jobs.jobs[0]
+    job = SimulatedJob(one, truth, describe(one, truth, cluster), job_id=1, restart_s=30.0)
+    for nodes in (("a", "b"), ("c", "d")):
+        job.hold(Allocation.of("v100", dict.fromkeys(nodes, 4)), moving_costs=costs)
+        # Who is restarting pays nothing more for a move.
+        assert job.starts == 1
+    job.advance(one.time_s + 60.0)
+    job.hold(Allocation.of("v100", {"a": 4, "b": 4}), moving_costs=costs)
+    assert job.starts == starts
+    assert (job.restart_left_s > 0) == costs
+    job.hold(job.allocation, moving_costs=costs)
+    assert job.starts == starts
