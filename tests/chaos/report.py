@@ -41,8 +41,8 @@ def lines(records: Sequence[Record]) -> list[str]:
             f"Jobs lost {sum(r['lost'] for r in records)}, cancelled by their user "
             f"{sum(r['cancelled'] for r in records)}, forgotten by slurmctld's crash "
             f"{sum(r['forgotten_by_slurm'] for r in records)}, run twice by Slurm on a node that "
-            f"it could not reach {sum(r['twice_by_slurm'] for r in records)}, held by Slurm after a "
-            f"launch that failed {sum(len(r.get('launch_failed', ())) for r in records)}."
+            f"it could not reach {sum(r['twice_by_slurm'] for r in records)}, held by Slurm "
+            f"after a launch that failed {sum(len(r.get('launch_failed', ())) for r in records)}."
         ),
         "",
         (
