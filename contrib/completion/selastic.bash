@@ -58,7 +58,7 @@ _selastic() {
         partition) words="--machines --bandwidth --activations --memory --straight --paper
             --free-sources --states $table --help" ;;
         profile) words="--shapes --data --batch --repeats --steps --warm-up --whole --timeout --dir
-            --again --out --plot --application --gpu-type --partition --nodes --gpus-per-node
+            --again --out --plot --application --gpu-type --send --partition --nodes --gpus-per-node
             --time --dry-run $table --help" ;;
         recommend) words="--profile --epochs --samples --deadline --budget --price --model
             --extrapolate --batch --global-batch --uncached --once --plot $table --help" ;;

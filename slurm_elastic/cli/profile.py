@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from slurm_elastic.cli import options
+from slurm_elastic.cli import client, options
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
 from slurm_elastic.cli.words import clean, span
 
@@ -66,6 +66,10 @@ _SETTINGS = {"allow_interspersed_args": False}
 @click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
 @click.option("--application", metavar="NAME", default="", help="What is trained.")
 @click.option("--gpu-type", metavar="TYPE", default="", help="Of the GPUs, if Slurm does not say.")
+@click.option(
+    "--send", metavar="JOBID",
+    help="Tell the controller: it expects so of this job, and of others of its name.",
+)  # fmt: skip
 @click.option("-p", "--partition", metavar="NAME", help="Submit a job of its own to it.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Of that job (1).")
 @click.option("--gpus-per-node", metavar="[TYPE:]N", help="Of that job (1).")
@@ -89,6 +93,7 @@ def profile(  # noqa: PLR0917 - click passes them by name
     plot: str | None,
     application: str,
     gpu_type: str,
+    send: str | None,
     partition: str | None,
     nodes: int | None,
     gpus_per_node: str | None,
@@ -126,6 +131,8 @@ def profile(  # noqa: PLR0917 - click passes them by name
     if dry_run:
         options.put(profile_report.planned(request))
         return None
+    if send:
+        client.ask("ping")  # before hours of measuring
     store = _store(Path(directory), request, again=again)
     failures = _run(request, runner, store)
     for failure in failures:
@@ -136,6 +143,8 @@ def profile(  # noqa: PLR0917 - click passes them by name
     _write(Path(out) if out else store.directory / "profile.json", found)
     if plot:
         _draw(found, plot)
+    if send:
+        _send(found, send)
     if json_:
         from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
 
@@ -318,6 +327,16 @@ def _draw(found: Profile, path: str) -> None:
         profile_plot.draw(found, Path(path))
     except plots.PlotError as error:
         raise CliError(clean(error), USAGE) from None
+
+
+def _send(found: Profile, job: str) -> None:
+    from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
+
+    (result,) = client.ask("teach", jobs=[job], profile=to_body(found))["results"]
+    text = f"job {clean(result['display_id'])}: {clean(result['text'])}"
+    if not result["ok"]:
+        raise CliError(text)
+    click.echo(f"selastic: {text}", err=True)
 
 
 def _type_from_slurm() -> str:

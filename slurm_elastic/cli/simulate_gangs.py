@@ -54,6 +54,7 @@ def refuse(inputs: simulations.Inputs, plot: str | None) -> None:
     given = (
         (inputs.profiles, "--profiles"),
         (inputs.class_, "--class"),
+        (inputs.freezing, "--freezing"),
         (plot, "--plot"),
         (inputs.racks, "--racks"),
         (inputs.uplink_gbit, "--uplink-gbit"),

@@ -20,7 +20,7 @@ VERSION = 1
 QUESTIONS = ("status", "show", "explain", "history", "plan", "usage", "topology", "check")
 
 #: Done by `Desk.command`: the owner of all jobs named, or an operator.
-JOB_COMMANDS = ("hold", "release", "update")
+JOB_COMMANDS = ("hold", "release", "update", "teach")
 
 #: Done by `Desk.command`, for operators.
 OPERATOR_COMMANDS = ("retire", "reconfigure")
@@ -77,7 +77,8 @@ class Desk(Protocol):
         """Do one of `JOB_COMMANDS` or `OPERATOR_COMMANDS`; the caller was found entitled to it.
 
         `args` may hold `job_ids` (tuple of raw ids), `dry_run` (bool) and, for update,
-        `elastic` (text of a directive) and `layout` (text of a layout, or "auto"). The answer is
+        `elastic` (text of a directive) and `layout` (text of a layout, or "auto"), for teach
+        `profile` (anything that JSON knows). The answer is
         `{"results": [{"job_id", "ok", "text"}]}`, or `{"text": …}` for retire and reconfigure.
         """
         ...

@@ -288,6 +288,11 @@ class Book:
             for name, value in values.items():
                 setattr(entry, name, value)
 
+    def teach(self, job: Job, taught: Lesson) -> None:
+        """Take what a job's owner states of its application."""
+        with self._lock:
+            self.learning.adopt(job, taught)
+
     def observe(self, snapshot: Snapshot) -> None:
         """Follow what Slurm shows: attempts begin and end, jobs go.
 

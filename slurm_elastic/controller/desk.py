@@ -8,7 +8,7 @@ import pwd
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slurm_elastic.controller import answers
+from slurm_elastic.controller import answers, taught
 from slurm_elastic.controller.answers_inputs import (
     HistoryRow,
     Particulars,
@@ -126,6 +126,12 @@ class Desk:
         if job is None or job.submission is None:
             raise Refused("not an elastic job")
         book = self._controller.book
+        if op == "teach":
+            types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
+            lesson, text = taught.lesson(args.get("profile"), types)
+            if not dry:
+                book.teach(job, lesson)
+            return text
         if op == "update":
             entry = book.entry(job)
             wishes, text = updated(job, Wishes(entry.override, entry.layout), args)

@@ -144,11 +144,24 @@ class Learning:
             shared.keep(dataclasses.replace(point, recent=[]))
         shared.batch, shared.initial_batch = lesson.batch, lesson.initial_batch
         shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
+        self._changed(job, lessons, shared)
+
+    def adopt(self, job: Job, taught: Lesson) -> None:
+        """Let the application of a job have what its owner states."""
+        lessons = self._of(job)
+        shared = lessons.get(taught.stated) or taught
+        for point in taught.points.values():
+            shared.keep(point)
+        for key, seen in taught.shapes.items():
+            shared.see(key, seen)
+        self._changed(job, lessons, shared)
+
+    def _changed(self, job: Job, lessons: Mapping[str, Lesson], shared: Lesson) -> None:
         shared.version += 1
         # The newest first: what a job that has not said anything yet is taken for.
-        others = dict([(k, v) for k, v in lessons.items() if k != lesson.stated][: _STATED - 1])
-        self._applications[job.user, job.name] = {lesson.stated: shared, **others}
-        self._dirty.add((job.user, job.name, lesson.stated))
+        others = [(k, v) for k, v in lessons.items() if k != shared.stated][: _STATED - 1]
+        self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
+        self._dirty.add((job.user, job.name, shared.stated))
 
     def see(self, lesson: Lesson, job: Job, key: str, seen: Measurement) -> None:
         """Let the application have what a job measured in a shape."""

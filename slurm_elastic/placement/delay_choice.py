@@ -126,10 +126,9 @@ def _evenly(room: Room, node: int, gpus: int) -> Place:
 def _even(room: Room, gpus: int, nodes: int) -> Iterator[Place]:
     """The same number of GPUs on each of some nodes: in one rack, else evenly over racks."""
     each = gpus // nodes
-    fits = [
-        sorted((n for n in ns if room.node[n] >= each), key=lambda n: (room.node[n], n))
-        for ns in room.sites.nodes_of
-    ]
+    # Stable: among equals the lowest index is first.
+    free = room.node.__getitem__
+    fits = [sorted([n for n in ns if room.node[n] >= each], key=free) for ns in room.sites.nodes_of]
     one = [r for r, ns in enumerate(fits) if len(ns) >= nodes]
     if one:
         rack = min(one, key=lambda r: (sum(room.node[n] for n in fits[r][:nodes]), r))
@@ -158,5 +157,5 @@ def _shares(room: Room, nodes: Sequence[int], each: int) -> Place:
 
 
 def _fullest(room: Room, gpus: int, nodes: Sequence[int]) -> Place:
-    order = sorted(nodes, key=lambda n: (-room.node[n], n))
+    order = sorted(nodes, key=room.node.__getitem__, reverse=True)
     return room.fill((d for n in order for d in room.sites.domains_of[n]), gpus)

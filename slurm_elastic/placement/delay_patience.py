@@ -49,6 +49,10 @@ _ENOUGH = 3
 #: Shorter waits than this many leases are not remembered.
 _NO_WAIT = 0.1
 
+#: Of some waits: how many, their sum, the sum of their squares.
+Sums = tuple[float, float, float]
+_NOTHING: Sums = (0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -148,25 +152,38 @@ class Patience:
         return Timers.parse(self.settings.timers, lease_s=self.settings.lease_s)
 
     def _own_s(self, tier: str, gpus: int, key: str, least_s: float) -> float:
-        own = demand(gpus)
-        by_class = self._known[tier]
-        mine = [leases for who, leases in by_class.get(own, ()) if who != key]
-        if len(mine) < _ENOUGH:
-            mine = [w for waits in by_class.values() for who, w in waits if who != key]
-        tuned = estimate(mine) * self.settings.lease_s if mine else 0.0
+        known, name = self._known[tier], demand(gpus)
+        mine = self._without(known.get(name, _NOTHING), tier, name, key)
+        if mine[0] < _ENOUGH:
+            mine = self._without(known.get("", _NOTHING), tier, "", key)
+        tuned = estimate(*mine) * self.settings.lease_s
         return max(least_s, min(MOST[tier] * self.settings.lease_s, tuned))
 
+    def _without(self, sums: Sums, tier: str, name: str, key: str) -> Sums:
+        """Sums less the job's own wait."""
+        wait = self.waiting.get(key)
+        if wait is None or wait["tier"] != tier or name not in ("", demand(wait["gpus"])):
+            return sums
+        leases = self._leases(wait)
+        return _add(sums, -1, leases) if leases >= _NO_WAIT else sums
+
+    def _leases(self, wait: Mapping[str, Any]) -> float:
+        return float(self.now - wait["since"]) / self.settings.lease_s
+
     @cached_property
-    def _known(self) -> Mapping[str, Mapping[str, Sequence[tuple[str, float]]]]:
-        """Waits in leases by tier and class, with the key of who still waits, else ""."""
-        found: dict[str, dict[str, list[tuple[str, float]]]] = {NODE: {}, RACK: {}}
-        for tier, by_class in found.items():
-            for name, entries in self._waits.get(tier, {}).items():
-                by_class[name] = [("", leases) for _, leases in self._recent(entries)]
-        for key, wait in self.waiting.items():
-            leases = (self.now - wait["since"]) / self.settings.lease_s
-            if leases >= _NO_WAIT:
-                found[wait["tier"]].setdefault(demand(wait["gpus"]), []).append((key, leases))
+    def _known(self) -> Mapping[str, Mapping[str, Sums]]:
+        """Waits in leases by tier and class, and of all classes as ""."""
+        found: dict[str, dict[str, Sums]] = {NODE: {}, RACK: {}}
+        waits = [
+            (tier, name, leases)
+            for tier in found
+            for name, entries in self._waits.get(tier, {}).items()
+            for _, leases in self._recent(entries)
+        ]
+        going_on = ((w["tier"], demand(w["gpus"]), self._leases(w)) for w in self.waiting.values())
+        for tier, own, leases in (*waits, *(w for w in going_on if w[2] >= _NO_WAIT)):
+            for name in (own, ""):
+                found[tier][name] = _add(found[tier].get(name, _NOTHING), 1, leases)
         return found
 
     def _recent(self, entries: Sequence[Sequence[float]]) -> Iterator[tuple[float, float]]:
@@ -195,7 +212,13 @@ def demand(gpus: int) -> str:
     return str(1 << max(0, gpus - 1).bit_length())
 
 
-def estimate(leases: Sequence[float]) -> float:
-    """Mean and two standard deviations of waits."""
-    mean = sum(leases) / len(leases)
-    return mean + 2 * math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
+def estimate(count: float, total: float, squares: float) -> float:
+    """Mean and two standard deviations of waits, from their sums; 0 of none."""
+    if count <= 0:
+        return 0.0
+    mean = total / count
+    return mean + 2 * math.sqrt(max(0.0, squares / count - mean * mean))
+
+
+def _add(sums: Sums, sign: int, leases: float) -> Sums:
+    return sums[0] + sign, sums[1] + sign * leases, sums[2] + sign * leases * leases

@@ -166,3 +166,16 @@ def test_who_waits_longer_is_not_pickier(timers, gpus, one, other):
     short, long = sorted((one, other))
     assert order.farthest(gpus, sites, short) <= order.farthest(gpus, sites, long)
     assert order.limit_s(gpus, GangTier.RACK) <= order.limit_s(gpus, GangTier.NETWORK)
+
+
+@given(clusters, options, st.sampled_from((0.0, 3000.0, 20_000.0)), st.sampled_from((1.0, 1e6)))
+def test_who_waits_longer_starts_if_it_would_have_started_before(cluster, timers, waited, more):
+    cluster = without(cluster, lambda j: j.allocation is None)
+    starts = []
+    for since in (waited, waited + more):
+        jobs = list(cluster.jobs)
+        cluster.add(99, elastic="4", gpus=4, submit_time=NOW - since, time_limit_s=7)
+        plan, _ = decide(cluster, timers)
+        starts.append(plan.decision[99].target is not None)
+        cluster.jobs = jobs
+    assert starts[1] >= starts[0]

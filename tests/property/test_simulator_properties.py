@@ -24,7 +24,7 @@ PROFILES = {
     ),
 }
 CLUSTERS = ("t4:2x4", "t4:3x4,a100:1x8", "t4:1x4,a100:2x8", "a100:2x8")
-POLICIES = ("sia", "fair", "fifo", "las", "srtf", "gavel", "static")
+POLICIES = ("sia", "fair", "fifo", "las", "srtf", "gavel", "static", "icefrog")
 
 
 def submitted(index, time_s, application, gpus, batch, job_class):

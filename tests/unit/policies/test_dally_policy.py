@@ -164,6 +164,33 @@ def test_a_lease_holds_and_then_the_first_in_order_takes_over(at_once):
     assert "wait" in plan.decision[2].reason or at_once
 
 
+def test_live_the_first_in_order_starts_when_the_gpus_are_free():
+    c = cluster(4)
+    running(c, 1, "4", {"g0": 4}, time_limit_s=1_000_000)
+    waiting(c, 2, "4", 4, limit=100, since=20)
+    plan, state = decide(c, at_once=False)
+    assert targets(plan) == {1: None}
+    c.carry_out(plan)
+    c.time += 30
+    # A job of the same kind that came later does not get in between.
+    c.add(3, elastic="4", gpus=4, submit_time=c.time, time_limit_s=100)
+    plan, state = decide(c, at_once=False, state=state)
+    assert targets(plan) == {2: {"g0": 4}}
+    entry = state["policy"]["jobs"][c.jobs[1].key]
+    assert entry["since"] == NOW - 20
+
+
+def test_a_gang_whose_gpus_are_on_their_way_counts_them_as_its_own():
+    c = cluster(4, 4)
+    running(c, 1, "4", {"g0": 4}, record={"in_transition": True, "target": None})
+    running(c, 2, "4", {"g1": 4}, time_limit_s=1_000_000)
+    waiting(c, 3, "4", 4, limit=100)
+    plan, _ = decide(c, at_once=False)
+    # g0 comes free: nobody is preempted for job 3 a second time.
+    assert targets(plan) == {}
+    assert plan.decision[3].reason.startswith("waits until g0 can be had")
+
+
 def test_nobody_is_preempted_before_the_floor():
     c = cluster(4)
     running(c, 1, "4", {"g0": 4}, ran=500, time_limit_s=1_000_000)

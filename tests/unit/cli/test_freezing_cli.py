@@ -1,0 +1,70 @@
+"""`selastic simulate --freezing` from the command line."""
+
+import json
+
+import pytest
+
+from slurm_elastic.cli import main, simulations
+from slurm_elastic.simulator.freezing_truth import BELIEFS
+
+CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main.run([str(w) for w in words])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("w") / "small.csv"
+    words = ["--jobs", "6", "--hours", "0.3", "--mix", "resnet18=1", "-o", str(path)]
+    assert main.run(["workload", "generate", *words]) == 0
+    return path
+
+
+def test_the_option_knows_the_beliefs_there_are():
+    assert set(simulations._BELIEFS) == set(BELIEFS)
+
+
+def test_frozen_layers_are_told_to_people_and_scripts_and_only_when_asked_for(run, small):
+    code, out, err = run("simulate", small, *CLUSTER, "--policy", "icefrog", "--json")
+    assert (code, err) == (0, "")
+    assert "freezing_lost" not in json.loads(out)
+    plain = json.loads(out)["avg_jct_h"]
+    words = ("simulate", small, *CLUSTER, "--policy", "icefrog", "--freezing", "optimistic")
+    code, out, _ = run(*words, "--json")
+    said = json.loads(out)
+    assert code == 0
+    assert said["avg_jct_h"] < plain
+    assert 0 < said["freezing_layers"] < 1
+    assert 0 < said["freezing_lost"] < 0.02
+    code, out, _ = run(*words)
+    (line,) = [row for row in out.splitlines() if row.startswith("  freezing ")]
+    assert line.endswith("% more progress to make for it")
+
+
+def test_a_belief_that_nobody_holds_and_gangs_are_refused_in_one_line(run, small):
+    code, out, err = run("simulate", small, *CLUSTER, "--freezing", "hopeful")
+    assert (code, out) == (2, "")
+    assert "'hopeful' is not one of 'pessimistic', 'central', 'optimistic'" in err
+    code, out, err = run(
+        "simulate",
+        small,
+        "--format",
+        "dally",
+        "--cluster",
+        "2x4x8",
+        "--slowdown",
+        "none",
+        "--freezing",
+        "central",
+    )
+    assert (code, out) == (2, "")
+    assert "--freezing: gangs do not know it; leave it out" in err
+    assert err.count("\n") == 1
