@@ -31,6 +31,9 @@ from slurm_elastic.policies.icefrog_goodput import EffectiveGoodputs
 from slurm_elastic.policies.sia import Sia, Weighed
 from slurm_elastic.policies.sia_table import Table
 
+#: Less than this is told as nothing.
+_LEAST_GAIN = 0.005
+
 
 class IceFrog(Sia):
     """The policy; its state is Sia's."""
@@ -86,7 +89,8 @@ def _told(
             more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
             if more > fewer:
                 gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
-                words[0] += f": {more} GPUs would gain it {gain:.0%}"
+                what = f"{gain:.0%}" if gain >= _LEAST_GAIN else "nothing"
+                words[0] += f": {more} GPUs would gain it {what}"
                 others = taken.get(best.gpu_type, [])
                 if others:
                     named = ", ".join(str(i) for i in others[:3])
