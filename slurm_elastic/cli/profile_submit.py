@@ -95,6 +95,8 @@ def inner(argv: Sequence[str]) -> list[str]:
             return [*kept, word, *rest]
         if word in _OWN:
             next(rest, None)
+        elif word in ("-n", "--dry-run"):
+            continue
         elif not word.startswith(tuple(f"{o}=" for o in _OWN if o.startswith("--"))):
             kept.append(word)
     return kept

@@ -31,6 +31,9 @@ from slurm_elastic.policies.icefrog_goodput import EffectiveGoodputs
 from slurm_elastic.policies.sia import Sia, Weighed
 from slurm_elastic.policies.sia_table import Table
 
+#: Less than this is told as nothing.
+_LEAST_GAIN = 0.005
+
 
 class IceFrog(Sia):
     """The policy; its state is Sia's."""
@@ -63,38 +66,47 @@ def _told(
 ) -> tuple[Proposal, ...]:
     """With words about frozen layers, and about who gets what they free."""
     found = weighed.table
-    columns = found.configurations
-    taken: dict[str, list[int]] = {}
+    grown: dict[str, dict[int, int]] = {}
     for job, proposal in zip(found.candidates, proposals, strict=True):
         best = proposal.alternatives[0]
         before = job.held.gpus if job.held and job.held.gpu_type == best.gpu_type else 0
         if best.gpus > before:
-            taken.setdefault(best.gpu_type, []).append(job.job.job_id)
+            grown.setdefault(best.gpu_type, {})[job.job.job_id] = best.gpus - before
     told = []
     for row, (job, proposal) in enumerate(zip(found.candidates, proposals, strict=True)):
         best, learned = proposal.alternatives[0], job.learned
+        if learned is not None and learned.prefixes is not None and best.gpus:
+            at = _column(found, row, best.gpu_type, best.gpus)
+            frozen = effective.prefix(job, found.configurations, at)
+            if frozen:
+                words = f"layers 1-{frozen} of {learned.prefixes.layers} frozen"
+                words += _freed(weighed, row, at, grown.get(best.gpu_type, {}))
+                first = dataclasses.replace(best, reason=f"{words}; {best.reason}")
+                told.append(
+                    dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
+                )
+                continue
         told.append(proposal)
-        if learned is None or learned.prefixes is None or not best.gpus:
-            continue
-        at = _column(found, row, best.gpu_type, best.gpus)
-        frozen = effective.prefix(job, columns, at)
-        if not frozen:
-            continue
-        words = [f"layers 1-{frozen} of {learned.prefixes.layers} frozen"]
-        held = int(found.held[row])
-        if held >= 0 and columns.kind[held] == columns.kind[at]:
-            more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
-            if more > fewer:
-                gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
-                words[0] += f": {more} GPUs would gain it {gain:.0%}"
-                others = taken.get(best.gpu_type, [])
-                if others:
-                    named = ", ".join(str(i) for i in others[:3])
-                    whose = f"job {named}" if len(others) == 1 else f"jobs {named}"
-                    words.append(f"{more - fewer} go to {whose}")
-        first = dataclasses.replace(best, reason="; ".join([*words, best.reason]))
-        told[-1] = dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
     return tuple(told)
+
+
+def _freed(weighed: Weighed, row: int, at: int, grown: Mapping[int, int]) -> str:
+    """What a job gives up of the type that it holds, and who takes it; "" if nothing."""
+    found = weighed.table
+    columns, held = found.configurations, int(found.held[row])
+    if held < 0 or columns.kind[held] != columns.kind[at]:
+        return ""
+    more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
+    if more <= fewer:
+        return ""
+    gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
+    what = f"{gain:.0%}" if gain >= _LEAST_GAIN else "nothing"
+    words = f": {more} GPUs would gain it {what}"
+    if grown:
+        names = [str(i) for i in sorted(grown, key=lambda i: (-grown[i], i))[:3]]
+        whose = "job" if len(names) == 1 else "jobs"
+        words += f"; {min(more - fewer, sum(grown.values()))} go to {whose} {', '.join(names)}"
+    return words
 
 
 def _column(found: Table, row: int, gpu_type: str, gpus: int) -> int:

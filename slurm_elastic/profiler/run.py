@@ -135,9 +135,9 @@ def profile(
 def _once(request: Request, launch: Launch, runner: Runner, store: Store) -> Failure | None:
     log = store.log(launch)
     log.unlink(missing_ok=True)
-    store.answer(launch).unlink(missing_ok=True)
+    result = store.answer(launch)
     asked = Asked(
-        result=store.answer(launch),
+        result=result,
         blocks=launch.blocks,
         steps=request.steps,
         warm_up=request.warm_up,
@@ -156,7 +156,7 @@ def _once(request: Request, launch: Launch, runner: Runner, store: Store) -> Fai
         timeout_s=request.timeout_s,
     )
     took = time.monotonic() - begun
-    answer: Any = store.read_answer(launch)
+    answer: Any = store.read_answer(result)
     tail = _tail(log)
     if request.whole and code == 0:
         row = {"block": launch.blocks[0], "seconds": [took / request.steps] * request.steps}

@@ -15,7 +15,7 @@ from slurm_elastic.job import page_cache, srun
 from slurm_elastic.job.launch import Launch as Start
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.job.options import Options
-from slurm_elastic.job.slurm_env import clean, master_port
+from slurm_elastic.job.slurm_env import AllocationError, clean, master_port
 from slurm_elastic.profiler.plan import Shape
 
 #: What a program gets to end after SIGTERM.
@@ -91,12 +91,15 @@ class Allocated:
     """In the allocation that the environment describes.
 
     Raises:
-        AllocationError: it describes none.
+        AllocationError: it describes none, or this is one of several tasks.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        if "SLURM_STEP_ID" in environment and environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            raise AllocationError("started by srun in several tasks: start it itself, without srun")
         self._env = clean(environment)
         self._start = Start(Options(), environment)
+        self._start.listener.close()  # nobody reports to us
         self._start.begin_probe()
         self._start.settle()
         self._cpus = self._start.allocation.cpus

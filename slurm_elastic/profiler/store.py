@@ -21,6 +21,7 @@ from slurm_elastic.job.profiling import BLOCKS
 from slurm_elastic.profiler.plan import Launch, Need, PlanError, Shape
 
 _SETTINGS = "settings.json"
+_ANSWER = ".answer-"
 _RUN = re.compile(rf"([0-9@]+)-({'|'.join(BLOCKS)})-(\d+)\.json", re.ASCII)
 #: A result with more is not read.
 _LIMIT_BYTES = 8 << 20
@@ -56,6 +57,8 @@ class Store:
                 self._clear()
             self._settle(json.loads(json.dumps(settings)))
             for path in sorted(self.directory.iterdir()):
+                if path.name.startswith(_ANSWER):
+                    path.unlink()  # of a call that was killed
                 self._read(path)
         except OSError as error:
             raise StoreError(f"--dir {directory}: {error.strerror}") from error
@@ -65,8 +68,12 @@ class Store:
         return self.directory / f"{launch.shape}-{launch.repeat}.log"
 
     def answer(self, launch: Launch) -> Path:
-        """Where the program puts its answer."""
-        return self.directory / f".answer-{launch.shape}-{launch.repeat}.json"
+        """Where the program puts its answer: a name that was never looked for.
+
+        A file system may remember for a minute that there is no such file.
+        """
+        mark = os.urandom(4).hex()
+        return self.directory / f"{_ANSWER}{launch.shape}-{launch.repeat}-{mark}.json"
 
     def keep(self, launch: Launch, answered: object) -> list[str]:
         """Take what a run has answered.
@@ -92,9 +99,8 @@ class Store:
             kept += [block] if need in self.steps else []
         return kept
 
-    def read_answer(self, launch: Launch) -> object:
+    def read_answer(self, path: Path) -> object:
         """What the program has written, and forget it; None: nothing that can be read."""
-        path = self.answer(launch)
         try:
             return _read_json(path)
         finally:

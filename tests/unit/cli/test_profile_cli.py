@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -84,6 +88,33 @@ def test_a_program_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "no-such-program: not found" in err
     assert "no run on one GPU" in err
     assert "Traceback" not in err
+
+
+def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
+    (tmp_path / "train.sh").write_text(
+        """
+        case $SLURM_ELASTIC_PROFILE_BLOCKS in
+        synthetic*) echo 'selastic-profile: steps=20 seconds=2.0 batch=32' ;;
+        *) echo $$ > pid.tmp; mv pid.tmp pid; exec sleep 600 ;;
+        esac
+        """
+    )
+    start = "from slurm_elastic.cli.main import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", start, "profile", "sh", "train.sh"],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (tmp_path / "pid").exists():
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "selastic-profile" / "1-synthetic-1.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_dry_run_says_how_much_is_run(tmp_path, monkeypatch, capsys):

@@ -208,7 +208,7 @@ def test_a_job_not_yet_known_is_told_apart_from_a_refusal(server):
 
 
 def test_commands_are_for_owners_and_operators(server, desk, log):
-    for op in ("hold", "release", "update"):
+    for op in ("hold", "release", "update", "teach"):
         assert ask(server, ALICE, op, jobs=["4711"])["results"][0]["ok"]
         assert ask(server, OPERATOR, op, jobs=["4711", "4722"])["results"][1]["job_id"] == 4722
         refused = ask(server, BOB, op, jobs=["4722", "4711"])

@@ -1,6 +1,9 @@
 """The loop of runs with programs that do not exist, and the directory that survives it."""
 
+import contextlib
 import json
+import os
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +18,7 @@ from slurm_elastic.profiler.plan import (
 )
 from slurm_elastic.profiler.profile_file import ProfileError, from_body, read, to_body
 from slurm_elastic.profiler.run import Request, profile, run
+from slurm_elastic.profiler.runners import Local
 from slurm_elastic.profiler.store import Store, StoreError
 
 #: Seconds of a step by GPUs and block.
@@ -181,13 +185,14 @@ def test_the_helper_of_foreign_scripts_answers_in_the_file(tmp_path, monkeypatch
     assert asked({}) is None
     launch = next_launch(request(["1"]).needs)
     store = Store(tmp_path, {}, again=False)
+    path = store.answer(launch)
     for name, value in {
-        "SLURM_ELASTIC_PROFILE": str(store.answer(launch)),
+        "SLURM_ELASTIC_PROFILE": str(path),
         "SLURM_ELASTIC_PROFILE_BLOCKS": "synthetic,warm",
     }.items():
         monkeypatch.setenv(name, value)
     answer(steps=4, seconds=2.0, batch=8)
-    assert store.keep(launch, store.read_answer(launch)) == ["synthetic"]
+    assert store.keep(launch, store.read_answer(path)) == ["synthetic"]
     assert list(store.steps.values()) == [0.5]
 
 
@@ -227,3 +232,14 @@ def test_profile_files_are_checked(tmp_path):
     path.write_text("[1, 2")
     with pytest.raises(ProfileError, match="not JSON"):
         read(path)
+
+
+def test_a_program_that_takes_too_long_is_ended(tmp_path):
+    slow = ("sh", "-c", "echo begun; echo $$ > pid; exec sleep 600")
+    asks = replace(request(["1"], repeats=1), program=slow, timeout_s=2.0)
+    with contextlib.chdir(tmp_path):
+        (failure,) = run(asks, Local(1), Store(tmp_path / "d", {}, again=False), quiet)
+    assert "longer than --timeout 2 s" in failure.why
+    assert failure.tail == ("begun",)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,5 +1,7 @@
 """An emulated step shortens with the frozen prefix, as the layer profile says."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,3 +79,24 @@ def test_a_step_shortens_with_the_frozen_prefix_and_grows_back(training: SimpleN
         compute, communication = training.step()
         assert compute == pytest.approx(0.1 * left.compute)
         assert communication == pytest.approx(0.5 * left.network)
+
+
+def test_the_example_freezes_its_settled_layers_and_only_them(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, EXAMPLES / "train_library.py", "--out", tmp_path, "--settled", "4",
+            "--samples", "2048", "--epochs", "4",
+        ],
+        env=os.environ
+        | {
+            "OMP_NUM_THREADS": "1",
+            "EMULATED_DEVICES": "/absent",
+            "SLURM_ELASTIC": "1,freeze=auto,max-penalty=2%",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )  # fmt: skip
+    assert "4 of 7 layers frozen, up to 3" in done.stdout + done.stderr
+    assert "5 of 7" not in done.stdout + done.stderr

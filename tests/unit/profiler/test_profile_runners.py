@@ -1,0 +1,85 @@
+"""Which srun runs a shape inside of an allocation."""
+
+import pytest
+
+from slurm_elastic.job.slurm_env import AllocationError
+from slurm_elastic.profiler import runners
+from slurm_elastic.profiler.plan import Shape
+
+ENV = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "g[01-03]",
+    "SLURM_JOB_CPUS_PER_NODE": "16(x2),8",
+    "SLURM_GPUS_ON_NODE": "4",
+    "SLURMD_NODENAME": "g01",
+    "SLURM_NTASKS": "12",
+    "PATH": "/usr/bin",
+}
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Commands and environments of what would be started, on nodes with 4, 4 and 2 GPUs."""
+    found = []
+    monkeypatch.setattr(runners.Start, "begin_probe", lambda self: None)
+
+    def settle(self):
+        self.tasks, self.gpus = (4, 4, 2), True
+
+    def run(command, env, log, timeout_s):
+        found.append((command, env))
+        return 0
+
+    monkeypatch.setattr(runners.Start, "settle", settle)
+    monkeypatch.setattr(runners, "_run", run)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "hosts", "cpus"),
+    [
+        ("1", 1, "g01", 4),
+        ("4", 4, "g01,g01,g01,g01", 4),
+        ("4@2", 4, "g01,g01,g02,g02", 4),
+        ("6@3", 6, "g01,g01,g02,g02,g03,g03", 4),
+        ("8@2", 8, "g01,g01,g01,g01,g02,g02,g02,g02", 4),
+    ],
+)
+def test_a_shape_has_its_ranks_on_the_first_nodes_and_each_gpu_its_share_of_processors(
+    started, tmp_path, shape, ranks, hosts, cpus
+):
+    runner = runners.Allocated(ENV)
+    log = tmp_path / "log"
+    assert runner.gpus == (4, 4, 2)
+    for _ in range(2):  # what one shape needs changes nothing for the next
+        code = runner.run(["train"], Shape.parse(shape), {"EXTRA": "1"}, log=log, timeout_s=1.0)
+        assert code == 0
+    (command, env), (again, other) = started
+    assert command == again
+    assert f"--ntasks={ranks}" in command
+    assert f"--cpus-per-task={cpus}" in command
+    if shape == "6@3":
+        assert "--ntasks-per-node=2" in command
+    else:
+        assert f"--nodelist={hosts}" in command
+    assert command[-1] == "train"
+    assert env["EXTRA"] == "1"
+    assert env["MASTER_PORT"] != other["MASTER_PORT"]
+    assert env["SLURM_ELASTIC_SOCKET"] == ""  # no controller hears of it
+
+
+def test_in_several_tasks_it_is_refused(started):
+    with pytest.raises(AllocationError, match="several tasks"):
+        runners.Allocated(ENV | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"})
+
+
+def test_the_type_of_gpu_is_slurms_word(monkeypatch, tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "AllocTRES=cpu=2,gres/gpu=8,gres/gpu:a100=8"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert runners.gpu_type("7") == "a100"
+    scontrol.write_text('#!/bin/sh\necho "gres/gpu:a100=4,gres/gpu:v100=4"\n')
+    assert runners.gpu_type("7") == ""
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert runners.gpu_type("7") == ""
