@@ -111,6 +111,7 @@ class Faults:
         now = time.time()
         since = (self._stopped if self._woken > now - UNSAVED_S else now) - UNSAVED_S
         young = [n for n, (_, at) in self.load.accepted.items() if at > since]
+        young += self.load.asking
         self.site.lost.update(young)
         self.site.disturb([j["name"] for j in self.site.jobs()] + young)
 

@@ -83,6 +83,7 @@ class Load:
         jobs: name → what was asked for.
         accepted: name → (id, epoch).
         refused: names that sbatch never took.
+        asking: names whose sbatch has not come back yet.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -90,10 +91,18 @@ class Load:
         self.jobs: dict[str, Submission] = {}
         self.accepted: dict[str, tuple[int, float]] = {}
         self.refused: list[str] = []
+        self.asking: set[str] = set()
         self._lock = threading.Lock()
 
     def submit(self, job: Submission) -> bool:
         """As a person would: tried again for a while when slurmctld does not answer."""
+        self.asking.add(job.name)
+        try:
+            return self._submit(job)
+        finally:
+            self.asking.discard(job.name)
+
+    def _submit(self, job: Submission) -> bool:
         self.jobs[job.name] = job
         home = f"{HOME}/{job.name}"
         self.cluster.exec(["mkdir", "-p", home], user=job.user)
