@@ -19,8 +19,9 @@ EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 DRIVER = f"{HOME}/train.py"
 #: Jobs speak to selasticd through drivers/proxy.py.
 PROXY = "ctld:7331"
-#: 64 steps; about 50 s on one emulated v100.
-TRAINING = "--samples 1024 --epochs 2 --global-batch 32"
+#: 128 steps; about 100 s on one emulated v100.
+STEPS = 128
+TRAINING = "--samples 1024 --epochs 4 --global-batch 32"
 RATE = 40
 #: As many trainings at once as two cores can bear.
 TRAININGS = 2
@@ -153,7 +154,7 @@ class Load:
 
     def reference(self) -> str:
         """The name under which an undisturbed run of the training lies."""
-        name = "reference"
+        name = f"reference-{STEPS}"
         out = f"{HOME}/{name}"
         self.cluster.exec(
             f"[ -e {out}/losses.jsonl ] && exit; OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent"

@@ -84,7 +84,7 @@ class Submission:
     Attributes:
         kind: "train" (the library), "sleep" (reported by tests/cluster/drivers/crew.py), "rigid".
         name: unique in its campaign; crew.py reads it.
-        work: steps of 64 for "train" are fixed; seconds of sleep for the others.
+        work: seconds of sleep; trainings are all of one length.
     """
 
     at: float
@@ -158,7 +158,7 @@ def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:
         kind = ("train", "sleep", "rigid")[number] if number < 3 else ""
         kind = kind or rng.choices(("train", "sleep", "rigid"), (0.12, 0.6, 0.28))[0]
         least = rng.choice((1, 1, 2))
-        most = {"train": least + 1, "sleep": rng.choice((4, 6, 8)), "rigid": least}[kind]
+        most = {"train": least + 2, "sleep": rng.choice((4, 6, 8)), "rigid": least}[kind]
         if kind == "rigid":
             least = most = rng.choice((1, 2, 4))
         manner = {"train": "real", "rigid": "rigid"}.get(kind) or rng.choices(

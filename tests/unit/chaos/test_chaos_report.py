@@ -1,0 +1,63 @@
+"""What a fault met, until when, and the table that is made of it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.chaos.report import lines
+from tests.chaos.surroundings import live_at
+from tests.chaos.verdict import aftermath
+
+LOG = [
+    "info: JobId=3 Transition=1 State=NOTIFY Action=grow\n",
+    "info: JobId=4 Transition=2 State=COOL Action=move\n",
+    "info: JobId=4 Transition=2 State=DONE Action=move\n",
+    "info: JobId=5_1 Transition=3 State=VERIFY Action=move\n",
+    # here it hits
+    "warning: JobId=3 Transition=1 State=UNDONE Action=grow\n",
+    "info: JobId=5_1 Transition=3 State=DONE Action=move\n",
+]
+MET = sum(map(len, LOG[:4]))
+
+
+def sample(at: float, log: int, *, alive: bool = True, **states: str) -> dict[str, Any]:
+    jobs = [
+        {"name": n, "state": s, "restarts": int(at > 10), "ended": s == "COMPLETED"}
+        for n, s in states.items()
+    ]
+    return {"at": at, "log": log, "alive": alive, "jobs": jobs if alive else None}
+
+
+def test_what_a_fault_met_and_until_when() -> None:
+    whole = "".join(LOG)
+    assert live_at(whole[:MET]) == [("3", 1, "NOTIFY"), ("5_1", 3, "VERIFY")]
+    assert live_at(whole) == []
+    samples = [
+        sample(9, MET, a="RUNNING", b="RUNNING"),
+        sample(11, MET, alive=False),
+        sample(13, MET, a="PENDING", b="RUNNING"),
+        sample(15, len(whole) - len(LOG[5]), a="PENDING", b="RUNNING"),
+        sample(21, len(whole), a="RUNNING", b="RUNNING"),
+    ]
+    found = aftermath(SimpleNamespace(begun=10.0, healed=12.0, log=MET), whole, samples)
+    assert found["in_flight"] == ["NOTIFY", "VERIFY"]
+    assert (found["landed"], found["back"], found["ended"]) == (1, 1, 0)
+    assert found["recovery_s"] == 9.0
+    assert (found["thrown"], found["rerun_s"]) == (1, 9.0)
+
+
+def test_what_never_came_back_is_told() -> None:
+    found = aftermath(SimpleNamespace(begun=10.0, healed=12.0, log=0), "", [sample(11, 0)])
+    assert found["recovery_s"] is None
+
+
+def test_the_table() -> None:
+    fault = {"kind": "drain", "whom": "g01", "trouble": "", "in_flight": ["COOL"], "landed": 1}
+    fault |= {"back": 0, "ended": 0, "recovery_s": 3.0, "thrown": 0, "rerun_s": None}
+    record = {"seed": 4, "minutes": 5, "seconds": 300, "jobs": 9, "faults": [fault, fault]}
+    record |= {"transitions": {"DONE": 2, "UNDONE": 1, "ENDED": 0}, "lost": 0, "cancelled": 1}
+    record |= {"forgotten_by_slurm": 0, "twice_by_slurm": 0, "trainings": 1, "lost_steps": 4}
+    record |= {"breaches": [{"rule": "held"}], "launch_failed": []}
+    text = "\n".join(lines([record, record]))
+    assert "| drain | 4 | 4 | 4 | 0 | 0 | 3.0, 3.0 | 0 | - |" in text
+    assert "6 transitions: 4 landed, 2 were undone" in text
+    assert "Invariants broken: held 2." in text
