@@ -187,13 +187,14 @@ class Case:
 def run(jobs: Workload, case: Case, settings: ElasticBatch, *, policy: str = "") -> Result:
     """One simulation."""
     config = Config(controller=Controller(policy=policy or "elastic_batch"), elastic_batch=settings)
+    often = bool(policy or settings.starvation_s or settings.interval_s < INTERVAL_S)
     return simulate(
         jobs,
         profiles(noise=case.noise, wide=case.wide),
         clusters.parse(f"{V100.name}:{case.gpus // 4}x4"),
         config=config,
         policy=base.load(config),
-        interval_s=60.0 if policy or settings.starvation_s else INTERVAL_S,
+        interval_s=60.0 if often else INTERVAL_S,
     )
 
 
@@ -237,7 +238,6 @@ OPTIONS = {
     "statistical": ElasticBatch(statistical=True),
     "starvation_s = 120": ElasticBatch(starvation_s=120.0),
     "interval_s = 60": ElasticBatch(interval_s=60.0),
-    "interval_s = 60, restart_cost": ElasticBatch(interval_s=60.0, restart_cost=True),
     "all but interval_s": ElasticBatch(restart_cost=True, statistical=True, starvation_s=120.0),
 }
 

@@ -191,6 +191,12 @@ def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> lis
             f" x: times {said['first']}'s"
         ),
         *_table(rows, _FIGURES),
+        *(
+            f"{name} turned {one['dropped']} jobs away, which its row does not count: compare the"
+            " numbers of jobs, too"
+            for name, one in said["policies"].items()
+            if one.get("dropped")
+        ),
     ]
 
 

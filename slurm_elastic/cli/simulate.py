@@ -116,6 +116,10 @@ def shown(results: Sequence[Result]) -> list[str]:
             f" {said['policy_ms_p95']:.1f} ms p95; simulation {digits(said['cpu_s'])} s of CPU"
         ),
     ]
+    if said.get("dropped"):
+        lines.insert(
+            1, f"  turned away       {said['dropped']} more jobs, which count in nothing below"
+        )
     if any(r.crossing_gpu_s for r in results):
         lines.insert(
             -1,

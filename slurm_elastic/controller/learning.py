@@ -27,8 +27,6 @@ from slurm_elastic.directive import Directive
 from slurm_elastic.plan import Measurement
 from slurm_elastic.report import Report
 
-#: Times that differ by this factor from those of earlier jobs are of something else.
-_OTHER = 3.0
 #: Changes of one job's times that are passed on at once, and then one in so many seconds.
 _FITS, _FIT_S = 5.0, 60.0
 #: Applications that jobs of one name may state.
@@ -136,7 +134,7 @@ class Learning:
         if shared is None and lesson.stated and "" in lessons:
             lessons[lesson.stated] = shared = lessons.pop("")
             shared.stated = lesson.stated
-        if shared is None or (point and len(point.recent) == 1 and _contradicts(point, shared)):
+        if shared is None or (point and len(point.recent) == 1 and shared.contradicts(point)):
             shared = Lesson(stated=lesson.stated)
             for known in lesson.points.values():
                 shared.keep(dataclasses.replace(known, recent=[]))
@@ -150,10 +148,7 @@ class Learning:
         """Let the application of a job have what its owner states."""
         lessons = self._of(job)
         shared = lessons.get(taught.stated) or taught
-        for point in taught.points.values():
-            shared.keep(point)
-        for key, seen in taught.shapes.items():
-            shared.see(key, seen)
+        shared.absorb(taught)
         self._changed(job, lessons, shared)
 
     def _changed(self, job: Job, lessons: Mapping[str, Lesson], shared: Lesson) -> None:
@@ -398,11 +393,3 @@ def scaled(seen: Mapping[str, float], relative: Mapping[str, float]) -> dict[str
     """`seen`, and for all other types their relative value at the mean ratio (in logarithms)."""
     scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in seen.items()))
     return {t: seen.get(t, scale * value) for t, value in relative.items()}
-
-
-def _contradicts(point: Point, shared: Lesson) -> bool:
-    """Whether a job's first word on a configuration is far from what earlier jobs said."""
-    earlier = shared.points.get(point.key)
-    return earlier is not None and not (
-        1 / _OTHER < point.micro_step_s / earlier.micro_step_s < _OTHER
-    )

@@ -30,6 +30,8 @@ _POINTS = 128
 #: Of the ratio of variance to squared norm: beyond that the batch hardly matters any more.
 _MOST_NOISE = 1e9
 _LEAST_S, _MOST_S = 1e-9, 1e6
+#: Times that differ by this factor from those of earlier jobs are of something else.
+_OTHER = 3.0
 
 
 @dataclass(slots=True)
@@ -154,6 +156,20 @@ class Lesson:
         if point.key not in self.points and len(self.points) >= _POINTS:
             del self.points[next(iter(self.points))]
         self.points[point.key] = point
+
+    def absorb(self, other: Lesson) -> None:
+        """Have the points and shapes of another."""
+        for point in other.points.values():
+            self.keep(point)
+        for key, seen in other.shapes.items():
+            self.see(key, seen)
+
+    def contradicts(self, point: Point) -> bool:
+        """Whether a job's first word on a configuration is far from what earlier jobs said."""
+        earlier = self.points.get(point.key)
+        return earlier is not None and not (
+            1 / _OTHER < point.micro_step_s / earlier.micro_step_s < _OTHER
+        )
 
     def hear(self, report: Report, held: Allocation | None, unit: int) -> Point | None:
         """Take what a report says beside times, and its times if `held` is their shape.

@@ -112,7 +112,8 @@ class Answers:
                 else Alternative(gpu_type=held.gpu_type, gpus=held.gpus, value=0.0, reason=why)
             )
         if held is None:
-            ranked.append(_at(row, target.gpu_type, row.least, "its MIN for now"))
+            if row.least not in [a.gpus for a in ranked]:
+                ranked.append(_at(row, target.gpu_type, row.least, "its MIN for now"))
             wants = f"{target.gpus} {target.gpu_type or 'GPUs'} for it are not free yet"
             ranked.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=wants))
         return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))

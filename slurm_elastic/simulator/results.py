@@ -133,7 +133,8 @@ class Result:
 def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Figures over the workloads of one trace; hours and milliseconds.
 
-    Averages are over all jobs, with frozen layers also those of `JobFreezing`; `makespan_h`,
+    Averages are over all jobs but those `dropped` (a key only where there are any), with frozen
+    layers also those of `JobFreezing`; `makespan_h`,
     `contention` and the `*_mean_h` keys are means of each workload's own figure, and `*_std` keys
     their standard deviation.
     """
@@ -152,11 +153,13 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
             "freezing_layers": mean([f.layers for f in frozen]),
         }
     )
+    dropped = sum(len(r.dropped) for r in results)
     return {
         "workloads": [r.workload for r in results],
         "policy": results[0].policy if results else "",
         "cluster": results[0].cluster if results else "",
         "jobs": len(jobs),
+        **({"dropped": dropped} if dropped else {}),
         "avg_jct_h": mean(jct),
         "avg_jct_std_h": _std([mean(one) for one in each]),
         "p50_jct_h": _rank(jct, 0.5),

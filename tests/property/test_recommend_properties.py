@@ -29,15 +29,24 @@ TIMES = st.builds(
     fetch_s=SECONDS,
     spread_s=SECONDS,
 )
-OFFERS = st.lists(
-    st.builds(Offer, CONFIGURATIONS, TIMES),
-    min_size=1,
-    max_size=12,
-    unique_by=lambda o: o.configuration,
-)
+#: On the same step times everywhere twice the GPUs cost the same, or the same GPUs of another
+#: type take as long: to the last digit.
+IDEAL = st.just(StepTimes(compute_s=0.1, fetch_s=0.1))
+
+
+def offers_of(times):
+    return st.lists(
+        st.builds(Offer, CONFIGURATIONS, times),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda o: o.configuration,
+    )
+
+
+OFFERS = offers_of(TIMES) | offers_of(IDEAL)
 WORKS = st.builds(
     Work,
-    samples=st.sampled_from([1, 640, 10_000]) | st.integers(1, 10**6),
+    samples=st.sampled_from([1, 2**14, 10_000]) | st.integers(1, 10**6),
     epochs=st.integers(1, 90),
     always_cold=st.booleans(),
 )
@@ -123,6 +132,21 @@ def _check_nearest(error, rows, deadline, budget):
         assert in_time != []
         assert paid != []
         assert error.nearest.cost == min(r["cost"] for r in in_time)
+
+
+@given(offers_of(TIMES), WORKS, PRICES, st.data())
+def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices, data):
+    choices = recommend.evaluate(offers, work, prices)
+    deadline = data.draw(st.sampled_from([c.time_s for c in choices])) / 3600 * (1 + 1e-12)
+    least = min(c.cost for c in choices if c.time_s <= deadline * 3600)
+    budget = least * 0.999
+    for pick in (recommend.cheapest, recommend.fastest):
+        with pytest.raises(NobodyError) as caught:
+            pick(choices, deadline=deadline, budget=budget)
+        if any(c.cost <= budget for c in choices):
+            assert (caught.value.limit, caught.value.nearest.cost) == ("both", least)
+        else:
+            assert caught.value.limit == "budget"
 
 
 @given(OFFERS, WORKS, PRICES)

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from slurm_elastic.cli import main, profile_report, profile_submit
+from slurm_elastic.cli import client, main, profile_report, profile_submit
 from slurm_elastic.cli.errors import CliError
 from slurm_elastic.cli.tables import Layout
-from slurm_elastic.profiler.profile_file import Configured, Profile, Timed, read
+from slurm_elastic.profiler.profile_file import Configured, Profile, Timed, from_body, read
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,23 @@ def test_a_script_of_its_own_is_measured_on_this_machine(train, tmp_path, capsys
     out, err = capsys.readouterr()
     assert "run 1" not in err
     assert json.loads(out)["configurations"][1]["fetch"] == {"seconds": 0.225, "spread": None}
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_profile_is_sent_to_the_controller_that_answered_before(train, monkeypatch, capsys, ok):
+    asked = []
+
+    def ask(op, **args):
+        asked.append((op, args))
+        return {"results": [{"display_id": "4711", "ok": ok, "text": "1 configuration learned"}]}
+
+    monkeypatch.setattr(client, "ask", ask)
+    code = main.run(["profile", "--repeats", "1", "--send", "4711", *train])
+    assert code == (0 if ok else 1)
+    assert [op for op, _ in asked] == ["ping", "teach"]
+    assert asked[1][1]["jobs"] == ["4711"]
+    assert from_body(asked[1][1]["profile"]).configurations[0].batch == 32
+    assert "job 4711: 1 configuration learned" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

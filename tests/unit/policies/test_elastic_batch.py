@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import json
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
+from slurm_elastic.cli import main
 from slurm_elastic.config import Config, ConfigError, Controller, ElasticBatch, Resize
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.plan import Action, Measurement
@@ -428,3 +430,24 @@ def test_the_benchmark_counts_what_it_says():
     assert table.batches == (64, 2048)
     rows = bench.factors(4, 6)
     assert bench.plain(rows, 9) == pytest.approx(divide(rows, 9).value)
+
+
+def test_people_are_told_of_dropped_jobs(tmp_path, capsys):
+    def run(*words):
+        code = main.run([str(w) for w in words])
+        out = capsys.readouterr()
+        assert code == 0, out.err
+        return out.out
+
+    site, jobs = tmp_path / "elastic.toml", tmp_path / "jobs.csv"
+    site.write_text('[elastic_batch]\nmode = "drop"\n')
+    run("workload", "generate", "--jobs", 9, "--hours", 0.3, "--mix", "resnet18=1", "-o", jobs)
+    words = [jobs, "--config", site, "--cluster", "v100:1x1", "--jobs", 1]
+    said = json.loads(run("simulate", *words, "--policy", "elastic_batch", "--json"))
+    assert said["jobs"] + said["dropped"] == 9
+    assert said["dropped"] > 0
+    text = run("simulate", *words, "--policy", "elastic_batch")
+    assert f"turned away       {said['dropped']} more jobs" in text
+    text = run("compare", *words, "--policies", "elastic_batch,fifo")
+    assert f"elastic_batch turned {said['dropped']} jobs away" in text
+    assert "fifo turned" not in text
