@@ -234,6 +234,8 @@ class Moves:
             return self._fall_back(t, job, site, why)
         if job.state is not JobState.PENDING or waited < PATIENCE_S:
             return None
+        if t.target is not None and not site.free(t, t.target):
+            return self._fall_back(t, job, site, "its GPUs were taken meanwhile")
         if waited > GIVE_UP_S or job.reason == "BadConstraints":
             return self._fall_back(t, job, site, f"Slurm did not start it ({job.reason})")
         if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):

@@ -33,6 +33,8 @@ OURS = "selastic_"
 GRACE_S = 90.0
 #: A hold is none of ours at any time: only a sample that is torn between two states is forgiven.
 HOLD_GRACE_S = 3.0
+#: A crash of slurmctld gives GPUs back to a job that had left them: it takes 6 s to be sure.
+PROMISE_GRACE_S = 12.0
 #: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.
 AHEAD_S = 135.0
 HELD = ("JobHeldUser", "JobHeldAdmin")
@@ -151,9 +153,13 @@ class Rules:
             for (node, index), names in holders.items()
             if len(names) > 1
         ]
-        # One sample may fall between a job's end and the start of the next.
         found += [
-            ("twice", node, 4.0, f"{count} GPUs are held or promised, it has {self.gpus[node]}")
+            (
+                "twice",
+                node,
+                PROMISE_GRACE_S,
+                f"{count} GPUs are held or promised, it has {self.gpus[node]}",
+            )
             for node, count in promised.items()
             if count > self.gpus[node]
         ]

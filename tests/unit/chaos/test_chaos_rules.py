@@ -103,8 +103,8 @@ def test_a_rigid_job(seen: dict[str, Any], rule: str) -> None:
 def test_gpus_are_given_and_promised_once() -> None:
     assert broken(job("a", held={"g01": [0, 1]}), job("b", held={"g01": [1]})) == ["twice"]
     promised = waiting("b", required=["g01"], priority=FIRST, asked=4)
-    assert broken(job("a"), promised, seconds=1) == []
-    assert broken(job("a"), promised, seconds=6) == ["twice"]
+    assert broken(job("a"), promised, seconds=6) == []
+    assert broken(job("a"), promised, seconds=14) == ["twice"]
 
 
 def test_reservations_are_named_and_end() -> None:

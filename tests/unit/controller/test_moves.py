@@ -213,3 +213,14 @@ def test_a_job_that_slurm_could_not_launch_goes_back_and_is_not_left_held():
     assert stage.advance(job(**failed)) is State.RESHAPE
     assert stage.advance(job(**failed)) is State.UNDONE
     assert stage.scontrol.calls[-1] == ("release", "7")
+
+
+def test_gpus_that_are_taken_after_all_are_not_waited_for():
+    """Whoever gave them has them back: slurmctld died and forgot that it had shrunk."""
+    taken = job({"n2": 4}, job_id=8, display_id="8")
+    stage = Stage(transition({"n2": 4}, {"n1": 1}, State.VERIFY), taken)
+    stage.t.entered["VERIFY"] = time.time() - 1
+    assert stage.advance(job(**PENDING)) is State.VERIFY  # it may be on its way out
+    stage.t.entered["VERIFY"] = time.time() - 7
+    assert stage.advance(job(**PENDING)) is State.RESHAPE
+    assert stage.t.target == stage.t.old
