@@ -120,8 +120,9 @@ class Answers:
 
     def _chosen(self, row: Row, target: Target) -> str:
         worth = f"{row.value[target.gpus]:.2f} times its speed on one"
-        batch = f" with {target.batch} samples per step" if target.batch else ""
-        return f"of all jobs' sums the best gives it {target.gpus}: {worth}{batch}"
+        batch = f", with {target.batch} samples per step" if target.batch else ""
+        gpus = f"{target.gpus} {target.gpu_type or 'GPUs'}"
+        return f"with {gpus} for it the sum over all jobs is largest: {worth}{batch}"
 
     def _stays(self, job: Candidate) -> Alternative:
         """What a running job without a target has."""

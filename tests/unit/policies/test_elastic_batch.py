@@ -210,7 +210,7 @@ def test_gpus_and_batches_go_together():
     plan, state = decide(c)
     assert shapes(plan) == {1: 4, 2: 4}
     assert [d.batch for d in sorted_(plan)] == [256, 256]
-    assert "times its speed on one with 256 samples" in plan.decision[1].reason
+    assert "times its speed on one, with 256 samples" in plan.decision[1].reason
     c.carry_out(plan)
     add(c, 3)
     kept, state = decide(c, state=state)
