@@ -76,6 +76,8 @@ class Campaign:
             self.cluster.cancel()
             log = self.site.log()
             self.site.close()
+            if watcher.is_alive():
+                watcher.join(timeout=10)
         record = {
             "seed": self.plan.seed,
             "minutes": self.plan.minutes,
@@ -153,7 +155,7 @@ class Campaign:
         gone = 0.0
         for sample in self.site.observe():
             if self._stop:
-                return
+                continue  # until it is closed
             before = len(self.rules.breaches)
             self.rules.judge(sample, healthy=self.site.healthy() and sample["alive"])
             gone = gone or sample["at"] if self.site.wanted and not sample["alive"] else 0.0

@@ -29,7 +29,7 @@ CONTROL = (
 )
 #: Jobs submitted so shortly before slurmctld is killed are lost: it saves its state every 5 s.
 UNSAVED_S = 10.0
-_LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(\w+)")
+_LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(\w+)|selasticd \S+ Mode=")
 
 
 class Site:
@@ -101,6 +101,7 @@ class Site:
             sample = json.loads(line)
             self.samples.append(sample)
             yield sample
+        self._observer.stdout.close()
 
     def close(self) -> None:
         """End what we have started, and undo what we have done."""
@@ -111,6 +112,7 @@ class Site:
         run(f"rm -rf /dev/shm/fill /small/fill {STATE}", check=False)
         if self._observer:
             self._observer.terminate()
+            self._observer.wait()
 
     def docker(self, *words: str) -> None:
         """A command of Docker's; one that fails is the campaign's own trouble."""
@@ -221,10 +223,22 @@ class Site:
 
 
 def live_at(log: str) -> list[tuple[str, int, str]]:
-    """(job, transition, state) of those that had not ended when this was all that was logged."""
+    """(job, transition, state) of those that had not ended when this was all that was logged.
+
+    A fresh ledger numbers from 1 again: what was live before it is gone.
+    """
     last: dict[int, tuple[str, str]] = {}
-    for job, number, state in _LINE.findall(log):
-        last[int(number)] = (job, state)
+    before: set[int] = set()  # known when selasticd was last started
+    for found in _LINE.finditer(log):
+        if found[1] is None:
+            before = set(last)
+            continue
+        job, number, state = found[1], int(found[2]), found[3]
+        if number in before and last[number][0] != job:
+            for old in before:
+                del last[old]
+            before = set()
+        last[number] = (job, state)
     return [
         (job, number, state)
         for number, (job, state) in last.items()

@@ -14,7 +14,7 @@ from tests.chaos.invariants import AHEAD_S, OURS, Rules, overlaps
 from tests.chaos.load import Load
 from tests.chaos.surroundings import Site, live_at
 
-_LINE = re.compile(r"Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
+_LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
 #: Nothing is left to put right: a reservation goes within a few looks.
 _TIDY_S = 30.0
 
@@ -46,7 +46,7 @@ def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, An
     ended = _LINE.findall(log)
     return {
         "transitions": {
-            state: sum(1 for _, s in ended if s == state) for state in ("DONE", "UNDONE", "ENDED")
+            state: sum(1 for *_, s in ended if s == state) for state in ("DONE", "UNDONE", "ENDED")
         },
         "lost": lost,
         "cancelled": cancelled,
@@ -133,20 +133,20 @@ def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[
         the last of them ran again or had ended.
     """
     live = live_at(log[: hit.log])
-    became: dict[int, tuple[str, int]] = {}
+    became: dict[tuple[str, int], tuple[str, int]] = {}
     for found in _LINE.finditer(log, hit.log):
-        became.setdefault(int(found[1]), (found[2], found.start()))
+        became.setdefault((found[1], int(found[2])), (found[3], found.start()))
     sizes, times = [s["log"] for s in samples], [s["at"] for s in samples]
     ends = [
-        times[min(bisect_left(sizes, became[n][1]), len(times) - 1)]
-        for _, n, _ in live
-        if n in became
+        times[min(bisect_left(sizes, became[job, n][1]), len(times) - 1)]
+        for job, n, _ in live
+        if (job, n) in became
     ]
     good = [s["at"] for s in samples if s["jobs"] is not None and s["alive"]]
     up = next((at for at in good if at >= hit.healed), None)
     recovery = None if up is None else max([up, *ends]) - hit.healed
     thrown, rerun = _thrown(hit, samples)
-    states = [became[n][0] for _, n, _ in live if n in became]
+    states = [became[job, n][0] for job, n, _ in live if (job, n) in became]
     return {
         "in_flight": [state for _, _, state in live],
         "landed": states.count("DONE"),

@@ -45,6 +45,14 @@ def test_what_a_fault_met_and_until_when() -> None:
     assert (found["thrown"], found["rerun_s"]) == (1, 9.0)
 
 
+def test_what_a_lost_ledger_had_is_not_taken_for_live() -> None:
+    begun = "info: selasticd 0.1.0 Mode=act\n"
+    fresh = "info: JobId=9 Transition=1 State=COOL Action=grow\n"
+    old = "".join(LOG[:4])
+    assert live_at(old + begun + LOG[3]) == live_at(old)
+    assert live_at(old + begun + fresh) == [("9", 1, "COOL")]
+
+
 def test_what_never_came_back_is_told() -> None:
     found = aftermath(SimpleNamespace(begun=10.0, healed=12.0, log=0), "", [sample(11, 0)])
     assert found["recovery_s"] is None
