@@ -86,17 +86,20 @@ def decide_round(
     for job in snapshot.jobs:
         if _leaves(job, everyone.get(job.job_id), snapshot.time, config):
             books.later.give(Need.of(job), job.allocation)
+    gate = Gate(config.placement, frame, state.get("placement", {}))
     owed = neighbours(
         books,
         everyone,
         config,
+        gate=gate,
         claims=_still_meant(previous, snapshot),
         refused=state.get("refused", {}),
         at_once=at_once,
         decisive=decisive,
     )
-    assignment = Assignment(books, config, at_once=at_once, judging=not decisive)
-    assignment.gate = Gate(config.placement, frame, state.get("placement", {}))
+    assignment = Assignment(books, gate, config, at_once=at_once, judging=not decisive)
+    for job_id, refusal in owed.picky.items():
+        assignment.wait(everyone[job_id], refusal)
     free = [
         t
         for t in everyone.values()

@@ -74,6 +74,7 @@ class Assignment:
     def __init__(
         self,
         books: Books,
+        gate: Gate,
         config: Config,
         *,
         at_once: bool = False,
@@ -85,7 +86,7 @@ class Assignment:
         self.config = config
         self.at_once = at_once
         self.judging = judging
-        self.gate = Gate(config.placement, self.frame)
+        self.gate = gate
         self.outcomes: dict[int, Outcome] = {}
 
     def place(self, proposals: Sequence[Proposal], tenants: Mapping[int, Tenant]) -> None:
@@ -226,8 +227,13 @@ class Assignment:
     def waits(self, outcome: Outcome, found: Allocation) -> str:
         """Why a job rather waits for a nearer place than takes this one, or ""; noted."""
         refusal = self.gate.refusal(outcome.tenant, found)
-        outcome.waits = refusal and f"waits for a nearer place: {refusal}"
+        outcome.waits = refusal and _nearer(refusal)
         return refusal
+
+    def wait(self, tenant: Tenant, refusal: str) -> None:
+        """A pending job rather waits for a nearer place."""
+        words = _nearer(refusal)
+        self.outcomes[tenant.job.job_id] = Outcome(tenant, None, reason=words, waits=words)
 
     def find(self, tenant: Tenant, gpu_type: str, gpus: int) -> Allocation | None:
         """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
@@ -314,6 +320,10 @@ class Assignment:
             if found is not None:
                 return found
         return None
+
+
+def _nearer(refusal: str) -> str:
+    return f"waits for a nearer place: {refusal}"
 
 
 def minutes(seconds: float) -> str:

@@ -14,12 +14,14 @@ their MIN, and may preempt jobs of lower priority, as rigid ones may then.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from slurm_elastic.cluster import Allocation, Job, JobState
 from slurm_elastic.config import Config
 from slurm_elastic.placement.consolidate import Seat, even_splits
+from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.giveway import Donors, Form, Way, ways_for
 from slurm_elastic.placement.ledger import Books, Ledger, Need
@@ -44,12 +46,15 @@ class Neighbours:
         claims: GPUs kept for pending jobs.
         ways: by job id, what elastic jobs do for them.
         ready: ids of our own pending jobs whose MIN is free.
+        picky: by id, why one of ours rather waits than takes the place that is free; nothing is
+            kept for it.
         refused: until when (epoch s) a job is not waited for, by its key.
     """
 
     claims: list[Claim] = field(default_factory=list)
     ways: dict[int, Way] = field(default_factory=dict)
     ready: list[int] = field(default_factory=list)
+    picky: dict[int, str] = field(default_factory=dict)
     refused: dict[str, float] = field(default_factory=dict)
 
 
@@ -58,6 +63,7 @@ def neighbours(
     tenants: Mapping[int, Tenant],
     config: Config,
     *,
+    gate: Gate | None = None,
     claims: Iterable[Claim] = (),
     refused: Mapping[str, float] | None = None,
     at_once: bool = False,
@@ -69,6 +75,7 @@ def neighbours(
         books: who holds what; claims and ways are booked on them.
         tenants: the elastic jobs.
         config: `[resize]` and `queue` matter.
+        gate: whether one of ours rather waits for a nearer place; None: never.
         claims: those of the last round, which go on.
         refused: until when jobs are not waited for, by their key.
         at_once: what is decided happens at the same instant: what is free later is free now.
@@ -86,6 +93,7 @@ def neighbours(
         return found
     givers = [t for t in tenants.values() if t.standing in (Standing.FREE, Standing.YIELDS)]
     donors = Donors(frame, givers, config.resize.payback_s)
+    preempt = (False, True) if config.controller.queue == "controller" else (False,)
     tentative: list[tuple[Need, Allocation]] = []
     in_vain: set[tuple[object, ...]] = set()
     for job in waiting[:_MOST_LOOKED_AT]:
@@ -97,6 +105,10 @@ def neighbours(
             continue
         forms = _forms(frame, job, tenant)
         place = next((p for form in forms if (p := form.place(books.later)) is not None), None)
+        accepts = partial(_accepts, gate, tenant if ours else None)
+        if place is not None and (refusal := accepts(place)):
+            found.picky[job.job_id] = refusal
+            continue
         gave: tuple[Way, ...] = ()
         alike = (
             job.priority,
@@ -105,7 +117,7 @@ def neighbours(
             *(form.key for form in forms),
         )
         if place is None and donors.trials < _MOST_TRIALS and alike not in in_vain:
-            gave, place = _give_way(job, forms, donors, books, config)
+            gave, place = _give_way(job, forms, donors, books, refusal=accepts, preempt=preempt)
             in_vain.add(alike)
         if place is None:
             continue
@@ -122,6 +134,11 @@ def neighbours(
     for need, place in tentative:
         books.give(need, place)
     return found
+
+
+def _accepts(gate: Gate | None, tenant: Tenant | None, place: Allocation) -> str:
+    """Why a job of ours rather waits than takes a place, or ""."""
+    return gate.refusal(tenant, place) if gate and tenant else ""
 
 
 def _is_ours(tenant: Tenant | None) -> bool:
@@ -177,14 +194,19 @@ def _give_way(
     forms: Iterable[Form],
     donors: Donors,
     books: Books,
-    config: Config,
+    *,
+    refusal: Callable[[Allocation], str],
+    preempt: Iterable[bool],
 ) -> tuple[tuple[Way, ...], Allocation | None]:
-    """Ask elastic jobs to give way; what they do is booked."""
+    """Ask elastic jobs to give way, for a place that is not refused; what they do is booked.
+
+    Whether jobs of lower priority may lose everything is tried in the order of `preempt`.
+    """
     forms = tuple(forms)
-    for preempt in (False, True) if config.controller.queue == "controller" else (False,):
+    for may in preempt:
         for form in forms:
-            answer = ways_for(job, form, donors, books, preempt=preempt)
-            if answer is not None:
+            answer = ways_for(job, form, donors, books, preempt=may)
+            if answer is not None and not refusal(answer[1]):
                 for way in answer[0]:
                     donors.spend(way, books)
                 return answer

@@ -159,3 +159,26 @@ def test_nobody_moves_for_more_than_its_steps_were_seen_to_stand_still(sync_s, m
     found = target(c, 1, config())
     assert (found in ({"g1": 4, "g2": 4}, {"g3": 4, "g4": 4})) == moves
     assert moves or found == {"g1": 4, "g3": 4}
+
+
+@pytest.mark.parametrize("preempts", [False, True])
+def test_who_waits_for_a_nearer_place_keeps_nobody_from_starting(preempts):
+    c = cluster()
+    more = {"priority": 900} if preempts else {}
+    waiting(c, 50, **more)
+    c.add(2, elastic="8", gpus=8, submit_time=c.time, record={"measurements": (stalled(0.01),)})
+    assert target(c, 1, config()) is None
+    assert target(c, 2, config()) == {"g1": 4, "g3": 4}
+    plan, _ = decide_round(
+        c.snapshot(), c.records, config=config(), policy=FairShare(config()), state={}
+    )
+    assert plan.decision[1].reason.startswith("waits for a nearer place: over 2 racks")
+
+
+def test_nobody_is_preempted_for_a_place_that_would_be_refused():
+    c = cluster()
+    c.add(2, elastic="4", on={"g1": 4}, priority=1)
+    c.add(3, elastic="4", on={"g3": 4}, priority=1)
+    waiting(c, 50, priority=900)
+    assert target(c, 2, config()) == {"g1": 4}
+    assert target(c, 3, config()) == {"g3": 4}

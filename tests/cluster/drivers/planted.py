@@ -7,6 +7,8 @@ PLANTED_WIDTH squared times four the bytes of gradients, PLANTED_OUT the directo
 
 from slurm_elastic.training import init  # isort: skip
 
+import ctypes
+import mmap
 import os
 import time
 
@@ -14,6 +16,7 @@ import torch
 
 PAGE = 4096
 LATE = 0.05
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def seconds(name: str) -> float:
@@ -28,6 +31,9 @@ class Pages:
         os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
         self._count = os.fstat(self._handle).st_size // PAGE
         self._due = 0.0
+        # Never touched: a page that is mapped would stay in the cache.
+        self._map = mmap.mmap(self._handle, 0, access=mmap.ACCESS_COPY)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def __len__(self) -> int:
         return self._count
@@ -36,16 +42,22 @@ class Pages:
         begun = time.monotonic()
         page = bytearray(PAGE)
         due = seconds("LOADER")
-        try:
-            os.preadv(self._handle, [page], index * PAGE, os.RWF_NOWAIT)
-        except BlockingIOError:  # it is not in memory
-            os.preadv(self._handle, [page], index * PAGE)
+        if not self._cached(index):
             due += seconds("COLD")
+        os.preadv(self._handle, [page], index * PAGE)
         # A busy host wakes us late: that is caught up with by the next sample of the batch.
         late = begun - self._due
         self._due = due + (self._due if late < LATE else begun)
         time.sleep(max(0.0, self._due - time.monotonic()))
         return torch.full((WIDTH,), page[0] / 256), torch.tensor(0)
+
+    def _cached(self, index: int) -> bool:
+        """Whether a page is in memory; asking does not bring it there."""
+        answer = ctypes.c_ubyte(0)
+        where = ctypes.c_void_p(self._address + index * PAGE)
+        if LIBC.mincore(where, ctypes.c_size_t(PAGE), ctypes.byref(answer)):
+            raise OSError(ctypes.get_errno(), "mincore")
+        return bool(answer.value & 1)
 
 
 WIDTH = int(os.environ.get("PLANTED_WIDTH", "64"))
