@@ -145,6 +145,7 @@ def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: Cluster) -
     free(cluster, rest["g06.2"])
     until(lambda: racks(cluster, chatty) == {"rack2"}, seconds=60, what=daemon.log())
     until(lambda: 0 < step_s(daemon, chatty) < spread_s / 1.5, seconds=90)
+    print(f"chatty: {spread_s:.2f} s a step over two racks, {step_s(daemon, chatty):.2f} s in one")
     until(lambda: "stays spread over 2 racks" in daemon.ask("explain", str(quiet)))
     assert racks(cluster, quiet) == {"rack1", "rack2"}
     assert "its GPUs come together on one rack" in daemon.log()
@@ -187,3 +188,4 @@ def test_a_slow_uplink_is_left(daemon: Daemon, cluster: Cluster) -> None:
         free(cluster, last)
         until(lambda: racks(cluster, job) == {"rack2"}, seconds=60, what=daemon.log())
         until(lambda: 0 < step_s(daemon, job) < spread_s / 1.5, seconds=90)
+        print(f"slow uplink: {spread_s:.2f} s a step over it, {step_s(daemon, job):.2f} s without")
