@@ -86,6 +86,7 @@ class Faults:
 
     def _on(self, node: str) -> None:
         """Whoever runs there, or was just started there, may be started again."""
+        self.site.hit[node] = time.time()
         here = [j["name"] for j in self.site.jobs() if node in j["held"] or not j["held"]]
         self.site.disturb(here)
 

@@ -41,6 +41,7 @@ class Site:
         cancelled: names of jobs that a user of the campaign has cancelled.
         disturbed: name → epoch until which a fault may start the job again.
         lost: names that slurmctld itself has forgotten.
+        hit: node → epoch when it was last made to fail.
         unreachable: nodes that slurmctld gave up while jobs ran on there: it runs those twice.
     """
 
@@ -55,6 +56,7 @@ class Site:
         self.holding: dict[str, float] = {}
         self.lost: set[str] = set()
         self.unreachable: set[str] = set()
+        self.hit: dict[str, float] = {}
         self.wanted = False
         self.pid = 0
         self.locks: dict[str, threading.Lock] = {}
@@ -202,8 +204,14 @@ class Site:
         if rule == "held":
             return now < self.holding.get(name, 0.0)
         if rule == "restarted":
-            return name in self.disturbed
+            return name in self.disturbed or self._was_hit(name)
         return rule == "vanished" and name in self.lost
+
+    def _was_hit(self, name: str) -> bool:
+        """Whether it was started on a node that Slurm did not know yet to be dead."""
+        hit = {node for node, at in self.hit.items() if time.time() - at < 120}
+        seen = (j for s in self.samples[-60:] for j in s["jobs"] or () if j["name"] == name)
+        return any(not hit.isdisjoint(j["held"]) for j in seen)
 
     @contextmanager
     def fault(self, kind: str) -> Iterator[None]:
