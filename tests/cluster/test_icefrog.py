@@ -1,0 +1,177 @@
+"""Policy icefrog on a real cluster: what a frozen job no longer needs goes to its neighbour.
+
+Two pairs of equal jobs side by side, one on v100, one on a100, which are equally fast here. In each
+A holds 8 GPUs and B 4. In the first A freezes twelve of its fifteen layers, after which 8 GPUs
+gain it next to nothing over 4; the second, with nothing frozen, shows what happens without.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from daemon import Daemon, eager, held, reservations, until
+from harness import Cluster
+
+EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
+HOME = "/shared/home/alice/icefrog"
+#: Both types alike; only a job of several nodes has to communicate for long.
+DEVICES = """
+[speed]
+v100 = 1.0
+a100 = 1.0
+[communication]
+node = 0.005
+rack = 0.1
+spine = 0.1
+"""
+MIN, MAX = 1, 8
+MAX_PENALTY = 0.02
+#: Both jobs of a pair would need about as long if nobody froze.
+EPOCHS = {"A": 34, "B": 25}
+GPUS = {"A": 8, "B": 4}
+
+
+def configuration(mode: str) -> str:
+    """Policy icefrog, as soon as it can; jobs of one name begin with each other's times."""
+    text = eager(mode=mode, extra="[sia]\nshare = true\n")
+    return text.replace("[controller]", '[controller]\npolicy = "icefrog"', 1)
+
+
+@pytest.fixture
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster, configuration("observe"), crew=())
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def train(
+    cluster: Cluster, name: str, kind: str, gpus: int, epochs: int, more: str = "", *options: str
+) -> int:
+    """All are of one application: the name of the job."""
+    out = f"{HOME}/{name}-{kind}"
+    nodes = max(1, gpus // 4)
+    return cluster.sbatch(
+        f"export OMP_NUM_THREADS=1 EMULATED_DEVICES={HOME}/devices.toml\n"
+        f"exec esrun python3 {EXAMPLES}/train_library.py --out {out} --settled 12 --app even"
+        f" --samples 1024 --epochs {epochs} --global-batch 64 --rate 30",
+        *(f"--elastic={MIN}-{MAX},types={kind}{more}", f"-N{nodes}", "-Jsettled", "-t30"),
+        *(f"--gres=gpu:{kind}:{gpus // nodes}", "--requeue", "--open-mode=append"),
+        *(f"--output={out}.log", *options),
+    )
+
+
+def measured(daemon: Daemon, job: int) -> bool:
+    """Whether its times have been reported."""
+    text = daemon.ask("explain", str(job), "--json", check=False)
+    model = json.loads(text).get("model") if text.startswith("{") else None
+    return bool(model and model["observed"])
+
+
+def ended(cluster: Cluster, job: int) -> float:
+    """When (epoch s), as accounting knows."""
+    command = ["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State,End"]
+    found: list[str] = []
+
+    def known() -> bool:
+        found[:] = cluster.exec(command).stdout.strip().split("|")
+        return found[0] == "COMPLETED" and found[1] != "Unknown"
+
+    until(known, what=f"{job}: accounting says {found}")
+    return datetime.fromisoformat(found[1]).timestamp()
+
+
+def losses(cluster: Cluster, name: str, kind: str) -> list[float]:
+    """Of every step, in order."""
+    lines = cluster.exec(f"cat {HOME}/{name}-{kind}/losses.jsonl").stdout.splitlines()
+    steps = {line["step"]: line["loss"] for line in map(json.loads, lines)}
+    assert sorted(steps) == list(range(min(steps), min(steps) + 16 * EPOCHS[name]))
+    return [steps[step] for step in sorted(steps)]
+
+
+def descent(run: list[float]) -> float:
+    """From the first epoch's mean loss to the last one's."""
+    return sum(run[:16]) / 16 - sum(run[-16:]) / 16
+
+
+@pytest.mark.timeout(600, func_only=True)
+def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: Cluster) -> None:
+    cluster.exec(
+        f"rm -rf {HOME}; mkdir {HOME}; cat >{HOME}/devices.toml", user="alice", stdin=DEVICES
+    )
+
+    # Short runs of the same name show what GPUs are worth to it. The pairs wait for their end.
+    early = [train(cluster, f"early{n}", k, n, 1000) for k in ("v100", "a100") for n in (1, 2, 8)]
+    freeze = f",freeze=auto,max-penalty={MAX_PENALTY:.0%}"
+    after = f"--dependency=afterany:{':'.join(map(str, early))}"
+    jobs = {
+        (name, kind): train(
+            cluster,
+            name,
+            kind,
+            GPUS[name],
+            EPOCHS[name],
+            freeze if (name, kind) == ("A", "v100") else "",
+            after,
+        )
+        for name in ("A", "B")
+        for kind in ("v100", "a100")
+    }
+    for job in early:
+        until(lambda job=job: measured(daemon, job), seconds=90, what=f"{job} is not measured")
+    daemon.stop()
+    cluster.exec(["scancel", *map(str, early)])
+    daemon.configure(configuration("act"))
+    daemon.start()
+    for (name, _), job in jobs.items():
+        cluster.wait(job, "RUNNING")
+        assert sum(held(cluster, job).values()) == GPUS[name]
+    frozen, other = jobs["A", "v100"], jobs["B", "v100"]
+
+    # Watched until all have ended.
+    seen: dict[tuple[str, str], list[int]] = {key: [] for key in jobs}
+    said: list[str] = []
+    end = time.monotonic() + 420
+    while any(cluster.state(job) != "COMPLETED" for job in jobs.values()):
+        assert time.monotonic() < end, daemon.log()
+        for key, job in jobs.items():
+            gpus = sum(held(cluster, job).values())
+            if gpus and gpus != (seen[key] or [0])[-1]:
+                seen[key].append(gpus)
+        said += [
+            line
+            for line in daemon.ask("explain", str(frozen), check=False).splitlines()
+            if "frozen" in line and line not in said
+        ]
+        time.sleep(1)
+    print(seen, *said, sep="\n")
+    assert seen["A", "v100"][-1] < 8
+    assert seen["B", "v100"] == [4, 8]
+    # B of the second pair may grow when its A has ended, not before.
+    assert seen["A", "a100"] == [8]
+    assert all(MIN <= n <= MAX for counts in seen.values() for n in counts)
+    assert any("layers 1-12 of 15 frozen" in line for line in said)
+    log = daemon.log()
+    assert re.search(rf"JobId={frozen} .*go to job {other}", log), log
+
+    ends = {key: ended(cluster, job) for key, job in jobs.items()}
+    first = min(ends.values())
+    print({key: value - first for key, value in ends.items()})
+    for name in ("A", "B"):
+        assert ends[name, "v100"] < ends[name, "a100"], ends
+
+    # Of the control's descent at most `max-penalty` is missing.
+    run = {key: losses(cluster, *key) for key in jobs}
+    assert all(math.isfinite(loss) for one in run.values() for loss in one)
+    down = {key: descent(one) for key, one in run.items()}
+    print(down)
+    assert down["A", "v100"] > (1 - MAX_PENALTY) * down["A", "a100"]
+    assert "Traceback" not in log
+    assert "internal error" not in log
+    until(lambda: not reservations(cluster), what="reservations are left")
