@@ -53,4 +53,4 @@ def _plain(directory: str, name: str) -> bool:
 
 
 if __name__ == "__main__":
-    drop(sys.argv[1:])
+    sys.exit(0 if drop(sys.argv[1:])[0] else 1)

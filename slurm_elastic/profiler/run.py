@@ -145,8 +145,10 @@ def _once(request: Request, launch: Launch, runner: Runner, store: Store) -> Fai
         gpus=request.gpus,
         data=request.data,
     )
-    if launch.blocks[0] == COLD:
-        runner.drop(request.data, launch.shape)
+    if launch.blocks[0] == COLD and not runner.drop(request.data, launch.shape):
+        paths = ", ".join(map(str, request.data))
+        why = f"its reads would not be cold: {paths} could not be dropped from a node's page cache"
+        return Failure(launch, why, (), log)
     begun = time.monotonic()
     code = runner.run(
         request.program,

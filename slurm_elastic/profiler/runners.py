@@ -20,6 +20,8 @@ from slurm_elastic.profiler.plan import Shape
 
 #: What a program gets to end after SIGTERM.
 _END_S = 15.0
+#: To take a data set's files out of a node's page cache, with many files on a slow file system.
+_DROP_S = 300.0
 
 
 class Runner(Protocol):
@@ -54,8 +56,8 @@ class Runner(Protocol):
         """
         ...
 
-    def drop(self, paths: Sequence[str], shape: Shape) -> None:
-        """Take files out of the page cache of the nodes of a shape."""
+    def drop(self, paths: Sequence[str], shape: Shape) -> bool:
+        """Take files out of the page cache of the nodes of a shape; whether all of them did."""
         ...
 
 
@@ -82,9 +84,10 @@ class Local:
         launcher = [sys.executable, "-m", "slurm_elastic.job.launcher", "--local", str(shape.gpus)]
         return _run([*launcher, *program], {**os.environ, **environment}, log, timeout_s)
 
-    def drop(self, paths: Sequence[str], shape: Shape) -> None:  # noqa: ARG002 - as in `Runner`
+    def drop(self, paths: Sequence[str], shape: Shape) -> bool:  # noqa: ARG002 - as in `Runner`
         """See `Runner`."""
-        page_cache.drop(paths)
+        files, _ = page_cache.drop(paths)
+        return files > 0
 
 
 class Allocated:
@@ -130,12 +133,18 @@ class Allocated:
         )
         return _run(command, {**env, **environment}, log, timeout_s)
 
-    def drop(self, paths: Sequence[str], shape: Shape) -> None:
+    def drop(self, paths: Sequence[str], shape: Shape) -> bool:
         """See `Runner`."""
         used = zip(self._start.allocation.nodes, self._tasks(shape), strict=True)
         words = [sys.executable, "-m", "slurm_elastic.job.page_cache", *paths]
         command = srun.helper_command([n for n, t in used if t], 'exec "$@"', *words)
-        subprocess.run(command, env=self._env, capture_output=True, check=False)
+        try:
+            done = subprocess.run(
+                command, env=self._env, capture_output=True, check=False, timeout=_DROP_S
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
 
     def _tasks(self, shape: Shape) -> tuple[int, ...]:
         """Of each node; the first ones that have the GPUs take part."""

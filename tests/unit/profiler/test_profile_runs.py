@@ -37,7 +37,7 @@ class Fake:
 
     def __init__(self, *, library=True, fails=(), says=None, code=0):
         self.library, self.fails, self.says, self.code = library, fails, says, code
-        self.launches, self.dropped = [], []
+        self.launches, self.dropped, self.drops = [], [], True
 
     def run(self, program, shape, environment, *, log, timeout_s):
         wanted = asked(environment)
@@ -56,6 +56,7 @@ class Fake:
 
     def drop(self, paths, shape):
         self.dropped.append(str(shape))
+        return self.drops
 
 
 def request(shapes=("2",), *, repeats=2, cold=False, whole=False):
@@ -146,6 +147,14 @@ def test_a_script_that_does_one_block_at_a_time_is_started_once_for_each(tmp_pat
     assert run(request(["1"], repeats=1, cold=True), fake, store, quiet) == []
     assert [b[0] for _, b in fake.launches] == ["synthetic", "cold", "warm"]
     assert fake.dropped == ["1"]  # its cold run began with a cold cache
+
+
+def test_reads_that_could_not_be_made_cold_are_not_measured(tmp_path):
+    fake, store = Fake(library=False), Store(tmp_path, {}, again=False)
+    fake.drops = False
+    (failure,) = run(request(["1"], repeats=1, cold=True), fake, store, quiet)
+    assert "would not be cold" in failure.why
+    assert [b[0] for _, b in fake.launches] == ["synthetic"]  # and the rest of this shape is left
 
 
 def test_a_script_may_print_its_times(tmp_path):
