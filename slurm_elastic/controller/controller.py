@@ -226,7 +226,8 @@ class Controller:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
         if plan.wake is not None:
-            self._next_round = min(self._next_round, max(plan.wake, time.time() + _SETTLE_S))
+            left_s = max(plan.wake - time.time(), _SETTLE_S)
+            self._next_round = min(self._next_round, time.monotonic() + left_s)
         self._tune(snapshot, plan, records)
         self.view = dataclasses.replace(
             self.view,

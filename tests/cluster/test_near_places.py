@@ -189,3 +189,21 @@ def test_a_slow_uplink_is_left(daemon: Daemon, cluster: Cluster) -> None:
         until(lambda: racks(cluster, job) == {"rack2"}, seconds=60, what=daemon.log())
         until(lambda: 0 < step_s(daemon, job) < spread_s / 1.5, seconds=90)
         print(f"slow uplink: {spread_s:.2f} s a step over it, {step_s(daemon, job):.2f} s without")
+
+
+def test_a_round_is_held_when_a_wait_ends(daemon: Daemon, cluster: Cluster) -> None:
+    """Not only every ten minutes; two GPUs are free in each rack."""
+    for node in ("g01", "g02", "g04", "g06"):
+        fill(cluster, node, 4)
+    for node in ("g03", "g05"):
+        fill(cluster, node, 2)
+    text = configuration("act").replace("interval_s = 2", "interval_s = 600", 1)
+    text = text.replace("wait_rack_s = 600", "wait_rack_s = 15").replace("tolerance = 0.2", "")
+    daemon.stop()
+    daemon.configure(text)
+    daemon.start()
+    options = ("--elastic=4-4,types=v100", "--gres=gpu:v100:4", "-t10", "--requeue")
+    job = cluster.sbatch("exec sleep 600", "-o/dev/null", *options)
+    said = "waits for a nearer place"
+    until(lambda: said in daemon.ask("explain", str(job), check=False), what=daemon.log())
+    until(lambda: racks(cluster, job) == {"rack1", "rack2"}, seconds=60, what=daemon.log())
