@@ -105,9 +105,9 @@ def neighbours(
             continue
         forms = _forms(frame, job, tenant)
         place = next((p for form in forms if (p := form.place(books.later)) is not None), None)
-        accepts = partial(_accepts, gate, tenant if ours else None)
-        if place is not None and (refusal := accepts(place)):
-            found.picky[job.job_id] = refusal
+        refusal = partial(_refusal, gate, tenant if ours else None)
+        if place is not None and (why := refusal(place)):
+            found.picky[job.job_id] = why
             continue
         gave: tuple[Way, ...] = ()
         alike = (
@@ -117,7 +117,7 @@ def neighbours(
             *(form.key for form in forms),
         )
         if place is None and donors.trials < _MOST_TRIALS and alike not in in_vain:
-            gave, place = _give_way(job, forms, donors, books, refusal=accepts, preempt=preempt)
+            gave, place = _give_way(job, forms, donors, books, refusal=refusal, preempt=preempt)
             in_vain.add(alike)
         if place is None:
             continue
@@ -136,7 +136,7 @@ def neighbours(
     return found
 
 
-def _accepts(gate: Gate | None, tenant: Tenant | None, place: Allocation) -> str:
+def _refusal(gate: Gate | None, tenant: Tenant | None, place: Allocation) -> str:
     """Why a job of ours rather waits than takes a place, or ""."""
     return gate.refusal(tenant, place) if gate and tenant else ""
 

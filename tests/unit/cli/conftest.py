@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.cli import main
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "controller"))
 
 
@@ -16,3 +18,15 @@ def _utc(monkeypatch):
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture
+def run(capsys):
+    """`selastic` with these words: exit code, output, errors."""
+
+    def call(*words):
+        code = main.run([str(w) for w in words])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call

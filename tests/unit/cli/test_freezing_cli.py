@@ -10,16 +10,6 @@ from slurm_elastic.simulator.freezing_truth import BELIEFS
 CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
 
 
-@pytest.fixture
-def run(capsys):
-    def call(*words):
-        code = main.run([str(w) for w in words])
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("w") / "small.csv"

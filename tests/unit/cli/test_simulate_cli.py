@@ -24,16 +24,6 @@ CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
 _TIMED = ("policy_ms_p50", "policy_ms_p95", "cpu_s")
 
 
-@pytest.fixture
-def run(capsys):
-    def call(*words):
-        code = main.run([str(w) for w in words])
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("w") / "small.csv"

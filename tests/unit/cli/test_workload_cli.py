@@ -6,22 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.cli import main
 from slurm_elastic.simulator import profiles, stated, workload
 
 TOP = Path(__file__).parents[3]
 WEEK = TOP / "tests" / "data" / "sacct-week.txt"
 SIA = TOP.parent / "shared" / "data" / "sia"
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*words):
-        code = main.run([str(w) for w in words])
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
 
 
 def test_generate(run, tmp_path):
