@@ -4,14 +4,14 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help venv test test-unit test-cluster lint chaos demo cluster-up cluster-down clean
+.PHONY: help venv test test-unit test-cluster lint fuzz lock audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 venv: $(VENV)/installed ## the development environment in .venv
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python contrib/install-dev
 	touch $@
@@ -31,6 +31,15 @@ test-cluster: venv ## tests on real Slurm clusters in containers; the first stay
 	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder tests/cluster $(ARGS) || $(RUN) pytest tests/cluster --last-failed --last-failed-no-failures none
 
 test: lint test-unit test-cluster ## everything
+
+fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security.md
+	$(RUN) tests.fuzz $(ARGS)
+
+lock: venv ## write requirements/dev.txt anew: exact versions and hashes
+	$(VENV)/bin/python contrib/lock
+
+audit: venv ## look up what is installed in databases of known vulnerabilities
+	$(VENV)/bin/python contrib/audit
 
 chaos: venv ## faults at random moments: make chaos ARGS="--minutes 5 --seed 1"; docs/reliability.md
 	$(RUN) tests.chaos $(ARGS)

@@ -28,6 +28,7 @@ from slurm_elastic import round as rounds
 from slurm_elastic.config import Config, Resize, Topology
 from slurm_elastic.models import speedup
 from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement import decisions
 from slurm_elastic.placement.assign import Assignment
 from slurm_elastic.plan import Plan
 from slurm_elastic.policies import curves
@@ -165,7 +166,7 @@ def _timed(stages: Counter[str]) -> Iterator[None]:
         (Assignment, "retry", "placement"),
         (Assignment, "grow", "placement"),
         (Assignment, "welfare", "placement"),
-        (rounds, "_plan", "decisions in words"),
+        (decisions, "made", "decisions in words"),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, stage), function in zip(places, before, strict=True):

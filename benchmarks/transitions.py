@@ -1,111 +1,268 @@
-"""Many resizes at once on 64 nodes, while others wait for every GPU that gets free.
+"""Many resizes on 64 nodes, while others wait for every GPU that gets free.
 
-    python -m benchmarks.transitions [--count 20] [--rivals 100] [--json] [--cluster farm64]
+    python -m benchmarks.transitions [--count 20] [--rivals 100] [--deaf 0.0] [--seed 1]
+                                     [--json] [--keep] [--cluster farm64]
 
-The cluster is full. Elastic jobs that hold a whole node each all move on to the
-next one's node, in one transaction, while one-GPU jobs of another user pend for
-whatever gets free. Prints how long Slurm's part took, and whether every job
-landed exactly as planned and no rival got a GPU.
+The cluster is full. Pairs of elastic jobs hold some of its nodes and are dealt out anew among them,
+all of them in one transaction, as often as needed, while one-GPU jobs of another user pend for
+whatever gets free. The jobs (drivers/crowd_job.sh) save when asked and go on from what they saved;
+`--deaf` is the share of notices that a job does not answer: those have to be rolled back.
+
+Prints how many landed and how many were rolled back, how long Slurm's part took, and what an
+observer finds who knows nothing of the controller: jobs that lost work, rivals that got onto the
+jobs' nodes (without deaf jobs that must not be; one whose old place is taken by a job that
+landed goes back into the queue), and what was left behind. Exit code 1 if anything was.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import statistics
 import subprocess
 import sys
+import threading
+from collections import Counter
 from typing import Any
 
+from benchmarks.crowd import CROWD, PYTHON, Crowd, cluster_command
 from benchmarks.resize import ROOT, on_cluster, quantile
 
-DRIVER = ROOT / "tests/cluster/drivers/resize.py"
-PYTHON = "/opt/slurm-elastic/bin/python"
-_QUIET = ("-o", "/dev/null", "--mem-per-gpu=100")
+#: Jobs at most, two a node; and seconds that they have to save.
+MOVERS, NOTICE_S = 32, 10.0
+TOP_UP_S = 5.0
+#: Of movers; it has to be there afterwards.
+NICE = 7
+_QUIET = ("-o", "/dev/null", "--mem-per-gpu=100", "--open-mode=append")
 
 
-def measure(cluster: str, count: int, rivals: int) -> list[dict[str, Any]]:
-    """One row for each transition: `state`, `problem`, `slurm_s`, `as_planned`."""
-    up = [str(ROOT / "contrib/cluster/cluster"), "--name", cluster, "up", "--farm", "64"]
-    subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
-    on_cluster(cluster, "tee", "/tmp/resize.py", stdin=DRIVER.read_text())  # noqa: S108
-    free = on_cluster(cluster, "sinfo", "-hN", "-o", "%N %G").split()
-    gpu_type = {n: g.split(":")[1] for n, g in zip(free[::2], free[1::2], strict=True)}
-    nodes = sorted(gpu_type)
-    try:
-        movers = [_submit(cluster, "alice", node) for node in nodes[:count]]
-        fillers = [_submit(cluster, "bob", node) for node in nodes[count:]]
-        _wait(cluster, [*movers, *fillers])
-        others = f"sbatch -Q --gres=gpu:1 {' '.join(_QUIET)} --job-name=rival --wrap 'sleep 300'"
-        on_cluster(
-            cluster,
-            "bash",
-            "-c",
-            f"cd /tmp; for _ in $(seq {rivals}); do {others}; done",
-            user="bob",
-        )
-        places = [*nodes[1:count], nodes[0]]
-        plan = {job: [gpu_type[node], {node: 4}] for job, node in zip(movers, places, strict=True)}
-        script = "/tmp/resize.py --ledger $(mktemp -u) --plan"  # noqa: S108
-        words = ("bash", "-c", f'{PYTHON} {script} "$0"', json.dumps(plan))
-        output = on_cluster(cluster, *words, user="selastic")
-        stolen = on_cluster(cluster, "squeue", "-h", "-n", "rival", "-t", "R", "-o", "%i").split()
-    finally:
-        on_cluster(cluster, "scancel", "-u", "alice")
-        on_cluster(cluster, "scancel", "-u", "bob")
-    ended = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return [
-        {
-            "job": row["job_id"],
-            "state": row["state"],
-            "problem": row["problem"],
-            "slurm_s": row["seconds"]["slurm"],
-            "as_planned": row["state"] == "DONE" and not stolen,
+class Bench:
+    """One run on a cluster that is up.
+
+    Args:
+        cluster: of 64 nodes of four GPUs.
+        crowd: alice's jobs move, bob's are in the way.
+        args: see `main`.
+    """
+
+    def __init__(self, cluster: str, crowd: Crowd, args: argparse.Namespace) -> None:
+        self.cluster, self.crowd, self.args = cluster, crowd, args
+        names = on_cluster(cluster, "sinfo", "-hN", "-o", "%N").split()
+        self.nodes = sorted(names)
+        self.own = self.nodes[: max(1, min(MOVERS, args.count) // 2)]
+        self.movers: list[int] = []
+        self.stolen: set[str] = set()
+        self._stop = threading.Event()
+
+    def run(self) -> dict[str, Any]:
+        """Fill the cluster, deal, look.
+
+        Returns:
+            `rows`, a transition each; `attempts`, see `crowd.judged`; `left`, what should not
+            be there afterwards; `stolen`, rivals on the movers' nodes.
+        """
+        self.crowd.play(deaf=self.args.deaf)
+        self.movers = [self._mover(node, i) for node in self.own for i in range(2)]
+        fill = "; ".join(self._sbatch("filler", 4, 90 + i) for i in range(len(self._others())))
+        on_cluster(self.cluster, "sh", "-c", f"cd /tmp; {fill}", user="bob")
+        self._wait()
+        self._top_up()
+        rivals = threading.Thread(target=self._rivals, daemon=True)
+        rivals.start()
+        try:
+            rows = self._deal()
+        finally:
+            self._stop.set()
+            rivals.join(60)
+        self._all_run_again()
+        left = self._left()
+        return {
+            "rows": rows,
+            "attempts": self.crowd.attempts(),
+            "left": left,
+            "stolen": sorted(self.stolen),
         }
-        for row in ended
-    ]
+
+    def _others(self) -> list[str]:
+        return [n for n in self.nodes if n not in self.own]
+
+    def _mover(self, node: str, number: int) -> int:
+        environment = f"WORK=100000000 CROWD={CROWD}/alice"
+        name = f"--job-name=m{node}{number}"
+        words = ["sbatch", "--parsable", "--gres=gpu:2", "-N1", "-w", node, name]
+        words += ["--elastic=1-4", f"--nice={NICE}", *_QUIET]
+        command = f"{environment} {' '.join(words)} {CROWD}/crowd_job.sh"
+        return int(on_cluster(self.cluster, "sh", "-c", command, user="alice").split()[-1])
+
+    @staticmethod
+    def _sbatch(name: str, gpus: int, seconds: int) -> str:
+        quiet = " ".join(_QUIET)
+        return f"sbatch -Q --gres=gpu:{gpus} {quiet} --job-name={name} --wrap 'sleep {seconds}'"
+
+    def _wait(self) -> None:
+        """Until all movers run and nobody waits; a filler that failed leaves room to rivals."""
+        movers = "$(squeue -h -t R -u alice | wc -l)"
+        check = f'[ {movers} -eq {len(self.movers)} ] && [ -z "$(squeue -h -t PD)" ]'
+        script = f"for _ in $(seq 600); do {check} && exit; sleep 0.2; done; exit 1"
+        on_cluster(self.cluster, "sh", "-c", script)
+
+    def _top_up(self) -> None:
+        """Submit as many rivals as are missing."""
+        listed = on_cluster(self.cluster, "squeue", "-h", "-n", "rival", "-t", "PD", "-o", "%i")
+        missing = self.args.rivals - len(listed.split())
+        if missing > 0:
+            submit = self._sbatch("rival", 1, 60)
+            loop = f"cd /tmp; for _ in $(seq {missing}); do {submit}; done"
+            on_cluster(self.cluster, "sh", "-c", loop, user="bob")
+
+    def _rivals(self) -> None:
+        """Keep them coming, and see where they run. One lasts longer than the looks are apart."""
+        while not self._stop.wait(TOP_UP_S):
+            with contextlib.suppress(SystemExit):
+                self._look_for_thieves()
+                self._top_up()
+
+    def _all_run_again(self) -> None:
+        """Without rivals those find room that had to go back into the queue."""
+        listed = ",".join(map(str, self.movers))
+        check = f"[ $(squeue -h -t R -j {listed} | wc -l) = {len(self.movers)} ]"
+        script = f"for _ in $(seq 200); do {check} && exit; sleep 1; done; true"
+        on_cluster(self.cluster, "scancel", "-u", "bob", "-n", "rival")
+        on_cluster(self.cluster, "sh", "-c", script)
+
+    def _look_for_thieves(self) -> None:
+        words = ("squeue", "-h", "-t", "R", "-u", "bob", "-o", "%i %N")
+        for line in on_cluster(self.cluster, *words).splitlines():
+            job, node = line.split()
+            if node in self.own:
+                self.stolen.add(f"{job} on {node}")
+
+    def _deal(self) -> list[dict[str, Any]]:
+        driver = (ROOT / "benchmarks/drivers/shuffle.py").read_text()
+        on_cluster(self.cluster, "tee", f"{CROWD}/shuffle.py", stdin=driver)
+        words = [PYTHON, f"{CROWD}/shuffle.py", "--jobs", json.dumps(self.movers)]
+        words += ["--count", str(self.args.count), "--seed", str(self.args.seed)]
+        words += ["--notice", str(NOTICE_S)]
+        process = self.crowd.spawn("selastic", *words[1:])
+        assert process.stdout is not None
+        rows = []
+        for line in process.stdout:
+            rows.append(json.loads(line))
+            _say(f"{len(rows)} of {self.args.count} transitions ended")
+        if process.wait():
+            sys.exit("benchmarks: the driver gave up, see above")
+        self._look_for_thieves()
+        return rows
+
+    def _left(self) -> list[str]:
+        """What slurmctld shows that must not be there after the last transition."""
+        found = []
+        reservations = json.loads(on_cluster(self.cluster, "scontrol", "show", "res", "--json"))
+        found += [f"reservation {r['name']}" for r in reservations["reservations"]]
+        shown = json.loads(on_cluster(self.cluster, "scontrol", "show", "job", "--json"))["jobs"]
+        jobs = {j["job_id"]: j for j in shown}
+        for job_id in self.movers:
+            job = jobs.get(job_id)
+            if job is None or job["job_state"] != ["RUNNING"]:
+                found.append(f"job {job_id} is {job and job['job_state']}, not running")
+                continue
+            found += [f"job {job_id}: {what}" for what in _marks(job)]
+        for job in shown:
+            if job["user_name"] == "bob" and (job["restart_cnt"] or job["required_nodes"]):
+                found.append(f"job {job['job_id']} of another user was touched")
+        return found
 
 
-def _submit(cluster: str, user: str, node: str) -> str:
-    elastic = ("--elastic=1-8",) if user == "alice" else ()
-    words = ("sbatch", "--parsable", "--gres=gpu:4", "-w", node, *elastic, *_QUIET)
-    return on_cluster(cluster, *words, "--wrap", "exec sleep 900", user=user).split()[-1]
+def _marks(job: dict[str, Any]) -> list[str]:
+    """What of ours a running job bears. Its node list goes only when it is pending again."""
+    found = []
+    if job["nice"] != NICE:
+        found.append(f"nice {job['nice']}")
+    if job["priority"]["number"] >= 2**31:
+        found.append(f"priority {job['priority']['number']}")
+    if job["resv_name"]:
+        found.append(f"reservation {job['resv_name']}")
+    if job["hold"]:
+        found.append("held")
+    if job["state_reason"] not in ("None", ""):
+        found.append(f"reason {job['state_reason']}")
+    if set(filter(None, job["required_nodes"].split(","))) - set(job["nodes"].split(",")):
+        found.append(f"pinned to {job['required_nodes']} and runs on {job['nodes']}")
+    return found
 
 
-def _wait(cluster: str, jobs: list[str]) -> None:
-    listed = ",".join(jobs)
-    check = f"[ $(squeue -h -t R -j {listed} | wc -l) = {len(jobs)} ]"
-    script = f"for _ in $(seq 300); do {check} && exit; sleep 0.2; done; exit 1"
-    on_cluster(cluster, "bash", "-c", script)
+def figures(run: dict[str, Any]) -> dict[str, Any]:
+    """What a run comes to; `other` is how many neither landed nor were rolled back."""
+    rows = run["rows"]
+    states = Counter(r["state"] for r in rows)
+    parts = {
+        part: [r["seconds"][part] for r in rows if r["state"] == "DONE" and r["seconds"][part]]
+        for part in ("checkpoint", "slurm", "total")
+    }
+    return {
+        "count": len(rows),
+        "landed": states["DONE"],
+        "rolled_back": states["UNDONE"],
+        "other": len(rows) - states["DONE"] - states["UNDONE"],
+        "seconds": {
+            part: {"p50": statistics.median(v), "p95": quantile(v, 0.95), "max": max(v)}
+            for part, v in parts.items()
+            if v
+        },
+        "problems": dict(Counter(r["problem"] for r in rows if r["state"] != "DONE")),
+        **{k: run[k] for k in ("attempts", "left", "stolen")},
+    }
+
+
+def clean(found: dict[str, Any]) -> bool:
+    """Whether nothing happened that must not."""
+    stolen = found["stolen"] and not found["rolled_back"]
+    return not (found["other"] or found["attempts"]["lost"] or found["left"] or stolen)
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when a job did not land as planned."""
+    """Measure and print; exit code 1 when a job did not land and was not rolled back cleanly."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transitions")
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--count", type=int, default=20, help="at least so many transitions")
     parser.add_argument("--rivals", type=int, default=100)
+    parser.add_argument("--deaf", type=float, default=0.0, help="share of notices not answered")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--cluster", default="farm64")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = measure(args.cluster, args.count, args.rivals)
-    landed = sum(r["as_planned"] for r in rows)
-    times = [r["slurm_s"] for r in rows if r["slurm_s"] is not None]
-    result = {
-        "count": args.count,
-        "landed": landed,
-        "p50_s": statistics.median(times),
-        "p95_s": quantile(times, 0.95),
-        "rows": rows,
-    }
+    if args.count < 2 or not 0 <= args.deaf < 1:
+        parser.error("--count must be 2 or more, --deaf from 0 to below 1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command = cluster_command(args.cluster)
+    try:
+        subprocess.run([*command, "up", "--farm", "64"], check=True, stdout=subprocess.DEVNULL)
+        with Crowd(args.cluster, users=2) as crowd:
+            run = Bench(args.cluster, crowd, args).run()
+    except KeyboardInterrupt:
+        sys.exit("benchmarks: interrupted")
+    finally:
+        if not args.keep:
+            subprocess.run([*command, "down"], check=False, stdout=subprocess.DEVNULL)
+    found = figures(run)
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps({**found, "rows": run["rows"]}))
     else:
-        print(f"{landed} of {args.count} landed as planned, {args.rivals} rivals pending")
-        print(f"Slurm's part: p50 {result['p50_s']:.2f} s, p95 {result['p95_s']:.2f} s")
-        for row in rows:
-            if not row["as_planned"]:
-                print(f"job {row['job']}: {row['state']} {row['problem']}")
-    sys.exit(0 if landed == args.count else 1)
+        print(f"{found['count']} transitions: {found['landed']} landed, {found['rolled_back']} "
+              f"rolled back, {found['other']} else; {args.rivals} rivals pending")  # fmt: skip
+        for part, v in found["seconds"].items():
+            line = f"{part}: p50 {v['p50']:.2f} s, p95 {v['p95']:.2f} s, max {v['max']:.2f} s"
+            print(f"  {line}")
+        print(f"  jobs: {found['attempts']}; stolen: {found['stolen']}; left: {found['left']}")
+        print(f"  rolled back because: {found['problems']}")
+    sys.exit(0 if clean(found) else 1)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,8 @@ class Job:
             are in `submission`.
         gpu_type: the type a pending job asks for, "" for any.
         min_nodes: nodes a pending job asks for at least.
+        exit_code: of a job that has failed and was put back into the queue for that: of its last
+            attempt, 128 + n for signal n; else 0.
         devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); what it
             does not tell is left out.
     """
@@ -165,6 +167,7 @@ class Job:
     comment: str = ""
     extra: str = ""
     requeueable: bool = True
+    exit_code: int = 0
     devices: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -231,12 +234,14 @@ class Limit:
         resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB).
         cap: largest sum over `jobs`.
         jobs: ids of jobs counted against it, running or pending.
+        spared: GPUs of each job that do not count.
     """
 
     name: str
     resource: str
     cap: int
     jobs: frozenset[int]
+    spared: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +269,32 @@ class Snapshot:
             if node.gpus > found.get(node.gpu_type, 0):
                 found[node.gpu_type] = node.gpus
         return found
+
+    @cached_property
+    def smallest(self) -> Mapping[str, Mapping[str, int]]:
+        """GPUs on the smallest node of each type, by partition."""
+        found: dict[str, dict[str, int]] = {}
+        for partition in self.partitions:
+            sizes = found.setdefault(partition.name, {})
+            for name in partition.nodes:
+                node = self.node.get(name)
+                if node and node.gpus:
+                    sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
+        return found
+
+    @cached_property
+    def named(self) -> Mapping[str, tuple[int, ...]]:
+        """Raw ids by what people type: `4711`, `4711_3`, an array's number for all its tasks."""
+        exact: dict[str, list[int]] = {}
+        arrays: dict[str, list[tuple[int, str, int]]] = {}
+        for job in self.jobs:
+            exact.setdefault(job.display_id, []).append(job.job_id)
+            array, task, number = job.display_id.partition("_")
+            if task:
+                place = int(number) if number.isdecimal() else -1
+                arrays.setdefault(array, []).append((place, number, job.job_id))
+        tasks = {name: [job_id for *_, job_id in sorted(rows)] for name, rows in arrays.items()}
+        return {name: tuple(ids) for name, ids in (tasks | exact).items()}
 
     @cached_property
     def job(self) -> Mapping[int, Job]:

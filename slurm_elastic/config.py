@@ -2,27 +2,27 @@ r"""`elastic.toml`: the schema, its defaults, and errors that name file and line
 
 >>> parse('[controller]\npolicy = "fair"').controller.interval_s
 30.0
->>> parse('[controller]\nmode = "atc"', name="elastic.toml")
+>>> parse('[controller]\nmode = "x"', name="my.toml")
 Traceback (most recent call last):
 ...
-slurm_elastic.config.ConfigError: elastic.toml:2: mode "atc" is unknown; known: observe, advise, act
+slurm_elastic.config_values.ConfigError: my.toml:2: mode "x" is unknown; known: observe, advise, act
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_type_hints
+
+from slurm_elastic.config_values import ConfigError, read_section, where_is
+
+__all__ = ["DEFAULT_PATH", "UNLIMITED", "Config", "ConfigError", "load", "parse"]
 
 DEFAULT_PATH = Path("/etc/slurm-elastic/elastic.toml")
 
-
-class ConfigError(ValueError):
-    """The configuration cannot be used; the message names file, line, culprit and remedy."""
+#: A count that nobody reaches.
+UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,14 @@ class Controller:
     partitions: tuple[str, ...] = ()
     #: Where the ledger lies: a local disk, readable by the controller's account only.
     state_dir: str = "/var/lib/selastic"
+    #: Days that past changes and what jobs held are kept, and what is known of jobs that are gone.
+    keep_days: float = field(default=90.0, metadata={"min": 1.0, "max": 36500.0})
+    #: Megabytes that the ledger may have; from there on what is oldest goes earlier.
+    keep_mb: float = field(default=1024.0, metadata={"min": 16.0, "max": 1e6})
     #: Unix users who may command every job, besides root and the controller's own account.
     operators: tuple[str, ...] = ()
+    #: With two controllers: seconds without a sign of the active one before the other takes over.
+    takeover_s: float = field(default=30.0, metadata={"min": 6.0, "max": 3600.0})
     #: For policies that draw lots; the same seed, the same decisions.
     seed: int = 0
 
@@ -55,12 +61,18 @@ class Api:
 
     #: Where the daemon listens.
     listen: str = "0.0.0.0:7321"
-    #: Where jobs and the command line find it.
+    #: Where jobs and the command line find it. Several, separated by commas: one of these
+    #: daemons is active, the others stand by (docs/install.md).
     controller: str = "localhost:7321"
     #: The Unix account that the daemon runs as; jobs take orders from it and root only.
     user: str = "selastic"
     #: Requests a user may send per second, averaged over ten seconds.
     rate_per_user: float = field(default=200.0, metadata={"min": 1.0, "max": 1e6})
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those named in `controller`."""
+        return tuple(a.strip() for a in self.controller.split(",") if a.strip()) or ("",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +95,27 @@ class Resize:
     max_in_flight: int = field(default=32, metadata={"min": 1, "max": 10000})
     #: Seconds that freed GPUs are kept for the rigid job they were freed for.
     keep_s: float = field(default=120.0, metadata={"min": 1.0, "max": 86400.0})
+    #: Longer time limits for jobs that run on fewer GPUs than submitted (docs/policies.md).
+    extend_time: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """`[limits]`: what elasticity may take, and when it gives a job up (docs/policies.md)."""
+
+    #: A job is held after so many attempts in a row that came to nothing; 0: never.
+    vain_attempts: int = field(default=2, metadata={"min": 0, "max": 1000})
+    #: Most resizes an hour of each user's jobs together, and of all; 1000000: no limit. Making
+    #: room for a pending job is never refused, but counts.
+    resizes_per_user: int = field(default=UNLIMITED, metadata={"min": 0, "max": UNLIMITED})
+    resizes: int = field(default=UNLIMITED, metadata={"min": 0, "max": UNLIMITED})
+    #: Part of the site's GPUs that jobs may hold beyond their MIN, all of them and each user's.
+    share: float = field(default=1.0, metadata={"min": 0.0, "max": 1.0})
+    user_share: float = field(default=1.0, metadata={"min": 0.0, "max": 1.0})
+    #: The same by partition, of the partition's GPUs, e.g. { gpu = 0.5 }.
+    partition_shares: dict[str, float] = field(
+        default_factory=dict, metadata={"min": 0.0, "max": 1.0}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +289,7 @@ class Config:
     controller: Controller = field(default_factory=Controller)
     api: Api = field(default_factory=Api)
     resize: Resize = field(default_factory=Resize)
+    limits: Limits = field(default_factory=Limits)
     speedup: Speedup = field(default_factory=Speedup)
     sia: Sia = field(default_factory=Sia)
     elastic_batch: ElasticBatch = field(default_factory=ElasticBatch)
@@ -288,117 +322,21 @@ def parse(text: str, *, name: str = "elastic.toml", policies: tuple[str, ...] = 
     """Parse the text of a configuration; see `load`."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
         raise ConfigError(f"{name}: {error}") from None
     sections = {}
     types = get_type_hints(Config)
     for section, content in data.items():
-        where = _where(text, name, section)
+        where = where_is(text, name, section)
         if section not in types:
             known = ", ".join(types)
-            raise ConfigError(f"{where}: section [{section}] is unknown; known: {known}")
+            raise ConfigError(f"{where}: section [{section[:40]}] is unknown; known: {known}")
         if not isinstance(content, dict):
             raise ConfigError(f"{where}: {section} must be a section: write [{section}]")
-        sections[section] = _section(types[section], section, content, text, name)
+        sections[section] = read_section(types[section], section, content, text, name)
     config = Config(**sections)
     policy = config.controller.policy
     if policies and policy not in policies:
-        where = _where(text, name, "controller", "policy")
+        where = where_is(text, name, "controller", "policy")
         raise ConfigError(f'{where}: policy "{policy}" is unknown; known: {", ".join(policies)}')
     return config
-
-
-def _section(cls: Any, section: str, content: dict[str, Any], text: str, name: str) -> Any:
-    hints = get_type_hints(cls)
-    specs = {f.name: f for f in dataclasses.fields(cls)}
-    values = {}
-    for key, value in content.items():
-        where = _where(text, name, section, key)
-        if key not in specs:
-            raise ConfigError(
-                f"{where}: {key} is unknown in [{section}]; known: {', '.join(specs)}"
-            )
-        try:
-            values[key] = _value(hints[key], value, dict(specs[key].metadata))
-        except ValueError as error:
-            raise ConfigError(f"{where}: {key} {error}") from None
-    return cls(**values)
-
-
-def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
-    if hint is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"must be true or false, not {value!r}")
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if hint in (int, float):
-        if not isinstance(value, hint) or isinstance(value, bool):
-            raise ValueError(f"must be a number, not {value!r}")
-        low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)
-        if not low <= value <= high:
-            raise ValueError(f"is {value:g}; it must be from {low:g} to {high:g}")
-        return value
-    if hint is str:
-        if not isinstance(value, str):
-            raise ValueError(f"must be text, not {value!r}")
-        return _timers(value) if bounds.get("check") == "timers" else _known(value, bounds)
-    kind = get_args(hint)[-1]
-    if kind in (int, float):
-        keys = bounds.get("keys", ())
-        if not isinstance(value, dict):
-            raise ValueError(f"must be a table, e.g. {{ {keys[0] if keys else 'a100'} = 2 }}")
-        return _table(kind, value, keys)
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError('must be a list of text, e.g. ["gpu"]')
-    return tuple(_known(v, bounds) for v in value)
-
-
-def _table(kind: type, value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    found = {}
-    for name, number in value.items():
-        if keys and name not in keys:
-            raise ValueError(f'"{name}" is unknown; known: {", ".join(keys)}')
-        try:
-            found[name] = _value(kind, number, {"min": 1 if kind is int else 1e-6, "max": 1e6})
-        except ValueError as error:
-            raise ValueError(f"of {name} {error}") from None
-    return found
-
-
-def _timers(value: str) -> str:
-    words = ("own", "fixed", "auto", "nowait", "full")
-    node, _, rack = value.partition(",")
-    try:
-        good = value in words or 0 <= float(node) <= float(rack)
-    except ValueError:
-        good = False
-    if not good:
-        raise ValueError(
-            f'"{value[:40]}" cannot be; write {", ".join(words)}, or NODE,RACK in leases with NODE'
-            " not above RACK, e.g. 12,24"
-        )
-    return value
-
-
-def _known(value: str, bounds: dict[str, Any]) -> str:
-    known = bounds.get("known")
-    if known and value not in known:
-        raise ValueError(f'"{value}" is unknown; known: {", ".join(known)}')
-    return value
-
-
-def _where(text: str, name: str, section: str, key: str | None = None) -> str:
-    """`file:line` of a key, as tomllib does not keep positions."""
-    inside = False
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[\s*([\w-]+)", line)
-        if header:
-            inside = header[1] == section
-            if inside and key is None:
-                return f"{name}:{number}"
-        elif (inside and key and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line)) or (
-            key is None and re.match(rf"\s*{re.escape(section)}\s*=", line)
-        ):
-            return f"{name}:{number}"
-    return name

@@ -27,6 +27,10 @@ from itertools import pairwise
 _MOST = 1e18
 
 
+#: Characters of a refusal: names of layers come from files.
+_LONGEST = 300
+
+
 class LayerError(ValueError):
     """A profile that cannot be.
 
@@ -35,7 +39,7 @@ class LayerError(ValueError):
     """
 
     def __init__(self, text: str, *layers: str) -> None:
-        super().__init__(text)
+        super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
         self.layers = layers
 
 

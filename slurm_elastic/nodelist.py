@@ -12,36 +12,58 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NoReturn
 
-_WORD = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+#: Names that one list may hold, four times the nodes of the largest clusters: a range that a user
+#: wrote must not fill the memory.
+MOST = 65536
+#: Characters of one word of a list, ranges included; names of nodes have at most 255.
+_LONGEST = 4096
+
+_WORD = re.compile(r"(?:[^,\s\[]|\[[^\]]*\])+")
 _RANGES = re.compile(r"^([^\[]*)\[([^\]]*)\](.*)$")
-_NUMBERED = re.compile(r"^(.*?)(\d+)$")
+_NUMBERED = re.compile(r"^(.*?)([0-9]{1,18})$", re.DOTALL)
+_PART = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 
 
 def expand(text: str) -> tuple[str, ...]:
     """Names in a folded list, in its order; an empty or "(null)" list has none.
 
     Raises:
-        ValueError: a range that is none, as `g[1-x]`.
+        ValueError: a range that is none, as `g[1-x]`, or more than `MOST` names.
     """
     if not text or text == "(null)":
         return ()
-    return tuple(name for word in _WORD.findall(text) for name in _expand_word(word))
+    if text.count("[") != text.count("]"):
+        raise ValueError("a node list with half a pair of brackets")
+    names: list[str] = []
+    for word in _WORD.findall(text):
+        names += _expand_word(word, MOST - len(names))
+    return tuple(names)
 
 
-def _expand_word(word: str) -> list[str]:
+def _expand_word(word: str, room: int) -> list[str]:
     match = _RANGES.match(word)
     if not match:
-        return [word]
+        return [word] if room > 0 else _too_many()
     prefix, ranges, suffix = match.groups()
+    if len(word) > _LONGEST:
+        raise ValueError(f"a node list with a name of {len(word)} characters")
     numbers: list[str] = []
     for part in ranges.split(","):
-        low, dash, high = part.partition("-")
-        if dash:
-            numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
-        else:
-            numbers.append(str(int(low)).zfill(len(low)))
-    return [f"{prefix}{number}{rest}" for number in numbers for rest in _expand_word(suffix)]
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise ValueError(f"{part[:40]!r} in a node list is no number and no range")
+        low, high = found[1], found[2] or found[1]
+        if int(high) - int(low) >= room - len(numbers):
+            _too_many()
+        numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+    rest = _expand_word(suffix, room // max(1, len(numbers)))
+    return [f"{prefix}{number}{end}" for number in numbers for end in rest]
+
+
+def _too_many() -> NoReturn:
+    raise ValueError(f"a node list of more than {MOST} names")
 
 
 def fold(names: Iterable[str]) -> str:

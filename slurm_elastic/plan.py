@@ -64,6 +64,8 @@ class Action(enum.Enum):
     SHRINK = "shrink"
     MOVE = "move"
     PREEMPT = "preempt"
+    #: No decision of a round: the progress guard's (docs/reliability.md).
+    HOLD = "hold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +178,11 @@ class JobRecord:
         in_transition: a transition is under way towards `target`.
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
         resizes: changes made to it in its life.
+        stopped: why the progress guard holds it; "": it does not.
         learned: what goodput models are fitted to; None: nothing is known but `measurements`.
         gradient_bytes: what its ranks reduce in each step: bytes of the parameters that are
             trained; None: not told, or it is not data-parallel alone.
+        extended_s: by how much its present time limit is longer than what it would have left.
     """
 
     job_id: int
@@ -197,8 +201,10 @@ class JobRecord:
     target: Allocation | None = None
     leased: bool = False
     resizes: int = 0
+    stopped: str = ""
     learned: Learned | None = None
     gradient_bytes: float | None = None
+    extended_s: int = 0
 
     def change_s(self, assumed_s: float) -> float:
         """Seconds without training that a change costs: a save, and a restart.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -332,6 +331,6 @@ def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
         raise ReportError(name, "must be a number")
     if "int" in kind and not isinstance(value, int):
         raise ReportError(name, "must be a whole number")
-    if not math.isfinite(value) or not 0 <= value <= bounds[name]:
-        raise ReportError(name, f"{value} is outside 0 to {bounds[name]:g}")
+    if not 0 <= value <= bounds[name]:  # nor is NaN; whole numbers may be too large for a float
+        raise ReportError(name, f"{value!r:.40} is outside 0 to {bounds[name]:g}")
     return float(value) if "float" in kind else value

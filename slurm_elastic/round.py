@@ -13,36 +13,29 @@ later round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.placement import offers, promises
-from slurm_elastic.placement.assign import Assignment, Outcome
+from slurm_elastic.placement import decisions, offers, promises, site_limits
+from slurm_elastic.placement.assign import Assignment
 from slurm_elastic.placement.delay_gate import Gate
 from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.ledger import Books, Ledger, Need, union
-from slurm_elastic.placement.neighbour import Neighbours, neighbours
+from slurm_elastic.placement.ledger import Books, Ledger, Need
+from slurm_elastic.placement.neighbour import neighbours
 from slurm_elastic.placement.tenants import Standing, Tenant, tenants
-from slurm_elastic.placement.words import Explainer, givers_give, gives, gpus, whose
-from slurm_elastic.plan import Action, Alternative, Claim, Decision, JobRecord, Plan, Proposal
+from slurm_elastic.plan import Alternative, Claim, JobRecord, Plan, Proposal
 from slurm_elastic.policies.base import Policy, Question
 
 _EPSILON = 1e-9
 #: How often idle GPUs are offered again after jobs refused them.
 _MOST_OFFERS = 2
-#: The order in which changes are worth beginning.
-_ORDER = (
-    Action.PREEMPT,
-    Action.SHRINK,
-    Action.START,
-    Action.MOVE,
-    Action.GROW,
-    Action.KEEP,
-)
+#: How often a plan is made again because it had more resizes than are left.
+_MOST_REFUSALS = 3
 
 
 def decide_round(
@@ -56,6 +49,7 @@ def decide_round(
     seed: int = 0,
     at_once: bool = False,
     explain: bool = True,
+    resized: Mapping[str, Sequence[float]] | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
     """Decide what every elastic job shall hold.
 
@@ -71,13 +65,59 @@ def decide_round(
         at_once: all changes happen at the same instant (the simulator): nobody waits for GPUs
             that others give up in this round.
         explain: whether decisions say why they give neither more nor fewer GPUs nor others.
+        resized: by user, when jobs were resized (epoch s), those under way included; None: as
+            the records of the jobs that are there say.
 
     Returns:
         The plan, and the state for the next round.
     """
+    limits = config.limits
+    snapshot = dataclasses.replace(
+        snapshot, limits=(*snapshot.limits, *site_limits.shares(snapshot, records, limits))
+    )
+    decide = partial(
+        _decide,
+        snapshot,
+        records,
+        config=config,
+        policy=policy,
+        state=state,
+        previous=previous,
+        seed=seed,
+        at_once=at_once,
+        explain=explain,
+    )
+    spent = site_limits.resized(snapshot, records) if resized is None else resized
+    stay: Mapping[int, str] = {}
+    for left in reversed(range(_MOST_REFUSALS)):
+        plan, after, ways = decide(stay=stay)
+        refused = site_limits.refused(
+            plan, snapshot, ways=ways, spent=spent, limits=limits, all_others=not left
+        )
+        if not refused:
+            return plan, after
+        stay = {**refused, **stay}  # once more: what they do not take others may
+    plan, after, _ = decide(stay=stay)
+    return plan, after
+
+
+def _decide(
+    snapshot: Snapshot,
+    records: Mapping[int, JobRecord],
+    *,
+    config: Config,
+    policy: Policy,
+    state: Mapping[str, Any],
+    previous: Plan | None,
+    seed: int,
+    at_once: bool,
+    explain: bool,
+    stay: Mapping[int, str],
+) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
+    """As `decide_round`; jobs of `stay` only give way. The last value: ids of those that do."""
     decisive = bool(getattr(policy, "decisive", False))
     frame = Frame(snapshot, Fabric.of(snapshot, config.topology))
-    everyone = tenants(frame, records, config)
+    everyone = tenants(frame, records, config, stay)
     ledger = Ledger(frame)
     books = Books(ledger, ledger.copy())
     for tenant in everyone.values():
@@ -113,15 +153,16 @@ def decide_round(
     asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
     deciding = _Deciding(everyone, records, policy, state.get("policy", {}), seed)
     policy_state = deciding.assign(assignment, [*asked, *owed.ready])
-    plan = _plan(everyone, owed, assignment, deciding.proposals, explain=explain)
+    plan = decisions.made(everyone, owed, assignment, deciding.proposals, explain=explain)
     made = {} if decisive else promises.made(plan, assignment.outcomes.values(), promised, config)
     waits = assignment.gate.after((t, plan.decision[j].target) for j, t in everyone.items())
-    return plan, {
+    after = {
         "policy": dict(policy_state),
         "refused": dict(sorted(owed.refused.items())),
         "promised": made,
         **({"placement": waits} if waits else {}),
     }
+    return plan, after, frozenset(owed.ways)
 
 
 class _Deciding:
@@ -231,83 +272,6 @@ class _Deciding:
         return Proposal(job_id=proposal.job_id, alternatives=(stay,))
 
 
-def _plan(
-    everyone: Mapping[int, Tenant],
-    owed: Neighbours,
-    assignment: Assignment,
-    proposals: Mapping[int, Proposal],
-    *,
-    explain: bool,
-) -> Plan:
-    """Targets to decisions, as far as they can be begun now, with their words."""
-    frame, now = assignment.frame, assignment.now
-    snapshot = frame.snapshot
-    explainer = Explainer(frame, assignment.idle(), owed.claims) if explain else None
-    givers: dict[int, list[str]] = {}
-    for given in owed.ways.values():
-        givers.setdefault(given.beneficiary.job_id, []).append(whose(given.tenant.job))
-    kept = {claim.job_id: claim for claim in owed.claims}
-    decisions = []
-    ordered = sorted(everyone.values(), key=lambda t: _rank(t, owed, assignment.outcomes))
-    for tenant in ordered:
-        job_id, current = tenant.job.job_id, tenant.current
-        outcome = assignment.outcomes.get(job_id)
-        way = owed.ways.get(job_id)
-        target, reason = tenant.current, "keeps what it has"
-        waiting = tenant.why
-        if way is not None:
-            target, reason, waiting = way.target, gives(way, snapshot), ""
-        elif outcome is not None:
-            target, reason = outcome.target, outcome.reason or reason
-        elif tenant.current is None:
-            waiting = _awaits(tenant, kept.get(job_id), givers.get(job_id, []))
-            reason = "waits"
-        begins = assignment.at_once or way is not None or not target or target == current
-        if target and not begins and not _begin(now, tenant, target):
-            waiting = f"{gpus(target.gpus, target.gpu_type)} on {', '.join(target.nodes)}, which"
-            waiting += " others give up first"
-            target, reason = tenant.current, "keeps what it has for now"
-        holds = target or tenant.current
-        meant = _meant(proposals.get(job_id), target)
-        words = {}
-        if explainer is not None and holds:
-            words = {
-                "why_not_more": explainer.why_not_more(tenant, holds, outcome, way),
-                "why_not_fewer": explainer.why_not_fewer(tenant, holds, outcome),
-                "why_here": explainer.why_here(tenant, holds, outcome),
-            }
-        decisions.append(
-            Decision(
-                job_id=job_id,
-                current=tenant.current,
-                target=target,
-                action=_action(tenant.current, target),
-                reason=reason,
-                gain=_gain(frame, tenant, target) if explain else 0.0,
-                cost_s=_cost_s(tenant, target),
-                waiting_for=waiting,
-                batch=meant.batch if meant else None,
-                dropped=meant is not None and meant.dropped,
-                **words,
-            )
-        )
-    decisions.sort(key=lambda d: _ORDER.index(d.action))
-    return Plan(
-        time=snapshot.time,
-        decisions=tuple(decisions),
-        claims=tuple(owed.claims),
-        notes=_notes(snapshot, owed, givers),
-        wake=assignment.gate.wake(d.job_id for d in decisions if d.action is Action.KEEP),
-    )
-
-
-def _meant(proposal: Proposal | None, target: Allocation | None) -> Alternative | None:
-    """The alternative that a target is of."""
-    shape = (target.gpu_type, target.gpus) if target else ("", 0)
-    ranked = proposal.alternatives if proposal else ()
-    return next((a for a in ranked if (a.gpu_type, a.gpus) == shape), None)
-
-
 def _leaves(job: Job, tenant: Tenant | None, at: float, config: Config) -> bool:
     """Whether a job is about to leave its GPUs; one that does so for too long is stuck."""
     if job.state is not JobState.COMPLETING or (tenant and tenant.standing is Standing.MOVING):
@@ -321,79 +285,6 @@ def _still_meant(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]
         claim
         for claim in (previous.claims if previous else ())
         if (job := snapshot.job.get(claim.job_id)) and job.submit_time <= claim.since
-    )
-
-
-def _rank(tenant: Tenant, owed: Neighbours, outcomes: Mapping[int, Outcome]) -> int:
-    """Who is served first from what is free now."""
-    if tenant.job.job_id in owed.ways:
-        return 0
-    outcome = outcomes.get(tenant.job.job_id)
-    if outcome is None or not outcome.changed:
-        return 4
-    return 1 if tenant.current is None else 2
-
-
-def _begin(now: Ledger, tenant: Tenant, target: Allocation) -> bool:
-    """Whether a change fits beside what everybody holds now; booked if so."""
-    current = tenant.current
-    if union(current, target) == current:
-        return True
-    now.give(tenant.need, current)
-    room = now.room(tenant.need)
-    shares = now.frame.shares(target.shares)
-    fits = all(room[i] >= g for i, g in shares.items()) and not now.within_limits(
-        tenant.need, target
-    )
-    now.take(tenant.need, union(current, target) if fits else current)
-    return fits
-
-
-def _action(current: Allocation | None, target: Allocation | None) -> Action:
-    if current == target:
-        return Action.KEEP
-    if target is None:
-        return Action.PREEMPT
-    if current is None:
-        return Action.START
-    if current.gpu_type != target.gpu_type or current.gpus == target.gpus:
-        return Action.MOVE
-    return Action.GROW if target.gpus > current.gpus else Action.SHRINK
-
-
-def _gain(frame: Frame, tenant: Tenant, target: Allocation | None) -> float:
-    if tenant.current is None or target == tenant.current:
-        return 0.0
-    return tenant.speed(frame, target) / tenant.speed(frame, tenant.current) - 1
-
-
-def _cost_s(tenant: Tenant, target: Allocation | None) -> float:
-    if tenant.current is None or target == tenant.current:
-        return 0.0
-    return tenant.cost_s * tenant.current.gpus
-
-
-def _awaits(tenant: Tenant, claim: Claim | None, givers: Sequence[str]) -> str:
-    """What a pending elastic job waits for."""
-    least = tenant.job.gpus or tenant.directive.min_gpus
-    wants = gpus(least, tenant.job.gpu_type)
-    if givers:
-        return f"{wants}: {givers_give(givers)}"
-    if claim is not None:
-        return f"{wants}, kept for it on {', '.join(n for n, _ in claim.shares)}"
-    if tenant.standing is Standing.OURS:
-        return f"{wants}: not even its MIN has room, and nobody can give way"
-    return tenant.why
-
-
-def _notes(
-    snapshot: Snapshot, owed: Neighbours, givers: Mapping[int, list[str]]
-) -> tuple[str, ...]:
-    return tuple(
-        f"{whose(snapshot.job[claim.job_id])} gets {gpus(snapshot.job[claim.job_id].gpus)} on"
-        f" {', '.join(n for n, _ in claim.shares)}: {givers_give(givers[claim.job_id])}"
-        for claim in owed.claims
-        if claim.job_id in givers
     )
 
 

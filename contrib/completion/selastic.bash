@@ -45,7 +45,7 @@ _selastic() {
         explain) words="--json --help" ;;
         plan) words="--all --json --help" ;;
         history) words="$table --help" ;;
-        usage) words="--user --start --end --by-user $table --help" ;;
+        usage) words="--user --start --end --by-user --check $table --help" ;;
         topology) words="--all --plot $table --help" ;;
         hold | release) words="--dry-run --json --help" ;;
         update) words="--elastic= --layout= --dry-run --json --help" ;;

@@ -16,6 +16,9 @@ local RESERVATION_PREFIX = "selastic_"
 local MAX_RECORD_BYTES = 65536
 -- Longer node lists of users are not looked into.
 local MAX_USER_NODES = 5000
+local MAX_USER_BYTES = 16384
+-- Longer messages are cut.
+local MAX_MESSAGE_BYTES = 1024
 local UNSET_32 = 4294967294
 
 local refuse = shape.refuse
@@ -48,33 +51,38 @@ local function load_settings()
 	return settings
 end
 
--- GPUs per node by type in the job's partitions, or in the default one.
+-- By node list of a partition: few, whatever users write.
 local known_sizes = {}
-local function partition_sizes(job, part_list)
-	if M.settings.gpus_per_node then
-		return M.settings.gpus_per_node
-	end
-	local wanted, lists = {}, {}
-	for name in (job.partition or ""):gmatch("[^,]+") do
-		wanted[name] = true
-	end
-	for name, part in pairs(part_list) do
-		if wanted[name] or not next(wanted) and part.flag_default == 1 then
-			lists[#lists + 1] = part.nodes
-		end
-	end
-	table.sort(lists)
-	local list = lists[1] and table.concat(lists, ",") or "ALL"
+local function list_sizes(list)
 	if not known_sizes[list] then
 		known_sizes[list] = cluster.sizes(M.settings.nodes, list)
 	end
 	return known_sizes[list]
 end
 
+-- GPUs per node by type in the job's partitions, or in the default one.
+local function partition_sizes(job, part_list)
+	if M.settings.gpus_per_node then
+		return M.settings.gpus_per_node
+	end
+	local wanted, sizes, known = {}, {}, false
+	for name in (job.partition or ""):gmatch("[^,]+") do
+		wanted[name] = true
+	end
+	for name, part in pairs(part_list) do
+		if part.nodes and (wanted[name] or not next(wanted) and part.flag_default == 1) then
+			cluster.narrow(sizes, list_sizes(part.nodes))
+			known = true
+		end
+	end
+	return known and sizes or list_sizes("ALL")
+end
+
 -- The same for the nodes that the job names; nil if it names none or they are unknown.
 local function named_sizes(job)
-	if (job.req_nodes or "") ~= "" then
-		local sound, sizes = pcall(cluster.sizes, M.settings.nodes, job.req_nodes, MAX_USER_NODES)
+	local list = job.req_nodes or ""
+	if list ~= "" and #list <= MAX_USER_BYTES then
+		local sound, sizes = pcall(cluster.sizes, M.settings.nodes, list, MAX_USER_NODES)
 		return sound and next(sizes) and sizes or nil
 	end
 end
@@ -83,11 +91,8 @@ end
 
 -- Bytes outside printable ASCII become \u00XX: AdminComment stays ASCII whatever users write.
 local function json_string(text)
-	local escaped = text:gsub(".", function(char)
-		local byte = char:byte()
-		if byte < 0x20 or byte > 0x7e or char == '"' or char == "\\" then
-			return string.format("\\u%04x", byte)
-		end
+	local escaped = text:gsub('[%c"\\\127-\255]', function(char)
+		return string.format("\\u%04x", char:byte())
 	end)
 	return '"' .. escaped .. '"'
 end
@@ -142,10 +147,22 @@ local function check_reservation(job, uid)
 	if uid == 0 or uid == M.settings.controller_uid then
 		return
 	end
-	for name in (job.reservation or ""):gmatch("[^,%s]+") do
+	local text = job.reservation or ""
+	if #text > MAX_RECORD_BYTES then
+		refuse("%d bytes are no list of reservations: shorten it", #text)
+	end
+	for name in text:gmatch("[^,%s]+") do
 		if name:sub(1, #RESERVATION_PREFIX) == RESERVATION_PREFIX then
 			refuse("reservation %s belongs to the elastic controller: leave it out", name)
 		end
+	end
+end
+
+-- What slurmctld's locks allow time for, and what the controller reads.
+local function check_bytes(count)
+	if count > MAX_RECORD_BYTES then
+		refuse("the job's constraints take %d bytes, more than the %d that can be recorded:"
+			.. " shorten node lists or dependencies", count, MAX_RECORD_BYTES)
 	end
 end
 
@@ -161,6 +178,7 @@ local function plan(job, part_list)
 	elseif job.het_job_offset and job.het_job_offset ~= UNSET_32 then
 		refuse("heterogeneous jobs cannot be resized: leave out --elastic or the components")
 	end
+	check_bytes(shape.bytes(job))
 	local managed = (job.script or "") ~= ""
 	if managed and job.requeue == 0 then
 		refuse("an elastic job is resized by requeueing it: leave out --no-requeue")
@@ -176,14 +194,17 @@ local function plan(job, part_list)
 		changes.admin_comment = json_object({ at = os.time(), elastic = directive.format(d), v = 1,
 			shape = shape.submitted(job),
 			other = other ~= "" and not is_ours(other) and other or nil })
-		if #changes.admin_comment > MAX_RECORD_BYTES then
-			refuse("the job's constraints take %d bytes, more than the %d that can be recorded:"
-				.. " shorten node lists or dependencies", #changes.admin_comment, MAX_RECORD_BYTES)
-		end
+		check_bytes(#changes.admin_comment)
 		changes.comment = comment
 		changes.requeue = 1
 	end
 	return changes, summary(d, gpus, gpu_type, managed)
+end
+
+-- One line without control characters: what users write comes back in messages.
+local function printable(text)
+	local shown = text:sub(1, MAX_MESSAGE_BYTES):gsub("[^\32-\126]", "?")
+	return shown .. (#text > MAX_MESSAGE_BYTES and "..." or "")
 end
 
 -- Runs one hook; a refusal reaches the user, any other error only the log.
@@ -192,10 +213,11 @@ local function guarded(hook, ...)
 	if sound then
 		return slurm.SUCCESS
 	elseif type(result) == "table" and result.refusal then
-		slurm.log_user("elastic: %s", result.refusal)
+		slurm.log_user("elastic: %s", printable(result.refusal))
 		return slurm.ERROR
 	end
-	slurm.log_error("slurm_elastic: internal error, the job runs unmanaged: %s", tostring(result))
+	slurm.log_error("slurm_elastic: internal error, the job runs unmanaged: %s",
+		printable(tostring(result)))
 	slurm.log_user("elastic: internal error, this job runs unmanaged; please tell the administrators")
 	return slurm.SUCCESS
 end
@@ -212,7 +234,7 @@ function M.job_submit(job_desc, part_list, submit_uid)
 			job_desc[name] = value
 		end
 		if message then
-			slurm.log_user("%s", message)
+			slurm.log_user("%s", printable(message))
 		end
 	end)
 end

@@ -5,6 +5,7 @@ local M = {}
 
 local MAX_NODES = 200000
 local MAX_INCLUDES = 100
+local MAX_NAME_BYTES = 255
 
 -- Slurm's keywords are case-insensitive: a pattern for one.
 local function keyword(word)
@@ -26,33 +27,35 @@ local function read_file(path)
 end
 M.read_file = read_file
 
--- Appends the names in one host expression, such as r1n[01-03,7]: brackets multiply.
-local function expand_one(names, text, limit)
-	local before, inside, after = text:match("^([^%[]*)%[([^%]]*)%](.*)$")
-	if not before then
-		names[#names + 1] = text
-		assert(#names <= limit, "too many nodes")
-		return
-	end
-	for item in inside:gmatch("[^,]+") do
-		local first, last = item:match("^(%d+)%-(%d+)$")
-		first, last = first or item, last or item
-		local form = "%s%0" .. #first .. "d%s"
-		for number = tonumber(first), tonumber(last) do
-			expand_one(names, form:format(before, number, after), limit)
+-- The names in a node list such as r1n[01-03,7],login: brackets multiply. An error if there are
+-- more names and brackets to work through than the limit: some lists cost much and name little,
+-- such as g[1-999999999][].
+function M.expand(text, limit)
+	local names, left, at, depth = {}, limit or MAX_NODES, 1, 0
+	local function expand_one(expression)
+		left = left - 1
+		assert(left >= 0, "too many nodes")
+		local before, inside, after = expression:match("^([^%[]*)%[([^%]]*)%](.*)$")
+		if not before then
+			assert(#expression <= MAX_NAME_BYTES, "a node's name is too long")
+			names[#names + 1] = expression
+			return
+		end
+		for item in inside:gmatch("[^,]+") do
+			local first, last = item:match("^(%d+)%-(%d+)$")
+			first, last = first or item, last or item
+			local form = "%s%0" .. #first .. "d%s"
+			for number = tonumber(first), tonumber(last) do
+				expand_one(form:format(before, number, after))
+			end
 		end
 	end
-end
-
--- The names in a node list such as g[01-03],login; an error if there are more than the limit.
-function M.expand(text, limit)
-	local names, at, depth = {}, 1, 0
 	for position = 1, #text + 1 do
 		local char = text:sub(position, position)
 		depth = depth + (char == "[" and 1 or char == "]" and -1 or 0)
 		if char == "" or char == "," and depth == 0 then
 			if position > at then
-				expand_one(names, text:sub(at, position - 1), limit or MAX_NODES)
+				expand_one(text:sub(at, position - 1))
 			end
 			at = position + 1
 		end
@@ -100,21 +103,23 @@ end
 -- GPUs per node of each type, the smallest node deciding, among the nodes listed, "ALL" for all.
 function M.sizes(nodes, list, limit)
 	local sizes = {}
-	local function count(gpus)
-		for name, number in pairs(gpus or {}) do
-			sizes[name] = math.min(sizes[name] or number, number)
-		end
-	end
 	if list:upper() ~= "ALL" then
 		for _, node in ipairs(M.expand(list, limit)) do
-			count(nodes[node])
+			M.narrow(sizes, nodes[node])
 		end
 	else
 		for _, gpus in pairs(nodes) do
-			count(gpus)
+			M.narrow(sizes, gpus)
 		end
 	end
 	return sizes
+end
+
+-- Lowers each size to that of these GPUs, nil for none.
+function M.narrow(sizes, gpus)
+	for name, number in pairs(gpus or {}) do
+		sizes[name] = math.min(sizes[name] or number, number)
+	end
 end
 
 return M

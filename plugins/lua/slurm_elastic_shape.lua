@@ -8,6 +8,7 @@ local M = {}
 local NICE_OFFSET = 2147483648
 local UNSET_16 = 65534
 local UNSET_32 = 4294967294
+local MAX_GPUS = 65536
 
 -- The fields of a job that describe its shape, and the value that means "not given"; false
 -- where an absent field reads nil. min_cpus is missing: sbatch always sends a guess of its own.
@@ -61,6 +62,15 @@ function M.submitted(job)
 	return shape
 end
 
+-- The bytes of all strings that describe the job's shape.
+function M.bytes(job)
+	local count = 0
+	for _, name in ipairs(STRINGS) do
+		count = count + #(job[name] or "")
+	end
+	return count
+end
+
 -- The GPUs one request names: their number and type (nil without one); nothing for no GPUs.
 local function read_request(text)
 	local total, gpu_type
@@ -80,6 +90,8 @@ local function read_request(text)
 				refuse("%s cannot be understood: write gpu:TYPE:COUNT", item)
 			elseif name and (name:lower():match("^mig") or name:match("%dg%.%d")) then
 				refuse("%s is a slice of a GPU (MIG): ask for whole GPUs only", item)
+			elseif tonumber(count) > MAX_GPUS then
+				refuse("%s asks for more GPUs than the %d that a directive can name", item, MAX_GPUS)
 			elseif total and name ~= gpu_type then
 				refuse("%s names two types of GPUs: an elastic job runs on one at a time", text)
 			end

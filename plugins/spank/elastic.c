@@ -61,11 +61,11 @@ static void append_output(void)
 	open_mode_is_ours = getenv(OPEN_MODE) == NULL && setenv(OPEN_MODE, "append", 0) == 0;
 }
 
-/* Looks for --elastic or an abbreviation before options are read; arguments of the user's own
- * program are taken for it too, which is harmless. */
+/* Looks for --elastic or an abbreviation before options are read; --elastic among the arguments of
+ * the user's own program is taken for it too. */
 static bool find_on_command_line(void)
 {
-	static const char option[] = "--el";
+	static const char option[] = "--elastic";
 	FILE *arguments = fopen("/proc/self/cmdline", "re");
 	size_t matched = 0;
 	bool found = false;
@@ -74,11 +74,13 @@ static bool find_on_command_line(void)
 	if (arguments == NULL)
 		return (false);
 	while (!found && (c = getc(arguments)) != EOF) {
-		if (c == '\0')
+		if ((c == '\0' || c == '=') && matched >= strlen("--el") &&
+		    matched <= strlen(option))
+			found = true;
+		else if (c == '\0')
 			matched = 0;
-		else if (matched < strlen(option))
+		else if (matched <= strlen(option))
 			matched = c == option[matched] ? matched + 1 : sizeof(option);
-		found = matched == strlen(option);
 	}
 	fclose(arguments);
 	return (found);

@@ -12,6 +12,11 @@ from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
 from slurm_elastic.cli.words import clean
 
 _TIMEOUT_S = 20.0
+#: Of several controllers, each gets this long to say whether it is the active one.
+_ROLE_S = 3.0
+
+#: Under which a command keeps what each of several controllers has said.
+_ROLES = f"{__name__}.roles"
 
 #: Ends the line about a controller that does not answer.
 REMEDY = ": is selasticd running there? systemctl status selasticd"
@@ -39,6 +44,43 @@ def address() -> str:
     return str(chosen) if chosen else (settings() or config.Config()).api.controller
 
 
+def roles() -> dict[str, dict[str, Any] | str]:
+    """What each controller answers to a ping, or the line that says why it does not."""
+    from slurm_elastic.job import channel  # noqa: PLC0415 - only when talking
+
+    named = channel.addresses(address())
+    found: dict[str, dict[str, Any] | str] = {}
+    for where in named:
+        try:
+            timeout_s = _ROLE_S if len(named) > 1 else _TIMEOUT_S
+            found[where] = channel.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
+        except channel.ChannelError as error:
+            found[where] = clean(str(error).removeprefix(f"controller {where}: "))
+    return found
+
+
+def _active() -> str:
+    """Where the active one of several controllers is.
+
+    Raises:
+        CliError: none of them is.
+    """
+    answers = roles()
+    click.get_current_context().meta[_ROLES] = answers
+    for where, answer in answers.items():
+        if isinstance(answer, dict) and answer.get("role") in ("active", "alone"):
+            return where
+    said = (f"{w}: {a if isinstance(a, str) else 'stands by'}" for w, a in answers.items())
+    raise CliError(f"no controller is active ({'; '.join(said)}){REMEDY}", SILENT)
+
+
+def standing() -> list[str]:
+    """Of several controllers: which is active and what the others do, as `ask` has found."""
+    answers = click.get_current_context().meta.get(_ROLES, {})
+    how = {w: a if isinstance(a, str) else a.get("role", "?") for w, a in answers.items()}
+    return [clean(", ".join(f"{w}: {h}" for w, h in how.items()))] if how else []
+
+
 def ask(op: str, **args: Any) -> dict[str, Any]:
     """Send one request; arguments that are None are left out.
 
@@ -48,6 +90,8 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     from slurm_elastic.job import channel  # noqa: PLC0415 - only when talking
 
     where = address()
+    if len(channel.addresses(where)) > 1:
+        where = _active()
     request = {"v": 1, "op": op, **{k: v for k, v in args.items() if v is not None}}
     try:
         return channel.call(where, request, timeout_s=_TIMEOUT_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, options, words
-from slurm_elastic.cli.errors import REFUSED, CliError
+from slurm_elastic.cli.errors import REFUSED, SILENT, CliError
 
 if TYPE_CHECKING:
     from slurm_elastic.controller.check import Facts
@@ -48,7 +48,10 @@ def config() -> None:
 @options.verb
 @options.as_json
 def ping(json_: bool) -> None:
-    """Ask the controller whether it is there. Exit code 3 when it is not."""
+    """Ask the controller whether it is there. Exit code 3 when it, or each of several, is not."""
+    if "," in client.address():
+        _ping_all(json_=json_)
+        return
     begin = time.monotonic()
     answer = client.ask("ping")
     took = time.monotonic() - begin
@@ -57,6 +60,28 @@ def ping(json_: bool) -> None:
     else:
         version = words.clean(answer.get("version", "?"))
         click.echo(f"selasticd {version} at {client.address()} answers in {took * 1000:.0f} ms")
+
+
+def _ping_all(*, json_: bool) -> None:
+    """Several controllers, with their roles, like `scontrol ping`."""
+    answers = client.roles()
+    if json_:
+        options.put_json({"controllers": [_answered(w, a) for w, a in answers.items()]})
+    else:
+        for where, answer in answers.items():
+            if isinstance(answer, str):
+                click.echo(f"selasticd at {where} is DOWN ({answer})")
+            else:
+                version, role = words.clean(answer.get("version", "?")), answer.get("role", "?")
+                click.echo(f"selasticd {version} at {where} is UP ({words.clean(role)})")
+    if not any(
+        isinstance(a, dict) and a.get("role") in ("active", "alone") for a in answers.values()
+    ):
+        click.get_current_context().exit(SILENT)
+
+
+def _answered(where: str, answer: dict[str, Any] | str) -> dict[str, Any]:
+    return {"address": where, **({"error": answer} if isinstance(answer, str) else answer)}
 
 
 def _facts() -> Facts:

@@ -125,6 +125,8 @@ def where(row: JobRow) -> str:
     if transition:
         way = f"-> {words.clean(transition['target'])} ({words.phase(transition['state'])})"
         return f"{words.places(row['where'])} {way}".lstrip()
+    if row["stopped"]:
+        return f"held: {words.clean(row['stopped'])}"
     if row["waiting"] is not None:
         count, reason = words.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
         return f"waiting for {count}" + (f": {reason}" if reason else "")
@@ -175,6 +177,9 @@ def details(answer: ShowAnswer) -> list[str]:
             StartTime=words.clock(answer["start_time"], now),
             EndTime=words.clock(answer["end_time"], now),
             TimeLimit=_limit(answer["time_limit_s"]),
+            **(
+                {"ExtendedBy": words.duration(answer["extended_s"])} if answer["extended_s"] else {}
+            ),
         ),
         pairs(
             Speed=words.speed(job).replace(" ", ""),
@@ -189,6 +194,7 @@ def details(answer: ShowAnswer) -> list[str]:
             Restart=seconds(answer["restart_s"]),
             LastCheckpointStep=answer["checkpoint_step"],
         ),
+        *([pairs(Stopped=job["stopped"])] if job["stopped"] else []),
         pairs(Held=_yes(job["held"]), Resizes=job["resizes"], LeftAlone=job["unmanaged_reason"]),
     ]
     out += [pairs(**row) for row in _running_pairs(answer)]
@@ -271,6 +277,7 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
 
 def _asked(everything: bool) -> StatusAnswer:
     answer: Any = client.ask("status", all=everything)
+    answer["notes"] = [*client.standing(), *answer["notes"]]
     return answer  # type: ignore[no-any-return]
 
 

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, options, words
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
 from slurm_elastic.cli.tables import Column, Layout, render
+from slurm_elastic.cli.usage_check import compared
+from slurm_elastic.slurm import accounting
+from slurm_elastic.slurm.accounting import AccountingError
 
 if TYPE_CHECKING:
     from slurm_elastic.controller.answers_schema import UsageAnswer
@@ -38,6 +41,9 @@ _USERS = (
 @click.option("-S", "--start", metavar="TIME", default="now-1day", help="From then on (now-1day).")
 @click.option("-E", "--end", metavar="TIME", help="Until then (now).")
 @click.option("--by-user", is_flag=True, help="One line per user instead of per job.")
+@click.option(
+    "--check", is_flag=True, help="Compare each run with sacct; exit code 1 if one differs."
+)
 @options.table
 @options.as_json
 def usage(
@@ -46,6 +52,7 @@ def usage(
     start: str,
     end: str | None,
     by_user: bool,
+    check: bool,
     format_: str,
     noheader: bool,
     parsable: bool,
@@ -61,21 +68,44 @@ def usage(
         last = words.parse_time(end, now) if end else None
     except ValueError as error:
         raise CliError(f"usage: {error}", USAGE) from None
-    answer: Any = client.ask("usage", user=user, start=first, end=last)
-    if json_:
+    answer: Any = client.ask("usage", user=user, start=first, end=last, runs=check or None)
+    if check:
+        _check(answer, first, user, json_=json_)
+    elif json_:
         options.put_json(answer)
     else:
         put = options.layout(format_, noheader, parsable)
         options.put(used(answer, put, by_user=by_user))
 
 
+def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) -> None:
+    """Compare, say what differs, and exit 1 if anything does."""
+    try:
+        accounted = accounting.runs(since, users=(user,) if user else ())
+    except AccountingError as error:
+        raise CliError(f"usage: {error}", REFUSED) from None
+    equal, lines = compared(answer["runs"], accounted, since=since)
+    if json_:
+        options.put_json({"equal": equal, "differences": lines})
+    else:
+        head = f"{equal} runs agree with sacct to the second"
+        options.put([*lines, f"{head}, {len(lines)} do not" if lines else head])
+    if lines:
+        click.get_current_context().exit(REFUSED)
+
+
 def used(answer: UsageAnswer, layout: Layout, *, by_user: bool) -> list[str]:
     """The whole of `usage`."""
     rows: Any = answer["users"] if by_user else answer["jobs"]
     columns = _USERS if by_user else _JOBS
-    if not rows and layout.header and not layout.parsable:
-        return ["no elastic job held GPUs in that time"]
-    return render(rows, columns, [c.header for c in columns[:-1]], layout)
+    people = layout.header and not layout.parsable
+    # Said only where it matters: the time asked for begins before.
+    asked = answer["start"] or 0.0
+    since = words.kept(answer["kept_since"], answer["time"]) if people else ""
+    tail = [since] if since and asked < answer["kept_since"] else []
+    if not rows and people:
+        return ["no elastic job held GPUs in that time", *tail]
+    return [*render(rows, columns, [c.header for c in columns[:-1]], layout), *tail]
 
 
 def _hours(gpu_seconds: float) -> str:

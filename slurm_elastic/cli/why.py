@@ -121,14 +121,32 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add("Not yet", "it is resized once it has written a checkpoint and read it back")
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
         add("Silent", "it has not reported yet; is it started with esrun?")
+    if job["stopped"]:
+        add("Stopped", job["stopped"])
+        add("Remedy", f"mend the script, then `selastic release {job['display_id']}`")
     if job["held"]:
         add("Held", f"nothing changes until `selastic release {job['display_id']}`")
+    add("Time limit", _time_limit(answer))
     add("Next", _next(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
         add("Because", decision["reason"])
     if answer["last"]:
         add("Last resize", _last(answer["last"], answer["time"]))
     return lines
+
+
+def _time_limit(answer: ExplainAnswer) -> str:
+    """What there is to say of it: that it was extended, and why."""
+    if not answer["extended_s"] or answer["time_limit_s"] is None:
+        return ""
+    holds, wanted = answer["job"]["gpus"], answer["submitted_gpus"]
+    why = f"since it runs on {holds} of {wanted} GPUs"
+    if not holds:
+        why = f"since it is to start on fewer than {wanted} GPUs"
+    elif holds >= wanted:
+        why = f"for the time that it had fewer than its {wanted} GPUs"
+    limit, more = words.duration(answer["time_limit_s"]), words.duration(answer["extended_s"])
+    return f"{limit}, extended by {more} {why}"
 
 
 def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
@@ -159,11 +177,13 @@ def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
 
 def past(answer: HistoryAnswer, layout: Layout) -> list[str]:
     """The whole of `history`."""
+    since = words.kept(answer["kept_since"], answer["time"])
     if not answer["changes"] and layout.header and not layout.parsable:
-        return ["no changes yet"]
+        return [f"no changes; {since}" if since else "no changes yet"]
     # Today is the controller's: the answer may be looked at after midnight.
     rows = [{**change, "now": answer["time"]} for change in answer["changes"]]
-    return render(rows, _COLUMNS, _DEFAULT, layout)
+    lines = render(rows, _COLUMNS, _DEFAULT, layout)
+    return [*lines, since] if since and layout.header and not layout.parsable else lines
 
 
 def _state(answer: ExplainAnswer) -> str:

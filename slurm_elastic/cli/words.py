@@ -79,6 +79,11 @@ def clock(when: float | None, now: float | None = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", then)
 
 
+def kept(since: float, now: float) -> str:
+    """How far back the controller remembers; "" if it does not say."""
+    return f"(records are kept since {clock(since, now)})" if since else ""
+
+
 def digits(value: float) -> str:
     """A number with two significant digits, or all of its whole ones."""
     if value == 0 or not math.isfinite(value):
@@ -176,7 +181,7 @@ def parse_time(text: str, now: float) -> float:
         ValueError: none of these.
     """
     units = {"s": 1, "m": _MINUTE, "h": _HOUR, "d": _DAY, "w": 7 * _DAY}
-    match = re.fullmatch(r"now(?:-(\d+)\s*(s|m|h|d|w)[a-z]*)?", text)
+    match = re.fullmatch(r"now(?:-([0-9]{1,12})\s*(s|m|h|d|w)[a-z]*)?", text)
     if match:
         return now - (int(match[1]) * units[match[2]] if match[1] else 0)
     if text == "today":
@@ -184,6 +189,7 @@ def parse_time(text: str, now: float) -> float:
     for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
         try:
             return time.mktime(time.strptime(text, form))
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
-    raise ValueError(f'"{text}" is no time; write now-2days, today, 2026-11-20 or 2026-11-20T14:00')
+    examples = "now-2days, today, 2026-11-20 or 2026-11-20T14:00"
+    raise ValueError(f'"{text[:40]}" is no time; write {examples}')

@@ -23,7 +23,6 @@ from slurm_elastic.controller.answers_inputs import (
     View,
     Viewer,
 )
-from slurm_elastic.controller.answers_jobs import order
 from slurm_elastic.controller.answers_show import show
 
 __all__ = [
@@ -45,12 +44,9 @@ def find(view: View, name: str) -> tuple[int, ...]:
 
     Empty when the snapshot has none. This is what `Desk.find` needs.
     """
-    exact = tuple(j.job_id for j in view.snapshot.jobs if j.display_id == name)
-    if exact:
-        return exact
-    tasks = [j for j in view.snapshot.jobs if j.display_id.startswith(f"{name}_")]
-    if tasks:
-        return tuple(j.job_id for j in sorted(tasks, key=lambda j: order(j.display_id)))
+    found = view.snapshot.named.get(name)
+    if found:
+        return found
     raw = int(name) if name.isascii() and name.isdigit() else 0
     return (raw,) if raw in view.snapshot.job else ()
 
@@ -96,7 +92,15 @@ def answer(
     if op == "usage":
         start, end, user = _time(args, "start"), _time(args, "end"), args.get("user")
         return dict(
-            answers_rounds.usage(view, viewer, segments, start=start, end=end, user=user or "")
+            answers_rounds.usage(
+                view,
+                viewer,
+                segments,
+                start=start,
+                end=end,
+                user=user or "",
+                runs=bool(args.get("runs")),
+            )
         )
     raise NoAnswerError(f"{op} is no question")
 

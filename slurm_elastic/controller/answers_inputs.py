@@ -13,6 +13,9 @@ from slurm_elastic.controller.tuning import Choice
 from slurm_elastic.plan import JobRecord, Plan
 from slurm_elastic.report import Orders, Report
 
+#: What of PrivateData in slurm.conf is obeyed; what jobs are asked for is never told to others.
+PRIVATE = frozenset({"jobs", "usage", "nodes", "partitions"})
+
 
 class ChangeSeconds(TypedDict, total=False):
     """How long the parts of a change took, in seconds; parts not measured are left out or None."""
@@ -59,7 +62,10 @@ class TransitionRow(TypedDict, total=False):
 
 
 class SegmentRow(TypedDict, total=False):
-    """A time during which a job held one allocation; `end` None: still holds it."""
+    """A time during which a job held one allocation; `end` None: still holds it.
+
+    `seconds` as Slurm's accounting counts them, None: not known yet; `run`, the restart count.
+    """
 
     job_id: int
     user: str
@@ -68,6 +74,8 @@ class SegmentRow(TypedDict, total=False):
     gpus: int
     start: float
     end: float | None
+    seconds: int | None
+    run: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,7 @@ class View:
         reports: the last report of each job's present attempt.
         batches: what was decided of the batch of each job that may change it.
         resizes: changes made to each job in its life; absent: `len(record.changes)`.
+        kept_since: epoch s from which on past changes and allocations are kept; 0: not known.
         notes: warnings of the controller to show above the status ("slurmctld is slow", …).
         next_round: epoch s.
         topology: what is configured of the network.
@@ -95,6 +104,7 @@ class View:
     policy: str = ""
     next_round: float | None = None
     topology: config.Topology = field(default_factory=config.Topology)
+    kept_since: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -115,15 +125,29 @@ class Particulars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """Who asks. Where `private`, users see only their own jobs; operators see all."""
+    """Who asks. Operators see all.
+
+    Attributes:
+        private: users see only their own jobs (PrivateData=jobs).
+        hidden: what else is private, of `PRIVATE`.
+    """
 
     uid: int = 0
     operator: bool = True
     private: bool = False
+    hidden: frozenset[str] = frozenset()
 
     def sees(self, uid: int | None) -> bool:
         """Whether a job of this owner may be shown."""
         return self.operator or not self.private or uid == self.uid
+
+    def sees_usage(self, uid: int | None) -> bool:
+        """Whether what this owner's jobs used may be shown."""
+        return self.sees(uid) and (self.operator or "usage" not in self.hidden or uid == self.uid)
+
+    def may_know(self, *what: str) -> bool:
+        """Whether none of these of `PRIVATE` is kept from him."""
+        return self.operator or self.hidden.isdisjoint(what)
 
     def jobs(self, view: View) -> tuple[Job, ...]:
         """The jobs that may be shown."""

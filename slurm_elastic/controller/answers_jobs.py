@@ -29,12 +29,13 @@ from slurm_elastic.controller.answers_schema import (
 )
 from slurm_elastic.controller.tuning import Choice
 from slurm_elastic.plan import Action, Decision, JobRecord
+from slurm_elastic.slurm.shape import submitted_gpus
 
 #: Seconds from a complete checkpoint until Slurm counts the GPUs as free, when nothing hinders.
 _FREED_AFTER_SAVE_S = 2.0
 
-#: How reasons name jobs: "bob's 4722", "4711_3".
-_NAMED_JOB = re.compile(r"(?:[\w.-]+'s )?\b(\d+(?:_\d+)?)\b")
+#: How reasons name jobs: "bob's 4722", "job 4711_3", "4711".
+_NAMED_JOB = re.compile(r"(?:(\S+'s |job ))?\b([0-9]+(?:_[0-9]+)?)\b")
 
 #: States in which a job has its GPUs.
 HOLDING = (JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED)
@@ -46,8 +47,7 @@ class Rows:
     def __init__(self, view: View, viewer: Viewer) -> None:
         self.view = view
         self._shown = {j.job_id: j for j in viewer.jobs(view)}
-        hidden = [j for j in view.snapshot.jobs if j.job_id not in self._shown]
-        self._hidden = {j.display_id for j in hidden} | {str(j.job_id) for j in hidden}
+        self._viewer = viewer
         self._leaf: dict[str, str] = {}
         for switch in sorted(view.snapshot.switches, key=lambda s: -s.level):
             self._leaf.update(dict.fromkeys(switch.nodes, switch.name))
@@ -69,9 +69,7 @@ class Rows:
 
     def words(self, text: str) -> str:
         """A reason without the jobs that the viewer may not see."""
-        if not self._hidden:
-            return text
-        return _NAMED_JOB.sub(lambda m: "another job" if m[1] in self._hidden else m[0], text)
+        return discreet(text, self.view, self._viewer)
 
     def where(self, nodes: Sequence[str]) -> list[Place]:
         """Nodes by leaf switch, in the order of the first node of each."""
@@ -94,8 +92,9 @@ class Rows:
             "partition": job.partition,
             "state": job.state.value,
             "elastic": job.elastic,
-            "unmanaged_reason": job.unmanaged_reason if job.submission else "",
+            "unmanaged_reason": job.unmanaged_reason,
             "held": record.held,
+            "stopped": record.stopped if job.state is JobState.PENDING else "",
             "gpus": held.gpus if held else 0,
             "wants": wants(job, record),
             "gpu_type": held.gpu_type if held else job.gpu_type,
@@ -185,6 +184,22 @@ class Rows:
         return max(1.0, save + _FREED_AFTER_SAVE_S - elapsed)
 
 
+def discreet(text: str, view: View, viewer: Viewer) -> str:
+    """A reason without the jobs that the viewer may not see, those long gone included."""
+    if viewer.operator or not viewer.private:
+        return text
+
+    def shown(match: re.Match[str]) -> str:
+        said, number = match.groups()
+        ids = view.snapshot.named.get(number) or ((int(number),) if "_" not in number else ())
+        jobs = [view.snapshot.job[i] for i in ids if i in view.snapshot.job]
+        # A number alone that is no job's is a count of GPUs or seconds.
+        hidden = not all(viewer.sees(j.uid) for j in jobs) if jobs else bool(said)
+        return "another job" if hidden else match[0]
+
+    return _NAMED_JOB.sub(shown, text)
+
+
 def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAnswer:
     """The cluster and its jobs.
 
@@ -206,7 +221,7 @@ def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAns
         "mode": view.mode,
         "policy": view.policy,
         "notes": rows.notes(),
-        "partitions": _partitions(view),
+        "partitions": _partitions(view) if viewer.may_know("nodes", "partitions") else [],
         "jobs": [rows.job(j) for j in shown],
     }
 
@@ -236,6 +251,9 @@ def explain(
         "reporting": record.reporting,
         "checkpoint_s": record.checkpoint_s,
         "restart_s": record.restart_s,
+        "time_limit_s": job.time_limit_s,
+        "extended_s": record.extended_s,
+        "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
         "batch": _batch(view.batches.get(job_id)),

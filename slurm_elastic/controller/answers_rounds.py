@@ -10,6 +10,7 @@ from slurm_elastic.controller.answers_schema import (
     HistoryAnswer,
     PlanAnswer,
     PlanRow,
+    RunUsage,
     UsageAnswer,
     UsageRow,
     UserUsage,
@@ -49,7 +50,11 @@ def history(view: View, viewer: Viewer, found: Sequence[HistoryRow]) -> HistoryA
     """Past changes, oldest first."""
     rows = Rows(view, viewer)
     shown = [h for h in found if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
-    return {"time": view.snapshot.time, "changes": [change(rows, h) for h in shown]}
+    return {
+        "time": view.snapshot.time,
+        "kept_since": view.kept_since,
+        "changes": [change(rows, h) for h in shown],
+    }
 
 
 def usage(
@@ -60,6 +65,7 @@ def usage(
     start: float | None = None,
     end: float | None = None,
     user: str = "",
+    runs: bool = False,
 ) -> UsageAnswer:
     """GPU seconds by job and by user, counted from what the jobs really held.
 
@@ -70,21 +76,42 @@ def usage(
         start: epoch s; None: no bound. Segments are cut there.
         end: the same at the other end.
         user: only this user's jobs; "" for all.
+        runs: whether each run is wanted, too.
     """
     now, rows = view.snapshot.time, Rows(view, viewer)
     jobs: dict[tuple[int, str], UsageRow] = {}
     users: dict[str, UserUsage] = {}
+    counted: list[RunUsage] = []
     for segment in segments:
         who, kind = segment.get("user", ""), segment.get("gpu_type", "")
         job_id = segment["job_id"]
-        if (user and who != user) or not viewer.sees(_owner(view, job_id, segment.get("uid"))):
+        if (user and who != user) or not viewer.sees_usage(
+            _owner(view, job_id, segment.get("uid"))
+        ):
             continue
         last = segment.get("end")
         begin = max(segment["start"], start) if start is not None else segment["start"]
         finish = min(now if last is None else last, end if end is not None else now)
         seconds = finish - begin
+        settled = segment.get("seconds")
+        if settled is not None and last is not None:
+            seconds = min(seconds, float(settled))  # less what it was suspended
         if seconds <= 0:
             continue
+        counted.append(
+            {
+                "job_id": job_id,
+                "display_id": rows.display(job_id),
+                "user": who,
+                "run": segment.get("run", 0),
+                "gpu_type": kind,
+                "gpus": segment["gpus"],
+                "start": segment["start"],
+                "end": last,
+                "seconds": seconds,
+                "settled": settled is not None,
+            }
+        )
         spent = seconds * segment["gpus"]
         row = jobs.setdefault(
             (job_id, kind),
@@ -106,9 +133,11 @@ def usage(
         total["types"][kind] = total["types"].get(kind, 0.0) + spent
     return {
         "time": now,
+        "kept_since": view.kept_since,
         "start": start,
         "end": end,
         "jobs": sorted(jobs.values(), key=lambda r: (r["job_id"], r["gpu_type"])),
+        "runs": counted if runs else [],
         "users": sorted(users.values(), key=lambda r: -r["gpu_seconds"]),
     }
 

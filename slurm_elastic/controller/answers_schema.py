@@ -53,6 +53,7 @@ class JobRow(TypedDict):
     elastic: bool
     unmanaged_reason: str
     held: bool
+    stopped: str
     gpus: int
     wants: str
     gpu_type: str
@@ -152,6 +153,9 @@ class ExplainAnswer(TypedDict):
     reporting: bool
     checkpoint_s: float | None
     restart_s: float | None
+    time_limit_s: int | None
+    extended_s: int
+    submitted_gpus: int
     decision: DecisionRow | None
     model: ModelRow | None
     batch: BatchRow | None
@@ -187,7 +191,6 @@ class ShowAnswer(ExplainAnswer):
     submit_time: float
     start_time: float | None
     end_time: float | None
-    time_limit_s: int | None
     step: int | None
     global_batch: int | None
     checkpoint_step: int | None
@@ -203,9 +206,10 @@ class ShowAnswer(ExplainAnswer):
 
 
 class HistoryAnswer(TypedDict):
-    """`selastic history`."""
+    """`selastic history`; `kept_since` is the epoch s from which on changes are kept."""
 
     time: float
+    kept_since: float
     changes: list[ChangeRow]
 
 
@@ -258,6 +262,21 @@ class UsageRow(TypedDict):
     shapes: int
 
 
+class RunUsage(TypedDict):
+    """One allocation of one run; `settled`: as Slurm's accounting has it."""
+
+    job_id: int
+    display_id: str
+    user: str
+    run: int
+    gpu_type: str
+    gpus: int
+    start: float
+    end: float | None
+    seconds: float
+    settled: bool
+
+
 class UserUsage(TypedDict):
     """GPU seconds of one user, by type."""
 
@@ -267,12 +286,14 @@ class UserUsage(TypedDict):
 
 
 class UsageAnswer(TypedDict):
-    """`selastic usage`."""
+    """`selastic usage`; `kept_since` is the epoch s from which on allocations are kept."""
 
     time: float
+    kept_since: float
     start: float | None
     end: float | None
     jobs: list[UsageRow]
+    runs: list[RunUsage]
     users: list[UserUsage]
 
 

@@ -52,7 +52,6 @@ def show(
         "submit_time": job.submit_time,
         "start_time": job.start_time,
         "end_time": job.end_time,
-        "time_limit_s": job.time_limit_s,
         "step": report.step if report else None,
         "global_batch": report.global_batch if report else None,
         "checkpoint_step": report.checkpoint_step if report else None,

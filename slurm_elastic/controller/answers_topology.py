@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from slurm_elastic.cluster import Allocation, Job, Node
-from slurm_elastic.controller.answers_inputs import View, Viewer
+from slurm_elastic.controller.answers_inputs import NoAnswerError, View, Viewer
 from slurm_elastic.controller.answers_jobs import HOLDING, Rows, order
 from slurm_elastic.controller.answers_schema import (
     HolderRow,
@@ -28,7 +28,12 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
     """Switches, nodes with GPUs, and the jobs that hold some.
 
     Jobs that the viewer may not see are only counted: as GPUs in use, and as `others` on a link.
+
+    Raises:
+        NoAnswerError: nodes are private.
     """
+    if not viewer.may_know("nodes"):
+        raise NoAnswerError("topology: nodes are private here (PrivateData=nodes): ask an operator")
     snapshot, settings = view.snapshot, view.topology
     fabric = Fabric.of(snapshot, settings)
     tree = Topology.of(snapshot)

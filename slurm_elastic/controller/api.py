@@ -6,6 +6,8 @@ is sealed for that uid alone and repeats the nonce. Everything that arrives is
 hostile until proven otherwise: sizes, times and rates are bounded, and what
 cannot be read is answered with `{"error": "one line", "code": …}` or dropped.
 
+Callers are served in turn (`api_turns`), so that nobody's flood keeps others from being heard.
+
 The server knows of the controller only the `Desk` (`api_requests`). Its
 methods are called on one thread of the server, never two at once; `wake` may
 be called from any.
@@ -16,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -34,9 +38,12 @@ from slurm_elastic.controller.api_requests import (
     Refused,
     RequestError,
     Requests,
+    Role,
 )
 from slurm_elastic.controller.api_seal import MungeSeals, Seals, SealsError
+from slurm_elastic.controller.api_turns import TooManyError, Turns
 from slurm_elastic.job import channel
+from slurm_elastic.slurm.scontrol import NotActive
 
 __all__ = [
     "JOB_COMMANDS",
@@ -46,6 +53,7 @@ __all__ = [
     "Desk",
     "Log",
     "Refused",
+    "Role",
     "Server",
 ]
 
@@ -58,12 +66,18 @@ IO_TIMEOUT_S = 5.0
 #: Callers from one address who have sent nothing for so many seconds.
 _MAX_SILENT, _SILENCE_S = 256, 1.0
 
-#: Connections at once, long polls included.
-_MAX_CONNECTIONS = 20_000
+#: Connections at once, long polls included; of them long polls of one user, one for each of his
+#: running jobs; and his other requests that wait or are being answered: while a round keeps us
+#: busy, reports of hundreds of jobs pile up.
+_MAX_CONNECTIONS, _MAX_POLLS, _MAX_OPEN = 20_000, 4000, 1000
+
+#: Calls to munge at once, and bytes of one address that may wait for one.
+_SEALERS, _MAX_BYTES = 4, 16 << 20
 
 _MAX_PORT = 65535
 
 T = TypeVar("T")
+K = TypeVar("K")
 _HangUp = Callable[[], None]
 
 
@@ -76,18 +90,31 @@ class Server:
 
     Args:
         settings: the section `[api]`.
-        desk: what requests are handed to.
+        desk: what requests are handed to; None: it comes later, by `serve`.
         log: where refusals and troubles go, one line each.
         seals: who sent what; munge's by default.
+        role: what this daemon is among several.
     """
 
     def __init__(
-        self, settings: config.Api, desk: Desk, log: Log, seals: Seals | None = None
+        self,
+        settings: config.Api,
+        desk: Desk | None,
+        log: Log,
+        seals: Seals | None = None,
+        role: Callable[[], Role] = Role,
     ) -> None:
         self._settings, self._log = settings, log
         self._seals = seals or MungeSeals()
-        self._requests = Requests(desk, log, rate_per_user=settings.rate_per_user)
-        self._sealers = ThreadPoolExecutor(4, thread_name_prefix="selastic-seal")
+        rate = settings.rate_per_user
+        self._requests = Requests(desk, log, rate_per_user=rate, role=role)
+        self._sealers = ThreadPoolExecutor(_SEALERS, thread_name_prefix="selastic-seal")
+        #: Lines before munge, by address, and before the desk, by uid.
+        self._at_munge = Turns(_SEALERS, most=_MAX_CONNECTIONS)
+        self._at_desk = Turns(1, most=_MAX_POLLS)
+        self._polls: Counter[int] = Counter()
+        self._open: Counter[int] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="selastic-desk")
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +157,20 @@ class Server:
         self._sealers.shutdown(wait=False, cancel_futures=True)
         self._clerk.shutdown(wait=False, cancel_futures=True)
 
+    def serve(self, desk: Desk) -> None:
+        """Hand requests to this desk from now on."""
+        self._requests.desk = desk
+
+    def wake_all(self) -> None:
+        """Answer all long polls: this daemon's role has changed. Thread-safe."""
+        if self._loop:
+            with contextlib.suppress(RuntimeError):  # stopping
+                self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for job_id in list(self._waiting):
+            self._wake(job_id)
+
     def wake(self, job_id: int) -> None:
         """A job's orders have changed: answer its long polls. Thread-safe."""
         if self._loop:
@@ -155,14 +196,22 @@ class Server:
         self._connections += 1
         try:
             frame = await self._read(peer, reader, writer.transport.abort)
-            request = await _on(self._sealers, lambda: self._seals.open(frame))
-            reply = await self._reply(request.uid, request.content, reader)
-            sealed = await _on(self._sealers, lambda: self._seals.close(reply, request))
-            async with asyncio.timeout(IO_TIMEOUT_S):
-                writer.write(sealed)
-                await writer.drain()
-        except (_Gone, TimeoutError, OSError, EOFError):
-            pass  # slow, silent and vanished callers are dropped without a word
+            request = await self._opened(peer, frame)
+            polls = request.content.get("op") == "orders"
+            with _counted(self._polls if polls else self._open, request.uid) as mine:
+                reply = await self._reply(
+                    request.uid,
+                    request.content,
+                    reader,
+                    crowd=mine > (_MAX_POLLS if polls else _MAX_OPEN),
+                )
+                async with self._at_munge.of(peer):
+                    sealed = await _on(self._sealers, lambda: self._seals.close(reply, request))
+                async with asyncio.timeout(IO_TIMEOUT_S):
+                    writer.write(sealed)
+                    await writer.drain()
+        except (_Gone, TimeoutError, OSError, EOFError, TooManyError):
+            pass  # slow, silent, vanished and crowding callers are dropped without a word
         except SealsError as error:
             self._requests.warn(peer, f"Peer={peer} Refused={error}")
         finally:
@@ -192,17 +241,33 @@ class Server:
             if not silent:
                 self._reading.pop(peer, None)
 
+    async def _opened(self, peer: str, frame: bytes) -> channel.Message:
+        with _counted(self._bytes, peer, len(frame)) as waiting:
+            if waiting > _MAX_BYTES:
+                raise _Gone
+            async with self._at_munge.of(peer):
+                return await _on(self._sealers, lambda: self._seals.open(frame))
+
     async def _reply(
-        self, uid: int, request: dict[str, Any], reader: asyncio.StreamReader
+        self,
+        uid: int,
+        request: dict[str, Any],
+        reader: asyncio.StreamReader,
+        *,
+        crowd: bool = False,
     ) -> dict[str, Any]:
+        """What a caller gets; `crowd`: he has too many requests open to be heard."""
         try:
+            self._requests.spend(uid, crowd=crowd)
             if request.get("op") == "orders":
                 return await self._orders(uid, request, reader)
-            return await _on(self._clerk, lambda: self._requests.answer(uid, request))
+            return await self._desk(uid, lambda: self._requests.answer(uid, request))
         except RequestError as error:
             return {"error": str(error), "code": error.code}
         except (Refused, NoAnswerError) as error:
             return {"error": str(error), "code": "refused"}
+        except NotActive as error:
+            return {"error": f"this controller is no longer active: {error}", "code": "standby"}
         except _Gone:
             raise
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
@@ -218,12 +283,16 @@ class Server:
             raise RequestError("malformed", "field wait_s must be a number of seconds")
         deadline = clock() + min(wait, MAX_WAIT_S)
         with self._waiter(request.get("job_id")) as changed:
-            reply = await _on(self._clerk, lambda: self._requests.answer(uid, request))
+            reply = await self._desk(uid, lambda: self._requests.answer(uid, request))
             while reply["orders"]["seq"] == request.get("seen") and clock() < deadline:
                 await _until(changed, reader, deadline - clock())
                 changed.clear()
-                reply = await _on(self._clerk, lambda: self._requests.orders(uid, request))
+                reply = await self._desk(uid, lambda: self._requests.orders(uid, request))
             return reply
+
+    async def _desk(self, uid: int, call: Callable[[], T]) -> T:
+        async with self._at_desk.of(uid):
+            return await _on(self._clerk, call)
 
     @contextlib.contextmanager
     def _waiter(self, job_id: Any) -> Iterator[asyncio.Event]:
@@ -238,6 +307,18 @@ class Server:
             self._waiting[job_id].discard(event)
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
+
+
+@contextlib.contextmanager
+def _counted(counts: Counter[K], who: K, more: int = 1) -> Iterator[int]:
+    """More of somebody's, and how many these are."""
+    counts[who] += more
+    try:
+        yield counts[who]
+    finally:
+        counts[who] -= more
+        if not counts[who]:
+            del counts[who]
 
 
 async def _on(executor: Executor, call: Callable[[], T]) -> T:
@@ -278,6 +359,6 @@ def split_address(address: str) -> tuple[str, int]:
         OSError: it is neither.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:
         raise OSError(errno.EINVAL, "is not HOST:PORT, e.g. 0.0.0.0:7321")
     return host.strip("[]"), int(port)

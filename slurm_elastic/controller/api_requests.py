@@ -6,9 +6,11 @@ holds is hostile; what is wrong with it comes back as `RequestError`.
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from slurm_elastic import __version__
 from slurm_elastic.report import Orders, Report, ReportError
@@ -31,6 +33,18 @@ _RATE_WINDOW_S, _LOG_EVERY_S = 10.0, 10.0
 _MAX_JOBS, _MAX_TROUBLES = 1000, 1000
 _MAX_ID = 2**32 - 1
 _JOB_NAME = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
+
+
+class Role(NamedTuple):
+    """What this daemon is among several.
+
+    Attributes:
+        name: `alone`, `active` or `standby`.
+        active: address of the active one, as far as it is known.
+    """
+
+    name: str = "alone"
+    active: str = ""
 
 
 class Refused(Exception):  # noqa: N818 - a refusal is an answer, not a failure
@@ -73,6 +87,10 @@ class Desk(Protocol):
         """
         ...
 
+    def copy(self, since: dict[str, Any]) -> dict[str, Any]:
+        """What the ledger has got since, for a controller that stands by (`succession`)."""
+        ...
+
     def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """Do one of `JOB_COMMANDS` or `OPERATOR_COMMANDS`; the caller was found entitled to it.
 
@@ -104,7 +122,7 @@ class RequestError(Exception):
     """Becomes the reply `{"error": …, "code": …}`.
 
     Attributes:
-        code: malformed, refused, unknown_job, rate, version, too_large or internal.
+        code: malformed, refused, unknown_job, rate, version, too_large, standby or internal.
     """
 
     def __init__(self, code: str, line: str) -> None:
@@ -113,16 +131,24 @@ class RequestError(Exception):
 
 
 class Requests:
-    """Checks requests and puts them before the desk; all methods run on the desk's thread.
+    """Checks requests and puts them before the desk.
+
+    All methods run on the desk's thread but `spend` and `warn`.
 
     Args:
         desk: the controller.
         log: where refusals go, `JobId=… Uid=… Refused=…`.
         rate_per_user: requests a second, averaged over ten seconds.
+        role: who stands by answers pings and refuses all else.
+
+    Attributes:
+        desk: the one in use; another takes its place when this daemon becomes active again.
     """
 
-    def __init__(self, desk: Desk, log: Log, *, rate_per_user: float) -> None:
-        self._desk, self._log, self._rate = desk, log, rate_per_user
+    def __init__(
+        self, desk: Desk | None, log: Log, *, rate_per_user: float, role: Callable[[], Role] = Role
+    ) -> None:
+        self.desk, self._log, self._rate, self._role = desk, log, rate_per_user, role
         self._allowance: dict[int, tuple[float, float]] = {}
         self._logged: dict[object, float] = {}
 
@@ -133,7 +159,6 @@ class Requests:
             RequestError: why not.
             Exception: whatever the desk raises.
         """
-        self._spend(uid)
         op = request.get("op")
         if request.get("v") != VERSION:
             theirs = f"{request.get('v')!r:.20}"
@@ -143,11 +168,16 @@ class Requests:
                 " the same release of slurm-elastic on both sides",
             )
         if op == "ping":
-            return {"version": __version__, "protocol": VERSION, "uid": uid}
+            role, active = self._role()
+            known = {"version": __version__, "protocol": VERSION, "uid": uid}
+            return {**known, "role": role, "active": active}
+        self._refuse_standing_by()
         if op == "report":
             return self._report(uid, request)
         if op == "orders":
             return self.orders(uid, request)
+        if op == "copy":
+            return self._copy(uid, request.get("since"))
         if op in QUESTIONS:
             return self._question(uid, op, request)
         if op in JOB_COMMANDS or op in OPERATOR_COMMANDS:
@@ -156,6 +186,7 @@ class Requests:
 
     def orders(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
         """The orders in force for `job_id` and `run`."""
+        self._refuse_standing_by()
         job_id, run = _whole(request, "job_id"), _whole(request, "run")
         self._own(uid, job_id, "orders")
         return {"orders": self._desk.orders(job_id, run).to_wire()}
@@ -169,6 +200,18 @@ class Requests:
             self._logged[about] = now + _LOG_EVERY_S
             self._log.warning(line)
 
+    @property
+    def _desk(self) -> Desk:
+        if self.desk is None:
+            raise RequestError("standby", "this controller is starting: ask again")
+        return self.desk
+
+    def _refuse_standing_by(self) -> None:
+        role = self._role()
+        if role.name == "standby":
+            active = f"the active one is {role.active}" if role.active else "none is active yet"
+            raise RequestError("standby", f"this controller stands by; {active}")
+
     def _report(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
         try:
             report = Report.from_wire(request.get("report"))
@@ -180,8 +223,17 @@ class Requests:
     def _question(self, uid: int, op: str, request: dict[str, Any]) -> dict[str, Any]:
         args = _args(request)
         if "jobs" in args:
-            args["job_ids"] = self._visible(uid, args.pop("jobs"))
+            # Of changes long past the answer itself leaves out what he may not see.
+            args["job_ids"] = self._visible(uid, args.pop("jobs"), all_=op == "history")
         return self._desk.question(uid, op, args)
+
+    def _copy(self, uid: int, since: Any) -> dict[str, Any]:
+        if uid not in (0, os.geteuid()):
+            self.warn((uid, "copy"), f"Uid={uid} Refused=copy: not a controller")
+            raise RequestError("refused", "copy is for a controller that stands by")
+        if not isinstance(since, dict):
+            raise RequestError("malformed", "field since must be an object")
+        return self._desk.copy(since)
 
     def _command(self, uid: int, op: str, request: dict[str, Any]) -> dict[str, Any]:
         args = _args(request)
@@ -194,10 +246,10 @@ class Requests:
             raise RequestError("refused", f"{op} is for operators (see [controller] operators)")
         return self._desk.command(uid, op, args)
 
-    def _visible(self, uid: int, names: Any) -> tuple[int, ...]:
-        """Ids of jobs that a user may see."""
+    def _visible(self, uid: int, names: Any, *, all_: bool = False) -> tuple[int, ...]:
+        """Ids of jobs that a user may see; `all_`: of any."""
         found: list[int] = []
-        everything = not self._desk.private() or self._desk.is_operator(uid)
+        everything = all_ or not self._desk.private() or self._desk.is_operator(uid)
         for name in _names(names):
             ids = self._desk.find(name) or ((int(name),) if name.isdigit() else ())
             if not ids or not (everything or all(self._desk.owner(i) == uid for i in ids)):
@@ -233,8 +285,19 @@ class Requests:
             self.warn((uid, what), f"JobId={job_id} Uid={uid} Refused={what}: not the owner")
             raise RequestError("refused", f"job {job_id} belongs to somebody else")
 
-    def _spend(self, uid: int) -> None:
-        """Take one request from a user's allowance."""
+    def spend(self, uid: int, *, crowd: bool = False) -> None:
+        """Take one request from a user's allowance; the one method for the socket's own thread.
+
+        Args:
+            uid: the user.
+            crowd: too many of his requests are open already.
+
+        Raises:
+            RequestError: he has none left.
+        """
+        if crowd:
+            self.warn((uid, "crowd"), f"Uid={uid} Refused=too many requests open at once")
+            raise RequestError("rate", "too many requests open at once: wait for their answers")
         most, now = self._rate * _RATE_WINDOW_S, time.monotonic()
         tokens, since = self._allowance.get(uid, (most, now))
         tokens = min(most, tokens + (now - since) * self._rate)

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_elastic.application import Learned
 from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.config import Config
-from slurm_elastic.controller import prefixes
+from slurm_elastic.controller import prefixes, progress_guard
 from slurm_elastic.controller.entry import Entry
 from slurm_elastic.controller.learning import Learning
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.lesson import Lesson
 from slurm_elastic.controller.measured import key_of, measured, staged
 from slurm_elastic.controller.profiles import Profile, Profiles
+from slurm_elastic.controller.resized import Resized
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.directive import Directive
 from slurm_elastic.plan import JobRecord
@@ -35,6 +37,8 @@ _MIN_STEPS = 3
 _SILENT_S = 180.0
 #: Node lists of ours that are recognised later.
 _PINS = 6
+#: The ledger's oldest rows are looked for this often, and while there are any.
+_FORGET_S, _FORGET_MORE_S = 600.0, 30.0
 #: A job that did not save in time is not asked again for so long at least.
 _DEAF_S = 300.0
 
@@ -48,6 +52,7 @@ class Book:
 
     Attributes:
         learning: what jobs of one application share.
+        kept_since: epoch s from which on the ledger has everything.
     """
 
     def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
@@ -59,15 +64,19 @@ class Book:
         self._topology: Topology | None = None
         self._entries: dict[str, Entry] = {}
         self._reports: dict[int, tuple[float, Report]] = {}
+        self.kept_since = ledger.since()
+        self._forget_at = 0.0
+        self._resized = Resized(ledger)
         self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
 
     def entry(self, job: Job) -> Entry:
         """The record of a job, from the ledger or fresh."""
         with self._lock:
             if job.key not in self._entries:
-                self._entries[job.key] = self._kept(job) or Entry(
-                    job.job_id, pin=None if job.run else []
-                )
+                # A job that runs or has run may have been sent there under a ledger that is lost.
+                fresh = job.run == 0 and job.state is not JobState.RUNNING
+                entry = Entry(job.job_id, pin=[] if fresh else None)
+                self._entries[job.key] = self._kept(job) or entry
                 self._catch_up(job)
             return self._entries[job.key]
 
@@ -115,6 +124,7 @@ class Book:
             profile = self._profiles.of(job, report.application) if report.frozen else None
             learned = self.learning.take(entry.lesson, prefixes.thawed(report, profile), job, held)
             self._hear_gradients(entry, report, job)
+            progress_guard.hear(entry.watch, report, now=now)
             if held and report.step_time_s and report.global_batch:
                 racks = self._racks(held)
                 key = key_of(held, racks)
@@ -182,6 +192,7 @@ class Book:
             if transition.id <= entry.counted:
                 return
             entry.counted = transition.id
+            entry.watch.excused |= transition.run == entry.watch.run
             entry.last_change = now
             entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
             if "unanswered" in transition.entered:
@@ -189,6 +200,7 @@ class Book:
             entry.dirty = True
             if not transition.moved:
                 return
+            self._resized.add(transition, now)
             entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
             entry.resizes += 1
             entry.leased = transition.target is None and not transition.given_up
@@ -196,6 +208,13 @@ class Book:
             told = [list(a.nodes) for a in (transition.planned, transition.target) if a]
             entry.pins = [p for p in entry.pins if p not in told][-_PINS:] + told
             entry.spare = (job.run, rounded_off_s(transition.limit_s))
+            if transition.budget is not None and transition.budget.set_s is not None:
+                entry.budget = transition.budget
+
+    def resized(self, now: float, live: Iterable[Transition]) -> dict[str, list[float]]:
+        """When jobs were resized in the last hour (epoch s), by user; those under way count."""
+        with self._lock:
+            return self._resized.by_user(now, live)
 
     def spare_s(self, job: Job) -> int:
         """Seconds by which the time limit of the present attempt was rounded down."""
@@ -224,6 +243,18 @@ class Book:
             for name, value in values.items():
                 setattr(entry, name, value)
 
+    def touch(self, job: Job) -> None:
+        """Its record has changed, and is to be written down with the next round."""
+        with self._lock:
+            self.entry(job).dirty = True
+
+    def let_go(self, job: Job) -> bool:
+        """Its owner wants a job that the progress guard holds to go on; whether it holds it."""
+        with self._lock:
+            watch = self.entry(job).watch
+            watch.freed = bool(watch.why)
+            return watch.freed
+
     def teach(self, job: Job, taught: Lesson) -> None:
         """Take what a job's owner states of its application."""
         with self._lock:
@@ -244,17 +275,37 @@ class Book:
                     if entry.seen_run != job.run:
                         entry.seen_run, entry.dirty = job.run, True
                         entry.last_change = job.start_time
+            self._leave(snapshot, alive)
             self._entries = {k: e for k, e in self._entries.items() if k in alive}
             self._attached.forget(set(alive))
             ids = {j.job_id for j in alive.values()}
             self._reports = {k: r for k, r in self._reports.items() if k in ids}
             self._write_segments(snapshot, alive)
-            for key, entry in self._entries.items():
-                if entry.dirty:
-                    self._ledger.put_job(key, entry.job_id, entry.to_body())
-                    entry.dirty = False
+            changed = {k: e for k, e in self._entries.items() if e.dirty}
+            self._ledger.put_jobs((k, e.job_id, e.to_body()) for k, e in changed.items())
+            for entry in changed.values():
+                entry.dirty = False
             self.learning.save(alive.values())
             self._profiles.save(alive.values())
+            if time.monotonic() >= self._forget_at:
+                self._forget(snapshot.time, alive)
+
+    def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
+        """Keep the ledger from growing."""
+        settings = self.learning.config.controller
+        gone = self._ledger.forget(
+            now, keep_days=settings.keep_days, keep_mb=settings.keep_mb, alive=alive.keys()
+        )
+        self.kept_since = self._ledger.since()
+        self._forget_at = time.monotonic() + (_FORGET_MORE_S if gone else _FORGET_S)
+
+    def _leave(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
+        """Jobs that are over. Whoever requeues one by hand means it: that attempt counts not."""
+        for job in snapshot.jobs:
+            entry = self._entries.get(job.key)
+            if entry is not None and job.key not in alive and entry.watch.run >= 0:
+                entry.watch.run = -1
+                self._ledger.put_job(job.key, job.job_id, entry.to_body())
 
     def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}
@@ -339,6 +390,8 @@ class Book:
             target=transition.target if transition else None,
             leased=entry.leased,
             resizes=entry.resizes,
+            stopped=entry.watch.why,
             learned=self._attached.put(job.key, learned, frozen),
             gradient_bytes=gradient_bytes,
+            extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
         )

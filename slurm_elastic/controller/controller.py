@@ -16,31 +16,26 @@ from typing import Any
 
 from slurm_elastic.cluster import Job, JobState, Snapshot
 from slurm_elastic.config import Config
-from slurm_elastic.controller.answers_inputs import TransitionRow, View
+from slurm_elastic.controller.accounts import Accounts
+from slurm_elastic.controller.answers_inputs import PRIVATE, TransitionRow, View
 from slurm_elastic.controller.book import Book
 from slurm_elastic.controller.dialogue import Dialogue
 from slurm_elastic.controller.engine import Change, Engine
+from slurm_elastic.controller.guardian import Guardian
 from slurm_elastic.controller.housekeeping import Housekeeping
 from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.pace import Pace
+from slurm_elastic.controller.sayings import words
+from slurm_elastic.controller.time_terms import allowed
 from slurm_elastic.controller.transition import State
 from slurm_elastic.controller.tuning import Tuner
-from slurm_elastic.plan import Decision, JobRecord, Plan
+from slurm_elastic.plan import JobRecord, Plan
 from slurm_elastic.policies.base import Policy
 from slurm_elastic.round import decide_round
-from slurm_elastic.slurm.scontrol import Scontrol, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
 from slurm_elastic.slurm.shape import describe
 from slurm_elastic.slurm.snapshot import Reader
 
-#: While transitions are live.
-_FAST_S = 0.2
-#: A look may cost at most this share of a core.
-_IDLE_SHARE = 0.004
-#: After a change, others that come with it get this long to show.
-_SETTLE_S = 0.3
-#: Somebody's word about a job not known yet makes the next look come after this time.
-_UNKNOWN_S = 1.0
-_SILENCE_MAX_S = 15.0
-_INTERNAL_ERROR_S = 10.0
 #: Jobs get this long to hear that a notice is withdrawn, before the socket closes.
 _FAREWELL_S = 0.3
 #: slurm.conf is looked at this often.
@@ -65,6 +60,8 @@ class Controller:
         self._log = log
         self.book = Book(ledger, config)
         self.housekeeping = Housekeeping(scontrol, config, self.book, log)
+        self.accounts = Accounts(ledger, log)
+        self.guardian = Guardian(scontrol, config, self.book, ledger, log)
         self.engine = Engine(
             scontrol=scontrol,
             ledger=ledger,
@@ -77,26 +74,24 @@ class Controller:
         self.book.learning.tunes = bool(getattr(policy, "tunes", True))
         self.dialogue.freezes = bool(getattr(policy, "freezes", False))
         self.retired = False
-        #: PrivateData=jobs in slurm.conf; taken for granted until slurmctld has answered.
-        self.private = True
+        #: PrivateData of slurm.conf; all of it is taken for private until slurmctld has answered.
+        self.private = PRIVATE
         self.view = View(
             snapshot=Snapshot(time=0.0, nodes=(), jobs=()), mode=config.controller.mode
         )
         self._jobs: dict[int, Job] = {}
         self._sizes: dict[str, int] = {}
-        self._per_node: dict[str, dict[str, int]] = {}
+        self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: frozenset[tuple[int, str, int]] = frozenset()
         self._others: frozenset[tuple[int, JobState, int]] = frozenset()
         kept = ledger.get("policy_state", {})
         self._state: Mapping[str, Any] = kept if isinstance(kept, dict) else {}
         self._plan: Plan | None = None
-        # Of time.monotonic, as all waits here: the clock may be set.
-        self._next_round = 0.0
-        self._read_s = 0.0
-        self._asked_for, self._looked = False, 0.0
+        self.pace = Pace()
         #: Called from other threads when the next look shall come sooner.
         self.nudge: Callable[[], object] = lambda: None
-        self._silence_s = 0.0
+        #: Another controller that seems to act here, "" for none; asked once a round.
+        self.rival: Callable[[], str] = lambda: ""
         self._notes: dict[str, str] = {}
         self._advised: dict[int, str] = {}
         self._settings_read = 0.0
@@ -105,42 +100,40 @@ class Controller:
 
     def pause(self) -> float:
         """Seconds until the next look."""
-        if self._silence_s:
-            return self._silence_s
-        if self.engine.live:
-            return _FAST_S
-        if self._asked_for:
-            return _UNKNOWN_S
-        poll = max(self.config.controller.poll_s, self._read_s / _IDLE_SHARE)
-        return max(0.05, min(poll, self._next_round - time.monotonic()))
+        return self.pace.pause(poll_s=self.config.controller.poll_s, live=bool(self.engine.live))
 
     def soon(self) -> None:
         """Something has happened: decide again shortly."""
-        self._next_round = min(self._next_round, time.monotonic() + _SETTLE_S)
+        self.pace.soon()
         self.nudge()
 
     def look(self) -> None:
-        """Read the jobs, advance what is under way, decide if it is time. Never raises."""
+        """Read the jobs, advance what is under way, decide if it is time.
+
+        Raises:
+            NotActive: another controller acts now; nothing else is ever raised.
+        """
         try:
             self._look()
-            if self._silence_s:
+            if self.pace.silence_s:
                 self._log.info("slurmctld answers again")
-            self._silence_s = 0.0
+            self.pace.silence_s = 0.0
             self._note("slurm", "")
         except SlurmUnreachable as error:
-            if not self._silence_s:
+            if self.pace.quiet():
                 self._log.error(f"{error}; nothing is changed until it answers")
-            self._silence_s = min(_SILENCE_MAX_S, self._silence_s * 2 or 1.0)
             self._note("slurm", str(error))
         except LedgerError as error:
             self._unwritten(error)
+        except NotActive:
+            raise
         except Exception as error:  # noqa: BLE001 - one bad job must not leave all others alone
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error(
                 f"internal error, please report: {error!r} at {where.name}:{where.lineno}"
             )
             self._note("internal", f"internal error: {error!r}")
-            self._silence_s = _INTERNAL_ERROR_S
+            self.pace.stumble()
 
     def _unwritten(self, error: LedgerError) -> None:
         """Say once that the ledger cannot be written; the next round tries again."""
@@ -151,8 +144,8 @@ class Controller:
     def _look(self) -> None:
         if self._idle():
             return
-        self._asked_for, self._looked = False, time.monotonic()
-        self._jobs = self.reader.jobs()
+        with self.pace.looking():
+            self._jobs = self.reader.jobs()
         live = self.engine.live
         others = frozenset(
             (j.job_id, j.state, j.run) for j in self._jobs.values() if j.job_id not in live
@@ -168,19 +161,19 @@ class Controller:
             self._jobs = self.reader.jobs()
         self._collect()
         self._publish()
-        if time.monotonic() >= self._next_round:
-            self._next_round = time.monotonic() + self.config.controller.interval_s
-            if live:  # what was read is older than what has just been written
-                self._jobs = self.reader.jobs()
-            self.round()
+        if self.pace.round_is_due():
+            with self.pace.deciding(every_s=self.config.controller.interval_s):
+                if live:  # what was read is older than what has just been written
+                    self._jobs = self.reader.jobs()
+                self.round()
+            self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
 
     def _idle(self) -> bool:
         """A cheap look: whether nothing has happened and nothing is due."""
-        if self.engine.busy or self._asked_for or time.monotonic() >= self._next_round:
+        if self.engine.busy or self.pace.asked_for or self.pace.round_is_due():
             return False
-        began = time.process_time()
-        pulse = self.reader.pulse()
-        self._read_s = time.process_time() - began
+        with self.pace.glancing():
+            pulse = self.reader.pulse()
         if pulse != self._pulse:
             self._pulse = pulse
             self.soon()
@@ -203,16 +196,18 @@ class Controller:
         """Look at everything, decide, act as far as the mode allows."""
         self._read_settings()
         snapshot = self.reader.snapshot(self._jobs)
+        self._note("rival", self.rival())
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
-        self._per_node = _per_node(snapshot)
-        if self.config.controller.mode == "act":
+        self._per_node = snapshot.smallest
+        if self.config.controller.mode == "act" and not self._notes["rival"]:
             found = self.housekeeping.sweep(snapshot, self.engine.live, per_node=self._per_node)
             self.engine.reservations.adopt(found)
             self.housekeeping.leases(snapshot.jobs, self.engine.live, retired=self.retired)
-        self.engine.outbox.forget(snapshot.job.keys())
+        self.dialogue.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
         live = self.engine.live
         records = self.book.records(snapshot, live)
+        self.engine.outbox.pace(sum(r.reporting for r in records.values()))
         plan, state = decide_round(
             snapshot,
             records,
@@ -221,13 +216,13 @@ class Controller:
             state=self._state,
             previous=self._plan,
             seed=self.config.controller.seed,
+            resized=self.book.resized(time.time(), live.values()),
         )
         if written and state != self._state:
             self.ledger.put("policy_state", dict(state))
         self._state, self._plan = state, plan
         if plan.wake is not None:
-            left_s = max(plan.wake - time.time(), _SETTLE_S)
-            self._next_round = min(self._next_round, time.monotonic() + left_s)
+            self.pace.soon(plan.wake - time.time())
         self._tune(snapshot, plan, records)
         self.view = dataclasses.replace(
             self.view,
@@ -238,13 +233,14 @@ class Controller:
             resizes=self.book.resizes(),
             mode=self.config.controller.mode,
             policy=self.config.controller.policy,
-            next_round=time.time() + max(0.0, self._next_round - time.monotonic()),
+            next_round=time.time() + max(0.0, self.pace.until_round()),
             topology=self.config.topology,
+            kept_since=self.book.kept_since,
         )
         if self.acts and written:
             self._act(snapshot, plan, records)
         elif self.config.controller.mode == "advise":
-            advice = {d.job_id: f"{_words(d, snapshot)} Mode=advise" for d in plan.changes}
+            advice = {d.job_id: f"{words(d, snapshot)} Mode=advise" for d in plan.changes}
             for job_id, text in advice.items():
                 if self._advised.get(job_id) != text:
                     self._log.info(text)
@@ -270,13 +266,14 @@ class Controller:
     @property
     def acts(self) -> bool:
         """Whether anything new is begun."""
-        return self.config.controller.mode == "act" and not self.retired
+        alone = not self._notes.get("rival")
+        return self.config.controller.mode == "act" and not self.retired and alone
 
     def _read_settings(self) -> None:
         """What slurm.conf says; it may change while we run."""
         if not self._settings_read or time.monotonic() - self._settings_read > _SETTINGS_S:
             settings = self.reader.settings()
-            self.private = "jobs" in settings["private_data"]
+            self.private = PRIVATE.intersection(settings["private_data"])
             self._settings_read = time.monotonic()
 
     def _write_down(self, snapshot: Snapshot) -> bool:
@@ -284,6 +281,8 @@ class Controller:
         try:
             self.engine.catch_up()
             self.book.observe(snapshot)
+            self.accounts.tick()
+            self.guardian.review(snapshot, self.engine.live, act=self.acts)
         except LedgerError as error:
             self._unwritten(error)
             return False
@@ -297,11 +296,21 @@ class Controller:
         changes = []
         for decision in plan.changes[: max(0, room)]:
             job = snapshot.job[decision.job_id]
-            changes.append(Change(decision, job, self._notice_s(job), self.book.spare_s(job)))
+            spare_s = self.book.spare_s(job)
+            time_left = allowed(
+                job,
+                decision,
+                self.book.entry(job).budget,
+                snapshot=snapshot,
+                records=records,
+                config=self.config,
+                spare_s=spare_s,
+            )
+            changes.append(Change(decision, job, self._notice_s(job), spare_s, *time_left))
         begun = self.engine.begin(changes) if changes else []
         self.tuner.ahead(begun, snapshot, records, self.book.last_reports(snapshot))
         for decision in begun:
-            self._log.info(_words(decision, snapshot))
+            self._log.info(words(decision, snapshot))
         started = {d.job_id for d in begun}
         for job in snapshot.jobs:
             if not job.elastic or job.job_id in started or job.job_id in self.engine.live:
@@ -322,20 +331,18 @@ class Controller:
     def job(self, job_id: int) -> Job | None:
         """A job as last read. One that is not known yet makes the next look come at once."""
         job = self._jobs.get(job_id) or self.view.snapshot.job.get(job_id)
-        if job is None:
-            self._asked_for = True
-            if time.monotonic() - self._looked > _UNKNOWN_S:
-                self.nudge()
+        if job is None and self.pace.ask():
+            self.nudge()
         return job
 
     def reconfigure(self, config: Config) -> None:
         """Take over a changed configuration; policy, sockets and paths stay until a restart."""
         self.config = config
         self.engine.config = config
-        self.housekeeping.config = config
+        self.housekeeping.config = self.guardian.config = config
         self.book.learning.config = config
         self.retired = False
-        self._next_round = 0.0
+        self.pace.at_once()
 
     def stop(self) -> None:
         """Leave nobody waiting for us; whatever has begun is carried on at the next start."""
@@ -379,24 +386,3 @@ class Controller:
         self.view = dataclasses.replace(
             self.view, notes=tuple(n for n in self._notes.values() if n)
         )
-
-
-def _per_node(snapshot: Snapshot) -> dict[str, dict[str, int]]:
-    """GPUs on the smallest node of each type, by partition."""
-    found: dict[str, dict[str, int]] = {}
-    for partition in snapshot.partitions:
-        sizes = found.setdefault(partition.name, {})
-        for name in partition.nodes:
-            node = snapshot.node.get(name)
-            if node and node.gpus:
-                sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
-    return found
-
-
-def _words(decision: Decision, snapshot: Snapshot) -> str:
-    job = snapshot.job[decision.job_id]
-    held = decision.current.gpus if decision.current else 0
-    return (
-        f"JobId={job.display_id} Action={decision.action.value} From={held} "
-        f"To={describe(decision.target)!r} Reason={decision.reason!r}"
-    )

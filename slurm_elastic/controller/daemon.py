@@ -2,6 +2,9 @@
 
     selasticd [-D] [-v] [--config FILE] [--print-config]
 
+With several controllers configured it stands by until the lease is its own
+(`keeper`), and again once it has lost it.
+
 SIGHUP reads the configuration again (what cannot change while running is said
 in the log), SIGTERM stops; whatever is under way is carried on at the next
 start, or by Slurm itself.
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import pwd
@@ -27,24 +31,37 @@ import click
 import structlog
 
 from slurm_elastic import __version__, config, config_text
+from slurm_elastic.controller import lease
+from slurm_elastic.controller.addresses import own_address
 from slurm_elastic.controller.answers_inputs import View
 from slurm_elastic.controller.answers_topology import network_problems
 from slurm_elastic.controller.api import Server
-from slurm_elastic.controller.api_requests import Refused
+from slurm_elastic.controller.api_requests import Refused, Role
 from slurm_elastic.controller.check import CheckAnswer
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.desk import Desk
+from slurm_elastic.controller.keeper import Keeper, rival
 from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.succession import Copying, succeed
 from slurm_elastic.policies import base
 from slurm_elastic.slurm.limits import LimitBook
-from slurm_elastic.slurm.scontrol import Scontrol, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import (
+    LeaseWrites,
+    NotActive,
+    Scontrol,
+    SlurmUnreachable,
+    always,
+)
 from slurm_elastic.slurm.snapshot import Reader, pyslurm_version
 
 _RETRY_S = 5.0
+#: Who stands by copies the active one's ledger at every so many looks at the lease.
+_COPIES = 4
 #: What of the configuration takes effect only at the next start.
 _FIXED = (
     ("controller", "state_dir"),
     ("controller", "policy"),
+    ("controller", "takeover_s"),
     ("slurm", "reservation_prefix"),
     ("slurm", "timeout_s"),
 )
@@ -61,6 +78,8 @@ class Daemon:
         self._path, self._log = path, log
         self._config = config.load(path, policies=base.known())
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
+        #: With several controllers: this one's part in their lease.
+        self._keeper: Keeper | None = None
 
     def run(self) -> None:
         """Until SIGTERM.
@@ -71,49 +90,137 @@ class Daemon:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGHUP, self._on_signal)
+        address = own_address(self._config)
         state = Path(self._config.controller.state_dir)
         ledger = Ledger(state / "ledger.sqlite")
-        ledger.forget(time.time())
+        lock = sole_user(state)
         reader = self._connect()
         if reader is None:
             return
-        scontrol = Scontrol(timeout_s=self._config.slurm.timeout_s)
-        controller = Controller(
-            config=self._config,
-            reader=reader,
-            scontrol=scontrol,
-            ledger=ledger,
-            policy=base.load(self._config),
-            account=pwd.getpwuid(os.geteuid()).pw_name,
-            log=self._log,
-        )
-        desk = Desk(
-            controller,
-            check=self._check,
-            reconfigure=lambda: self._reconfigure(controller),
-        )
-        server = Server(self._config.api, desk, self._log)
-        controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
+        self._keeper = self._make_keeper(reader, address) if address else None
+        server = Server(self._config.api, None, self._log, role=self._role)
+        if self._keeper:
+            self._open(server)
+        try:
+            while self._stand_by(Copying(ledger, self._log)):
+                self._act(ledger, reader, server)
+        finally:
+            _notify("STOPPING=1")
+            server.stop()
+            ledger.close()
+            os.close(lock)
+
+    def _open(self, server: Server) -> None:
         server.start()
         self._say_hello()
         _notify("READY=1")
+
+    def _make_keeper(self, reader: Reader, address: str) -> Keeper:
+        takeover_s = self._config.controller.takeover_s
+        keeper = Keeper(
+            reader=reader,
+            writes=LeaseWrites(timeout_s=takeover_s * lease.GAP, account=_account()),
+            prefix=self._config.slurm.reservation_prefix,
+            address=address,
+            takeover_s=takeover_s,
+            log=self._log,
+        )
+        keeper.lost = self._wakeup.set
+        return keeper
+
+    def _role(self) -> Role:
+        if self._keeper is None:
+            return Role()
+        active = self._keeper.active_address
+        return Role("active" if self._keeper.holds else "standby", active)
+
+    def _stand_by(self, copying: Copying) -> bool:
+        """Wait until it is for this daemon to act; False: told to stop."""
+        said, copied = "", float("-inf")
+        while self._keeper and not self._stop:
+            self._reload_if_asked(None)
+            try:
+                if self._keeper.stand_by():
+                    break
+                active = self._keeper.active_address
+                line = f"stands by; Active={active or 'none yet'}"
+            except SlurmUnreachable as error:
+                line = f"stands by; {error}"
+            if line != said:
+                self._log.info(line)
+            said = line
+            if time.monotonic() - copied > self._keeper.pause_s * _COPIES:
+                copied = time.monotonic()
+                copying.follow(
+                    self._keeper.active_address,
+                    process=self._keeper.active_process,
+                    seconds=self._keeper.pause_s,
+                )
+                copying.forget(self._config.controller)
+            self._wakeup.wait(self._keeper.pause_s)
+            self._wakeup.clear()
+        return not self._stop
+
+    def _act(self, ledger: Ledger, reader: Reader, server: Server) -> None:
+        """Be the controller until told to stop, or until another one is."""
+        keeper = self._keeper
+        if keeper:
+            succeed(ledger, keeper.generation, self._log)
+        controller = Controller(
+            config=self._config,
+            reader=reader,
+            scontrol=Scontrol(
+                timeout_s=self._config.slurm.timeout_s, right=keeper.right if keeper else always
+            ),
+            ledger=ledger,
+            policy=base.load(self._config),
+            account=_account(),
+            log=self._log,
+        )
+        controller.rival = lambda: self._rival(reader)
+        controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
+        reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one
+        server.serve(Desk(controller, check=self._check, reconfigure=reconfigure))
+        if keeper is None:
+            self._open(server)
         try:
             while not self._stop:
-                if self._reload:
-                    self._reload = False
-                    with contextlib.suppress(Refused):
-                        self._reconfigure(controller)
-                controller.look()
+                self._reload_if_asked(controller)
+                with keeper.working() if keeper else contextlib.nullcontext():
+                    if keeper:
+                        keeper.right()
+                    controller.look()
                 self._wakeup.wait(controller.pause())
                 self._wakeup.clear()
-        finally:
-            _notify("STOPPING=1")
             controller.stop()
-            server.stop()
+        except NotActive:
+            server.wake_all()
+        finally:
             controller.engine.close()
-            ledger.close()
-            live = len(controller.engine.live)
-            self._log.info(f"selasticd stops, {live} changes under way")
+            self._leave(len(controller.engine.live))
+
+    def _leave(self, live: int) -> None:
+        """The last word of one who acted; with a lease, the first of one who stands by."""
+        if self._keeper and not self._stop:
+            why = self._keeper.drop()
+            self._log.error(f"no longer active: {why}; {live} changes are left to who is")
+            return
+        if self._keeper:
+            self._keeper.give_back()
+        self._log.info(f"selasticd stops, {live} changes under way")
+
+    def _rival(self, reader: Reader) -> str:
+        """Another controller that a round has seen signs of."""
+        if self._keeper:
+            self._keeper.notice(reader.leases_seen)
+            return ""
+        return rival(reader.leases_seen)
+
+    def _reload_if_asked(self, controller: Controller | None) -> None:
+        if self._reload:
+            self._reload = False
+            with contextlib.suppress(Refused):
+                self._reconfigure(controller)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -144,7 +251,7 @@ class Daemon:
             f"Queue={settings.queue} Listen={self._config.api.listen} Config={self._path}"
         )
 
-    def _reconfigure(self, controller: Controller) -> str:
+    def _reconfigure(self, controller: Controller | None) -> str:
         """Take over what a changed file says; a broken one changes nothing.
 
         Raises:
@@ -159,11 +266,15 @@ class Daemon:
         if fresh.api != self._config.api:
             later.append("[api]")
         self._config = fresh
-        controller.reconfigure(fresh)
+        if controller:
+            controller.reconfigure(fresh)
         tail = f"; {', '.join(later)} change at the next start" if later else ""
         text = f"configuration read again: Mode={fresh.controller.mode}{tail}"
         self._log.info(text)
-        problems = network_problems(dataclasses.replace(controller.view, topology=fresh.topology))
+        view = controller.view if controller else None
+        problems = (
+            network_problems(dataclasses.replace(view, topology=fresh.topology)) if view else []
+        )
         for problem in problems:
             self._log.warning(problem)
         return "; ".join([text, *problems])
@@ -174,13 +285,37 @@ class Daemon:
         answer = CheckAnswer(
             version=__version__,
             mode=view.mode,
-            account=pwd.getpwuid(os.geteuid()).pw_name,
+            account=_account(),
             pyslurm=pyslurm_version(),
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
             problems=[*view.notes, *network_problems(view)],
         )
         return dict(answer)
+
+
+def sole_user(state_dir: Path) -> int:
+    """Lock the directory of a ledger for this process; the file descriptor that holds it.
+
+    Raises:
+        LedgerError: another process has it.
+    """
+    lock = os.open(state_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise LedgerError(
+            f"{state_dir}: another selasticd has its ledger there; give each its own state_dir"
+        ) from None
+    except OSError as error:  # a file system that cannot lock directories
+        structlog.get_logger("ledger").warning(f"{state_dir} cannot be locked: {error.strerror}")
+    return lock
+
+
+def _account() -> str:
+    """Unix name of the account that this daemon runs as."""
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _differs(one: config.Config, other: config.Config, section: str, name: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pwd
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,13 +18,20 @@ from slurm_elastic.controller.answers_inputs import (
     View,
     Viewer,
 )
+from slurm_elastic.controller.answers_jobs import discreet
 from slurm_elastic.controller.api_requests import Refused
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.ledger import LedgerError
+from slurm_elastic.controller.succession import news
 from slurm_elastic.controller.transition import Transition
 from slurm_elastic.controller.update import Wishes, updated
 from slurm_elastic.report import Orders, Report
 from slurm_elastic.slurm.shape import describe
+
+#: Seconds for which a user's name is taken to be the same.
+_NAME_S = 300.0
+#: Beyond it, and for NaN, there is no time.
+_LAST = 1e12
 
 
 class Desk:
@@ -43,6 +52,7 @@ class Desk:
     ) -> None:
         self._controller = controller
         self._check, self._reconfigure = check, reconfigure
+        self._names: dict[int, tuple[str, float]] = {}
 
     def owner(self, job_id: int) -> int | None:
         """See `api_requests.Desk`."""
@@ -57,14 +67,23 @@ class Desk:
         """Root, the controller's own account, and `operators` of the configuration."""
         if uid in (0, os.geteuid()):
             return True
-        try:
-            return pwd.getpwuid(uid).pw_name in self._controller.config.controller.operators
-        except KeyError:
-            return False
+        return self._name(uid) in self._controller.config.controller.operators
+
+    def _name(self, uid: int) -> str:
+        """Of a user, "" for none. Directories can be slow: asked now and then only."""
+        now = time.monotonic()
+        name, until = self._names.get(uid, ("", 0.0))
+        if now >= until:
+            try:
+                name = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                name = ""
+            self._names[uid] = (name, now + _NAME_S)
+        return name
 
     def private(self) -> bool:
         """See `api_requests.Desk`."""
-        return self._controller.private
+        return "jobs" in self._controller.private
 
     def report(self, _uid: int, report: Report) -> Orders:
         """See `api_requests.Desk`."""
@@ -77,14 +96,26 @@ class Desk:
     def orders(self, job_id: int, run: int) -> Orders:
         """See `api_requests.Desk`."""
         job = self._controller.job(job_id)
-        return self._controller.dialogue.orders(job_id, run, job=job)
+        orders = self._controller.dialogue.orders(job_id, run, job=job)
+        if job is None or not orders.reason:
+            return orders
+        viewer = self._viewer(job.uid)
+        reason = discreet(orders.reason, self._controller.view, viewer)
+        # A job refuses orders that its log could not print.
+        reason = "".join(c if c.isprintable() else "?" for c in reason)[:200]
+        return dataclasses.replace(orders, reason=reason)
+
+    def _viewer(self, uid: int) -> Viewer:
+        private = self._controller.private
+        return Viewer(
+            uid=uid, operator=self.is_operator(uid), private="jobs" in private, hidden=private
+        )
 
     def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `api_requests.Desk`."""
-        viewer = Viewer(uid=uid, operator=self.is_operator(uid), private=self._controller.private)
-        view = self._controller.view
+        viewer, view = self._viewer(uid), self._controller.view
         if op == "check":
-            return self._check(view)
+            return self._checked(view, viewer)
         try:
             history = self._history(args) if op in ("explain", "show", "history") else ()
             segments = self._segments(args) if op == "usage" else ()
@@ -99,6 +130,21 @@ class Desk:
             segments=segments,
             particulars=self._particulars(args) if op == "show" else None,
         )
+
+    def _checked(self, view: View, viewer: Viewer) -> dict[str, Any]:
+        """What the check gathers, without other people's jobs where these are private."""
+        found = self._check(view)
+        ids = view.snapshot.named.get(found.get("slowest_job") or "", ())
+        if not all(viewer.sees(view.snapshot.job[i].uid) for i in ids):
+            found = {**found, "slowest_job": ""}
+        return found
+
+    def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
+        """See `api_requests.Desk`."""
+        try:
+            return news(self._controller.ledger, since)
+        except LedgerError as error:
+            raise Refused(str(error)) from None
 
     def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
         """See `api_requests.Desk`."""
@@ -142,6 +188,10 @@ class Desk:
         held = op == "hold"
         if not dry:
             book.order(job, held=held)
+            if op == "release" and book.let_go(job):
+                if not self._controller.acts:
+                    raise Refused(f"nothing is done now: `scontrol release {job.display_id}`")
+                return "released: Slurm may start it again"
         return "held: keeps what it has" if held else "released: may be resized again"
 
     def _particulars(self, args: Mapping[str, Any]) -> Particulars | None:
@@ -166,20 +216,25 @@ class Desk:
         return found
 
     def _segments(self, args: Mapping[str, Any]) -> list[SegmentRow]:
-        start = args.get("start")
-        since = float(start) if isinstance(start, int | float) else 0.0
-        user = args.get("user") or None
+        start, user = args.get("start"), args.get("user") or None
+        since = float(start) if isinstance(start, int | float) and 0 <= start < _LAST else 0.0
+        if user is not None and not (isinstance(user, str) and user.isprintable()):
+            raise Refused("usage: field user must be a user's name")
         rows = self._controller.ledger.segments(since=since, user=user)
-        names = {j.user: j.uid for j in self._controller.view.snapshot.jobs}
+        uids = {j.user: j.uid for j in self._controller.view.snapshot.jobs}
+        for name in {r["user"] for r in rows} - uids.keys():  # once each: directories can be slow
+            uids[name] = _uid(name)
         return [
             SegmentRow(
                 job_id=r["job_id"],
                 user=r["user"],
-                uid=names.get(r["user"], _uid(r["user"])),
+                uid=uids[r["user"]],
                 gpu_type=r["gpu_type"],
                 gpus=r["gpus"],
                 start=r["start"],
                 end=r["end"],
+                seconds=r["seconds"],
+                run=r["run"],
             )
             for r in rows
         ]

@@ -7,6 +7,7 @@ have ordered of it, how many layers to freeze, and to prove once that it resumes
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from slurm_elastic.cluster import Job
@@ -102,6 +103,11 @@ class Dialogue:
     def expect(self, transition: Transition) -> None:
         """A job is on its new GPUs; its first step there will say what the change cost."""
         self._measuring[transition.job_id] = transition
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Drop what concerns jobs that are gone."""
+        self._measuring = {k: t for k, t in self._measuring.items() if k in alive}
+        self._outbox.forget(alive)
 
     def _measure(self, report: Report, job: Job, now: float) -> None:
         """The first step after a resize: what it cost, from notice to here."""

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.cluster import Job, JobState
 from slurm_elastic.config import Config
-from slurm_elastic.controller.admission import admitted
+from slurm_elastic.controller.admission import admitted, hopeless
 from slurm_elastic.controller.ledger import Ledger, LedgerError
 from slurm_elastic.controller.moves import Moves, Site
 from slurm_elastic.controller.outbox import Outbox
 from slurm_elastic.controller.reservations import Reservations
+from slurm_elastic.controller.time_budget import Budget, Terms
 from slurm_elastic.controller.transition import UPROOTED, State, Transition
 from slurm_elastic.plan import Decision
 from slurm_elastic.report import Orders
@@ -42,13 +43,15 @@ class Change(NamedTuple):
     Attributes:
         job: as it is.
         notice_s: how long it gets to save.
-        spare_s: see `Transition`.
+        spare_s, budget, terms: see `Transition`.
     """
 
     decision: Decision
     job: Job
     notice_s: float
     spare_s: int = 0
+    budget: Budget | None = None
+    terms: Terms | None = None
 
 
 class Engine:
@@ -203,6 +206,7 @@ class Engine:
             sizes=sizes,
             down=down() if any(t.state in _STARTING for t in live) else frozenset(),
             admitted=admitted(live, jobs, sizes),
+            hopeless=hopeless(live, jobs, sizes),
             live=tuple(live),
             open=self._open,
             per_node=per_node,
@@ -299,6 +303,8 @@ class Engine:
             reason=decision.reason,
             notice_s=change.notice_s,
             spare_s=change.spare_s,
+            budget=change.budget,
+            terms=change.terms,
             nice=job.nice,
             entered={State.RESERVE.value: time.time()},
         )

@@ -9,6 +9,8 @@ from typing import Any
 
 from slurm_elastic.controller.lesson import Lesson
 from slurm_elastic.controller.measured import kept
+from slurm_elastic.controller.progress_guard import Watch
+from slurm_elastic.controller.time_budget import Budget
 from slurm_elastic.layout import LayoutText, LayoutTextError
 from slurm_elastic.plan import Measurement
 
@@ -23,10 +25,12 @@ class Entry:
         override: directive that a person has put in place of the submitted one; "": none.
         layout: in which a person wants it to run (`slurm_elastic.layout`); "": its own choice.
         broken: run whose lease its owner broke; he is not made to wait again.
+        budget: what is left of its time, where its limit may be extended.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
         gradient_bytes: as in `JobRecord`, with `frozen` layers from the front left out.
         counted: id of the last transition whose outcome is part of this record.
         lesson: what models are fitted to.
+        watch: whether its attempts get anywhere.
     """
 
     job_id: int
@@ -47,11 +51,13 @@ class Entry:
     pins: list[list[str]] = field(default_factory=list)
     broken: int = -1
     spare: tuple[int, int] = (-1, 0)
+    budget: Budget | None = None
     counted: int = 0
     seen_run: int = -1
     gradient_bytes: float | None = None
     frozen: int = 0
     lesson: Lesson = field(default_factory=Lesson)
+    watch: Watch = field(default_factory=Watch)
     dirty: bool = True
 
     def to_body(self) -> dict[str, Any]:
@@ -67,7 +73,9 @@ class Entry:
         known = {f.name for f in dataclasses.fields(cls)}
         entry = cls(**{k: v for k, v in body.items() if k in known})
         entry.measurements = kept(body["measurements"])
+        entry.budget = Budget.from_body(body.get("budget"))
         entry.lesson = Lesson.from_body(body.get("lesson"))
+        entry.watch = Watch.from_body(body.get("watch"))
         try:
             entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
         except (LayoutTextError, TypeError):

@@ -42,6 +42,9 @@ class Housekeeping:
         """Renew the start time of jobs that wait by our decision; forget broken leases."""
         lease = self.config.slurm.lease_s
         now = time.monotonic()
+        jobs = tuple(jobs)
+        known = {j.key for j in jobs}
+        self._renewed = {k: at for k, at in self._renewed.items() if k in known}
         for job in jobs:
             if job.job_id in live or not job.elastic or job.state is JobState.ENDED:
                 continue
@@ -185,6 +188,14 @@ def pinned_by_us(
     """
     theirs = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
     named = set(job.required_nodes)
-    if not named or named == set(expand(theirs)):
+    if not named or named == _names(theirs):
         return False
     return job.run > 0 if pin is None else named in (set(pin), *map(set, earlier))
+
+
+def _names(text: str) -> set[str]:
+    """Of a node list that a user wrote; none when it is none."""
+    try:
+        return set(expand(text))
+    except ValueError:
+        return set()

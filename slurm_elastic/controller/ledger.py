@@ -10,50 +10,21 @@ begin nothing new while it lasts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE jobs (
-    key TEXT PRIMARY KEY, job_id INTEGER NOT NULL, seen REAL NOT NULL, record TEXT NOT NULL);
-CREATE TABLE transitions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, job_id INTEGER NOT NULL, key TEXT NOT NULL,
-    state TEXT NOT NULL, live INTEGER NOT NULL, updated REAL NOT NULL, body TEXT NOT NULL);
-CREATE INDEX transitions_live ON transitions (live) WHERE live = 1;
-CREATE INDEX transitions_job ON transitions (job_id, id);
-CREATE TABLE segments (
-    key TEXT NOT NULL, job_id INTEGER NOT NULL, user TEXT NOT NULL, name TEXT NOT NULL,
-    run INTEGER NOT NULL, gpu_type TEXT NOT NULL, gpus INTEGER NOT NULL, nodes TEXT NOT NULL,
-    start REAL NOT NULL, end REAL, PRIMARY KEY (key, run, start));
-CREATE INDEX segments_open ON segments (end) WHERE end IS NULL;
-"""
-_APPLICATIONS = """
-CREATE TABLE applications (
-    user TEXT NOT NULL, name TEXT NOT NULL, stated TEXT NOT NULL, seen REAL NOT NULL,
-    body TEXT NOT NULL, PRIMARY KEY (user, name, stated));
-CREATE INDEX applications_seen ON applications (user, seen);
-"""
-_PROFILES = """
-CREATE TABLE profiles (
-    user TEXT NOT NULL, name TEXT NOT NULL, stated TEXT NOT NULL, seen REAL NOT NULL,
-    body TEXT NOT NULL, PRIMARY KEY (user, name, stated));
-CREATE INDEX profiles_seen ON profiles (user, seen);
-"""
-#: What each version added to the one before.
-_VERSIONS = (_SCHEMA, _APPLICATIONS, _PROFILES)
-_VERSION = len(_VERSIONS)
+from slurm_elastic.controller import retention
+from slurm_elastic.controller.ledger_schema import VERSION, VERSIONS
 
-#: Days that ended transitions, segments, jobs, applications and profiles are kept.
-RETENTION_DAYS = 90
 #: Applications and profiles kept of each user, the latest: names cost nothing.
 APPLICATIONS, PROFILES = 500, 50
 
@@ -84,24 +55,26 @@ class Ledger:
                 path, timeout=5.0, check_same_thread=False, isolation_level=None
             )
             self._db.row_factory = sqlite3.Row
+            if not self._db.execute("PRAGMA page_count").fetchone()[0]:
+                retention.prepare(self._db)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version < _VERSION:
-                missing = " ".join(_VERSIONS[version:])
-                self._db.executescript(
-                    f"BEGIN; {missing} PRAGMA user_version = {_VERSION}; COMMIT;"
-                )
+            if version < VERSION:
+                missing = " ".join(VERSIONS[version:])
+                self._db.executescript(f"BEGIN; {missing} PRAGMA user_version = {VERSION}; COMMIT;")
             self.found_version = version
+            with contextlib.suppress(sqlite3.Error):  # full or read-only: it just stays large
+                retention.prepare(self._db)
             damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         except sqlite3.Error as error:
             raise LedgerError(f"ledger {path}: {error}; {_remedy(path)}") from None
         if damage != "ok":
             raise LedgerError(f"ledger {path}: {' '.join(damage.split())}; {_remedy(path)}")
-        if version > _VERSION:
+        if version > VERSION:
             raise LedgerError(
                 f"ledger {path}: written by a newer slurm-elastic (version {version}, "
-                f"this one knows {_VERSION}); install that one or move the file away"
+                f"this one knows {VERSION}); install that one or move the file away"
             )
 
     def close(self) -> None:
@@ -116,6 +89,10 @@ class Ledger:
                 yield self._db
             except sqlite3.Error as error:
                 raise LedgerError(f"ledger {self.path}: {error}") from None
+
+    def raw(self) -> AbstractContextManager[sqlite3.Connection]:
+        """The database itself, for copies of whole tables (`succession`)."""
+        return self._open()
 
     # --- small named values: policy state, claims ---
 
@@ -144,11 +121,35 @@ class Ledger:
                 (key, job_id, time.time(), json.dumps(record)),
             )
 
+    def put_jobs(self, rows: Iterable[tuple[str, int, Mapping[str, Any]]]) -> None:
+        """As `put_job` for many, all or none: a page of the file is written once, not for each."""
+        now = time.time()
+        values = [(key, job_id, now, json.dumps(record)) for key, job_id, record in rows]
+        if not values:
+            return
+        with self._open() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)", values)
+                db.execute("COMMIT")
+            except sqlite3.Error:
+                with contextlib.suppress(sqlite3.Error):  # it may have been undone already
+                    db.execute("ROLLBACK")
+                raise
+
     def get_job(self, key: str) -> Body | None:
         """What is known of a job, None for nothing."""
         with self._open() as db:
             row = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
         return _body(row["record"], f"job {key}") if row else None
+
+    def key_of(self, job_id: int) -> str:
+        """The key under which a job was last known that had this id; "": none."""
+        with self._open() as db:
+            row = db.execute(
+                "SELECT key FROM jobs WHERE job_id = ? ORDER BY seen DESC LIMIT 1", (job_id,)
+            ).fetchone()
+        return str(row["key"]) if row else ""
 
     def named_jobs(self) -> list[tuple[str, str, Body]]:
         """(user, name, record) of every job that ever held GPUs, the newest last."""
@@ -257,6 +258,14 @@ class Ledger:
             ).fetchall()
         return _transitions(rows)
 
+    def ended_since(self, since: float) -> list[Body]:
+        """Transitions that have ended after a time (epoch s), oldest first."""
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT * FROM transitions WHERE live = 0 AND updated > ? ORDER BY id", (since,)
+            ).fetchall()
+        return _transitions(rows)
+
     # --- who held what, when ---
 
     def begin_segment(self, row: Mapping[str, Any]) -> None:
@@ -264,7 +273,7 @@ class Ledger:
         with self._open() as db:
             db.execute(
                 "INSERT OR IGNORE INTO segments VALUES "
-                "(:key, :job_id, :user, :name, :run, :gpu_type, :gpus, :nodes, :start, NULL)",
+                "(:key, :job_id, :user, :name, :run, :gpu_type, :gpus, :nodes, :start, NULL, NULL)",
                 dict(row),
             )
 
@@ -272,6 +281,35 @@ class Ledger:
         """A job's present segment ended."""
         with self._open() as db:
             db.execute("UPDATE segments SET end = ? WHERE key = ? AND end IS NULL", (end, key))
+
+    def unsettled(self, since: float) -> float | None:
+        """Start of the oldest segment that ended after `since` and is not settled; None: none."""
+        with self._open() as db:
+            row = db.execute(
+                "SELECT min(start) AS start FROM segments WHERE seconds IS NULL AND end > ?",
+                (since,),
+            ).fetchone()
+        return row["start"] if row else None
+
+    def settle(self, job_id: int, run: int, start: float, *, end: float, seconds: int) -> bool:
+        """Take over how long a segment really was; whether there is such a one."""
+        with self._open() as db:
+            found = db.execute(
+                "UPDATE segments SET end = ?, seconds = ? "
+                "WHERE job_id = ? AND run = ? AND start BETWEEN ? AND ?",
+                (end, seconds, job_id, run, start - 1, start + 1),
+            )
+        return found.rowcount > 0
+
+    def add_settled(self, row: Mapping[str, Any]) -> int:
+        """A segment that nobody saw, as the accounting has it; how many were added."""
+        with self._open() as db:
+            found = db.execute(
+                "INSERT OR IGNORE INTO segments VALUES (:key, :job_id, :user, '', :run, "
+                ":gpu_type, :gpus, '', :start, :end, :seconds)",
+                dict(row),
+            )
+        return found.rowcount
 
     def open_segments(self) -> dict[str, dict[str, Any]]:
         """Segments not ended yet, by job key."""
@@ -289,15 +327,21 @@ class Ledger:
             ).fetchall()
         return [dict(r) for r in rows]
 
-    def forget(self, now: float) -> None:
-        """Delete what is older than `RETENTION_DAYS`."""
-        old = now - RETENTION_DAYS * 86400
+    # --- how long ---
+
+    def forget(
+        self, now: float, *, keep_days: float, keep_mb: float, alive: Collection[str] = ()
+    ) -> int:
+        """Delete a piece of what is too old or too much; see `retention.forget`."""
         with self._open() as db:
-            db.execute("DELETE FROM transitions WHERE live = 0 AND updated < ?", (old,))
-            db.execute("DELETE FROM segments WHERE end IS NOT NULL AND end < ?", (old,))
-            db.execute("DELETE FROM jobs WHERE seen < ?", (old,))
-            db.execute("DELETE FROM applications WHERE seen < ?", (old,))
-            db.execute("DELETE FROM profiles WHERE seen < ?", (old,))
+            return retention.forget(
+                db, now, keep_days=keep_days, keep_mb=keep_mb, alive=frozenset(alive)
+            )
+
+    def since(self) -> float:
+        """Epoch s from which on all transitions and segments are there."""
+        with self._open() as db:
+            return retention.since(db)
 
 
 def _transitions(rows: Iterable[sqlite3.Row]) -> list[Body]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_elastic.cluster import Allocation, Job, JobState
+from slurm_elastic.controller import time_budget
+from slurm_elastic.controller.admission import more
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.slurm import shape
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
@@ -27,6 +29,8 @@ GIVE_UP_S = 25.0
 WAIT_S = 120
 #: Times that Slurm may refuse the same thing.
 _MOST_REFUSALS = 5
+#: Times that what was borrowed is given back, before it is left at that.
+_MOST_CLEARS = 20
 HELD = ("JobHeldUser", "JobHeldAdmin")
 #: Slurm itself holds a job that it could not launch.
 LAUNCH_FAILED = "launch_failed_requeued_held"
@@ -46,6 +50,7 @@ class Site:
         sizes: GPUs of each node.
         down: nodes on which no job may start now.
         admitted: transitions whose target is free.
+        hopeless: transitions whose target will not be free whatever else happens.
         live: all transitions under way.
         open: makes the reservation usable by a transition's owner.
         per_node: partition → type → GPUs on its smallest node of that type.
@@ -60,6 +65,7 @@ class Site:
     open: Callable[[Transition], None]
     per_node: Mapping[str, Mapping[str, int]]
     lease_s: float
+    hopeless: frozenset[int] = frozenset()
 
     def job(self, transition: Transition) -> Job | None:
         """The job, None when it has ended or another has taken its id."""
@@ -78,6 +84,22 @@ class Site:
         """Whether nobody else holds the target's GPUs."""
         return all(
             self.others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
+    def promised(self, transition: Transition, target: Allocation) -> bool:
+        """Whether a target's GPUs, though free, are those that another job is about to get.
+
+        Those that only wait for admission do not count: they give way.
+        """
+        begun = [
+            more(t, self.jobs)
+            for t in self.live
+            if t.id != transition.id and (t.state is not State.RESERVE or t.id in self.admitted)
+        ]
+        return any(
+            self.others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
+            > self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
 
@@ -136,9 +158,12 @@ class Moves:
         if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
             return self._left(t, "the job changed by itself")
         if t.id not in site.admitted:
-            if t.waited(time.time()) > 3.0 and not site.donors(t):
+            late = t.waited(time.time()) > 3.0
+            if late and (t.id in site.hopeless or not site.donors(t)):
                 return self._left(t, "its GPUs were taken meanwhile")
             return None
+        if t.old is None and job.time_limit_s is not None:
+            self._count(t, job, ran_s=0.0)
         return State.NOTIFY if t.old else State.RESHAPE
 
     def _notify(self, t: Transition, job: Job, _: Site) -> State | None:
@@ -147,7 +172,10 @@ class Moves:
         if job.reason in HELD:
             return self._left(t, _HELD)
         if "saved" in t.entered:
-            t.limit_s = shape.remaining_s(job, time.time(), spare_s=t.spare_s)
+            now = time.time()
+            t.limit_s = shape.remaining_s(job, now, spare_s=t.spare_s)
+            if job.start_time is not None:
+                self._count(t, job, ran_s=now - job.start_time)
             return State.REQUEUE
         if t.waited(time.time()) > t.notice_s:
             t.entered["unanswered"] = time.time()
@@ -183,7 +211,7 @@ class Moves:
         if t.target is None:
             self._to_queue(t, job, site, start=f"now+{int(site.lease_s)}")
             return self._left(t, t.problem) if t.given_up else State.DONE
-        fields = shape.sized(job, t.target, time_limit_s=t.limit_s)
+        fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
         self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return State.COOL
 
@@ -245,7 +273,13 @@ class Moves:
         return None
 
     def _clear(self, t: Transition, job: Job, _: Site) -> State | None:
-        """Give back what was borrowed: reservation, priority, nice."""
+        """Give back what was borrowed: reservation, priority, nice.
+
+        Slurm may ignore a nice value with exit code 0, and the next change would take the loss for
+        the owner's wish: it is read back before this one ends.
+        """
+        if "cleared" in t.entered and job.nice:
+            return State.UNDONE if t.given_up else State.DONE
         try:
             if job.reservation and job.reservation == t.reservation:
                 self._scontrol.update(job, {"ReservationName": ""})
@@ -254,10 +288,14 @@ class Moves:
                 self._scontrol.update(job, {"Nice": str(t.nice)})
         except ScontrolError as error:
             t.tries += 1
-            if t.tries > 20:
+            if t.tries > _MOST_CLEARS:
                 self._log.warning(f"{t} Problem={error}")
                 return State.UNDONE
             raise
+        if t.nice and t.tries < _MOST_CLEARS:
+            t.tries += 1
+            t.entered["cleared"] = time.time()
+            return None
         return State.UNDONE if t.given_up else State.DONE
 
     # --- ways out ---
@@ -276,6 +314,34 @@ class Moves:
             return self._left(t, str(error))  # in the queue Slurm starts it as it is
         return self._fall_back(t, job, site, str(error))
 
+    def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
+        """What the attempt that ends leaves of the job's time, where its limit may be extended."""
+        if t.budget is None or job.time_limit_s is None:
+            return
+        if t.budget.set_s not in (None, job.time_limit_s):
+            self._log.info(
+                f"{t} TimeLimit={job.time_limit_s} Was={t.budget.set_s} "
+                "Reason='somebody has set it: it is not extended any more'"
+            )
+        t.budget = time_budget.after(t.budget, ran_s=ran_s, limit_s=job.time_limit_s)
+
+    def _limit_s(self, t: Transition) -> int | None:
+        """The time limit (seconds) for the shape that the job gets now; None: as it is."""
+        if t.budget is None or t.terms is None:
+            return t.limit_s
+        name = "queue" if t.target is None else "planned" if t.target == t.planned else "old"
+        reserved = t.terms.reserved.get(name)
+        before = t.budget.set_s
+        t.budget, t.limit_s = time_budget.begun(
+            t.budget,
+            pace=t.terms.paces.get(name, 1.0),
+            most_s=t.terms.most_s,
+            until_s=None if reserved is None else reserved - time.time(),
+        )
+        if t.budget.extended_s and t.limit_s != before:
+            self._log.info(f"{t} TimeLimit={t.limit_s} Extended={t.budget.extended_s}")
+        return t.limit_s
+
     @staticmethod
     def _left(t: Transition, why: str, state: State = State.UNDONE) -> State:
         t.problem = t.problem or why
@@ -287,7 +353,7 @@ class Moves:
         if t.tries > 3:
             return self._fall_back(t, job, site, f"Slurm took only part of the change: {wrong}")
         if t.target is not None and t.tries > 1:  # the read may have been older than the write
-            fields = shape.sized(job, t.target, time_limit_s=t.limit_s)
+            fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
             self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return None
 
@@ -298,7 +364,7 @@ class Moves:
         first = not t.given_up
         t.problem = t.problem or why
         back = t.old if first and not site.obstacle(job, t.old) else None
-        if back is not None and site.free(t, back):
+        if back is not None and not site.promised(t, back):
             t.target = back
         else:
             t.target = None
@@ -311,7 +377,7 @@ class Moves:
             return
         start = "now" if t.given_up else start
         fields = shape.queued(job, directive, gpus_per_node=site.per_node.get(job.partition, {}))
-        time_left = shape.time_fields(job, t.limit_s)
+        time_left = shape.time_fields(job, self._limit_s(t))
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
         if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
             self._scontrol.release(job)

@@ -22,6 +22,12 @@ from typing import Any
 from slurm_elastic.controller.standing import Standing
 from slurm_elastic.report import Orders
 
+#: Seconds between two reports of a job: where few jobs report, and where very many do (a job that
+#: was not heard of for three minutes is left alone).
+_REPORT_EVERY_S, _SELDOM_S = Orders().report_every_s, 45.0
+#: Of all jobs together (our choice).
+_REPORTS_PER_S = 25.0
+
 
 class Outbox:
     """Orders by job. Thread-safe.
@@ -36,12 +42,20 @@ class Outbox:
         self._asked: dict[int, tuple[int, Orders]] = {}
         self._standing = Standing()
         self._seq = int(time.time())
+        self._report_every_s = _REPORT_EVERY_S
+
+    def pace(self, jobs: int) -> None:
+        """Let so many jobs together report no more often than `_REPORTS_PER_S`."""
+        every_s = min(max(_REPORT_EVERY_S, jobs / _REPORTS_PER_S), _SELDOM_S)
+        with self._lock:
+            self._report_every_s = every_s
 
     def orders(self, job_id: int, run: int) -> Orders:
         """What one attempt is to do now."""
         with self._lock:
             asked_run, asked = self._asked.get(job_id, (run, Orders()))
-            return self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
+            orders = self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
+            return dataclasses.replace(orders, report_every_s=self._report_every_s)
 
     def ask(self, job_id: int, orders: Orders, *, run: int, once: bool = False) -> None:
         """Let one attempt do something, in place of what its job was asked before.

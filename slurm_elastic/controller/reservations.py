@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,9 @@ class Reservations:
         self._account, self._log = account, log
         self._lock = threading.RLock()
         self._held: dict[str, _Held] = {}
+        self._adopted = False
+        # Of those no longer there: a slurmctld that dies may bring them back.
+        self._made: deque[str] = deque(maxlen=1000)
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -95,7 +99,14 @@ class Reservations:
         """Take charge of those of ours that Slurm shows, so that they are removed."""
         for reservation in reservations:
             if reservation.ours:
+                known = reservation.name in self._held or reservation.name in self._made
+                if self._adopted and not known:
+                    self._log.warning(
+                        f"Reservation={reservation.name} Problem=made by another selasticd? one "
+                        "cluster has one, or several that share [api] controller"
+                    )
                 self.found(reservation.name, reservation.nodes)
+        self._adopted = True
 
     def keep(self, needed: Collection[str]) -> None:
         """Renew those needed, remove the others."""
@@ -127,6 +138,7 @@ class Reservations:
             comment=_COMMENT,
         )
         self._held[name] = _Held(set(nodes), {self._account}, time.monotonic())
+        self._made.append(name)
         self._log.info(f"Reservation={name} Nodes={fold(nodes)} State=created")
 
     @property

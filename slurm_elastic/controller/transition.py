@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_elastic.cluster import Allocation
+from slurm_elastic.controller.time_budget import Budget, Terms
 from slurm_elastic.plan import Action
 
 
@@ -71,11 +72,14 @@ class Transition:
         reservation: shared by the transitions of one round; "" when none is needed.
         notice_s: how long the job gets to save.
         limit_s: what is left of its time limit, known when it leaves its allocation.
+        budget: of its time, where limits may be extended; as it was when the attempt began, and
+            from RESHAPE on as it is for the next one.
+        terms: on which its limit may be extended.
         spare_s: seconds that are left on top of the running attempt's limit, which Slurm keeps
             in whole minutes.
         nice: to be restored after the priority was.
         entered: when each state was last entered; `saved`, `unanswered` (no such word came in
-            time), `running`, `first_step` as well.
+            time), `running`, `first_step`, `cleared` as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
         problem: why the plan was given up.
@@ -100,6 +104,8 @@ class Transition:
     notice_s: float = 60.0
     limit_s: int | None = None
     spare_s: int = 0
+    budget: Budget | None = None
+    terms: Terms | None = None
     nice: int = 0
     entered: dict[str, float] = field(default_factory=dict)
     tries: int = 0
@@ -187,6 +193,8 @@ class Transition:
             for name in ("old", "target", "planned"):
                 held = values.get(name)
                 values[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+            values["budget"] = Budget.from_body(values.get("budget"))
+            values["terms"] = Terms.from_body(values.get("terms"))
             values["action"], values["state"] = Action(body["action"]), State(body["state"])
             return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:

@@ -10,6 +10,9 @@ that no other user of the cluster can stand in for the controller and stop
 somebody's job. (The own user may: he can stop his job anyway, and can try a
 controller of his own.)
 
+Of several controllers one is active; the others refuse with the code `standby`,
+and `call` goes on to the next.
+
 Used by esrun and the command line (`call`), and from the other side by the
 controller's API (`read_frame` or `frame_size`, `decode`, `encode`).
 
@@ -23,6 +26,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import socket
 import struct
 import time
@@ -40,6 +44,11 @@ DEFAULT_PORT = 7321
 
 MAX_REQUEST = 64 * 1024
 MAX_REPLY = 16 * 1024 * 1024
+
+#: Seconds for a connection when there is another address to go on to.
+_CONNECT_S = 5.0
+#: Addresses as configured → the one that was active last.
+_active: dict[str, str] = {}
 
 _HEADER = struct.Struct("!I")
 
@@ -77,18 +86,42 @@ def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str
     """Ask the controller.
 
     Args:
-        address: `host:port`.
+        address: `host:port`; several, separated by commas: the first that is active, begun
+            with the one that was so last.
         request: e.g. `{"v": 1, "op": "orders", …}`.
-        timeout_s: for all of it, a long poll's waiting included.
+        timeout_s: for all of it, a long poll's waiting included; for each address anew.
 
     Raises:
         ChannelError: no answer, one that cannot be trusted, or a refusal.
     """
+    named = addresses(address)
+    if len(named) == 1:
+        return _call(named[0], request, timeout_s=timeout_s, connect_s=timeout_s)
+    troubles = []
+    for one in sorted(named, key=lambda a: a != _active.get(address)):
+        try:
+            reply = _call(one, request, timeout_s=timeout_s, connect_s=min(timeout_s, _CONNECT_S))
+        except Refused as error:
+            if error.code != "standby":
+                _active[address] = one
+                raise
+            troubles.append(f"{one}: {error}")
+        except (Unreachable, Untrusted) as error:
+            troubles.append(str(error).removeprefix("controller "))
+        else:
+            _active[address] = one
+            return reply
+    raise Unreachable(f"controller {address}: {'; '.join(troubles)}")
+
+
+def _call(
+    address: str, request: dict[str, Any], *, timeout_s: float, connect_s: float
+) -> dict[str, Any]:
     end = time.monotonic() + timeout_s
     nonce = os.urandom(16).hex()
     try:
         frame = encode(request, purpose="request", nonce=nonce, limit=MAX_REQUEST)
-        with socket.create_connection(parse_address(address), timeout=timeout_s) as sock:
+        with socket.create_connection(parse_address(address), timeout=connect_s) as sock:
             sock.sendall(frame)
             answer = read_frame(_receiver(sock, end), limit=MAX_REPLY)
         reply = decode(answer, purpose="reply", nonce=nonce)
@@ -111,6 +144,11 @@ def controller_address() -> str | None:
     return from_environment or _configured().get("controller") or None
 
 
+def addresses(text: str) -> tuple[str, ...]:
+    """Those of `[api] controller`, which separates them by commas."""
+    return tuple(a.strip() for a in text.split(",") if a.strip()) or (text,)
+
+
 def trusted_uids() -> set[int]:
     """Who may answer for the controller."""
     uids = {0, os.getuid()}
@@ -129,8 +167,8 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or (address.count(":") > 1 and not host.endswith("]")):
         host, port = address, str(DEFAULT_PORT)
     host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise Unreachable(f"controller {address!r}: write HOST:PORT")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise Unreachable(f"controller {address[:100]!r}: write HOST:PORT")
     return host, int(port)
 
 

@@ -21,6 +21,7 @@ _CALL_S = 10.0
 _POLL_S = 25.0
 #: A controller needs a moment to learn of a job that has just started.
 _UNKNOWN_S = 30.0
+_LAST_WORD_S = 0.25
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
 
@@ -35,6 +36,7 @@ class Courier:
         self._started = time.monotonic()
         self._complaint = ""
         self._puzzled = False
+        self._until = 0.0
         self._lock = threading.Lock()
         report = desk.report()
         self._job = {"v": 1, "job_id": report.job_id, "run": report.run}
@@ -48,13 +50,19 @@ class Courier:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, *, farewell_s: float) -> None:
-        """End; a controller that has answered so far gets this long for one last report."""
-        answered = self._answered.is_set()
+    def stop(self, *, farewell_s: float, failed: bool = False) -> None:
+        """End; a controller that answers gets this long for one last report.
+
+        Args:
+            farewell_s: seconds.
+            failed: it matters: a controller that has not had time to answer yet is waited for, too.
+        """
+        waits = self._answered.is_set() or (failed and not self._complaint)
+        self._until = time.monotonic() + farewell_s
         self._stopped.set()
         self._answered.set()
         self._desk.hurry()
-        if answered:
+        if waits:
             self._threads[0].join(farewell_s)
 
     def _report(self) -> None:
@@ -64,6 +72,10 @@ class Courier:
             report = self._desk.report()
             reply = self._call({"v": 1, "op": "report", "report": report.to_wire()}, _CALL_S)
             if stopping:
+                unknown = reply is None and not self._complaint
+                if unknown and time.monotonic() < self._until:
+                    time.sleep(_LAST_WORD_S)  # a job that was over before anybody knew of it
+                    continue
                 return
             if reply is None:
                 self._rest(pause.longer())

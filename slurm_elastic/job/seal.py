@@ -108,7 +108,7 @@ def unseal(frame: bytes, *, purpose: str, nonce: str | None = None) -> Sealed:
     if len(words) != 4 or words[0] != _FORMAT or not payload.isascii():
         raise UnsealError("the credential was made for another program")
     if words[1] != purpose:
-        raise UnsealError(f"the message is a {words[1]}, not a {purpose}")
+        raise UnsealError(f"the message is a {words[1][:20]}, not a {purpose}")
     if nonce is not None and not hmac.compare_digest(
         words[2].encode(), nonce.encode(errors="replace")
     ):

@@ -126,7 +126,7 @@ class Supervisor:
             return  # Slurm waits for this process, and knows the outcome
         self._desk.tell({"phase": "ended", "exit_code": code})
         if self._courier:
-            self._courier.stop(farewell_s=_FAREWELL_S)
+            self._courier.stop(farewell_s=_FAREWELL_S, failed=code != 0)
         if code:
             say(f"the program ended with exit code {code}")
 

@@ -208,7 +208,7 @@ def goodput_matrix(models: Sequence[GoodputModel], configurations: Configuration
     return out[index]
 
 
-@lru_cache(maxsize=32768)
+@lru_cache(maxsize=8192)
 def _model(of: Basis, noise: Noise | None) -> GoodputModel:
     return GoodputModel(of, noise)
 

@@ -39,6 +39,10 @@ VERSION = 1
 class ProfileError(ValueError):
     """A profile that cannot be read: file, line and remedy."""
 
+    def __init__(self, text: str) -> None:
+        # It repeats what stands in a file, which may be of any length.
+        super().__init__(text if len(text) <= 500 else f"{text[:500]}...")
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -189,6 +193,8 @@ def _from_json(text: str, where: str) -> _Draft:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ProfileError(f"{where}:{error.lineno}: no JSON: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ProfileError(f"{where}: cannot be read: {error}") from None
     except RecursionError:
         raise ProfileError(f"{where}: nested too deeply: give a layer profile") from None
     if not isinstance(data, dict) or not isinstance(data.get("layers"), list):

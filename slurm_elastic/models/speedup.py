@@ -218,7 +218,7 @@ def _plain(m: Measurement) -> Measurement:
     return replace(m, compute_s=None, sync_s=None, reports=0) if m.reports else m
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=8192)
 def _fit(
     loss_in_node: float,
     loss_across_nodes: float,

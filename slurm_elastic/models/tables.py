@@ -130,7 +130,7 @@ _RECENT: dict[
 _MOST_RECENT = 32768
 
 
-@lru_cache(maxsize=32768)
+@lru_cache(maxsize=8192)
 def _basis(
     application: Application,
     observations: tuple[Observation, ...],
@@ -156,7 +156,7 @@ class Table:
     accumulation: Ints
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=8192)
 def table(
     of: Basis,
     configurations: Configurations,

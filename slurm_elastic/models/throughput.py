@@ -194,7 +194,7 @@ def objective(
     return fitting.objective(points)(theta)[0]
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def _fit(
     observations: tuple[Observation, ...], unit: int, overlap: bool, starts: int
 ) -> ThroughputParameters:

@@ -31,7 +31,7 @@ def nodes(room: Room) -> tuple[int, ...]:
     return tuple(index[k] for k in walk(tuple(keys[n] for n, f in enumerate(room.node) if f)))
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=4096)
 def walk(keys: tuple[Key, ...]) -> tuple[Key, ...]:
     """Keys in the order in which the table is walked when they came in the order given."""
     buckets: list[list[tuple[int, Key]]] = [[] for _ in range(_FIRST_BUCKETS)]

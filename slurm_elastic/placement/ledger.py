@@ -115,7 +115,7 @@ class Ledger:
     def within_limits(self, need: Need, allocation: Allocation) -> str:
         """Name of the first limit that this allocation would exceed, or ""."""
         for i in self._limits_of.get(need.job_id, ()):
-            used = _use(self.limits[i].resource, need, allocation)
+            used = _use(self.limits[i], need, allocation)
             if used and used > self.left[i] + 1e-6:
                 return self.limits[i].name
         return ""
@@ -125,7 +125,7 @@ class Ledger:
         left = math.inf
         for i in self._limits_of.get(job_id, ()):
             if self.limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
-                left = min(left, self.left[i])
+                left = min(left, max(0.0, self.left[i]) + self.limits[i].spared.get(job_id, 0))
         return left
 
     def _move(self, need: Need, allocation: Allocation | None, sign: int) -> None:
@@ -141,7 +141,7 @@ class Ledger:
 
     def _charge(self, need: Need, allocation: Allocation, sign: int) -> None:
         for i in self._limits_of.get(need.job_id, ()):
-            self.left[i] -= sign * _use(self.limits[i].resource, need, allocation)
+            self.left[i] -= sign * _use(self.limits[i], need, allocation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,10 @@ def _holding(job: Job) -> Allocation:
     return job.allocation or Allocation("", ())
 
 
-def _use(resource: str, need: Need, allocation: Allocation) -> float:
+def _use(limit: Limit, need: Need, allocation: Allocation) -> float:
+    resource = limit.resource
     if resource == "gpu":
-        return allocation.gpus
+        return max(0, allocation.gpus - limit.spared.get(need.job_id, 0))
     if resource == "node":
         return len(allocation.shares)
     if resource == "cpu":

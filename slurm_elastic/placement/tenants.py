@@ -19,6 +19,8 @@ from slurm_elastic.placement.ledger import Need
 from slurm_elastic.plan import JobRecord, Measurement
 
 _HOUR_S = 3600.0
+#: A job has to have this time left after a change.
+_LEAST_S = 60.0
 #: A running job is not spread over more than this many times the fewest nodes that take it.
 _SPRAWL = 2
 
@@ -109,8 +111,20 @@ class Tenant:
         return max(((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in found), default=float("inf"))
 
 
-def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> dict[int, Tenant]:
-    """All elastic jobs that have not ended, managed or not, by id in the snapshot's order."""
+def tenants(
+    frame: Frame,
+    records: Mapping[int, JobRecord],
+    config: Config,
+    stay: Mapping[int, str] | None = None,
+) -> dict[int, Tenant]:
+    """All elastic jobs that have not ended, managed or not, by id in the snapshot's order.
+
+    Args:
+        frame: the cluster.
+        records: what is known of them.
+        config: the site's.
+        stay: jobs that shall only give way, and why.
+    """
     found = {}
     seen = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
@@ -119,6 +133,8 @@ def tenants(frame: Frame, records: Mapping[int, JobRecord], config: Config) -> d
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
         standing, why = _standing(job, record, config, frame.snapshot.time)
+        if standing is Standing.FREE and stay and job.job_id in stay:
+            standing, why = Standing.YIELDS, stay[job.job_id]
         found[job.job_id] = Tenant(
             job=job,
             record=record,
@@ -206,6 +222,9 @@ def _running(job: Job, record: JobRecord, config: Config, now: float) -> tuple[S
         if stays:
             return Standing.FIXED, why
     resize = config.resize
+    late = _late(job, record, config, now)
+    if late:
+        return Standing.FIXED, late
     recent = [t for t in record.changes if t > now - _HOUR_S]
     if len(recent) >= resize.per_hour:
         if not recent:
@@ -216,6 +235,21 @@ def _running(job: Job, record: JobRecord, config: Config, now: float) -> tuple[S
     if last is not None and now < last + resize.min_interval_s:
         return Standing.YIELDS, f"minimum interval until {clock(last + resize.min_interval_s)}"
     return Standing.FREE, ""
+
+
+def _late(job: Job, record: JobRecord, config: Config, now: float) -> str:
+    """Why a change comes too late in a job's life, or "": it would lose what is left.
+
+    Slurm counts limits in minutes: what is left after a change has to be one at least, or the job
+    would get more than it asked for.
+    """
+    if job.start_time is None or job.time_limit_s is None:
+        return ""
+    left = job.start_time + job.time_limit_s - now
+    needs = 2 * record.change_s(config.resize.restart_s) + _LEAST_S
+    if left >= needs:
+        return ""
+    return f"its time limit ends it at {clock(now + left)}: a change would not be worth it"
 
 
 def clock(at: float) -> str:

@@ -8,7 +8,8 @@ from slurm_elastic.cluster import Allocation, Job, Snapshot
 from slurm_elastic.placement.assign import Outcome, minutes
 from slurm_elastic.placement.frame import Frame
 from slurm_elastic.placement.giveway import Way
-from slurm_elastic.placement.tenants import Tenant
+from slurm_elastic.placement.site_limits import above_min
+from slurm_elastic.placement.tenants import Standing, Tenant
 from slurm_elastic.plan import Claim
 from slurm_elastic.topology import Tier
 
@@ -42,6 +43,31 @@ def gives(way: Way, snapshot: Snapshot) -> str:
     return f"moves to {', '.join(way.target.nodes)} so that {who} finds {gpus(job.gpus)} together"
 
 
+def awaits(tenant: Tenant, claim: Claim | None, givers: Sequence[str]) -> str:
+    """What a pending elastic job waits for."""
+    least = tenant.job.gpus or tenant.directive.min_gpus
+    wants = gpus(least, tenant.job.gpu_type)
+    if givers:
+        return f"{wants}: {givers_give(givers)}"
+    if claim is not None:
+        return f"{wants}, kept for it on {', '.join(n for n, _ in claim.shares)}"
+    if tenant.standing is Standing.OURS:
+        return f"{wants}: not even its MIN has room, and nobody can give way"
+    return tenant.why
+
+
+def notes(
+    snapshot: Snapshot, claims: Iterable[Claim], givers: Mapping[int, list[str]]
+) -> tuple[str, ...]:
+    """Which jobs give way to whom, a line for each job that gets something."""
+    return tuple(
+        f"{whose(snapshot.job[claim.job_id])} gets {gpus(snapshot.job[claim.job_id].gpus)} on"
+        f" {', '.join(n for n, _ in claim.shares)}: {givers_give(givers[claim.job_id])}"
+        for claim in claims
+        if claim.job_id in givers
+    )
+
+
 class Explainer:
     """Says why a job has neither more nor fewer GPUs nor others."""
 
@@ -63,15 +89,14 @@ class Explainer:
             return f"{holds.gpus} is its MAX"
         if way is not None:
             return f"{whose(way.beneficiary)} needs {gpus(way.beneficiary.gpus)}"
-        if outcome is None:
-            return ""
-        if outcome.refusals:
-            return outcome.refusals[0]
         snapshot = self._frame.snapshot
+        capped = self._capped(tenant, holds)
+        if capped or outcome is None or outcome.refusals:
+            return capped or (outcome.refusals[0] if outcome else "")
         for limit in snapshot.limits:
             if tenant.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{name}"):
                 held = (snapshot.job[j].allocation for j in limit.jobs if j in snapshot.job)
-                if sum(a.gpus for a in held if a) >= limit.cap:
+                if not limit.spared and sum(a.gpus for a in held if a) >= limit.cap:
                     return f"{limit.name} is reached"
         claim = self._kept.get(name)
         idle = self._idle.get(name, 0)
@@ -81,6 +106,18 @@ class Explainer:
         if not idle:
             return f"no {name or 'GPU'} is idle, and no other job would lose less than it gains"
         return f"none of the {gpus(idle, name)} that are idle would help it enough"
+
+    def _capped(self, tenant: Tenant, holds: Allocation) -> str:
+        """Which share of the site's GPUs is used up, or ""."""
+        job_id, snapshot = tenant.job.job_id, self._frame.snapshot
+        sizes = tenant.directive.sizes(holds.gpu_type)
+        more = next((s for s in sizes if s > holds.gpus), holds.gpus)
+        for limit in snapshot.limits:
+            if limit.spared and job_id in limit.jobs:
+                used = above_min(limit, snapshot)
+                if more - max(limit.spared.get(job_id, 0), holds.gpus) > limit.cap - used:
+                    return f"{limit.name}, and {used} are in use"
+        return ""
 
     def why_not_fewer(self, tenant: Tenant, holds: Allocation, outcome: Outcome | None) -> str:
         """What its last GPUs are good for, compared with others if they were compared."""

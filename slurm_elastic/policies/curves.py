@@ -48,8 +48,9 @@ class Curve:
         return begin + int(np.argmax(self.utility[begin : max(begin, self.at(gpus)) + 1]))
 
 
-# Depends on its arguments only; models are immutable, and shared by equal jobs and rounds.
-@lru_cache(maxsize=32768)
+# Depends on its arguments only; models are immutable, and shared by equal jobs and rounds. Each
+# report makes a new one, so this fills up: 8,192 take 26 MB, two rounds of 2,000 jobs on two types.
+@lru_cache(maxsize=8192)
 def curve(
     model: SpeedModel,
     legal: range,

@@ -302,7 +302,7 @@ def _elastic(application: Application, accumulate: bool) -> Application:
     return dataclasses.replace(application, accumulation=accumulate and application.accumulation)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def _fixed(application: Application, batch: int, accumulate: bool) -> Application:
     return dataclasses.replace(
         application,

@@ -91,6 +91,7 @@ class _Pool:
     def __init__(self, question: Question) -> None:
         self.free = dict(question.capacity)
         asked = set(question.jobs)
+        self._given: dict[int, int] = {}
         self._limits: list[Limit] = []
         self._left: list[float] = []
         self._limits_of: dict[int, list[int]] = {}
@@ -107,15 +108,21 @@ class _Pool:
         """GPUs of this type that the job could get on top of what it was given."""
         left = float(self.free.get(gpu_type, 0))
         for i in self._limits_of.get(job_id, ()):
-            if self._limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
-                left = min(left, self._left[i])
+            limit = self._limits[i]
+            if limit.resource in ("gpu", f"gpu:{gpu_type}"):
+                spared = max(0, limit.spared.get(job_id, 0) - self._given.get(job_id, 0))
+                left = min(left, max(0.0, self._left[i]) + spared if spared else self._left[i])
         return int(left)
 
     def take(self, job_id: int, gpu_type: str, gpus: int) -> None:
         self.free[gpu_type] = self.free.get(gpu_type, 0) - gpus
+        before = self._given.get(job_id, 0)
+        self._given[job_id] = before + gpus
         for i in self._limits_of.get(job_id, ()):
-            if self._limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
-                self._left[i] -= gpus
+            limit = self._limits[i]
+            if limit.resource in ("gpu", f"gpu:{gpu_type}"):
+                spared = limit.spared.get(job_id, 0)
+                self._left[i] -= max(0, before + gpus - spared) - max(0, before - spared)
 
 
 class FairShare:
@@ -294,7 +301,9 @@ def _precedence(share: _Share) -> tuple[bool, int, float, int]:
 
 def _used(limit: Limit, job: Job) -> int:
     held = job.allocation
-    return held.gpus if held and limit.resource in ("gpu", f"gpu:{held.gpu_type}") else 0
+    if held is None or limit.resource not in ("gpu", f"gpu:{held.gpu_type}"):
+        return 0
+    return max(0, held.gpus - limit.spared.get(job.job_id, 0))
 
 
 def _largest(on: Curve, gpus: int) -> int:

@@ -34,6 +34,10 @@ _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
 class SacctError(ValueError):
     """The file cannot be used; the message names file, line, culprit and remedy."""
 
+    def __init__(self, text: str) -> None:
+        # It repeats what stands in a file, which may be of any length.
+        super().__init__(text if len(text) <= 500 else f"{text[:500]}...")
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -254,7 +258,7 @@ def _text_row(row: Mapping[str, str], where: str) -> _Row:
         seconds=seconds,
         state=_word(row.get("state", "")),
         tres=row.get("alloctres") or "",
-        nodes=int(nodes) if nodes.isdecimal() else 1,
+        nodes=int(nodes) if nodes.isdecimal() and len(nodes) < 10 else 1,
     )
 
 
@@ -291,6 +295,8 @@ def _from_json(text: str, name: str) -> Iterator[_Row]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise SacctError(f"{name}:{error.lineno}: not JSON ({error.msg}); was it cut?") from None
+    except (ValueError, RecursionError) as error:  # absurd numbers, absurd depth
+        raise SacctError(f"{name}: cannot be read as JSON: {error}") from None
     jobs = data.get("jobs") if isinstance(data, dict) else None
     if not isinstance(jobs, list):
         raise SacctError(f'{name}: no list "jobs"; write the file with: sacct -aD --json')

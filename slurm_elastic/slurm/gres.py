@@ -25,6 +25,8 @@ from slurm_elastic.nodelist import expand
 _SLURM_CONF = "/etc/slurm/slurm.conf"
 #: A line without NodeName is about all nodes.
 _EVERYWHERE = ""
+#: Of a node; more is a slip of the pen.
+_MOST_GPUS = 1024
 
 Domains = tuple[tuple[int, ...], ...]
 
@@ -61,6 +63,8 @@ def parse_link_domains(text: str) -> LinkDomains:
         try:
             nodes = expand(pairs.get("nodename", "")) or (_EVERYWHERE,)
             many = len(expand(pairs.get("file", ""))) or int(pairs.get("count", "1"))
+            if many > _MOST_GPUS:
+                continue
             links = [int(n) for n in pairs.get("links", "").split(",") if n]
         except ValueError:
             continue

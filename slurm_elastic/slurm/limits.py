@@ -7,6 +7,7 @@ of them are read here and obeyed by placement.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,10 @@ import structlog
 from slurm_elastic.cluster import Job, JobState, Limit
 
 _RESOURCES = {"gres/gpu": "gpu", "node": "node", "cpu": "cpu", "mem": "mem"}
+#: Columns of what each single job may have.
+_EACH = "MaxTRES,MaxWall"
+_NO_CAP = 2.0**63
+_WALL = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{2}):([0-9]{2})")
 _UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
@@ -29,6 +34,7 @@ class QosRow:
     per_user: Mapping[str, int]
     per_account: Mapping[str, int]
     per_job: Mapping[str, int]
+    wall_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class AssociationRow:
     parent: str
     group: Mapping[str, int]
     per_job: Mapping[str, int]
+    wall_s: int | None = None
 
 
 @dataclass
@@ -76,9 +83,9 @@ class LimitBook:
         self._read = time.monotonic()
         mine = (f"cluster={self.cluster}",) if self.cluster else ()
         try:
-            self.qos = parse_qos(self._ask("qos", "Name,GrpTRES,MaxTRESPU,MaxTRESPA,MaxTRES"))
+            self.qos = parse_qos(self._ask("qos", f"Name,GrpTRES,MaxTRESPU,MaxTRESPA,{_EACH}"))
             self.associations = parse_associations(
-                self._ask("assoc", "Account,User,Partition,ParentName,GrpTRES,MaxTRES", *mine)
+                self._ask("assoc", f"Account,User,Partition,ParentName,GrpTRES,{_EACH}", *mine)
             )
         except (OSError, subprocess.SubprocessError) as error:
             structlog.get_logger("limits").warning(
@@ -98,16 +105,35 @@ class LimitBook:
 
 def parse_qos(text: str) -> tuple[QosRow, ...]:
     """Lines of `sacctmgr -nP show qos`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 4]
-    return tuple(QosRow(r[0], *(parse_tres(t) for t in r[1:])) for r in rows)
+    found = []
+    for line in text.splitlines():
+        if line.count("|") == 5:
+            name, *tres, wall = line.split("|")
+            group, user, account, each = map(parse_tres, tres)
+            found.append(QosRow(name, group, user, account, each, parse_wall(wall)))
+    return tuple(found)
 
 
 def parse_associations(text: str) -> tuple[AssociationRow, ...]:
     """Lines of `sacctmgr -nP show assoc`."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 5]
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 6]
     return tuple(
-        AssociationRow(r[0], r[1], r[2], r[3], parse_tres(r[4]), parse_tres(r[5])) for r in rows
+        AssociationRow(r[0], r[1], r[2], r[3], parse_tres(r[4]), parse_tres(r[5]), parse_wall(r[6]))
+        for r in rows
     )
+
+
+def parse_wall(text: str) -> int | None:
+    """Seconds of a limit on a job's time; None where there is none.
+
+    >>> parse_wall("1-02:00:00"), parse_wall("00:30:00"), parse_wall("")
+    (93600, 1800, None)
+    """
+    found = _WALL.fullmatch(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(n or 0) for n in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def parse_tres(text: str) -> dict[str, int]:
@@ -124,8 +150,11 @@ def parse_tres(text: str) -> dict[str, int]:
         if resource is None or not value:
             continue
         factor = _UNITS.get(value[-1].upper())
-        number = float(value[:-1]) * factor if factor else float(value)
-        if number >= 0:  # -1 clears a limit
+        try:
+            number = float(value[:-1]) * factor if factor else float(value)
+        except ValueError:  # "UNLIMITED", or what a later Slurm may say
+            continue
+        if 0 <= number < _NO_CAP:  # -1 clears a limit
             caps[f"{resource}:{gpu_type}" if gpu_type else resource] = int(number)
     return caps
 
@@ -144,6 +173,7 @@ def _qos_limits(
             yield from _limits(f"QOS {row.name} MaxTRESPerAccount", row.per_account, theirs)
         for job in mine if row.per_job else ():
             yield from _limits(f"QOS {row.name} MaxTRES", row.per_job, [job])
+        yield from _wall(f"QOS {row.name}", row.wall_s, mine)
 
 
 def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iterable[Limit]:
@@ -157,7 +187,7 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
             chain.add(at)
         above[account] = chain
     for row in rows:
-        if not (row.group or row.per_job):
+        if not (row.group or row.per_job or row.wall_s is not None):
             continue
         mine = [
             j
@@ -173,6 +203,13 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
         yield from _limits(f"{name} GrpTRES", row.group, mine)
         for job in mine if row.per_job else ():
             yield from _limits(f"{name} MaxTRES", row.per_job, [job])
+        yield from _wall(name, row.wall_s, mine)
+
+
+def _wall(name: str, wall_s: int | None, jobs: list[Job]) -> Iterable[Limit]:
+    if jobs and wall_s is not None:
+        ids = frozenset(j.job_id for j in jobs)
+        yield Limit(name=f"{name} MaxWall", resource="wall", cap=wall_s, jobs=ids)
 
 
 def _limits(name: str, caps: Mapping[str, int], jobs: list[Job]) -> Iterable[Limit]:

@@ -6,9 +6,10 @@ Strings that users can write are hostile: one that is not UTF-8 reads as empty.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from slurm_elastic.cluster import Allocation, Node, Partition
+from slurm_elastic.cluster import Allocation, Job, JobState, Node, Partition
 from slurm_elastic.nodelist import expand
 
 _UNUSABLE = (
@@ -29,6 +30,44 @@ _BEHIND_OURS = "ReqNodeNotAvail, May be reserved for other job"
 #: What it says when some nodes are down. Without a node list of its own the job waits for room on
 #: the others; and Slurm goes on saying so long after the nodes have come back.
 _SOME_DOWN = "ReqNodeNotAvail, UnavailableNodes:"
+
+
+#: All that a `Job` is made from, but for what `mark` adds.
+SAID = (
+    *("id", "state", "submit_time", "start_time", "end_time", "eligible_time", "requeue_count"),
+    *("admin_comment", "comment", "extra", "name", "user_id", "partition", "account", "qos"),
+    *("priority", "nice", "time_limit", "state_reason", "reservation", "constraints"),
+    *("dependencies", "required_nodes", "excluded_nodes", "allocated_nodes", "num_nodes"),
+    *("cpus", "memory_per_node", "memory_per_cpu", "memory_per_gpu", "gres_per_node"),
+    *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
+    *("array_id", "array_task_id", "array_tasks_waiting"),
+)
+_said = attrgetter(*SAID)
+#: What a job in these states asks for cannot change any more.
+_FIXED = frozenset({"RUNNING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"})
+
+
+def mark(raw: Any, now: float) -> tuple[Any, ...]:
+    """What tells one state of a job from another: two records with one mark make the same `Job`.
+
+    Its resources in words take as long to read as all the rest together: they are left out where
+    they cannot change. The GPUs that a running job holds change only with its nodes.
+
+    Args:
+        raw: pyslurm's.
+        now: epoch s; a job that waits for its begin time does so no longer once that has passed.
+
+    Returns:
+        Only to be compared; the job's id comes first.
+
+    Raises:
+        UnicodeError: a user wrote something that is not UTF-8.
+    """
+    said: tuple[Any, ...] = _said(raw)
+    if raw.state in _FIXED:
+        return said
+    tres = raw.requested_tres
+    return (*said, asked(raw, tres), min_nodes(raw, tres), (raw.eligible_time or 0) > now)
 
 
 def unmanageable(raw: Any) -> str:
@@ -87,6 +126,29 @@ def node(
     )
 
 
+def unreadable(raw: Any, state: JobState, why: str) -> Job:
+    """What is left of a job that makes no sense: it is left alone, and its GPUs are in use."""
+    layout = (
+        {} if state in (JobState.PENDING, JobState.ENDED) else raw.get_resource_layout_per_node()
+    )
+    held = allocation(layout)
+    return Job(
+        job_id=int(raw.id),
+        display_id=str(raw.id),
+        name="",
+        user=str(raw.user_id),
+        uid=int(raw.user_id or 0),
+        state=state,
+        partition="",
+        managed=False,
+        unmanaged_reason=f"cannot be read: {why}",
+        allocation=held,
+        devices=devices(layout),
+        gpus=held.gpus if held else 0,
+        gpu_type=held.gpu_type if held else "",
+    )
+
+
 def usable(state: str) -> bool:
     """Whether Slurm starts jobs on a node in this state."""
     return not any(word in state for word in _UNUSABLE)
@@ -127,9 +189,13 @@ def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], .
     return tuple(found)
 
 
-def asked(raw: Any) -> tuple[int, str]:
-    """GPUs and their type that a job asks for, over all nodes."""
-    tres = raw.requested_tres
+def asked(raw: Any, tres: Any) -> tuple[int, str]:
+    """GPUs and their type that a job asks for, over all nodes.
+
+    Args:
+        raw: pyslurm's record.
+        tres: its `requested_tres`, which is parsed anew by each look at it.
+    """
     found = {k: int(v.count) for k, v in (tres.gres if tres else {}).items()}
     typed = [(k.partition(":")[2], v) for k, v in found.items() if k.startswith("gpu:")]
     if found.get("gpu"):
@@ -140,24 +206,23 @@ def asked(raw: Any) -> tuple[int, str]:
     return total, next((k.partition(":")[2] for k in gpus), "") if len(gpus) == 1 else ""
 
 
-def min_nodes(raw: Any) -> int:
+def min_nodes(raw: Any, tres: Any) -> int:
     """Nodes that a job asks for at least.
 
     From its resources: the number shown beside them goes stale when slurmctld is restarted.
     """
-    tres = raw.requested_tres
     asked_for = int(tres.node.count or 0) if tres and tres.node else 0
     return asked_for or int(raw.num_nodes or 1)
 
 
-def memory(raw: Any) -> int:
+def memory(raw: Any, gpus: int) -> int:
     """MB over all nodes that a pending job asks for."""
     if raw.memory_per_node:
         return int(raw.memory_per_node) * int(raw.num_nodes or 1)
     if raw.memory_per_cpu:
         return int(raw.memory_per_cpu) * int(raw.cpus or 1)
     per_gpu = raw.memory_per_gpu
-    return int(per_gpu) * asked(raw)[0] if per_gpu else 0
+    return int(per_gpu) * gpus if per_gpu else 0
 
 
 def display_id(raw: Any) -> str:
@@ -174,16 +239,32 @@ def display_id(raw: Any) -> str:
 def text(raw: Any, name: str) -> str:
     """A field that users may have written; "" when it is not UTF-8."""
     try:
-        return str(getattr(raw, name) or "")
-    except UnicodeDecodeError:
+        found = str(getattr(raw, name) or "")
+        found.encode()
+    except UnicodeError:
         return ""
+    return found
+
+
+def named_nodes(raw: Any, name: str) -> tuple[str, ...]:
+    """Nodes that a user named; () when the list cannot be read."""
+    try:
+        return expand(text(raw, name))
+    except ValueError:
+        return ()
 
 
 def reason(raw: Any) -> str:
     """Why a job waits, in Slurm's word."""
     said = text(raw, "state_reason")
-    for_room = said.startswith(_SOME_DOWN) and not raw.required_nodes
+    for_room = said.startswith(_SOME_DOWN) and not text(raw, "required_nodes")
     return "Resources" if said == _BEHIND_OURS or for_room else said
+
+
+def exit_code(raw: Any) -> int:
+    """Of the last attempt, 128 + n for signal n; 0 for none, and where somebody requeued it."""
+    signal = int(raw.exit_code_signal or 0)
+    return 128 + signal if signal else int(raw.exit_code or 0)
 
 
 def number(value: Any) -> int | None:

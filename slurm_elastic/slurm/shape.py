@@ -7,6 +7,7 @@ per node and one Slurm task per node; esrun starts the ranks inside. Pure.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from slurm_elastic.cluster import Allocation, Job
@@ -65,7 +66,7 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
     shape = _shape(job)
     gpus = directive.min_gpus
     types = [t for t in directive.types or sorted(gpus_per_node) if directive.allows(gpus, t)]
-    gpu_type = types[0] if len(types) == 1 else _asked_type(shape)
+    gpu_type = types[0] if len(types) == 1 else asked_type(shape)
     room = [gpus_per_node[t] for t in ([gpu_type] if gpu_type else types) if t in gpus_per_node]
     fits = min(room, default=gpus)
     if gpus > fits and not gpu_type and types:  # several nodes might mean several types
@@ -115,7 +116,7 @@ def difference(job: Job, target: Allocation) -> str:
 def per_gpu(job: Job) -> tuple[float | None, float | None]:
     """(CPUs, MB) that the job's user wants with each GPU; None: Slurm scales it by itself."""
     shape = _shape(job)
-    gpus = max(1, _submitted_gpus(job, shape))
+    gpus = max(1, submitted_gpus(job))
     nodes = int(shape.get("min_nodes", 1))
     tasks = int(shape.get("num_tasks") or int(shape.get("ntasks_per_node", 1)) * nodes)
     cpus: float | None = tasks * int(shape.get("cpus_per_task", 1)) / gpus
@@ -162,8 +163,9 @@ def _shape(job: Job) -> Mapping[str, int | str]:
     return job.submission.shape if job.submission else {}
 
 
-def _submitted_gpus(job: Job, shape: Mapping[str, int | str]) -> int:
+def submitted_gpus(job: Job) -> int:
     """GPUs the job was submitted with; its own shape, else MIN."""
+    shape = _shape(job)
     nodes = int(shape.get("min_nodes", 1))
     tasks = int(shape.get("num_tasks") or int(shape.get("ntasks_per_node", 1)) * nodes)
     for field, times in (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks)):
@@ -173,7 +175,8 @@ def _submitted_gpus(job: Job, shape: Mapping[str, int | str]) -> int:
     return job.directive.min_gpus if job.directive else 1
 
 
-def _asked_type(shape: Mapping[str, int | str]) -> str:
+def asked_type(shape: Mapping[str, int | str]) -> str:
+    """The GPU type a job was submitted for, "" for any."""
     for field in ("tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket"):
         name = _gpus_in(str(shape.get(field, "")))[1]
         if name:
@@ -188,7 +191,8 @@ def _gpus_in(text: str) -> tuple[int, str]:
         if words[:2] != ["gres", "gpu"]:
             continue
         rest = words[2:]
-        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        counted = rest and re.fullmatch("[0-9]{1,9}", rest[-1])
+        count = int(rest.pop()) if counted else 1
         return count, rest[0] if rest else ""
     return 0, ""
 

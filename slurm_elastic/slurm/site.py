@@ -87,7 +87,7 @@ def seconds(value: str) -> float | None:
     """`30 sec`, `5 min` or `UNLIMITED` (infinite) in seconds; None for anything else."""
     if value.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
-    match = re.fullmatch(r"(\d+)(?: (sec|min))?", value)
+    match = re.fullmatch(r"([0-9]{1,12})(?: (sec|min))?", value)
     return int(match[1]) * (60.0 if match[2] == "min" else 1.0) if match else None
 
 

@@ -23,7 +23,6 @@ from slurm_elastic.cluster import (
     Snapshot,
     Switch,
 )
-from slurm_elastic.nodelist import expand
 from slurm_elastic.slurm import readings
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import LimitBook
@@ -43,6 +42,8 @@ _STATES = {
     "SPECIAL_EXIT": JobState.PENDING,
     "RESV_DEL_HOLD": JobState.PENDING,
 }
+#: After the prefix of our reservations: one that says which controller is active.
+LEASE = "active_"
 #: The switch tree and link domains change when an administrator edits them.
 _TOPOLOGY_S = 600.0
 
@@ -77,6 +78,12 @@ class Reader:
         self._switches_read = 0.0
         self._submissions: dict[tuple[int, float, str], tuple[Submission | None, str]] = {}
         self._names: dict[int, str] = {}
+        #: Jobs as last read, and what tells whether they have changed.
+        self._known: dict[int, tuple[object, Job]] = {}
+        #: What `leases` found, or a reading of all reservations since.
+        self.leases_seen: tuple[Reservation, ...] = ()
+        #: Jobs whose record makes no sense, said once.
+        self._unreadable: set[int] = set()
         try:
             pyslurm.slurm_init()
         except pyslurm.PyslurmError as error:
@@ -89,7 +96,9 @@ class Reader:
             SlurmUnreachable: no answer (after about 9 s with slurmctld down, 2 s with munge down).
         """
         raw = self._load(self._pyslurm.Jobs)
-        jobs = [j for j in map(self._readable, raw.values()) if j is not None]
+        jobs = [j for j in map(self._read, raw.values()) if j is not None]
+        self._known = {j.job_id: known for j in jobs if (known := self._known.get(j.job_id))}
+        self._unreadable &= {j.job_id for j in jobs}
         current = {(j.job_id, j.submit_time) for j in jobs}
         self._submissions = {k: v for k, v in self._submissions.items() if k[:2] in current}
         return {j.job_id: j for j in jobs}
@@ -145,8 +154,32 @@ class Reader:
         return frozenset(str(n.name) for n in nodes if not readings.usable(str(n.state)))
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """All reservations."""
-        return tuple(self._reservation(r) for r in self._load(self._pyslurm.Reservations).values())
+        """All reservations but leases of controllers."""
+        every = self._every_reservation()
+        return tuple(r for r in every if r not in self.leases_seen)
+
+    def leases(self) -> tuple[Reservation, ...]:
+        """The reservations by which controllers agree who is active (`controller.lease`).
+
+        Raises:
+            SlurmUnreachable: no answer.
+        """
+        self._every_reservation()
+        return self.leases_seen
+
+    def some_node(self) -> str:
+        """The name of a node, whatever its state; "": there is none.
+
+        Raises:
+            SlurmUnreachable: no answer.
+        """
+        return max((str(n.name) for n in self._load(self._pyslurm.Nodes).values()), default="")
+
+    def _every_reservation(self) -> tuple[Reservation, ...]:
+        every = self._load(self._pyslurm.Reservations).values()
+        found = tuple(self._reservation(r) for r in every)
+        self.leases_seen = tuple(r for r in found if r.name.startswith(self._prefix + LEASE))
+        return found
 
     def settings(self) -> dict[str, Any]:
         """What the controller needs of slurm.conf: PrivateData, KillWait, ClusterName.
@@ -179,15 +212,35 @@ class Reader:
     def _user(self, raw: Any) -> str:
         uid = int(raw.user_id or 0)
         if uid not in self._names:
-            self._names[uid] = raw.user_name or str(uid)
+            self._names[uid] = readings.text(raw, "user_name") or str(uid)
         return self._names[uid]
 
+    def _read(self, raw: Any) -> Job | None:
+        """The value of last time while the record says the same: most do, and that is soon seen."""
+        try:
+            mark = readings.mark(raw, time.time())
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            return self._readable(raw)  # says what is wrong with it
+        known = self._known.get(mark[0])
+        if known is not None and known[0] == mark:
+            return known[1]
+        job = self._readable(raw)
+        if job is not None and job.job_id not in self._unreadable:
+            self._known[job.job_id] = (mark, job)
+        return job
+
     def _readable(self, raw: Any) -> Job | None:
-        """None, and a line in the log, for a job that makes no sense: the others go on."""
+        """A job that makes no sense is left alone, with a line in the log: the others go on."""
         try:
             return self._job(raw)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            self._log.error(f"JobId={raw.id} Unreadable={error!r}")
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+            why = f"{error!r:.200}"
+        if int(raw.id) not in self._unreadable:
+            self._unreadable.add(int(raw.id))
+            self._log.error(f"JobId={raw.id} Unreadable={why}")
+        try:
+            return readings.unreadable(raw, _STATES.get(raw.state, JobState.ENDED), why)
+        except (ValueError, TypeError, AttributeError, KeyError):
             return None
 
     def _job(self, raw: Any) -> Job:
@@ -204,11 +257,14 @@ class Reader:
             allocation = readings.allocation(layout)
             if allocation is None and submission and state is JobState.RUNNING:
                 problem = problem or "holds GPUs of several types"
-        gpus, gpu_type = readings.asked(raw)
+        tres = raw.requested_tres
+        wanted, gpu_type = readings.asked(raw, tres)
+        gpus = wanted
         if allocation:
             gpus, gpu_type = allocation.gpus, allocation.gpu_type
         cpus = int(raw.cpus or 0)
-        memory = sum(int(n.get("memory") or 0) for n in layout.values()) or readings.memory(raw)
+        memory = sum(int(n.get("memory") or 0) for n in layout.values())
+        memory = memory or readings.memory(raw, wanted)
         begin = float(raw.eligible_time or 0)
         return Job(
             job_id=int(raw.id),
@@ -236,18 +292,19 @@ class Reader:
             devices=readings.devices(layout),
             gpus=gpus,
             gpu_type=gpu_type,
-            min_nodes=readings.min_nodes(raw),
+            min_nodes=readings.min_nodes(raw, tres),
             cpus=cpus,
             cpus_per_gpu=cpus / gpus if gpus else 1.0,
             memory_per_gpu_mb=memory / gpus if gpus else 0.0,
-            required_nodes=expand(raw.required_nodes or ""),
-            excluded_nodes=expand(raw.excluded_nodes or ""),
+            required_nodes=readings.named_nodes(raw, "required_nodes"),
+            excluded_nodes=readings.named_nodes(raw, "excluded_nodes"),
             features="&".join(raw.constraints or ()),
             reservation=readings.text(raw, "reservation"),
             dependency="yes" if raw.dependencies else "",
             comment=readings.text(raw, "comment"),
             extra=readings.text(raw, "extra"),
             requeueable=bool(raw.is_requeueable),
+            exit_code=readings.exit_code(raw),
         )
 
     def _ended(self, raw: Any) -> Job:
@@ -281,10 +338,10 @@ class Reader:
         return self._submissions[key]
 
     def _reservation(self, raw: Any) -> Reservation:
-        name = str(raw.name)
+        name = readings.text(raw, "name")
         return Reservation(
             name=name,
-            nodes=expand(raw.nodes or ""),
+            nodes=readings.named_nodes(raw, "nodes"),
             start_time=float(raw.start_time or 0),
             end_time=float(raw.end_time or 0),
             users=tuple(raw.users or ()),
@@ -296,7 +353,9 @@ class Reader:
 def _used(jobs: Iterable[Job]) -> dict[str, int]:
     used: dict[str, int] = {}
     for job in jobs:
-        for node, gpus in job.allocation.shares if job.allocation else ():
+        # With GPUs of several types it has no allocation in our sense, but holds them all the same.
+        typed = job.allocation.shares if job.allocation else None
+        for node, gpus in typed or ((n, len(held)) for n, held in job.indexes.items()):
             used[node] = used.get(node, 0) + gpus
     return used
 

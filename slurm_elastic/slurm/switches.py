@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
+
+import structlog
 
 from slurm_elastic.cluster import Switch
 from slurm_elastic.nodelist import expand
@@ -30,24 +33,30 @@ def parse_topology(text: str) -> tuple[Switch, ...]:
     Blocks are switches as well: `BlockName=b1 BlockIndex=0 Nodes=node[1-2] BlockSize=2`, and above
     them, where BlockSizes= has several, `AggregatedBlock=b[1-2] …` with the nodes of its blocks.
     """
-    switches, larger = [], []
+    switches: list[Switch] = []
+    larger: list[tuple[str, tuple[str, ...]]] = []
     for line in text.splitlines():
         pairs = dict(word.partition("=")[::2] for word in line.split())
-        if "SwitchName" in pairs:
-            switches.append(
-                Switch(
-                    name=pairs["SwitchName"],
-                    level=int(pairs.get("Level", "0")),
-                    nodes=expand(pairs.get("Nodes", "")),
-                    children=expand(pairs.get("Switches", "")),
-                    link_speed=int(pairs.get("LinkSpeed", "1")),
-                )
-            )
-        elif "BlockName" in pairs:
-            switches.append(Switch(pairs["BlockName"], 0, expand(pairs.get("Nodes", ""))))
-        elif "AggregatedBlock" in pairs:
-            larger.append((pairs["AggregatedBlock"], expand(pairs.get("Nodes", ""))))
+        try:
+            if "SwitchName" in pairs:
+                switches.append(_switch(pairs))
+            elif "BlockName" in pairs:
+                switches.append(Switch(pairs["BlockName"], 0, expand(pairs.get("Nodes", ""))))
+            elif "AggregatedBlock" in pairs:
+                larger.append((pairs["AggregatedBlock"], expand(pairs.get("Nodes", ""))))
+        except ValueError as error:
+            structlog.get_logger("topology").warning(f"{line.split()[0]} is left out: {error}")
     return (*switches, *_aggregated(switches, larger))
+
+
+def _switch(pairs: Mapping[str, str]) -> Switch:
+    return Switch(
+        name=pairs["SwitchName"],
+        level=int(pairs.get("Level", "0")),
+        nodes=expand(pairs.get("Nodes", "")),
+        children=expand(pairs.get("Switches", "")),
+        link_speed=int(pairs.get("LinkSpeed", "1")),
+    )
 
 
 def _aggregated(

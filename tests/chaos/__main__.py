@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from harness import CLUSTER_DIR, Cluster
 
 from tests.chaos.campaign import Campaign
-from tests.chaos.schedule import KINDS, schedule
+from tests.chaos.schedule import KINDS, Schedule, schedule
 
 UP = ("up", "--small-disk", "32", "--conf", "RequeueExit=137")
 
@@ -29,17 +30,37 @@ def main() -> int:
     print("\n".join(plan.lines()), flush=True)
     if args.plan:
         return 0
-    command = [str(CLUSTER_DIR / "cluster"), "--name", args.name]
-    done = subprocess.run([*command, *UP], check=False)
-    if done.returncode:
-        return done.returncode
+    # Ctrl-C and a CI's SIGTERM leave nothing behind either.
+    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    try:
+        done = _cluster(args.name, *UP)
+        return done or _campaign(args, plan)
+    except KeyboardInterrupt:
+        print("chaos: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        if not args.keep:
+            _cluster(args.name, "down")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _cluster(name: str, *words: str) -> int:
+    """`contrib/cluster/cluster`, in a session of its own: Ctrl-C is for the campaign alone."""
+    command = [str(CLUSTER_DIR / "cluster"), "--name", name, *words]
+    return subprocess.run(command, check=False, start_new_session=True).returncode
+
+
+def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
     begun = time.time()
 
     def say(text: str) -> None:
         print(f"{time.time() - begun:7.1f} s  {text}", flush=True)
 
     campaign = Campaign(Cluster(args.name), plan, say)
-    record = campaign.run()
+    record = {"commit": _commit()} | campaign.run()
     if args.log:
         args.log.write_text(campaign.log)
     if args.results:
@@ -55,6 +76,12 @@ def main() -> int:
     if record["breaches"]:
         return 1
     return 2 if record["troubles"] else 0
+
+
+def _commit() -> str:
+    """Of the tree under test; with a `+` when it has changes of its own."""
+    words = ["git", "-C", str(CLUSTER_DIR), "describe", "--always", "--dirty=+", "--abbrev=7"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _arguments() -> argparse.Namespace:
@@ -74,8 +101,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--name",
         default=os.environ.get("SELASTIC_CLUSTER", "chaos"),
-        help="of the cluster, which stays up (%(default)s)",
+        help="of the cluster, which is started and removed (%(default)s)",
     )
+    parser.add_argument("--keep", action="store_true", help="let the cluster stay up")
     return parser.parse_args()
 
 

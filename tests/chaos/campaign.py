@@ -13,7 +13,7 @@ from harness import Cluster
 
 from tests.chaos import verdict
 from tests.chaos.faults import Faults
-from tests.chaos.invariants import LAUNCH_FAILED, Rules
+from tests.chaos.invariants import GUARDED, HELD, LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
 from tests.chaos.surroundings import Site
@@ -52,6 +52,7 @@ class Campaign:
     hits: list[Hit] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
+    guarded: set[str] = field(default_factory=set)
     _stop: bool = False
 
     def run(self) -> dict[str, Any]:
@@ -90,6 +91,7 @@ class Campaign:
             "breaches": [asdict(b) for b in self.rules.breaches],
             "troubles": self.troubles,
             "launch_failed": sorted(self.released),
+            "guarded": sorted(self.guarded),
             **found,
         }
         self.log = log
@@ -136,7 +138,7 @@ class Campaign:
         return bool(self.hits) and len(self.hits) == len(self.plan.events)
 
     def _hit(self, event: Event, faults: Faults) -> None:
-        log = self.site.samples[-1]["log"] if self.site.samples else 0
+        log = max((s["log"] for s in self.site.samples), default=0)  # 0 while it is dead
         hit = Hit(event.kind, time.time(), log)
         self.hits.append(hit)
         with self.site.fault(event.kind):
@@ -167,13 +169,17 @@ class Campaign:
                 self.say(f"BROKEN {breach.rule}: {breach.who}: {breach.text}")
 
     def _hurry(self) -> None:
-        """What Slurm leaves: rigid jobs wait two minutes, those it could not launch are held."""
+        """What is left to people: rigid jobs wait two minutes, some are held for a reason."""
+
+        def held(job: dict[str, Any]) -> bool:
+            return job["reason"] in HELD and job["comment"].startswith(GUARDED)
+
         for job in self.site.jobs():
             if job["name"].startswith("rigid") and job["reason"] == "BeginTime":
                 words = ["scontrol", "update", f"jobid={job['id']}", "StartTime=now"]
                 self.cluster.exec(words, check=False)
-            elif LAUNCH_FAILED in job["description"]:  # as an administrator does
-                self.released.add(job["name"])
+            elif LAUNCH_FAILED in job["description"] or held(job):  # as its owner does
+                (self.guarded if held(job) else self.released).add(job["name"])
                 self.cluster.exec(["scontrol", "release", str(job["id"])], check=False)
 
     def _mending(self) -> bool:

@@ -27,6 +27,7 @@ class Faults:
         self._exec = site.cluster.exec
         self._extra = 0
         self._stopped = self._woken = 0.0  # slurmctld, last
+        self._released: dict[str, tuple[float, str]] = {}  # job → when, by whom
         self._kinds: dict[str, Callable[[Event], str]] = {
             "selasticd-kill": self._selasticd,
             "slurmctld-kill": self._slurmctld_kill,
@@ -105,6 +106,7 @@ class Faults:
             self._exec("pkill -9 slurmctld", check=False)
             time.sleep(event.outage_s)
             self._start("slurmctld", "ctld")
+            self._release_again()
         return "slurmctld"
 
     def _forget(self) -> None:
@@ -114,7 +116,15 @@ class Faults:
         young = [n for n, (_, at) in self.load.accepted.items() if at > since]
         young += self.load.asking
         self.site.lost.update(young)
+        self.site.crashes.append(now)
         self.site.disturb([j["name"] for j in self.site.jobs()] + young)
+
+    def _release_again(self) -> None:
+        """A slurmctld that forgets its last seconds holds again whom people had just released."""
+        since = time.time() - 60
+        for number, (at, user) in list(self._released.items()):
+            if at > since:
+                self._exec(["scontrol", "release", number], user=user, check=False)
 
     def _slurmctld_stop(self, event: Event) -> str:
         with self.site.lock("slurmctld"):
@@ -124,6 +134,7 @@ class Faults:
             time.sleep(event.outage_s)
             self._exec("pkill -CONT slurmctld", check=False)
             self._woken = time.time()
+            self.site.disturb([*self.load.jobs])  # those that came meanwhile, too
         return "slurmctld"
 
     def _daemon(self, event: Event, what: str, node: str) -> str:
@@ -167,7 +178,8 @@ class Faults:
             number, user = self.load.accepted[name][0], self.load.jobs[name].user
             failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
             again = f"{failed} && scontrol requeue {number} && break; sleep 1"
-            self._exec(f"for _ in $(seq 25); do {again}; done", user=user, check=False)
+            loop = f"for _ in $(seq 90); do {again}; done"  # slurmctld may be dead meanwhile
+            self._exec(loop, user=user, check=False, timeout=900)
         return whom
 
     # --- nodes and the network ---
@@ -199,6 +211,8 @@ class Faults:
                 *("network", "connect", "--ip", address, "--alias", host),
                 *(f"{name}_default", f"{name}-{host}"),
             )
+            if host == "ctld":  # those that came meanwhile could not be launched
+                self.site.disturb([*self.load.jobs])
         return host
 
     def _orphan(self, event: Event) -> str:
@@ -234,8 +248,7 @@ class Faults:
             self._exec(f"truncate -s {4096 + int(event.size * 20000)} {ledger}")
             time.sleep(event.outage_s)
             self.site.start_daemon()
-            time.sleep(3)
-            if not self.site.runs():
+            if not self.site.comes_up():
                 self._exec(f"mv {ledger} {ledger}.broken; rm -f {ledger}-wal {ledger}-shm")
                 self.site.start_daemon()
                 return "refused, moved away"
@@ -266,6 +279,7 @@ class Faults:
             self._forget()
             self._exec("pkill -9 slurmctld", check=False)
             self._start("slurmctld", "ctld")
+            self._release_again()
             self._submit(event)
         return "slurmctld"
 
@@ -305,7 +319,8 @@ class Faults:
             if done.returncode == 0 or "Unable to contact" not in done.stderr + done.stdout:
                 break
             time.sleep(2)
-        self.site.holding[name] = time.time() + 10
+        self._released[str(job["id"])] = (time.time(), user)
+        self.site.holding[name] = time.time() + 30
         return name
 
     def _requeue(self, event: Event) -> str:

@@ -18,6 +18,9 @@ from typing import Any
 TOLERANCE = 1e-4
 
 
+Attempt = tuple[int, int]
+
+
 @dataclass
 class History:
     """What one training has left behind.
@@ -25,21 +28,25 @@ class History:
     Attributes:
         samples: (step, attempt) → samples, as often as they were trained on.
         losses: (step, attempt) → loss.
+
+    An attempt is (SLURM_RESTART_COUNT, how many had that number before): a slurmctld that forgets
+    its last seconds counts one twice.
     """
 
-    samples: dict[tuple[int, int], Counter[int]] = field(
+    samples: dict[tuple[int, Attempt], Counter[int]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
-    losses: dict[tuple[int, int], float] = field(default_factory=dict)
+    losses: dict[tuple[int, Attempt], float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, samples: Iterable[str], losses: Iterable[str]) -> History:
-        """From the lines of all samples-rank*.jsonl, and of losses.jsonl."""
+    def read(cls, samples: Iterable[Iterable[str]], losses: Iterable[str]) -> History:
+        """From the lines of each of samples-rank*.jsonl, and of losses.jsonl."""
         history = cls()
-        for row in _rows(samples):
-            history.samples[row["step"], row["run"]].update(row["indices"])
-        for row in _rows(losses):
-            history.losses[row["step"], row["run"]] = row["loss"]
+        for rank in samples:
+            for attempt, row in _numbered(rank):
+                history.samples[row["step"], attempt].update(row["indices"])
+        for attempt, row in _numbered(losses):
+            history.losses[row["step"], attempt] = row["loss"]
         return history
 
     @property
@@ -61,6 +68,15 @@ def _rows(lines: Iterable[str]) -> Iterable[Mapping[str, Any]]:
             continue
 
 
+def _numbered(lines: Iterable[str]) -> Iterable[tuple[Attempt, Mapping[str, Any]]]:
+    """Each row of one file, with its attempt: a step that comes again is another attempt's."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for row in _rows(lines):
+        key = row["step"], row["run"]
+        yield (row["run"], seen[key]), row
+        seen[key] += 1
+
+
 def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     """What differs from the undisturbed run.
 
@@ -72,15 +88,17 @@ def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     expected = {step: counts for (step, _), counts in reference.samples.items()}
     losses = {step: loss for (step, _), loss in reference.losses.items()}
     found = []
-    for (step, run), counts in sorted(mine.samples.items()):
+    for (step, attempt), counts in sorted(mine.samples.items()):
+        who = f"step {step} of attempt {attempt[0]}"
         want = expected.get(step, Counter())
         if counts - want:
-            found.append(f"step {step} of attempt {run} has samples that it should not have")
-        elif (step, run) in mine.losses and counts != want:
-            found.append(f"step {step} of attempt {run} lacks {(want - counts).total()} samples")
-    for (step, run), loss in sorted(mine.losses.items()):
+            found.append(f"{who} has samples that it should not have")
+        elif (step, attempt) in mine.losses and counts != want:
+            found.append(f"{who} lacks {(want - counts).total()} samples")
+    for (step, attempt), loss in sorted(mine.losses.items()):
+        who = f"step {step} of attempt {attempt[0]}"
         if abs(loss - losses.get(step, float("nan"))) > TOLERANCE or step not in losses:
-            found.append(f"step {step} of attempt {run}: loss {loss}, not {losses.get(step)}")
+            found.append(f"{who}: loss {loss}, not {losses.get(step)}")
     last = max(losses) if ended else max(mine.steps, default=0)
     missing = sorted(set(range(1, last + 1)) - mine.steps)
     if missing:

@@ -28,6 +28,8 @@ from tests.chaos.schedule import Submission
 #: The priority of a job that selasticd is starting.
 FIRST = 4_000_000_000
 OURS = "selastic_"
+#: By which several controllers agree who is active; keeps nothing from anybody.
+LEASE = "selastic_active_"
 #: Seconds in which selasticd has to have cleared its marks: it gives a start up after 25 s, the
 #: way back takes as long, 15 s is its longest silence after slurmctld did not answer; and slack.
 GRACE_S = 90.0
@@ -38,6 +40,8 @@ PROMISE_GRACE_S = 12.0
 #: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.
 AHEAD_S = 135.0
 HELD = ("JobHeldUser", "JobHeldAdmin")
+#: The progress guard holds a job that got nowhere twice, and says so; a person releases it.
+GUARDED = "selastic: held, "
 #: Slurm itself holds a job whose launch failed, as it would have without us.
 LAUNCH_FAILED = "launch failed requeued held"
 
@@ -117,6 +121,7 @@ class Rules:
             job["state"] == "PENDING"
             and job["reason"] in HELD
             and LAUNCH_FAILED not in job["description"]
+            and not job["comment"].startswith(GUARDED)
         ):
             found.append(("held", HOLD_GRACE_S, f"{job['reason']} {job['description']}".strip()))
         marks = [
@@ -172,7 +177,7 @@ class Rules:
         named = {j["reservation"] for j in seen.values()}
         found = []
         for name, end in sample["reservations"].items():
-            if not name.startswith(OURS):
+            if not name.startswith(OURS) or name.startswith(LEASE):
                 continue
             if end - sample["at"] > AHEAD_S:
                 found.append(("reservation", name, 0.0, f"ends in {end - sample['at']:.0f} s only"))

@@ -153,9 +153,13 @@ class Load:
     def history(self, name: str) -> History:
         """What a training has left."""
         home = f"{HOME}/{name}"
-        samples = self.cluster.exec(f"cat {home}/samples-rank*.jsonl 2>/dev/null || true").stdout
+        named = f"cd {home} && grep -H . samples-rank*.jsonl 2>/dev/null || true"
+        ranks: dict[str, list[str]] = defaultdict(list)
+        for line in self.cluster.exec(named).stdout.splitlines():
+            rank, _, row = line.partition(":")
+            ranks[rank].append(row)
         losses = self.cluster.exec(f"cat {home}/losses.jsonl 2>/dev/null || true").stdout
-        return History.read(samples.splitlines(), losses.splitlines())
+        return History.read(ranks.values(), losses.splitlines())
 
     def log(self, name: str) -> str:
         """The end of a job's own log."""

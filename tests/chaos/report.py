@@ -42,7 +42,8 @@ def lines(records: Sequence[Record]) -> list[str]:
             f"{sum(r['cancelled'] for r in records)}, forgotten by slurmctld's crash "
             f"{sum(r['forgotten_by_slurm'] for r in records)}, run twice by Slurm on a node that "
             f"it could not reach {sum(r['twice_by_slurm'] for r in records)}, held by Slurm "
-            f"after a launch that failed {sum(len(r.get('launch_failed', ())) for r in records)}."
+            f"after a launch that failed {sum(len(r.get('launch_failed', ())) for r in records)}, "
+            f"held by the progress guard {sum(len(r.get('guarded', ())) for r in records)}."
         ),
         "",
         (

@@ -7,7 +7,7 @@ at that moment: `pick` chooses among those.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 
@@ -16,12 +16,12 @@ class Kind:
     """One kind of fault.
 
     Attributes:
-        weight: how often it is drawn.
+        cards: how often it is in the deck that faults are drawn from.
         shortest, longest: seconds until it is undone.
         what: in words.
     """
 
-    weight: float
+    cards: int
     shortest: float
     longest: float
     what: str
@@ -31,32 +31,32 @@ class Kind:
 KINDS = {
     "selasticd-kill": Kind(3, 0.3, 12, "SIGKILL of selasticd"),
     "slurmctld-kill": Kind(2, 0.3, 8, "SIGKILL of slurmctld"),
-    "slurmctld-stop": Kind(1.5, 3, 20, "SIGSTOP of slurmctld"),
+    "slurmctld-stop": Kind(2, 3, 20, "SIGSTOP of slurmctld"),
     "slurmdbd-kill": Kind(1, 1, 20, "SIGKILL of slurmdbd"),
     "munged-kill": Kind(1, 1, 10, "SIGKILL of munged on slurmctld's host"),
     "node-munged-kill": Kind(1, 1, 10, "SIGKILL of munged on a node"),
-    "slurmd-kill": Kind(1.5, 1, 8, "SIGKILL of slurmd"),
-    "slurmd-lost": Kind(0.7, 30, 40, "SIGKILL of slurmd, for longer than SlurmdTimeout"),
-    "rank-kill": Kind(1.5, 0, 0, "SIGKILL of a rank"),
+    "slurmd-kill": Kind(2, 1, 8, "SIGKILL of slurmd"),
+    "slurmd-lost": Kind(1, 30, 40, "SIGKILL of slurmd, for longer than SlurmdTimeout"),
+    "rank-kill": Kind(2, 0, 0, "SIGKILL of a rank"),
     "esrun-kill": Kind(1, 0, 0, "SIGKILL of esrun"),
-    "node-kill": Kind(1.5, 3, 40, "a node's container is killed, and started again"),
+    "node-kill": Kind(2, 3, 40, "a node's container is killed, and started again"),
     "node-cut": Kind(1, 2, 10, "a node without its network"),
-    "node-cut-lost": Kind(0.7, 30, 40, "a node without its network, for longer than SlurmdTimeout"),
+    "node-cut-lost": Kind(1, 30, 40, "a node without its network, for longer than SlurmdTimeout"),
     "ctld-cut": Kind(1, 2, 10, "slurmctld's and selasticd's host without its network"),
     "reports-slow": Kind(1, 10, 30, "reports and orders delayed by a proxy, seconds each way"),
     "reports-cut": Kind(1, 5, 25, "no report reaches selasticd"),
     "ledger-full": Kind(1, 5, 20, "no room on the ledger's disk"),
     "checkpoints-full": Kind(1, 5, 20, "no room on the checkpoints' disk"),
-    "ledger-truncated": Kind(0.7, 0, 2, "SIGKILL of selasticd, its ledger truncated"),
-    "ledger-deleted": Kind(0.7, 0, 3, "the ledger deleted, then SIGKILL of selasticd"),
+    "ledger-truncated": Kind(1, 0, 2, "SIGKILL of selasticd, its ledger truncated"),
+    "ledger-deleted": Kind(1, 0, 3, "the ledger deleted, then SIGKILL of selasticd"),
     "clock-step": Kind(1, 5, 20, "selasticd's clock steps by minutes and back"),
     "orphan": Kind(1, 25, 35, "SIGKILL of selasticd, and of a node's container meanwhile"),
     "id-reuse": Kind(1, 0.5, 2, "jobs submitted just before SIGKILL of slurmctld, others after"),
     "user-cancel": Kind(1, 0, 0, "scancel by the owner"),
     "user-hold": Kind(1, 3, 12, "hold and release by the owner"),
     "admin-hold": Kind(1, 3, 12, "hold and release by an administrator"),
-    "user-requeue": Kind(0.7, 0, 0, "requeue by the owner"),
-    "admin-requeue": Kind(0.7, 0, 0, "requeue by an administrator"),
+    "user-requeue": Kind(1, 0, 0, "requeue by the owner"),
+    "admin-requeue": Kind(1, 0, 0, "requeue by an administrator"),
     "user-update": Kind(1, 0, 0, "update by the owner: start time, nice, time limit, name lists"),
     "drain": Kind(1, 5, 20, "a node drained and resumed by an administrator"),
 }
@@ -133,11 +133,10 @@ def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedu
         raise ValueError(f"--only {unknown[0]}: known kinds are {', '.join(KINDS)}")
     end = minutes * 60
     faults, load = random.Random(f"faults {seed}"), random.Random(f"load {seed}")
-    kinds = [k for k in KINDS if not only or k in only]
-    weights = [KINDS[k].weight for k in kinds]
+    kinds = _kinds(faults, [k for k in KINDS if not only or k in only])
     events, at = [], min(_WARM_UP_S, end / 4)
     while (at := at + 0.4 * _BETWEEN_S + faults.expovariate(1 / (0.6 * _BETWEEN_S))) < end:
-        (kind,) = faults.choices(kinds, weights)
+        kind = next(kinds)
         outage = faults.uniform(KINDS[kind].shortest, KINDS[kind].longest)
         events.append(Event(at, kind, outage, faults.random(), faults.random()))
     return Schedule(
@@ -148,6 +147,14 @@ def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedu
         submissions=tuple(_load(load, end, seed)),
         events=tuple(events),
     )
+
+
+def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
+    """From a shuffled deck, for ever: within one deck, about five minutes, each kind comes."""
+    while True:
+        deck = [kind for kind in kinds for _ in range(KINDS[kind].cards)]
+        rng.shuffle(deck)
+        yield from deck
 
 
 def _load(rng: random.Random, end: float, seed: int) -> list[Submission]:

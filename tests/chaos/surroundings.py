@@ -29,7 +29,7 @@ CONTROL = (
 )
 #: Jobs submitted so shortly before slurmctld is killed are lost: it saves its state every 5 s.
 UNSAVED_S = 10.0
-_LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(\w+)|selasticd \S+ Mode=")
+_LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=([A-Z]+)\b|selasticd \S+ Mode=")
 
 
 class Site:
@@ -42,6 +42,7 @@ class Site:
         disturbed: name → epoch until which a fault may start the job again.
         lost: names that slurmctld itself has forgotten.
         hit: node → epoch when it was last made to fail.
+        crashes: epochs when slurmctld was killed.
         unreachable: nodes that slurmctld gave up while jobs ran on there: it runs those twice.
     """
 
@@ -55,6 +56,7 @@ class Site:
         self.disturbed: dict[str, float] = {}
         self.holding: dict[str, float] = {}
         self.lost: set[str] = set()
+        self.crashes: list[float] = []
         self.unreachable: set[str] = set()
         self.hit: dict[str, float] = {}
         self.wanted = False
@@ -62,6 +64,7 @@ class Site:
         self.locks: dict[str, threading.Lock] = {}
         self._conf = cluster.exec("cat /etc/slurm/slurm.conf").stdout
         self._pids: list[int] = []
+        self._begun = 0  # how long the log was when selasticd was last started
         self._guard = threading.RLock()
         self._observer: subprocess.Popen[str] | None = None
 
@@ -142,12 +145,22 @@ class Site:
         """Whether the process is there."""
         return self.cluster.exec(f"kill -0 {self.pid}", check=False).returncode == 0
 
+    def comes_up(self) -> bool:
+        """Wait until the process that was just started says that it acts, or has gone."""
+        end = time.monotonic() + 60
+        while self.runs() and time.monotonic() < end:
+            if "Mode=" in self.log()[self._begun :]:
+                return True
+            time.sleep(0.5)
+        return self.runs()
+
     def start_daemon(self) -> None:
         """Start it, its clock in our hands."""
         fake = (
             f"LD_PRELOAD={_FAKE} FAKETIME_TIMESTAMP_FILE={_CLOCK} FAKETIME_CACHE_DURATION=1"
             " FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1 FAKETIME_SKIP_CMDS=scontrol"
         )
+        self._begun = len(self.log())
         command = f"{fake} selasticd -v -D --config {self.home}/elastic.toml"
         started = self.cluster.exec(
             f"cd /; {command} </dev/null >>{self.log_path} 2>&1 & echo $! | tee {self.home}/pid",

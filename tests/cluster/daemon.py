@@ -47,12 +47,15 @@ class Daemon:
         crew: users whose sleeping jobs save when asked.
     """
 
+    #: Where it runs.
+    NODE = "ctld"
+
     def __init__(
         self, cluster: Cluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
     ) -> None:
         self.cluster = cluster
         make = "d=$(mktemp -d /tmp/selasticd.XXXXXX) && chmod 755 $d && echo $d"
-        self.home = cluster.exec(make, user="selastic").stdout.strip()
+        self.home = cluster.exec(make, user="selastic", node=self.NODE).stdout.strip()
         self.log_path = f"{self.home}/log"
         self.configure(text or eager())
         write = "mkdir -p /tmp/drivers && cat >/tmp/drivers/crew.py"
@@ -63,7 +66,9 @@ class Daemon:
     def configure(self, text: str) -> None:
         """Write the configuration."""
         text = text.replace("{state}", self.home)
-        self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=text)
+        self.cluster.exec(
+            f"cat >{self.home}/elastic.toml", user="selastic", node=self.NODE, stdin=text
+        )
 
     def _play(self, user: str) -> tuple[str, str]:
         out = f"/tmp/crew-{user}"
@@ -75,7 +80,9 @@ class Daemon:
         begun = len(self.log())
         command = f"selasticd -v -D --config {self.home}/elastic.toml"
         started = self.cluster.exec(
-            f"cd /; {command} </dev/null >>{self.log_path} 2>&1 & echo $!", user="selastic"
+            f"cd /; {command} </dev/null >>{self.log_path} 2>&1 & echo $!",
+            user="selastic",
+            node=self.NODE,
         )
         self.pid = int(started.stdout)
         if ready:
@@ -83,22 +90,26 @@ class Daemon:
 
     def runs(self) -> bool:
         """Whether the process is there."""
-        return self.cluster.exec(f"kill -0 {self.pid}", check=False).returncode == 0
+        return self.cluster.exec(f"kill -0 {self.pid}", node=self.NODE, check=False).returncode == 0
 
     def signal(self, name: str) -> None:
         """Send the process a signal."""
-        self.cluster.exec(f"kill -{name} {self.pid}")
+        self.cluster.exec(f"kill -{name} {self.pid}", node=self.NODE)
 
     def stop(self) -> None:
         """SIGTERM, and wait for the end."""
         self.cluster.exec(
-            f"kill {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done", check=False
+            f"kill {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done",
+            node=self.NODE,
+            check=False,
         )
 
     def kill(self) -> None:
         """SIGKILL."""
         self.cluster.exec(
-            f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done", check=False
+            f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done",
+            node=self.NODE,
+            check=False,
         )
 
     def close(self) -> None:
@@ -112,7 +123,7 @@ class Daemon:
 
     def log(self) -> str:
         """What it has said so far."""
-        return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true").stdout
+        return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true", node=self.NODE).stdout
 
     def wait_for(self, pattern: str, *, after: int = 0, timeout: float = 30) -> re.Match[str]:
         """The first place in the log, after so many characters, that matches."""
@@ -129,7 +140,7 @@ class Daemon:
         marks = f"grep -c 'JobId={job} Transition=.* State={state} ' {self.log_path}"
         wait = f"for _ in $(seq 4000); do [ $({marks}) != $n ] && break; sleep 0.02; done"
         script = f"n=$({marks}); {first}; {wait}; {command}"
-        done = self.cluster.exec(script, user=user, timeout=150)
+        done = self.cluster.exec(script, user=user, node=self.NODE, timeout=150)
         assert f"JobId={job} Transition" in self.log(), done
 
     def ask(self, *words: str, user: str = "alice", check: bool = True) -> str:
@@ -163,7 +174,7 @@ def held(cluster: Cluster, job: int | str) -> dict[str, int]:
 
 def reservations(cluster: Cluster) -> list[str]:
     """Names of ours."""
-    text = cluster.exec("scontrol -o show res | grep -o 'selastic_[0-9]*' || true").stdout
+    text = cluster.exec("scontrol -o show res | grep -oE 'selastic_[0-9]+' || true").stdout
     return sorted(set(text.split()))
 
 

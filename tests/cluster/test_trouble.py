@@ -104,6 +104,12 @@ def test_a_second_selasticd_says_who_is_in_the_way(cluster: Cluster, daemon: Dae
     command = f"selasticd --config {daemon.home}/elastic.toml"
     done = cluster.exec(command, user="selastic", check=False)
     assert done.returncode == 1
+    assert f"{daemon.home}: another selasticd has its ledger there" in done.stderr
+    elsewhere = "sed 's,^state_dir.*,state_dir = \"/tmp/elsewhere\",'"
+    write = f"mkdir -p /tmp/elsewhere; {elsewhere} {daemon.home}/elastic.toml >/tmp/second.toml"
+    cluster.exec(write, user="selastic")
+    done = cluster.exec("selasticd --config /tmp/second.toml", user="selastic", check=False)
+    assert done.returncode == 1
     assert "Address already in use" in done.stderr
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.directive import Directive, DirectiveError
 from slurm_elastic.submission import parse_admin_comment
+from tests.fuzz import lua as fuzz_lua
 
 ROOT = Path(__file__).parents[2]
 MODULES = ROOT / "plugins" / "lua"
@@ -230,6 +231,10 @@ def test_directive_suffices(slurm):
         ("12-16", {"min_nodes": 1, "req_nodes": "g03"}, "2 gres/gpu:v100:6 - -"),
         ("12-16", {"req_nodes": "g[1-999999]"}, "2 gres/gpu:v100:6 - -"),
         ("12-16", {"req_nodes": "g[a]"}, "2 gres/gpu:v100:6 - -"),
+        ("12-16", {"req_nodes": "g[1-999999999][]"}, "2 gres/gpu:v100:6 - -"),
+        ("12-16", {"req_nodes": "g[1-5000]" + 300 * "x"}, "2 gres/gpu:v100:6 - -"),
+        ("12-16", {"req_nodes": "g" + 6000 * "[1]"}, "2 gres/gpu:v100:6 - -"),
+        ("12-16", {"req_nodes": "g[1-5000][" + 7000 * "1," + "1]"}, "2 gres/gpu:v100:6 - -"),
         ("12-16", {"features": "a100"}, "3 gres/gpu:4 - -"),
         ("12-16,types=v100:a100", {"features": "rack1"}, "2 gres/gpu:v100:6 - -"),
         ("16", {"min_nodes": 1, "max_nodes": 1}, "1 gres/gpu:16 - -"),
@@ -312,10 +317,15 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
         ("2-16", {"tres_per_node": "gres/gpu:MIG:2"}, "slice of a GPU (MIG)"),
         ("2-16", {"tres_per_node": "gres/shard:2"}, "gres/shard:2 cannot be resized"),
         ("2-16", {"tres_per_node": "gres/gpu:2,gres/mps:50"}, "gres/mps:50 cannot be resized"),
+        ("2-16", {"tres_per_job": "gres/gpu:99999999999999999999"}, "more GPUs than the 65536"),
+        ("2-16", {"tres_per_node": "gres/nic\x1b[31m\nslurm: ok:1"}, "nic?[31m?slurm: ok:1 cannot"),
+        ("2-16", {"tres_per_node": "gres/" + 9000 * "x"}, "xxx..."),
         ("2-16", {"tres_per_job": "license/x:1"}, "license/x:1 cannot be resized"),
         ("2-16", {"min_nodes": 4}, "4 nodes need as many GPUs at least"),
         ("2-16", {"requeue": 0}, "leave out --no-requeue"),
         ("2-16", {"het_job_offset": 0}, "heterogeneous jobs cannot be resized"),
+        ("2-16", {"dependency": '"' * 20000}, "more than the 65536 that can be recorded"),
+        ("2-16", {"reservation": "a," * 40000}, "no list of reservations"),
         ("2-16", {"features": "x" * 70000}, "more than the 65536 that can be recorded"),
     ],
 )
@@ -324,7 +334,8 @@ def test_refusals(slurm, elastic, fields, message):
     assert rc == -1
     assert said.startswith("elastic: ")
     assert message in said
-    assert "\n" not in said
+    assert said.isascii()
+    assert said.isprintable()
     assert changes == {}
 
 
@@ -454,6 +465,11 @@ def test_partitions(slurm, partition, elastic, nodes, asked):
         ("g[3-1]", []),
         ("g[a]", None),
         ("g[1-999999999]", None),
+        ("g[1-999999999][]", None),
+        ("g[1-300000][2-1]", None),
+        ("g[9007199254740993-9007199254740994]", None),
+        ("g" + 5_000 * "[1]" + "[]", []),
+        ("g[1-2]" + 300 * "x", None),
     ],
 )
 def test_node_lists(text, names):
@@ -509,3 +525,9 @@ def test_script_without_a_sound_module_accepts_everything(tmp_path, fault):
     said, result = lua(code, tmp_path)
     assert said.startswith("slurm_elastic: not loaded, jobs run unmanaged: ")
     assert result == "0\t0"
+
+
+def test_random_jobs():
+    tally = fuzz_lua.run(0, 1, batch=3000)
+    assert tally.crashes == []
+    assert tally.notes["records read back"] > 20

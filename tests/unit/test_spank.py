@@ -1,6 +1,8 @@
-"""The SPANK plugin's reader of the directive, compiled and run; the plugin itself runs in
-tests/cluster."""
+"""The SPANK plugin compiled, examined, run under sanitizers; tests/cluster runs it in Slurm."""
 
+import os
+import platform
+import re
 import shutil
 import subprocess
 import tomllib
@@ -12,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.directive import Directive, DirectiveError
+from tests.fuzz import spank
 
 ROOT = Path(__file__).parents[2]
+SPANK = ROOT / "plugins" / "spank"
 EXAMPLES = tomllib.loads((ROOT / "tests" / "data" / "directives.toml").read_text("utf-8"))
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
@@ -92,17 +96,71 @@ def test_survives_any_bytes(check, texts):
     assert lines == [answer(text.decode("utf-8", "surrogateescape")) for text in texts]
 
 
-@pytest.mark.skipif(
-    not Path("/usr/include/slurm/spank.h").exists(), reason="Slurm's headers are not installed"
-)
-def test_plugin_exports_its_hooks_only(tmp_path):
-    shutil.copytree(ROOT / "plugins", tmp_path / "plugins")
-    subprocess.run(["make", "-s", "-C", tmp_path / "plugins" / "spank", "clean", "all"], check=True)
-    library = tmp_path / "plugins" / "spank" / "elastic.so"
-    symbols = subprocess.run(
-        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
-    ).stdout
+@pytest.mark.skipif(shutil.which("lua5.1") is None, reason="no Lua 5.1")
+def test_agrees_with_python_and_lua_on_random_directives():
+    tally = spank.run(0, 1, batch=3000)
+    assert tally.crashes == []
+    assert tally.inputs == 3000
+    assert tally.notes["accepted"] > 300
+
+
+def test_plugin_under_sanitizers(tmp_path):
+    """The corpus and what a seed makes of it, through every hook and a Slurm that checks."""
+    program = tmp_path / "fuzzer"
+    names = ["fuzz/fuzz_elastic.c", "fuzz/driver.c", "directive.c"]
+    sources = [SPANK / name for name in names]
+    command = ["gcc", "-std=gnu11", *spank.SANITIZERS, f"-I{SPANK / 'fuzz'}", "-o", program]
+    subprocess.run([*command, *sources], check=True)
+    done = subprocess.run(
+        [program, "-runs=20000", "-seed=7", SPANK / "fuzz" / "corpus"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    inputs = 20000 + len(list((SPANK / "fuzz" / "corpus").iterdir()))
+    assert done.stdout == f"inputs: {inputs}\n"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The plugin as installed, against Slurm's headers or, without them, the fuzzer's."""
+    copy = tmp_path_factory.mktemp("build") / "plugins"
+    shutil.copytree(ROOT / "plugins", copy)
+    headers = "" if Path("/usr/include/slurm/spank.h").exists() else "CPPFLAGS=-Ifuzz"
+    make = ["make", "-s", "-C", copy / "spank", "clean", "all", *headers.split()]
+    subprocess.run(make, check=True, env={**os.environ, "CFLAGS": "-O2 -g"})
+    return copy / "spank" / "elastic.so"
+
+
+def output(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_plugin_exports_its_hooks_only(library):
+    symbols = output("nm", "-D", "--defined-only", library)
     assert {line.split()[-1] for line in symbols.splitlines()} == {
         *("plugin_name", "plugin_type", "plugin_version", "spank_plugin_version"),
         *("slurm_spank_init", "slurm_spank_init_post_opt"),
     }
+
+
+def test_plugin_is_hardened(library):
+    headers = output("readelf", "-hlW", library)
+    dynamic = output("readelf", "-dW", library)
+    assert "Type:                              DYN" in headers
+    assert "GNU_RELRO" in headers
+    assert re.search(r"GNU_STACK .* RW +0x", headers), "an executable stack"
+    assert not re.search(r"LOAD .* (RWE|WE) ", headers), "memory to write and to execute"
+    assert re.search(r"FLAGS.*NOW", dynamic)
+    assert not re.search(r"TEXTREL|RPATH|RUNPATH", dynamic)
+    needed = output("nm", "-D", "--undefined-only", library)
+    assert "__stack_chk_fail" in needed
+    assert {"__snprintf_chk", "__vsnprintf_chk"} <= set(re.findall(r"__\w+_chk", needed))
+    assert not re.search(r"\b(strcpy|strcat|sprintf|gets|system|popen|exec\w+)@", needed)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="CET is x86-64's")
+def test_plugin_marks_where_it_may_be_jumped_to(library):
+    notes = output("readelf", "-nW", library.with_name("elastic.o"))
+    assert "x86 feature: IBT, SHSTK" in notes

@@ -57,6 +57,7 @@ def job(raw: dict) -> dict:
         "flags": states[1:],
         "ended": bool(ENDED & set(states)),
         "reason": raw["state_reason"],
+        "comment": raw.get("comment") or "",
         "description": raw.get("state_description") or "",
         "priority": raw["priority"].get("number") or 0,
         "required": list(expand(raw.get("required_nodes") or "")),

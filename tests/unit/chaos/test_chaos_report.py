@@ -31,6 +31,8 @@ def test_what_a_fault_met_and_until_when() -> None:
     whole = "".join(LOG)
     assert live_at(whole[:MET]) == [("3", 1, "NOTIFY"), ("5_1", 3, "VERIFY")]
     assert live_at(whole) == []
+    # said once the job computes again: what it cost, not a state
+    assert live_at(f"{whole}info: JobId=3 Transition=1 State=training Seconds=\n") == []
     samples = [
         sample(9, MET, a="RUNNING", b="RUNNING"),
         sample(11, MET, alive=False),

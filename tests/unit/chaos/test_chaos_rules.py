@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.histories import History, faults
-from tests.chaos.invariants import FIRST, GRACE_S, LAUNCH_FAILED, Rules, overlaps
+from tests.chaos.invariants import FIRST, GRACE_S, GUARDED, LAUNCH_FAILED, Rules, overlaps
 from tests.chaos.schedule import KINDS, Submission, schedule
 
 GPUS = {"g01": 4, "g02": 4}
@@ -26,6 +26,7 @@ def job(name: str, **values: Any) -> dict[str, Any]:
         "ended": False,
         "reason": "None",
         "description": "",
+        "comment": "",
         "priority": 1000,
         "required": [],
         "reservation": "",
@@ -64,6 +65,8 @@ def test_what_is_allowed_breaks_nothing() -> None:
     assert broken(waiting("c"), job("d", held={"g01": [0, 1], "g02": [0, 1]}), seconds=200) == []
     theirs = waiting("e", reason="JobHeldAdmin", description=LAUNCH_FAILED)
     assert broken(theirs, seconds=200) == []
+    guarded = waiting("f", reason="JobHeldUser", comment=f"{GUARDED}no progress")
+    assert broken(guarded, seconds=200) == []
 
 
 @pytest.mark.parametrize(
@@ -134,12 +137,20 @@ def history(*rows: tuple[int, int, list[int], float]) -> History:
     """Of (step, attempt, samples, loss)."""
     found = History()
     for step, run, samples, loss in rows:
-        found.samples[step, run].update(samples)
-        found.losses[step, run] = loss
+        found.samples[step, (run, 0)].update(samples)
+        found.losses[step, (run, 0)] = loss
     return found
 
 
 REFERENCE = history((1, 0, [1, 2], 3.0), (2, 0, [3, 4], 2.0), (3, 0, [5, 6], 1.0))
+
+
+def test_an_attempt_whose_number_slurmctld_forgot_is_another_one() -> None:
+    rank = ['{"step": 1, "run": 0, "indices": [1, 2]}'] * 2
+    loss = ['{"step": 1, "run": 0, "loss": 3.0}'] * 2
+    mine = History.read([rank], loss)
+    assert faults(mine, REFERENCE, ended=False) == []
+    assert mine.lost_steps() == 1
 
 
 def test_a_training_that_lost_a_step_and_did_it_again() -> None:
@@ -149,7 +160,7 @@ def test_a_training_that_lost_a_step_and_did_it_again() -> None:
     assert faults(mine, REFERENCE, ended=True) == []
     assert mine.lost_steps() == 1
     # On one of two ranks only: the step was not finished, and has no loss.
-    mine.samples[3, 0].update([5])
+    mine.samples[3, (0, 0)].update([5])
     assert faults(mine, REFERENCE, ended=True) == []
 
 
@@ -166,7 +177,8 @@ def test_a_training_that_lost_a_step_and_did_it_again() -> None:
 )
 def test_a_training_that_did_something_else(row: tuple[int, int, list[int], float]) -> None:
     mine = history(
-        *((s, r, list(c), REFERENCE.losses[s, r]) for (s, r), c in REFERENCE.samples.items()), row
+        *((s, r[0], list(c), REFERENCE.losses[s, r]) for (s, r), c in REFERENCE.samples.items()),
+        row,
     )
     assert faults(mine, REFERENCE, ended=True)
 
@@ -179,7 +191,7 @@ def test_a_training_with_a_hole() -> None:
 
 def test_a_seed_is_a_schedule() -> None:
     assert schedule(4, 5) == schedule(4, 5) != schedule(5, 5)
-    plan = schedule(1, 120)
+    plan = schedule(1, 8)
     assert {e.kind for e in plan.events} == set(KINDS)
     assert len({s.name for s in plan.submissions}) == len(plan.submissions)
     assert {e.kind for e in schedule(1, 5, only=["drain"]).events} == {"drain"}

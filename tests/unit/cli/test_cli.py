@@ -15,10 +15,12 @@ from munge import environment, munged
 
 from slurm_elastic import config
 from slurm_elastic.cli import main
+from slurm_elastic.cli.errors import SILENT
 from slurm_elastic.cli.words import clock
 from slurm_elastic.controller import answers
 from slurm_elastic.controller.answers import Particulars, Viewer
 from slurm_elastic.controller.api import Server
+from slurm_elastic.controller.api_requests import Role
 from slurm_elastic.controller.profiles import Profile
 
 ME = os.getuid()
@@ -384,3 +386,41 @@ def test_every_verb_has_help(selastic, verb):
     code, out, _ = selastic(verb, "--help")
     assert code == 0
     assert out.startswith(f"Usage: selastic {verb}")
+
+
+@pytest.fixture
+def two(desk, controller):
+    """Addresses of one that stands by, and of the active one."""
+    standby = Server(
+        config.Api(listen="127.0.0.1:0"), None, FakeLog(), role=lambda: Role("standby", controller)
+    )
+    standby.start()
+    yield "{}:{}".format(*standby.address), controller
+    standby.stop()
+
+
+def test_of_two_controllers_the_active_one_is_asked(selastic, two):
+    standby, active = two
+    code, out, _ = selastic("--controller", f"{standby},{active}", "status")
+    assert code == 0
+    assert f"{standby}: standby, {active}: alone" in out
+
+
+def test_ping_shows_each_of_several(selastic, two):
+    standby, active = two
+    code, out, _ = selastic("--controller", f"{standby},{active},127.0.0.1:1", "ping")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].endswith(f"at {standby} is UP (standby)")
+    assert lines[1].endswith(f"at {active} is UP (alone)")
+    assert lines[2].startswith("selasticd at 127.0.0.1:1 is DOWN (Connection refused")
+    code, out, _ = selastic("--controller", f"{standby},127.0.0.1:1", "ping", "--json")
+    assert code == SILENT
+    assert [c.get("role") for c in json.loads(out)["controllers"]] == ["standby", None]
+
+
+def test_when_no_controller_is_active_each_is_named(selastic, two):
+    standby, _ = two
+    code, _, err = selastic("--controller", f"{standby},127.0.0.1:1", "status")
+    assert code == SILENT
+    assert f"no controller is active ({standby}: stands by; 127.0.0.1:1: Connection refused)" in err

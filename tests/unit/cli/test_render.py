@@ -13,6 +13,7 @@ from slurm_elastic.controller.answers import Particulars, Viewer
 from slurm_elastic.controller.profiles import Profile
 from slurm_elastic.plan import JobRecord
 from slurm_elastic.report import Orders
+from slurm_elastic.submission import Submission
 
 
 def ask(op, view=scene.VIEW, **args):
@@ -48,6 +49,29 @@ def test_explain_a_job_that_is_going_to_shrink():
         "  Because:        to start 4722 (rigid, waiting 2 min).\n"
         "  Last resize:    4 → 8 at 14:02:01, 9.1 s from notice to first step, paid back after 41 s.\n"  # noqa: E501
     )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "why"),
+    [
+        (16, "since it runs on 8 of 16 GPUs"),
+        (8, "for the time that it had fewer than its 8 GPUs"),
+    ],
+)
+def test_a_longer_time_limit_is_shown_with_its_reason(gpus, why):
+    snapshot = scene.PLANNED.snapshot
+    shaped = Submission(snapshot.job[4711].directive, {"tres_per_job": f"gres/gpu:{gpus}"})
+    jobs = tuple(replace(j, submission=shaped) if j.job_id == 4711 else j for j in snapshot.jobs)
+    record = replace(scene.RECORDS[4711], extended_s=3600)
+    view = replace(
+        scene.PLANNED,
+        snapshot=replace(snapshot, jobs=jobs),
+        records={**scene.RECORDS, 4711: record},
+    )
+    said = f"  Time limit:     12:00:00, extended by 01:00:00 {why}.\n"
+    assert said in explain(4711, view)
+    shown = text(status.details(ask("show", view, job_ids=(4711,))))
+    assert "TimeLimit=12:00:00 ExtendedBy=01:00:00" in shown
 
 
 def test_explain_a_job_under_way():

@@ -9,6 +9,19 @@ from slurm_elastic.plan import Action
 from slurm_elastic.slurm.scontrol import ScontrolError
 from slurm_elastic.submission import Submission
 
+#: Of job 7, for the ledger.
+SEGMENT = {
+    "key": "7@1",
+    "job_id": 7,
+    "user": "alice",
+    "name": "gpt",
+    "run": 0,
+    "gpu_type": "a100",
+    "gpus": 4,
+    "nodes": "n1:4",
+    "start": 100.0,
+}
+
 
 class FakeScontrol:
     """Keeps what is written; `refuse` makes everything fail."""

@@ -3,7 +3,7 @@
 import dataclasses
 
 from slurm_elastic.cluster import Allocation, Job, JobState
-from slurm_elastic.controller.admission import admitted
+from slurm_elastic.controller.admission import admitted, hopeless
 from slurm_elastic.controller.transition import State, Transition
 from slurm_elastic.plan import Action
 
@@ -87,3 +87,43 @@ def test_a_transition_survives_the_ledger():
     again = Transition.from_body(t.to_body())
     assert again == t
     assert again.seconds()["checkpoint"] == 0.5
+
+
+def lost(moves, others=()):
+    jobs = {t.job_id: job(t.job_id, dict(t.old.shares) if t.old else {}) for t in moves}
+    jobs |= {j.job_id: j for j in others}
+    return set(hopeless(moves, jobs, SIZES))
+
+
+def test_a_ring_is_given_up_where_one_of_it_stays():
+    """Found by benchmarks.transitions: the rest waited for each other for ever."""
+    ring = [
+        move(1, {"n1": 2}, {"n2": 2}),
+        move(2, {"n2": 2}, {"n3": 2}),
+        move(3, {"n3": 2}, {"n1": 2}),
+    ]
+    others = [job(8, {"n2": 2}), job(9, {"n3": 2}), job(10, {"n1": 2})]
+    assert lost(ring, others) == set()
+    assert chosen(ring, others) == {1, 2, 3}
+    stays = job(3, {"n3": 2})  # undone: it did not save
+    assert chosen(ring[:2], [*others, stays]) == set()
+    assert lost(ring[:2], [*others, stays]) == {1, 2}
+
+
+def test_the_others_of_a_ring_go_on():
+    swap = [move(1, {"n1": 2}, {"n2": 2}), move(2, {"n2": 2}, {"n1": 2})]
+    stranger = move(3, {"n3": 4}, {"n1": 2})
+    others = [job(8, {"n1": 2}), job(9, {"n2": 2})]
+    assert lost([*swap, stranger], others) == {3}
+    assert chosen(swap, [*others, job(3, {"n3": 4})]) == {1, 2}
+
+
+def test_who_waits_for_one_under_way_has_hope():
+    giver = move(1, {"n1": 4}, {"n2": 4}, State.NOTIFY)
+    assert lost([giver, move(2, {"n3": 4}, {"n1": 4})]) == set()
+    assert lost([move(2, {"n3": 4}, {"n1": 4})], [job(1, {"n1": 4})]) == {2}
+
+
+def test_what_is_under_way_is_never_given_up_here():
+    both = [move(1, {"n1": 4}, {"n3": 3}, State.VERIFY), move(2, {"n2": 4}, {"n3": 3})]
+    assert lost(both) == {2}

@@ -38,7 +38,7 @@ def test_fields_of_a_status_row_do_not_change():
     (row, *_) = ask("status")["jobs"]
     assert sorted(row) == [
         "display_id", "elastic", "gpu_type", "gpus", "held", "job_id", "kind", "name", "partition",
-        "progress", "resizes", "samples_per_s", "state", "steps_per_s", "transition",
+        "progress", "resizes", "samples_per_s", "state", "steps_per_s", "stopped", "transition",
         "unmanaged_reason", "user", "waiting", "wants", "where",
     ]  # fmt: skip
 
@@ -83,6 +83,37 @@ def test_private_data_hides_other_peoples_jobs_in_reasons_too():
     everything = json.dumps(ask("status", viewer=alice)) + json.dumps(ask("plan", viewer=alice))
     assert "4722" not in everything
     assert "bob" not in everything
+
+
+def test_private_data_hides_in_reasons_jobs_that_are_long_gone():
+    """After MinJobAge only the history knows them."""
+    rows = [{**scene.HISTORY[0], "reason": said} for said in (
+        "gives 4 GPUs so that bob's 4600 (rigid, waiting 2 min) can start",
+        "gives way to dom\\bob@site's 4600_7, as job 4601 did",
+    )]  # fmt: skip
+    alice = Viewer(uid=scene.ALICE, operator=False, private=True)
+    found = answers.answer("history", scene.VIEW, alice, {}, history=rows)["changes"]
+    assert [c["reason"] for c in found] == [
+        "gives 4 GPUs so that another job (rigid, waiting 2 min) can start",
+        "gives way to another job, as another job did",
+    ]
+
+
+def test_usage_nodes_and_partitions_may_be_private_too():
+    def bob(*hidden):
+        return Viewer(uid=scene.BOB, operator=False, hidden=frozenset(hidden))
+
+    def used(viewer):
+        return {u["user"] for u in ask("usage", viewer=viewer, user="")["users"]}
+
+    assert "alice" in used(bob())
+    assert "alice" not in used(bob("usage"))
+    assert "alice" in used(Viewer(uid=0, hidden=frozenset({"usage"})))
+    with pytest.raises(NoAnswerError, match="nodes are private here"):
+        ask("topology", viewer=bob("nodes"))
+    assert ask("status", viewer=bob("nodes"))["partitions"] == []
+    assert ask("status", viewer=bob("partitions"))["partitions"] == []
+    assert ask("status", viewer=bob("usage"))["partitions"] != []
 
 
 def test_operators_see_everything_in_spite_of_private_data():
@@ -167,3 +198,14 @@ def test_ten_thousand_jobs_are_answered_within_a_second():
     begin = time.process_time()
     ask("status", view)
     assert time.process_time() - begin < 2.0
+
+
+def test_a_record_that_cannot_be_read_is_said_though_the_job_is_not_elastic():
+    why = "AdminComment: is not JSON: Expecting value"
+    jobs = tuple(
+        replace(j, submission=None, managed=False, unmanaged_reason=why) if j.job_id == 4711 else j
+        for j in scene.SNAPSHOT.jobs
+    )
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    job = ask("explain", view=view, job_ids=(4711,))["job"]
+    assert (job["elastic"], job["unmanaged_reason"]) == (False, why)

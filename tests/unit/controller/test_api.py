@@ -483,3 +483,49 @@ def _until(condition, seconds=5.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
+
+
+def test_who_stands_by_answers_pings_and_names_the_active_one(desk):
+    role = [api.Role("standby", "h1:7321")]
+    server = api.Server(
+        config.Api(listen="127.0.0.1:0"), None, FakeLog(), PlainSeals(), role=lambda: role[0]
+    )
+    server.start()
+    try:
+        assert ask(server, ALICE, "ping")["active"] == "h1:7321"
+        for op in ("status", "hold", "retire", "copy", "report", "orders"):
+            refused = ask(server, ALICE, op, jobs=["4711"], job_id=4711, run=0)
+            assert refused["code"] == "standby"
+            assert "h1:7321" in refused["error"]
+        role[0] = api.Role("active", "h2:7321")
+        assert ask(server, ALICE, "status")["code"] == "standby"  # its desk is still to come
+        server.serve(desk)
+        assert ask(server, ALICE, "status")["op"] == "status"
+        assert ask(server, ALICE, "copy", since={})["code"] == "refused"
+    finally:
+        server.stop()
+
+
+def test_a_long_poll_ends_when_the_controller_is_no_longer_active(desk):
+    role = [api.Role("active", "h1:7321")]
+    server = api.Server(
+        config.Api(listen="127.0.0.1:0"), desk, FakeLog(), PlainSeals(), role=lambda: role[0]
+    )
+    server.start()
+    answers = []
+    poll = threading.Thread(
+        target=lambda: answers.append(
+            ask(server, ALICE, "orders", job_id=4711, run=0, seen=0, wait_s=30)
+        )
+    )
+    try:
+        poll.start()
+        while not server._waiting:
+            time.sleep(0.01)
+        role[0] = api.Role("standby", "h2:7321")
+        while poll.is_alive():  # woken before it waited: woken again
+            server.wake_all()
+            poll.join(0.1)
+        assert answers[0]["code"] == "standby"
+    finally:
+        server.stop()

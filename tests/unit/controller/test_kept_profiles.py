@@ -1,5 +1,9 @@
 """Layer profiles: kept by application, over restarts, within bounds."""
 
+import contextlib
+import json
+import sqlite3
+
 import pytest
 from desk_jobs import job
 
@@ -8,6 +12,7 @@ from slurm_elastic.controller import ledger as ledgers
 from slurm_elastic.controller import profiles
 from slurm_elastic.controller.book import Book
 from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.controller.ledger_schema import VERSIONS
 from slurm_elastic.controller.profiles import Profile
 from slurm_elastic.report import Report
 
@@ -81,14 +86,15 @@ def test_what_cannot_be_read_back_is_nothing(path, body):
 
 
 def test_a_ledger_without_profiles_gets_room_for_them(path):
-    old = Ledger(path)
-    old.put_job("7@100", 7, {"held": True, "measurements": {}, "job_id": 7})
-    old._db.execute("DROP TABLE profiles")
-    old._db.execute("PRAGMA user_version = 2")
-    old.close()
+    record = json.dumps({"held": True, "measurements": {}, "job_id": 7})
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript("".join(VERSIONS[:2]))
+        db.execute("PRAGMA user_version = 2")
+        db.execute("INSERT INTO jobs VALUES ('7@100', 7, 1.0, ?)", (record,))
+        db.commit()
     ledger = Ledger(path)
     ledger.put_profile("alice", "", "", Profile(ROWS).to_body())
     assert Book(ledger).entry(job({"n1": 4})).held
     assert Book(ledger).profile(job({"n1": 4})) == Profile(ROWS)
-    ledger.forget(4e9)
+    ledger.forget(4e9, keep_days=90, keep_mb=1024)
     assert ledger.profile("alice", "", "") is None

@@ -1,5 +1,7 @@
 """What reports teach: believed times, applications that share, and what survives."""
 
+import contextlib
+import json
 import sqlite3
 
 import pytest
@@ -11,6 +13,7 @@ from slurm_elastic import config
 from slurm_elastic.application import JobClass, Noise
 from slurm_elastic.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.controller import ledger as ledgers
+from slurm_elastic.controller import ledger_schema
 from slurm_elastic.controller.book import Book
 from slurm_elastic.controller.learning import estimated, measured
 from slurm_elastic.controller.ledger import Ledger
@@ -268,19 +271,18 @@ def test_resizes_are_counted_in_the_record(book):
 
 def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
     path = tmp_path / "ledger.sqlite"
-    with sqlite3.connect(path) as db:
-        db.executescript(f"{ledgers._SCHEMA} PRAGMA user_version = 1;")
-    old = Ledger(path)
-    for table in ("applications", "profiles"):
-        old._db.execute(f"DROP TABLE {table}")
     speeds = {"a": {"gpu_type": "a100", "gpus": 2, "nodes": 1, "samples_per_s": 400.0, "steps": 9},
               "b": {"gpu_type": "v100", "gpus": 1, "nodes": 1, "samples_per_s": 50.0, "steps": 9},
               "c": 5}  # fmt: skip
-    old.put_job("1@1", 1, {"job_id": 1, "measurements": speeds})
-    old.begin_segment({"key": "1@1", "job_id": 1, "user": "alice", "name": "net", "run": 0,
-                       "gpu_type": "a100", "gpus": 2, "nodes": "n1:2", "start": 1.0})  # fmt: skip
-    old._db.execute("PRAGMA user_version = 1")
-    old.close()
+    record = json.dumps({"job_id": 1, "measurements": speeds})
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{ledger_schema.VERSIONS[0]} PRAGMA user_version = 1;")
+        db.execute("INSERT INTO jobs VALUES ('1@1', 1, 1.0, ?)", (record,))
+        db.execute(
+            "INSERT INTO segments VALUES "
+            "('1@1', 1, 'alice', 'net', 0, 'a100', 2, 'n1:2', 1.0, NULL)"
+        )
+        db.commit()
     for _ in range(2):  # the second time it is of this version
         ledger = Ledger(path)
         book = Book(ledger, STATED)
@@ -299,7 +301,7 @@ def test_names_without_end_do_not_fill_the_ledger(ledger, monkeypatch):
     left = [i for i in range(6) if ledger.applications("alice", f"n{i}")]
     assert left == [3, 4, 5]
     assert "" in ledger.applications("bob", "n")
-    ledger.forget(4e9)
+    ledger.forget(4e9, keep_days=90, keep_mb=1024)
     assert ledger.applications("bob", "n") == {}
 
 

@@ -3,20 +3,9 @@
 import sqlite3
 
 import pytest
+from desk_jobs import SEGMENT
 
 from slurm_elastic.controller.ledger import Ledger, LedgerError
-
-SEGMENT = {
-    "key": "7@1",
-    "job_id": 7,
-    "user": "alice",
-    "name": "gpt",
-    "run": 0,
-    "gpu_type": "a100",
-    "gpus": 4,
-    "nodes": "n1:4",
-    "start": 100.0,
-}
 
 
 def test_everything_is_there_after_a_restart(tmp_path):
@@ -37,17 +26,6 @@ def test_everything_is_there_after_a_restart(tmp_path):
     assert list(again.open_segments()) == ["7@1"]
 
 
-def test_old_entries_are_forgotten_and_live_ones_kept(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    done, live = (ledger.add_transition(i, "k", {"a": 1}) for i in (1, 2))
-    ledger.put_transition(done, "DONE", {"a": 1}, live=False)
-    ledger.begin_segment(SEGMENT)
-    ledger.end_segment("7@1", 200.0)
-    ledger.forget(4e9)
-    assert [t["id"] for t in ledger.transitions()] == [live]
-    assert ledger.segments() == []
-
-
 @pytest.mark.parametrize("content", [b"not a database", b"SQLite format 3\0" + b"\xff" * 200])
 def test_a_damaged_file_is_one_line_with_the_remedy(tmp_path, content):
     path = tmp_path / "ledger.sqlite"
@@ -64,3 +42,15 @@ def test_a_newer_ledger_is_refused(tmp_path):
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(LedgerError, match="newer slurm-elastic"):
         Ledger(path)
+
+
+def test_many_jobs_are_written_all_or_none(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.put_jobs((f"{i}@1", i, {"n": i}) for i in range(100))
+    assert ledger.get_job("99@1") == {"n": 99}
+    with pytest.raises(LedgerError):
+        ledger.put_jobs([("a", 1, {"n": 1}), ("b", None, {"n": 2})])
+    assert ledger.get_job("a") is None
+    ledger.put_jobs([])
+    ledger.put_job("b", 3, {"n": 3})  # no transaction was left open
+    assert ledger.get_job("b") == {"n": 3}

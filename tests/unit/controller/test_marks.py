@@ -38,3 +38,11 @@ def test_a_pin_that_slurmctld_remembers_from_before_is_cleared():
     assert swept(book, job(run=2, required_nodes=("n1",))) == []  # its owner's own
     book.observe(Snapshot(time=0.0, nodes=(), jobs=(job(run=2),)))
     assert swept(Book(ledger), job(run=2, required_nodes=("n3",))) == [""]
+
+
+def test_where_a_first_start_had_sent_a_job_is_cleared_although_the_ledger_was_lost():
+    young = Book(Ledger(":memory:"))
+    runs = job({"n3": 1}, required_nodes=("n3",))
+    young.observe(Snapshot(time=0.0, nodes=(), jobs=(runs,)))
+    thrown_out = job(run=1, required_nodes=("n3",))
+    assert swept(young, thrown_out) == [""]

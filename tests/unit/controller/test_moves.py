@@ -7,6 +7,7 @@ from desk_jobs import FakeScontrol, Log, job, transition
 
 from slurm_elastic.cluster import JobState
 from slurm_elastic.controller.moves import Moves, Site
+from slurm_elastic.controller.time_budget import Budget, Terms, fresh
 from slurm_elastic.controller.transition import State
 from slurm_elastic.slurm.scontrol import ScontrolError
 
@@ -19,7 +20,7 @@ class Stage:
     def __init__(self, t, *others, down=()):
         self.scontrol, self.log, self.t, self.others = FakeScontrol(), Log(), t, others
         self.moves = Moves(self.scontrol, self.log)
-        self.opened, self.down = [], frozenset(down)
+        self.opened, self.down, self.beside = [], frozenset(down), ()
 
     def advance(self, seen, admitted=(1,)):
         """Look at the job once; the state afterwards."""
@@ -29,7 +30,7 @@ class Stage:
             sizes={"n1": 4, "n2": 4},
             down=self.down,
             admitted=frozenset(admitted),
-            live=(self.t,),
+            live=(self.t, *self.beside),
             open=self.opened.append,
             per_node={"gpu": {"a100": 4}},
             lease_s=300,
@@ -215,6 +216,21 @@ def test_a_job_that_slurm_could_not_launch_goes_back_and_is_not_left_held():
     assert stage.scontrol.calls[-1] == ("release", "7")
 
 
+@pytest.mark.parametrize(
+    ("state", "admitted", "back"),
+    [(State.COOL, (), False), (State.RESERVE, (2,), False), (State.RESERVE, (), True)],
+)
+def test_the_way_back_takes_no_gpus_that_another_job_is_about_to_get(state, admitted, back):
+    """Two nodes go down in a change, and its jobs come back to where another grows meanwhile."""
+    stage = moving(State.VERIFY)
+    stage.down = frozenset({"n2"})
+    grows = transition({"n1": 4}, {"n1": 1}, state, id=2, job_id=8, display_id="8")
+    stage.beside = (grows,)
+    stage.others = (job({"n1": 1}, job_id=8, display_id="8"),)
+    assert stage.advance(job(**PENDING), admitted=admitted) is State.RESHAPE
+    assert stage.t.target == (stage.t.old if back else None)
+
+
 def test_gpus_that_are_taken_after_all_are_not_waited_for():
     """Whoever gave them has them back: slurmctld died and forgot that it had shrunk."""
     taken = job({"n2": 4}, job_id=8, display_id="8")
@@ -224,3 +240,44 @@ def test_gpus_that_are_taken_after_all_are_not_waited_for():
     stage.t.entered["VERIFY"] = time.time() - 7
     assert stage.advance(job(**PENDING)) is State.RESHAPE
     assert stage.t.target == stage.t.old
+
+
+def test_a_shrunk_job_gets_a_longer_limit_and_a_limit_set_by_hand_stays(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1_000_600.0)
+    terms = Terms(paces={"planned": 0.5, "queue": 0.25}, most_s=100_000)
+    ran = {"time_limit_s": 3600, "start_time": 1_000_000.0}
+
+    def limit(budget, seen):
+        stage = moving(State.NOTIFY, budget=budget, terms=terms, spare_s=0)
+        stage.t.entered["saved"] = 0.0
+        assert stage.advance(seen) is State.REQUEUE
+        stage.t.state = State.RESHAPE
+        stage.advance(job(**PENDING))
+        return stage, stage.scontrol.fields()["TimeLimit"]
+
+    stage, text = limit(fresh(3600), job({"n1": 1}, **ran))
+    assert text == "01:40:00"  # 50 minutes are left, at half the pace
+    assert stage.t.budget.extended_s == stage.t.limit_s - 3000 == 3000
+    assert any("TimeLimit=6000 Extended=3000" in line for line in stage.log.lines)
+    stage.t.state, stage.t.target = State.RESHAPE, None
+    stage.advance(job(**PENDING, shape={}))
+    assert stage.scontrol.fields()["TimeLimit"] == "03:20:00"
+    half = Budget(work_s=3600, plain_s=3600, pace=0.5, set_s=7200)
+    stage, text = limit(half, job({"n1": 1}, **ran))
+    assert text == "00:50:00"
+    assert any("somebody has set it" in line for line in stage.log.lines)
+
+
+def test_a_nice_value_that_slurm_ignored_is_given_back_again():
+    stage = moving(State.CLEAR, nice=7)
+    there = job({"n2": 4}, run=1)
+    assert stage.advance(there) is State.CLEAR
+    assert stage.advance(there) is State.CLEAR
+    assert stage.scontrol.calls.count(("update", "7", {"Nice": "7"})) == 2
+    assert stage.advance(job({"n2": 4}, run=1, nice=7)) is State.DONE
+
+
+def test_a_job_whose_owner_takes_its_nice_value_back_does_not_stay_in_transition():
+    stage = moving(State.CLEAR, nice=7)
+    states = (stage.advance(job({"n2": 4}, run=1)) for _ in range(30))
+    assert State.DONE in states

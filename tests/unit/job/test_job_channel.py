@@ -191,3 +191,39 @@ def test_the_frame_as_documented(munge: dict[str, str]) -> None:
     assert json.loads(body) == {"v": 1}
     with pytest.raises(EOFError):
         channel.frame_size(frame[:3], limit=1000)
+
+
+def test_of_several_the_active_one_answers_and_is_asked_first_from_then_on(
+    munge: dict[str, str],
+) -> None:
+    standby = replying({"error": "this controller stands by", "code": "standby"})
+    with serving(standby) as one, serving(replying({"version": "1"})) as two:
+        both = f"{one},{two}"
+        assert channel.call(both, {"op": "ping"}, timeout_s=5) == {"version": "1"}
+    with serving(replying({"version": "2"})) as two:
+        channel._active[f"{one},{two}"] = two
+        assert channel.call(f"{one},{two}", {"op": "ping"}, timeout_s=5) == {"version": "2"}
+
+
+def test_of_several_one_that_is_dead_is_passed_over(munge: dict[str, str]) -> None:
+    with serving(replying({"version": "1"})) as two:
+        assert channel.call(f"127.0.0.1:1, {two}", {}, timeout_s=5) == {"version": "1"}
+
+
+def test_a_refusal_of_the_active_one_is_final(munge: dict[str, str]) -> None:
+    with (
+        serving(replying({"error": "no", "code": "refused"})) as one,
+        pytest.raises(channel.Refused, match="no"),
+    ):
+        channel.call(f"{one},127.0.0.1:1", {}, timeout_s=5)
+
+
+def test_when_none_is_active_each_says_why(munge: dict[str, str]) -> None:
+    standby = replying(
+        {"error": "this controller stands by; none is active yet", "code": "standby"}
+    )
+    with (
+        serving(standby) as one,
+        pytest.raises(channel.Unreachable, match=r"stands by.*; 127.0.0.1:1: Connection refused"),
+    ):
+        channel.call(f"{one},127.0.0.1:1", {}, timeout_s=5)

@@ -126,8 +126,12 @@ def test_a_silent_controller_is_said_once_and_its_return_too(
     assert desk.orders() == Orders()
     controller.trouble = None
     controller.reports.get(timeout=10)
+    said, end = "", time.monotonic() + 10
+    while "answers again" not in said and time.monotonic() < end:  # its thread says it
+        said += capfd.readouterr().err
+        time.sleep(0.01)
     running.stop(farewell_s=5)
-    said = capfd.readouterr().err
+    said += capfd.readouterr().err
     assert said.count("Connection refused; the job goes on without it") == 1
     assert said.count("answers again") == 1
 
@@ -229,3 +233,20 @@ def test_whether_the_first_orders_are_still_to_come(
     eventually(lambda: desk.news()[1] == "heard")
     controller.give(Orders(seq=1))
     running.stop(farewell_s=5)
+
+
+def test_a_program_that_fails_at_once_is_heard_all_the_same(
+    controller: Controller, desk: Desk
+) -> None:
+    """Neither has the controller answered yet, nor does it know the job."""
+    controller.trouble = channel.Refused("not known yet", "unknown_job")
+    running = Courier(desk, "ctl:1")
+    running.start()
+    desk.tell({"phase": "ended", "exit_code": 3})
+    eventually(lambda: controller.calls)
+    known = threading.Timer(0.3, lambda: setattr(controller, "trouble", None))
+    known.start()
+    running.stop(farewell_s=5, failed=True)
+    known.join()
+    said = controller.reports.get(timeout=0)
+    assert (said["phase"], said["exit_code"]) == ("ended", 3)

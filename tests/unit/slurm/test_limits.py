@@ -32,10 +32,10 @@ def test_examples_in_the_docs():
 def test_each_kind_of_limit_counts_its_own_jobs():
     book = LimitBook(
         refresh_s=1e9,
-        qos=parse_qos("normal|gres/gpu=10|gres/gpu=4||cpu=64\n"),
+        qos=parse_qos("normal|gres/gpu=10|gres/gpu=4||cpu=64|1-02:00:00\n"),
         associations=parse_associations(
-            "root||||gres/gpu=100|\nscience|||root|node=5|\nvision|||science||\n"
-            "vision|alice|||gres/gpu=2|\n"
+            "root||||gres/gpu=100||\nscience|||root|node=5||\nvision|||science|||\n"
+            "vision|alice|||gres/gpu=2||00:30:00\n"
         ),
     )
     book._read = 1e12
@@ -47,6 +47,8 @@ def test_each_kind_of_limit_counts_its_own_jobs():
         ("QOS normal MaxTRES cpu=64", 64, (1,)),
         ("QOS normal MaxTRES cpu=64", 64, (2,)),
         ("QOS normal MaxTRES cpu=64", 64, (3,)),
+        ("QOS normal MaxWall", 93600, (1, 2, 3)),
+        ("association vision/alice MaxWall", 1800, (1,)),
         ("association root GrpTRES gres/gpu=100", 100, (1, 2)),
         ("association science GrpTRES node=5", 5, (1, 2)),
         ("association vision/alice GrpTRES gres/gpu=2", 2, (1,)),
@@ -54,6 +56,8 @@ def test_each_kind_of_limit_counts_its_own_jobs():
 
 
 def test_accounts_that_name_each_other_as_parents_do_not_hang():
-    book = LimitBook(refresh_s=1e9, associations=parse_associations("a|||b|cpu=1|\nb|||a|cpu=2|\n"))
+    book = LimitBook(
+        refresh_s=1e9, associations=parse_associations("a|||b|cpu=1||\nb|||a|cpu=2||\n")
+    )
     book._read = 1e12
     assert len(book.limits([job(1, account="a")])) == 2

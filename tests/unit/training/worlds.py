@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import multiprocessing
 import os
@@ -20,9 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from traps import Trap, tell_pid
 
+from slurm_elastic.job.launch import free_port
 from slurm_elastic.training import init
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -33,6 +36,8 @@ PROCESSES.set_forkserver_preload(
 SAMPLES, BATCH, EPOCHS = 70, 12, 3
 STEPS = EPOCHS * 6
 PATIENCE_S = 60.0
+#: Counts the ports taken.
+_PORTS = itertools.count()
 
 
 def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
@@ -235,7 +240,10 @@ class Worlds:
         self.ranks = []
 
     def wait_for_step(self, step: int) -> None:
-        wait(lambda: max(self.losses(), default=0) >= step, f"step {step}\n{self.log()}")
+        def trouble() -> str:
+            return f"step {step}; ranks ended with {[p.exitcode for p in self.ranks]}\n{self.log()}"
+
+        wait(lambda: max(self.losses(), default=0) >= step, trouble)
 
     def losses(self) -> dict[int, float]:
         """By step; as last computed."""
@@ -326,11 +334,12 @@ class Esrun:
                 self._line.sendall(json.dumps({"orders": orders}).encode() + b"\n")
 
 
-def wait(what: Callable[[], Any], name: str) -> Any:
+def wait(what: Callable[[], Any], name: str | Callable[[], str]) -> Any:
     """Until `what` gives something true."""
     end = time.monotonic() + PATIENCE_S
     while not (result := what()):
-        assert time.monotonic() < end, f"waited in vain for {name}"
+        if time.monotonic() > end:
+            pytest.fail(f"waited in vain for {name if isinstance(name, str) else name()}")
         time.sleep(0.02)
     return result
 
@@ -342,6 +351,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the ports that connections get: the next one of those might be this one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return free_port(20000 + worker % 8 * 1000 + next(_PORTS) % 200 * 5)

@@ -1,0 +1,175 @@
+"""What a site lets elasticity take: shares of its GPUs, and resizes per hour. Pure.
+
+*Above MIN* (our definition) are the GPUs that an elastic job holds beyond the MIN of its directive
+in force: MIN is never anybody's to refuse. A share is a cap on their sum, so that it holds for
+every policy as the limits of Slurm's own accounting do. Resizes that people's jobs make so that
+a pending job can start are never refused, but count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_elastic import config
+from slurm_elastic.cluster import Job, JobState, Limit, Snapshot
+from slurm_elastic.directive import Directive
+from slurm_elastic.placement.tenants import clock
+from slurm_elastic.plan import Action, Decision, JobRecord, Plan
+
+HOUR_S = 3600.0
+_WOULD = {
+    Action.GROW: "grow to",
+    Action.SHRINK: "shrink to",
+    Action.MOVE: "move to",
+    Action.PREEMPT: "wait",
+}
+
+
+def shares(
+    snapshot: Snapshot, records: Mapping[int, JobRecord], limits: config.Limits
+) -> tuple[Limit, ...]:
+    """Caps on GPUs above MIN: of the site, of each partition named, of each user.
+
+    Args:
+        snapshot: nodes for the totals; elastic jobs, also those that are left alone.
+        records: for directives that people have put in place of the submitted ones.
+        limits: `[limits]`.
+    """
+    if limits.share >= 1 and limits.user_share >= 1 and not limits.partition_shares:
+        return ()
+    spared = {
+        job.job_id: directive.min_gpus
+        for job in snapshot.jobs
+        if job.state is not JobState.ENDED
+        and (directive := _directive(job, records.get(job.job_id))) is not None
+    }
+    jobs = [j for j in snapshot.jobs if j.job_id in spared]
+    total = sum(n.gpus for n in snapshot.nodes)
+    found = []
+    if limits.share < 1:
+        found.append(_cap("elasticity", limits.share, total, jobs, spared))
+    for partition in snapshot.partitions:
+        share = limits.partition_shares.get(partition.name)
+        if share is not None:
+            size = sum(snapshot.node[n].gpus for n in partition.nodes if n in snapshot.node)
+            mine = [j for j in jobs if j.partition == partition.name]
+            name = f"elasticity in partition {partition.name}"
+            found.append(_cap(name, share, size, mine, spared))
+    if limits.user_share < 1:
+        for user in sorted({j.user for j in jobs}):
+            mine = [j for j in jobs if j.user == user]
+            found.append(_cap(f"{user}'s elasticity", limits.user_share, total, mine, spared))
+    return tuple(found)
+
+
+def above_min(limit: Limit, snapshot: Snapshot) -> int:
+    """GPUs that count against such a cap now."""
+    held = ((j, snapshot.job[j].allocation) for j in limit.jobs if j in snapshot.job)
+    return sum(max(0, a.gpus - limit.spared.get(j, 0)) for j, a in held if a)
+
+
+def resized(
+    snapshot: Snapshot, records: Mapping[int, JobRecord]
+) -> Mapping[str, tuple[float, ...]]:
+    """When the jobs that are there were resized (epoch s), by user."""
+    found: dict[str, tuple[float, ...]] = {}
+    for job in snapshot.jobs:
+        record = records.get(job.job_id)
+        if record and record.changes:
+            found[job.user] = found.get(job.user, ()) + record.changes
+    return found
+
+
+def refused(
+    plan: Plan,
+    snapshot: Snapshot,
+    *,
+    ways: Iterable[int],
+    spent: Mapping[str, Sequence[float]],
+    limits: config.Limits,
+    all_others: bool = False,
+) -> Mapping[int, str]:
+    """Jobs that have to stay as they are for the plan to keep to the resizes of this hour.
+
+    Args:
+        plan: made without a look at them.
+        snapshot: it was made for.
+        ways: ids of jobs that are resized so that a pending job can start: never refused.
+        spent: by user, when jobs were resized (epoch s).
+        limits: `[limits]`.
+        all_others: whether nobody else may change either, so that the next plan keeps to the
+            limits whatever its policy thinks of next.
+
+    Returns:
+        Why, by job id: all other running jobs of the same users as well, or they would change
+        in place of the refused ones. Empty: the plan keeps to the limits as it is.
+    """
+    if limits.resizes_per_user >= config.UNLIMITED and limits.resizes >= config.UNLIMITED:
+        return {}
+    since, giving = snapshot.time - HOUR_S, set(ways)
+    recent = {user: sorted(t for t in times if t > since) for user, times in spent.items()}
+    every = sorted(t for times in recent.values() for t in times)
+    left_all = limits.resizes - len(every)
+    left: dict[str, int] = {}
+    wanted = [d for d in plan.changes if d.action in _WOULD and d.job_id not in giving]
+    allowed, over = set[int](), Counter[str]()
+    for decision in wanted:
+        user = snapshot.job[decision.job_id].user
+        left.setdefault(user, limits.resizes_per_user - len(recent.get(user, ())))
+        if left[user] > 0 and left_all > 0:
+            left[user] -= 1
+            left_all -= 1
+            allowed.add(decision.job_id)
+        else:
+            over[user] += 1
+    if not over:
+        return {}
+    everybody = all_others or left_all <= 0
+    found = {}
+    meant = {d.job_id: d for d in wanted}
+    for job in snapshot.jobs:
+        if job.job_id in allowed or job.allocation is None or job.submission is None:
+            continue
+        if not everybody and job.user not in over:
+            continue
+        by_user = left.get(job.user, 1) <= 0
+        times, most = (
+            (recent.get(job.user, []), limits.resizes_per_user)
+            if by_user
+            else (every, limits.resizes)
+        )
+        who = job.user if by_user else "the site"
+        found[job.job_id] = _words(meant.get(job.job_id), who, times, most)
+    return found
+
+
+def _words(decision: Decision | None, who: str, times: Sequence[float], most: int) -> str:
+    used = min(len(times), most)
+    until = f", until {clock(times[-most] + HOUR_S)}" if 0 < most <= len(times) else ""
+    text = f"{who} has used {used} of {most} resizes this hour{until}"
+    if used < most:
+        text = f"{who} has used {used} of {most} resizes this hour, and others come first"
+    if decision is None:
+        return text
+    target = f" {decision.target.gpus} {decision.target.gpu_type}" if decision.target else ""
+    return f"would {_WOULD[decision.action]}{target.rstrip()}, but {text}"
+
+
+def _cap(
+    who: str, share: float, gpus: int, jobs: Sequence[Job], spared: Mapping[int, int]
+) -> Limit:
+    cap = math.floor(share * gpus + 1e-9)
+    ids = frozenset(j.job_id for j in jobs)
+    return Limit(
+        name=f"{who} may have {cap} GPUs above MIN ([limits])",
+        resource="gpu",
+        cap=cap,
+        jobs=ids,
+        spared={i: spared[i] for i in ids},
+    )
+
+
+def _directive(job: Job, record: JobRecord | None) -> Directive | None:
+    return (record.override if record else None) or job.directive

@@ -1,0 +1,118 @@
+"""What selastic's account may do, uses, and what users are not told."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon import Daemon, eager, held, until
+from harness import Cluster
+
+CONF = "/etc/slurm/slurm.conf"
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+
+
+def documented() -> set[str]:
+    """Words of the table of rights in docs/security.md: `update job ReqNodeList` and so on."""
+    table = PAGE.read_text("utf-8").split("### What the account uses")[1].split("###")[0]
+    words = set()
+    for row in re.findall(r"^\| `([a-z ]+)` \| (.*?) \|", table, re.MULTILINE):
+        words |= {f"{row[0]} {field}" for field in re.findall(r"`(\w+)`", row[1])} or {row[0]}
+    return words
+
+
+def used(log: str) -> set[str]:
+    """The same of selasticd's log (-v)."""
+    words = set()
+    for line in re.findall(r"scontrol words=(.*?) rc=", log):
+        verb, *rest = line.split()
+        fields = [w.partition("=")[0] for w in rest if "=" in w]
+        if verb in ("requeue", "release", "uhold"):
+            words.add(verb)
+        elif fields[0] == "jobid":
+            words |= {f"update job {f}" for f in fields[1:]}
+        else:
+            words |= {f"{verb} reservation {f}" for f in fields}
+    return words
+
+
+@pytest.fixture
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    daemon = Daemon(cluster, eager())
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: Cluster) -> None:
+    level = "sacctmgr -i modify user selastic set adminlevel={}"
+    job = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-wg01")
+    cluster.wait(job, "RUNNING")
+    try:
+        cluster.exec(level.format("None"))
+        daemon.start()
+        daemon.wait_for(r"denied|[Nn]o permission|Invalid user")
+        assert sum(held(cluster, job).values()) == 1
+    finally:
+        cluster.exec(level.format("Operator"))
+    daemon.stop()
+    daemon.start()
+    until(lambda: sum(held(cluster, job).values()) == 4, seconds=90)
+    daemon.ask("update", str(job), "--elastic=1-2")
+    until(lambda: sum(held(cluster, job).values()) == 2, seconds=90)
+    more = used(daemon.log()) - documented()
+    assert not more, f"docs/security.md does not list {more}"
+    assert {"requeue", "release", "update job ReqNodeList"} <= used(daemon.log())
+
+
+@pytest.fixture
+def private(cluster: Cluster) -> Iterator[None]:
+    """PrivateData=jobs,usage,nodes for a while."""
+    shows = "for _ in $(seq 100); do scontrol show config | grep -q '{}' && break; sleep 0.2; done"
+    cluster.exec(f"cp {CONF} {CONF}.kept && echo PrivateData=jobs,usage,nodes >>{CONF}")
+    try:
+        cluster.exec("scontrol reconfigure; " + shows.format("PrivateData *= .*jobs"), timeout=180)
+        yield
+    finally:
+        cluster.exec(f"cp {CONF}.kept {CONF}; scontrol reconfigure", timeout=180)
+        cluster.exec(shows.format("PrivateData *= none"))
+
+
+@pytest.mark.usefixtures("private")
+def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: Cluster) -> None:
+    job = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jsecretive", "-wg01")
+    mine = cluster.sbatch(
+        "exec sleep 600", "--elastic=1-2", "-o/dev/null", "-Jbobs", "-wg02", user="bob"
+    )
+    daemon.start()
+    until(lambda: sum(held(cluster, job).values()) == 4, seconds=90)
+    until(lambda: str(job) in daemon.ask("history", user="root"), seconds=60)
+    listed = cluster.exec("sacct -nXP -u bob -S now-2days -o jobidraw").stdout
+    bobs = {mine, *map(int, re.findall(r"\d+", listed))}  # usage knows of earlier ones, too
+    asked = (
+        ("status", "--all"), ("plan", "--all"), ("history",), ("history", str(job)), ("usage",),
+        ("usage", "--by-user"), ("usage", "-u", "alice"), ("show", "job", str(job)),
+        ("explain", str(job)), ("topology", "--all"), ("check",), ("hold", str(job)),
+        ("release", str(job)), ("update", str(job), "--elastic=1-2"),
+        ("show", "job", str(job), "--profile"),
+    )  # fmt: skip
+    for words in asked:
+        said = daemon.ask(*words, user="bob", check=False)
+        as_json = daemon.ask(*words, "--json", user="bob", check=False)
+        for text in (said, as_json):
+            assert "alice" not in text.replace("alice", "", words.count("alice")), (words, text)
+            assert "secretive" not in text, (words, text)
+        named = {int(n) for n in re.findall(r'"(?:job_id|display_id)": "?(\d+)', as_json)}
+        assert job not in named, (words, as_json)
+        assert named <= bobs, (words, as_json)
+    nobody, missing = (
+        daemon.ask("explain", number, user="bob", check=False).replace(number, "N")
+        for number in (str(job), "999999")
+    )
+    assert nobody == missing, "a hidden job reads as one that does not exist"
+    assert str(mine) in daemon.ask("status", user="bob")
+    assert "nodes are private here" in daemon.ask("topology", user="bob", check=False)
+    for words in (("status",), ("history",), ("usage",), ("topology",), ("explain", str(job))):
+        assert str(job) in daemon.ask(*words, user="root"), words
+        assert str(job) in daemon.ask(*words, user="alice", check=False) or "topology" in words

@@ -1,0 +1,160 @@
+"""Two controllers, in ctld and on g06: one acts, whatever happens to the other."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from daemon import CREW, PYTHON, Daemon, eager, held, reservations, shown, until
+from harness import Cluster
+
+BOTH = "ctld:7321,g06:7321"
+#: Seconds: the wait of one who stands by; and all that a takeover may take on a loaded machine.
+TAKEOVER_S, LONG = 6, 90
+#: Priority of a job that is being started.
+FIRST = 4_000_000_000
+
+CONFIG = (
+    eager()
+    .replace('"ctld:7321"', f'"{BOTH}"')
+    .replace("poll_s", f"takeover_s = {TAKEOVER_S}\npoll_s")
+)
+
+
+class Second(Daemon):
+    """The one on g06."""
+
+    NODE = "g06"
+
+
+class Pair:
+    """Both, and whoever is active."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.all = [
+            Daemon(cluster, CONFIG, crew=()),
+            Second(cluster, CONFIG, crew=()),
+        ]
+        play = f"{PYTHON} /tmp/crew.py {BOTH} </dev/null >/tmp/crew-two 2>&1 & echo $!"
+        cluster.exec("cat >/tmp/crew.py", user="alice", stdin=CREW.read_text())
+        self._crew = cluster.exec(play, user="alice").stdout.strip()
+
+    def roles(self) -> dict[str, str]:
+        """By address; "" for one that does not answer."""
+        words = ["selastic", "--controller", BOTH, "ping", "--json"]
+        done = self.cluster.exec(words, user="alice", check=False)
+        return {c["address"]: c.get("role", "") for c in json.loads(done.stdout)["controllers"]}
+
+    def active(self) -> tuple[Daemon, Daemon]:
+        """The one that is active, and the other."""
+        until(lambda: "active" in self.roles().values(), seconds=LONG, what="nobody is active")
+        first = self.roles()["ctld:7321"] == "active"
+        return (self.all[0], self.all[1]) if first else (self.all[1], self.all[0])
+
+    def ask(self, *words: str, check: bool = True) -> str:
+        done = self.cluster.exec(
+            ["selastic", "--controller", BOTH, *words], user="alice", check=check
+        )
+        return done.stdout + done.stderr
+
+    def close(self) -> None:
+        self.cluster.exec(f"kill {self._crew}", user="alice", check=False)
+        for one in self.all:
+            one.cluster.exec(f"kill -CONT {one.pid}", node=one.NODE, check=False)
+            one.close()
+        names = self.cluster.exec(
+            "scontrol -o show res | grep -oE 'selastic_active_[0-9]+' || true"
+        )
+        for name in names.stdout.split():
+            self.cluster.exec(["scontrol", "delete", f"ReservationName={name}"], check=False)
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: Cluster) -> Iterator[Pair]:
+    pair = Pair(cluster)
+    try:
+        for one in pair.all:
+            one.start()
+        yield pair
+    finally:
+        pair.close()
+
+
+def writes(log: str) -> list[str]:
+    """Calls of scontrol, beats of the lease left out."""
+    return [x for x in log.splitlines() if " scontrol words=" in x and "selastic_active_" not in x]
+
+
+def leases(cluster: Cluster) -> list[str]:
+    shown = cluster.exec("scontrol -o show res | grep -o 'selastic_active_[0-9]*' || true")
+    return shown.stdout.split()
+
+
+def submit(cluster: Cluster, directive: str = "1-4") -> int:
+    job = cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2")
+    cluster.wait(job, "RUNNING")
+    return job
+
+
+def test_a_paused_controller_is_replaced_and_does_not_write_again(
+    cluster: Cluster, pair: Pair
+) -> None:
+    active, other = pair.active()
+    rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:1", "-Cv100", user="bob")
+    job = submit(cluster)
+    active.when(job, "VERIFY", f"kill -STOP {active.pid}")  # it starts where it shall grow
+    begun = len(active.log())
+    assert reservations(cluster)
+    other.wait_for("taken over from", timeout=LONG)
+    until(lambda: set(pair.roles().values()) == {"active", ""}, what="nobody answers as active")
+    until(lambda: not reservations(cluster), seconds=LONG, what="a reservation is left")
+    until(lambda: shown(cluster, job)["priority"]["number"] < FIRST, what="still the first")
+    assert sum(held(cluster, job).values()) == 4
+    paused = len(active.log())
+    assert writes(active.log()[begun:paused]) == []
+    active.signal("CONT")
+    active.wait_for("no longer active: .*; 1 changes are left to who is", after=begun)
+    active.wait_for(r"stands by; Active=\S+:7321", after=begun)
+    until(lambda: sorted(pair.roles().values()) == ["active", "standby"])
+    assert len(leases(cluster)) == 1
+    assert writes(active.log()[begun:]) == []
+    assert cluster.state(rigid) == "RUNNING"
+    assert shown(cluster, rigid)["restart_cnt"] == 0
+
+
+def test_what_people_ordered_outlives_the_controller(cluster: Cluster, pair: Pair) -> None:
+    active, other = pair.active()
+    job = submit(cluster, "1-1")
+    until(lambda: f" {job} " in pair.ask("status"), seconds=LONG)
+    assert "held" in pair.ask("hold", str(job))
+    record = f"select record from jobs where job_id = {job}"
+    look = (
+        "import sqlite3; "
+        f"print(sqlite3.connect('{other.home}/ledger.sqlite').execute('{record}').fetchone())"
+    )
+    until(
+        lambda: '"held": true' in cluster.exec([PYTHON, "-c", look], node=other.NODE).stdout,
+        what="the ledger is not copied",
+    )
+    before = held(cluster, job)
+    active.kill()
+    other.wait_for("taken over from", timeout=LONG, after=len(other.log()) - 2000)
+    until(lambda: f" {job} " in pair.ask("status", check=False), seconds=LONG)
+    assert re.search(r"HELD\n\s*yes", pair.ask("status", "-o", "HELD"))
+    assert held(cluster, job) == before
+    active.start()
+    active.wait_for("stands by; Active=", after=len(active.log()) - 500)
+
+
+def test_an_orderly_stop_hands_over(cluster: Cluster, pair: Pair) -> None:
+    active, other = pair.active()
+    begun = len(other.log())
+    other.signal("HUP")
+    other.wait_for("configuration read again: Mode=act", after=begun)
+    active.stop()
+    assert "State=given back" in active.log()
+    other.wait_for(r"Lease=\d+ State='taken'", after=begun, timeout=LONG)
+    assert f"{other.NODE}:7321 is UP (active)" in pair.ask("ping")
+    job = submit(cluster)
+    until(lambda: sum(held(cluster, job).values()) == 4, seconds=LONG)

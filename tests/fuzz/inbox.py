@@ -1,0 +1,255 @@
+"""The controller's socket: frames, seals, reports, questions, commands, long polls.
+
+Each request goes through the server's own `_reply` to the real desk, book, engine and ledger, as
+bob. Whatever he sends, he gets an answer that is JSON and of one line where it is words; nothing
+is written to Slurm, and nothing that is known of alice's jobs changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import sys
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from slurm_elastic import config
+from slurm_elastic.controller import api
+from slurm_elastic.controller.api_seal import MungeSeals, SealsError
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.desk import Desk
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.job import channel, seal
+from slurm_elastic.policies import base
+from slurm_elastic.report import Report, ReportError
+from tests.fuzz import inputs, scene
+from tests.fuzz.tally import Tally, drive
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "controller"))
+import ux_scene
+
+#: bob's own job, and numbers that JSON can name.
+_JOBS = ("4722", "4711", "4700", "4711_3", "99999", "0", "4294967295")
+_REPORT = dataclasses.asdict(
+    Report(
+        job_id=4722, run=0, phase="training", gpus=4, gpu_type="v100", step=7, progress=0.5,
+        step_time_s=0.25, steps_measured=20, global_batch=256, micro_batch=64, accumulation=1,
+        micro_step_s=0.1, grad_sqr=1.0, grad_var=2.0, initial_batch=256, max_micro_batch=128,
+        application="net", checkpoint_step=5, checkpoint_age_s=3.0, checkpoint_s=1.0, startup_s=4.0,
+        restore_s=1.0, resumed_from=0, proven=True, notice=1, layout="4x1", layers=2, frozen=0,
+        certified=1, penalty=0.0, certified_penalty=0.001, data_s=0.01, forward_s=0.1, backward_s=0.1,
+        sync_s=0.02, optimizer_s=0.01, peak_memory_bytes=10**9,
+        profile=(("conv", 0.1, 0.2, 100, 400), ("fc", 0.1, 0.2, 10, 4000)), profile_batch=64,
+    )
+)  # fmt: skip
+_PROFILE = json.loads(
+    (Path(__file__).parents[1] / "data" / "profiles" / "alexnet.json").read_text("utf-8")
+)
+_REQUESTS: tuple[dict[str, Any], ...] = (
+    {"op": "ping"},
+    {"op": "report", "report": _REPORT},
+    {"op": "report", "report": _REPORT},
+    {"op": "orders", "job_id": 4722, "run": 0, "seen": 0, "wait_s": 0},
+    {"op": "status", "all": True},
+    {"op": "show", "jobs": ["4722"], "profile": True},
+    {"op": "explain", "jobs": ["4722"]},
+    {"op": "history", "jobs": ["4722"]},
+    {"op": "history"},
+    {"op": "plan"},
+    {"op": "usage", "user": "bob", "start": 1.7e9, "end": 1.8e9},
+    {"op": "topology"},
+    {"op": "check"},
+    {"op": "hold", "jobs": ["4722"], "dry_run": False},
+    {"op": "release", "jobs": ["4722"]},
+    {"op": "update", "jobs": ["4722"], "elastic": "1-8,parallel=hybrid", "layout": "4x2"},
+    {"op": "teach", "jobs": ["4722"], "profile": _PROFILE},
+    {"op": "retire"},
+    {"op": "reconfigure"},
+    {"op": "copy", "since": {"transitions": 0, "jobs": 0.0}},
+)
+
+
+class _Here(Executor):
+    """Calls at once, in this thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **named: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **named))
+        except BaseException as error:  # noqa: BLE001 - the future carries it
+            future.set_exception(error)
+        return future
+
+
+class _NoSlurm:
+    """Nothing of what bob says may lead to a write."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"scontrol {name} was called")
+
+
+class Place:
+    """A controller and its socket, with alice's and bob's jobs."""
+
+    def __init__(self) -> None:
+        log: Any = scene.quiet()
+        settings = config.Config()
+        jobs = tuple(
+            dataclasses.replace(j, submission=ux_scene.job(1, "", "", "1-8").submission)
+            if j.job_id == 4722
+            else j
+            for j in ux_scene.JOBS
+        )
+        snapshot = dataclasses.replace(ux_scene.SNAPSHOT, jobs=jobs)
+        self.controller = Controller(
+            config=settings, reader=None, scontrol=_NoSlurm(), ledger=Ledger(":memory:"),  # type: ignore[arg-type]
+            policy=base.load(settings), account="selastic", log=log,
+        )  # fmt: skip
+        self.controller._jobs = dict(snapshot.job)
+        self.controller.view = dataclasses.replace(ux_scene.VIEW, snapshot=snapshot)
+        self.desk = Desk(
+            self.controller,
+            check=lambda view: {"version": "0"},
+            reconfigure=lambda: "read again",
+        )
+        self.server = api.Server(config.Api(rate_per_user=1e9), self.desk, log)
+        here: Any = _Here()
+        self.server._clerk = self.server._sealers = here
+        self.loop = asyncio.new_event_loop()
+        self.foreign = [j for j in jobs if j.uid != ux_scene.BOB]
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.server.stop()
+        self.loop.close()
+        self.controller.ledger.close()
+
+    def known(self) -> str:
+        """All that is kept of other people's jobs, as text."""
+        book = self.controller.book
+        return repr(
+            [
+                (book.entry(j).to_body(), self.controller.engine.outbox.orders(j.job_id, 0))
+                for j in self.foreign
+            ]
+        )
+
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        """As bob."""
+        reader = asyncio.StreamReader(loop=self.loop)
+        with mock.patch.object(api, "MAX_WAIT_S", 0.0):
+            return self.loop.run_until_complete(self.server._reply(ux_scene.BOB, request, reader))
+
+
+_place: Place | None = None
+
+
+def place() -> Place:
+    """Made once a process."""
+    global _place  # noqa: PLW0603 - a fresh one for each input would take a thousand times longer
+    if _place is None:
+        _place = Place()
+    return _place
+
+
+def one(rng: random.Random) -> str:
+    """A frame, a report or a request."""
+    return rng.choice((_frame, _report, _request, _request, _request))(rng)
+
+
+def run(seconds: float, seed: int) -> Tally:
+    """See `tally.drive`."""
+    scene.quiet()
+    tally = drive(one, seconds=seconds, seed=seed)
+    if _place is not None:
+        counts = len(_place.controller.book._entries), len(_place.server._waiting)
+        if max(counts) > 20:
+            tally.crashes.append(f"memory grows: {counts} entries and waiters")
+    return tally
+
+
+def _request(rng: random.Random) -> str:
+    there = place()
+    request: Any = {"v": 1, "nonce": "n", **rng.choice(_REQUESTS)}
+    for _ in range(rng.choice((0, 1, 1, 2, 3))):
+        request = inputs.changed(rng, request)
+    if rng.random() < 0.2 and isinstance(request, dict):
+        request["jobs"] = [rng.choice(_JOBS) for _ in range(rng.randrange(4))]
+    body = inputs.wire(request, rng)
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        return "request: no JSON object"
+    before = there.known()
+    reply = there.reply(content)
+    sent = json.dumps(reply)
+    assert len(sent) < 10**6, f"a reply of {len(sent)} characters"
+    assert reply.get("code") != "internal", f"{scene.LOG.last} {content!r:.500}"
+    said = [reply.get("error", ""), reply.get("text", "")]
+    said += [r.get("text", "") for r in reply.get("results", ())]
+    assert all(len(t) < 1500 and "\n" not in t for t in said), said
+    assert there.known() == before, "bob changed what is known of alice's jobs"
+    return f"{str(content.get('op'))[:10] if content.get('op') in KNOWN else 'other'}: " + (
+        str(reply["code"]) if "error" in reply else "answered"
+    )
+
+
+KNOWN = (*api.QUESTIONS, *api.JOB_COMMANDS, *api.OPERATOR_COMMANDS, "ping", "report", "orders")
+
+
+def _report(rng: random.Random) -> str:
+    body: Any = dict(_REPORT)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        body = inputs.changed(rng, body)
+    try:
+        found = Report.from_wire(body)
+    except ReportError as error:
+        assert len(str(error)) < 1000, f"{len(str(error))} characters"
+        return "report: refused"
+    assert Report.from_wire(json.loads(json.dumps(found.to_wire()))) == found
+    return "report: read"
+
+
+def _frame(rng: random.Random) -> str:
+    """Bytes behind the length, with a munge that vouches for any payload."""
+    body = inputs.wire(rng.choice(_REQUESTS), rng)
+    payload = seal._payload("request", "n", body)
+    if rng.random() < 0.5:
+        payload = inputs.bytes_(rng, payload)
+    if rng.random() < 0.3:
+        body = inputs.bytes_(rng, body)
+    frame = b"MUNGE:AwQ:\n" + body
+    if rng.random() < 0.3:
+        frame = inputs.bytes_(rng, frame)
+    kept, seal._decode = seal._decode, lambda _: (ux_scene.BOB, 0, payload)
+    bounded, seal._bounded = seal._bounded, lambda work: work()  # no thread an input
+    try:
+        MungeSeals().open(frame)
+    except SealsError as error:
+        assert len(str(error)) < 300, f"{len(str(error))} characters"
+        return "frame: refused"
+    finally:
+        seal._decode, seal._bounded = kept, bounded
+    header = inputs.bytes_(rng, len(frame).to_bytes(4, "big"))
+    try:
+        channel.read_frame(_slices(header + frame, rng), limit=channel.MAX_REQUEST)
+    except EOFError:
+        return "frame: cut"
+    return "frame: read"
+
+
+def _slices(data: bytes, rng: random.Random) -> Any:
+    rest = bytearray(data)
+
+    def receive(size: int) -> bytes:
+        part = bytes(rest[: rng.randint(1, max(1, size))][:size])
+        del rest[: len(part)]
+        return part
+
+    return receive

@@ -1,0 +1,56 @@
+"""Counts inputs of one surface, and keeps what crashed with the number that replays it."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+#: So many different crashes are kept; more of them say nothing new.
+MOST_CRASHES = 20
+
+
+@dataclass
+class Tally:
+    """What came of one run.
+
+    Attributes:
+        inputs: tried.
+        crashes: one text each: the input's number and what happened.
+        notes: counts by outcome, e.g. "directive refused".
+    """
+
+    inputs: int = 0
+    crashes: list[str] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def drive(
+    one: Callable[[random.Random], str], *, seconds: float, seed: int, most: int | None = None
+) -> Tally:
+    """Try inputs until the time is over; `one` draws an input, tries it and names the outcome.
+
+    Args:
+        one: raises whatever must not happen.
+        seconds: of wall time.
+        seed: input number n is drawn from Random(f"{seed}.{n}"), so that each replays alone.
+        most: inputs; None: as many as there is time for.
+    """
+    tally, end, seen = Tally(), time.monotonic() + seconds, set()
+    while time.monotonic() < end and (most is None or tally.inputs < most):
+        tally.inputs += 1
+        number = f"{seed}.{tally.inputs}"
+        try:
+            tally.notes[one(random.Random(number))] += 1
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            frames = traceback.extract_tb(error.__traceback__)
+            where = " < ".join(
+                f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in frames[:-5:-1]
+            )
+            if where not in seen and len(seen) < MOST_CRASHES:
+                seen.add(where)
+                tally.crashes.append(f"{number} {type(error).__name__}: {error!s:.300} ({where})")
+    return tally

@@ -1,0 +1,89 @@
+"""What is kept of jobs that are gone: nothing, however many have come and gone."""
+
+import dataclasses
+import time
+from collections.abc import Collection
+from typing import Any
+
+from desk_jobs import FakeScontrol, Log, job, transition
+
+from slurm_elastic.cluster import JobState, Snapshot
+from slurm_elastic.config import Config
+from slurm_elastic.config import Controller as Settings
+from slurm_elastic.controller.book import Book
+from slurm_elastic.controller.dialogue import Dialogue
+from slurm_elastic.controller.engine import Engine
+from slurm_elastic.controller.housekeeping import Housekeeping
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.controller.tuning import Tuner
+from slurm_elastic.report import Report
+
+LAYERS = (("a", 0.1, 0.2, 10.0, 100.0), ("b", 0.1, 0.2, 10.0, 100.0))
+
+
+def entries(thing: Any, seen: set[int] | None = None) -> int:
+    """Entries of all collections that hang on our own objects."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        return len(thing) + sum(entries(v, seen) for v in thing.values())
+    if isinstance(thing, Collection) and not isinstance(thing, str | bytes):
+        return len(thing) + sum(entries(v, seen) for v in thing)
+    if type(thing).__module__.startswith("slurm_elastic"):
+        names = getattr(type(thing), "__slots__", ())
+        values = [getattr(thing, n, None) for n in names] + list(
+            vars(thing).values() if hasattr(thing, "__dict__") else []
+        )
+        return sum(entries(v, seen) for v in values)
+    return 0
+
+
+def test_a_thousand_jobs_leave_nothing_behind():
+    config = Config(controller=Settings(queue="controller"))
+    ledger, scontrol, log = Ledger(":memory:"), FakeScontrol(), Log()
+    book = Book(ledger, config)
+    keeper = Housekeeping(scontrol, config, book, log)
+    engine = Engine(scontrol=scontrol, ledger=ledger, config=config, account="selastic", log=log)
+    dialogue = Dialogue(book=book, engine=engine, tuner=Tuner(engine.outbox.tell), log=log)
+    sizes = []
+    for generation in range(10):
+        jobs = [
+            dataclasses.replace(
+                job({"n1": 4}),
+                job_id=number,
+                submit_time=float(number),
+                name=f"j{number}",
+                state=JobState.PENDING if number % 4 == 0 else JobState.RUNNING,
+            )
+            for number in range(100 * generation, 100 * generation + 100)
+        ]
+        snapshot = Snapshot(time=time.time(), nodes=(), jobs=tuple(jobs))
+        for each in jobs:
+            if each.state is JobState.PENDING:
+                keeper.lease(each)
+                continue
+            told = Report(
+                job_id=each.job_id,
+                run=0,
+                phase="training",
+                gpus=4,
+                step_time_s=0.5,
+                steps_measured=10,
+                global_batch=64,
+                profile=LAYERS,
+                application=f"app{each.job_id}",
+            )
+            dialogue.hear(told, each, act=True)
+            dialogue.orders(each.job_id, 0, job=each)
+            dialogue.expect(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
+        for _ in range(2):
+            book.observe(snapshot)
+            book.records(snapshot, {})
+            keeper.leases(jobs, {}, retired=False)
+            dialogue.forget(snapshot.job.keys())
+        sizes.append(entries([book, keeper, engine, dialogue]))
+    engine.close()
+    assert sizes[0] > 1000
+    assert max(sizes[1:]) <= 1.02 * sizes[0], sizes
