@@ -196,7 +196,8 @@ def short(*, kill: bool = False) -> Scene:
     """One job that grows; with `kill` it is cancelled after that. For `--break`."""
     etl = rigid("etl", 4, "a100", node="g02")
     others = (rigid("sim", 4, "a100", node="g04"), rigid("night", 3, "a100", node="g01"))
-    gpt = elastic("gpt", "1-2,types=a100", 1, Training(epochs=4, rate=160))
+    # slow if it shall be killed: it must not be done before
+    gpt = elastic("gpt", "1-2,types=a100", 1, Training(epochs=4, rate=40 if kill else 160))
     last = Act(
         says="gpt is done; bob's jobs end",
         when=lambda v: _over(v, "gpt"),

@@ -11,6 +11,8 @@ from harness import Cluster
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
+#: What jobs named `late` wait for before they save, see drivers/crew.py.
+SAVE = "/tmp/save"
 
 NEWER = "import sqlite3; sqlite3.connect('{}').execute('PRAGMA user_version = 9')"
 #: Sends the reports on its standard input, one JSON object a line; prints what became of each.
@@ -170,7 +172,7 @@ def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
     daemon.start()
     yield SHM
     daemon.stop()
-    cluster.exec("rm -rf /dev/shm/*")
+    cluster.exec(f"rm -rf /dev/shm/* {SAVE}")
     daemon.configure(eager())
     daemon.start()
 
@@ -181,12 +183,13 @@ def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
     daemon.configure(eager(mode="advise").replace("{state}", SHM))
     daemon.signal("HUP")
     job = submit(cluster)
-    asked = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jslow", "-wg05")
+    asked = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jlate", "-wg05")
     for ready in (job, asked):
         daemon.wait_for(f"JobId={ready} Action=grow .* Mode=advise", after=begun)
-    # both begin in one round; the disk is full while the second one saves
-    daemon.configure(eager().replace("{state}", SHM))
-    daemon.when(job, "COOL", FILL, first=f"kill -HUP {daemon.pid}")
+    # both begin in one round; the disk is full when the second one has saved
+    patient = eager().replace("{state}", SHM).replace("notice_s = 10", "notice_s = 60")
+    daemon.configure(patient)
+    daemon.when(job, "COOL", f"{FILL}; touch {SAVE}", first=f"kill -HUP {daemon.pid}")
     until(lambda: gpus(cluster, job) == 4)
     daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*it could not be written down")
     begun = len(daemon.log())

@@ -3,14 +3,15 @@
     crew.py ADDRESS
 
 Every running elastic job is reported as proven, and has saved as soon as it is asked; one whose
-name begins with `deaf` never has, `raw` is not proven, `slow` takes two seconds, and `real`
-reports for itself.
+name begins with `deaf` never has, `raw` is not proven, `slow` takes two seconds, `late` waits for
+the file /tmp/save, and `real` reports for itself.
 """
 
 import contextlib
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from slurm_elastic.job import channel
 
@@ -26,6 +27,8 @@ def report(address: str, job_id: int, run: int, name: str) -> None:
             return
         since = asked.setdefault((job_id, orders["notice"]), time.monotonic())
         if name.startswith("slow") and time.monotonic() < since + 2:
+            return
+        if name.startswith("late") and not Path("/tmp/save").exists():
             return
         told |= {"phase": "saved", "notice": orders["notice"]}
 
