@@ -39,6 +39,16 @@ def on_cluster(cluster: str, *words: str, user: str = "root", stdin: str = "") -
     return done.stdout
 
 
+def place_driver(cluster: str, name: str, folder: str) -> str:
+    """Copy a driver of ours, and what it imports, into the head container; its path there."""
+    shared = "benchmarks/drivers/by_hand.py"
+    on_cluster(cluster, "mkdir", "-p", f"{folder}/benchmarks/drivers")
+    on_cluster(cluster, "tee", f"{folder}/{shared}", stdin=(ROOT / shared).read_text())
+    driver = (ROOT / "benchmarks/drivers" / name).read_text()
+    on_cluster(cluster, "tee", f"{folder}/{name}", stdin=driver)
+    return f"{folder}/{name}"
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of the values lie (nearest rank)."""
     ordered = sorted(values)
@@ -53,8 +63,7 @@ def measure(cluster: str, count: int, requeues: int) -> list[dict[str, Any]]:
     for name in ("train_library.py", "emulate.py"):
         text = (ROOT / "docs" / "examples" / name).read_text()
         on_cluster(cluster, "tee", f"/shared/scratch/bench/{name}", stdin=text)
-    driver = (ROOT / "benchmarks/drivers/resize.py").read_text()
-    on_cluster(cluster, "tee", "/shared/scratch/bench/driver.py", stdin=driver)
+    driver = place_driver(cluster, "resize.py", "/shared/scratch/bench")
     script = (
         "#!/bin/bash\nexport OMP_NUM_THREADS=1\n"
         "rm -rf /shared/home/alice/bench\n"
@@ -75,7 +84,7 @@ def measure(cluster: str, count: int, requeues: int) -> list[dict[str, Any]]:
         output = on_cluster(
             cluster,
             "/opt/slurm-elastic/bin/python",
-            "/shared/scratch/bench/driver.py",
+            driver,
             *("--job", job, "--count", str(count), "--requeues", str(requeues)),
             user="selastic",
         )

@@ -27,8 +27,8 @@ import threading
 from collections import Counter
 from typing import Any
 
-from benchmarks.crowd import CROWD, PYTHON, Crowd, cluster_command
-from benchmarks.resize import ROOT, on_cluster, quantile
+from benchmarks.crowd import CROWD, Crowd, cluster_command
+from benchmarks.resize import on_cluster, place_driver, quantile
 
 #: Jobs at most, two a node; and seconds that they have to save.
 MOVERS, NOTICE_S = 32, 10.0
@@ -140,12 +140,11 @@ class Bench:
                 self.stolen.add(f"{job} on {node}")
 
     def _deal(self) -> list[dict[str, Any]]:
-        driver = (ROOT / "benchmarks/drivers/shuffle.py").read_text()
-        on_cluster(self.cluster, "tee", f"{CROWD}/shuffle.py", stdin=driver)
-        words = [PYTHON, f"{CROWD}/shuffle.py", "--jobs", json.dumps(self.movers)]
+        driver = place_driver(self.cluster, "shuffle.py", CROWD)
+        words = [driver, "--jobs", json.dumps(self.movers)]
         words += ["--count", str(self.args.count), "--seed", str(self.args.seed)]
         words += ["--notice", str(NOTICE_S)]
-        process = self.crowd.spawn("selastic", *words[1:])
+        process = self.crowd.spawn("selastic", *words)
         assert process.stdout is not None
         rows = []
         for line in process.stdout:

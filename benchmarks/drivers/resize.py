@@ -1,7 +1,7 @@
 """Runs in ctld as the operator account: resizes one job by a hand-written sequence.
 
-The controller's own parts (engine, book, socket) in one process, without rounds
-of its own. Prints a JSON object per resize and per plain requeue.
+The controller's own parts in one process (by_hand.py). Prints a JSON object per
+resize and per plain requeue.
 """
 
 from __future__ import annotations
@@ -9,26 +9,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import pwd
 import sys
-import tempfile
 import time
 from typing import Any
 
-import structlog
-
-from slurm_elastic import config
+from benchmarks.drivers.by_hand import by_hand
 from slurm_elastic.cluster import Allocation, JobState
-from slurm_elastic.controller.api import Server
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
 from slurm_elastic.controller.engine import Change
-from slurm_elastic.controller.ledger import Ledger
 from slurm_elastic.plan import Action, Decision
-from slurm_elastic.policies import base
 from slurm_elastic.slurm.scontrol import Scontrol
-from slurm_elastic.slurm.snapshot import Reader
 
 #: Two nodes of one rack, and moves to another node and to the other rack.
 SEQUENCE = (
@@ -88,25 +78,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--requeues", type=int, required=True)
     args = parser.parse_args()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(20),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    log = structlog.get_logger()
-    settings = config.parse('[controller]\nmode = "observe"\n[api]\ncontroller = "ctld:7321"')
-    controller = Controller(
-        config=settings,
-        reader=Reader(reservation_prefix="selastic_"),
-        scontrol=Scontrol(),
-        ledger=Ledger(tempfile.mkdtemp() + "/ledger.sqlite"),
-        policy=base.load(settings),
-        account=pwd.getpwuid(os.geteuid()).pw_name,
-        log=log,
-    )
-    desk = Desk(controller, check=lambda _: {}, reconfigure=lambda: "")
-    server = Server(settings.api, desk, log)
-    controller.engine.outbox.wake = server.wake
-    server.start()
+    with by_hand() as controller:
+        measure(controller, args)
+
+
+def measure(controller: Controller, args: argparse.Namespace) -> None:
+    """Print a row for each resize and requeue of the job."""
     wait_for_steps(controller, args.job, 0)
     sizes = itertools.cycle(SEQUENCE)
     block = max(1, args.count // (args.requeues + 1))
@@ -119,8 +96,8 @@ def main() -> None:
             print(json.dumps(requeue(controller, args.job)), flush=True)
     for _ in range(requeues):
         print(json.dumps(requeue(controller, args.job)), flush=True)
-    server.stop()
     assert controller.reader.jobs()[args.job].state is JobState.RUNNING
 
 
-main()
+if __name__ == "__main__":
+    main()

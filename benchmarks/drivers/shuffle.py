@@ -2,11 +2,10 @@
 
     shuffle.py --jobs JSON --count N --seed N --notice SECONDS
 
-The controller's own parts (engine, book, socket) in one process, without rounds of its own. In
-each transaction the GPUs that the running jobs hold are dealt out among them anew, so that every
-GPU that one leaves is another's; sizes and places are drawn from the seed. A job that had to go
-back into the queue joins in again when it runs. Prints a JSON object for each transition that
-ended.
+The controller's own parts in one process (by_hand.py). In each transaction the GPUs that the
+running jobs hold are dealt out among them anew, so that every GPU that one leaves is another's;
+sizes and places are drawn from the seed. A job that had to go back into the queue joins in again
+when it runs. Prints a JSON object for each transition that ended.
 """
 
 from __future__ import annotations
@@ -14,35 +13,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import pwd
 import random
 import sys
-import tempfile
 import time
 
-import structlog
-
-from slurm_elastic import config
+from benchmarks.drivers.by_hand import by_hand
 from slurm_elastic.cluster import Allocation, Job, JobState
-from slurm_elastic.controller.api import Server
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
 from slurm_elastic.controller.engine import Change
-from slurm_elastic.controller.ledger import Ledger
 from slurm_elastic.plan import Action, Decision
-from slurm_elastic.policies import base
-from slurm_elastic.slurm.scontrol import Scontrol
-from slurm_elastic.slurm.snapshot import Reader
 
-CONFIG = """\
-[controller]
-mode = "observe"
-[api]
-controller = "ctld:7321"
-[slurm]
-lease_s = 60
-"""
 #: A job that Slurm requeued by itself waits for two minutes.
 PATIENCE_S = 240.0
 #: After a transaction all jobs run and have reported within this time, or wait in the queue.
@@ -58,37 +38,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--notice", type=float, required=True)
     args = parser.parse_args()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(20),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    log = structlog.get_logger()
-    settings = config.parse(CONFIG)
-    ledger = Ledger(tempfile.mkdtemp() + "/ledger.sqlite")
-    controller = Controller(
-        config=settings,
-        reader=Reader(reservation_prefix=settings.slurm.reservation_prefix),
-        scontrol=Scontrol(),
-        ledger=ledger,
-        policy=base.load(settings),
-        account=pwd.getpwuid(os.geteuid()).pw_name,
-        log=log,
-    )
-    desk = Desk(controller, check=lambda _: {}, reconfigure=lambda: "")
-    server = Server(settings.api, desk, log)
-    controller.engine.outbox.wake = server.wake
-    server.start()
+    with by_hand() as controller:
+        deal(controller, args)
+
+
+def deal(controller: Controller, args: argparse.Namespace) -> None:
+    """Transaction after transaction; print a row for each transition that ended."""
     draw, begun, told = random.Random(args.seed), 0, 0
     while begun < args.count:
         changes = dealt(controller, ready(controller, args.jobs), draw, args.notice)
         begun += len(controller.engine.begin(changes))
         finish(controller)
-        for row in ledger.transitions(last=10 * len(args.jobs)):
+        for row in controller.ledger.transitions(last=10 * len(args.jobs)):
             if row["id"] > told:
                 told = row["id"]
                 print(json.dumps(row), flush=True)
-    server.stop()
-    controller.engine.close()
 
 
 def ready(controller: Controller, wanted: list[int]) -> list[Job]:

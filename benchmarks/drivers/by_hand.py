@@ -1,0 +1,58 @@
+"""The controller's own parts in one process that somebody else tells what to do."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from slurm_elastic import config
+from slurm_elastic.controller.api import Server
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.desk import Desk
+from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.policies import base
+from slurm_elastic.slurm.scontrol import Scontrol
+from slurm_elastic.slurm.snapshot import Reader
+
+CONFIG = """\
+[controller]
+mode = "observe"
+[api]
+controller = "ctld:7321"
+[slurm]
+lease_s = 60
+"""
+
+
+@contextmanager
+def by_hand() -> Iterator[Controller]:
+    """Engine, book and socket, without rounds of their own and with a ledger of their own."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    log = structlog.get_logger()
+    settings = config.parse(CONFIG)
+    controller = Controller(
+        config=settings,
+        reader=Reader(reservation_prefix=settings.slurm.reservation_prefix),
+        scontrol=Scontrol(),
+        ledger=Ledger(tempfile.mkdtemp() + "/ledger.sqlite"),
+        policy=base.load(settings),
+        account=pwd.getpwuid(os.geteuid()).pw_name,
+        log=log,
+    )
+    server = Server(settings.api, Desk(controller, check=lambda _: {}, reconfigure=str), log)
+    controller.engine.outbox.wake = server.wake
+    server.start()
+    try:
+        yield controller
+    finally:
+        server.stop()
+        controller.engine.close()
