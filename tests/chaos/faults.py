@@ -163,8 +163,8 @@ class Faults:
         job = jobs[int(event.pick * len(jobs))]
         nodes = sorted(job["held"])
         node = nodes[int(event.size * len(nodes))]
-        pids = self._exec(f"pgrep -f '{pattern}' || true", node=node).stdout.split()
-        if not pids:
+        pids = self._exec(f"pgrep -f '{pattern}'", node=node, check=False).stdout.split()
+        if not pids:  # not there any more, or the node is dead
             return ""
         self.site.disturb([job["name"]])
         self._exec(f"kill -9 {pids[int(event.size * len(pids))]}", node=node, check=False)
