@@ -80,6 +80,9 @@ def _numbered(lines: Iterable[str]) -> Iterable[tuple[Attempt, Mapping[str, Any]
 def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     """What differs from the undisturbed run.
 
+    A rank writes its samples when the step is done: one that is killed in that moment leaves an
+    attempt whose last step has a loss, and not all samples.
+
     Args:
         mine: the interrupted one.
         reference: the undisturbed one.
@@ -87,14 +90,20 @@ def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     """
     expected = {step: counts for (step, _), counts in reference.samples.items()}
     losses = {step: loss for (step, _), loss in reference.losses.items()}
+    last_of: dict[Attempt, int] = {}
+    for step, attempt in mine.losses:
+        last_of[attempt] = max(step, last_of.get(attempt, 0))
+    if ended and last_of:
+        del last_of[max(last_of)]  # nobody has killed that one
     found = []
     for (step, attempt), counts in sorted(mine.samples.items()):
         who = f"step {step} of attempt {attempt[0]}"
         want = expected.get(step, Counter())
         if counts - want:
             found.append(f"{who} has samples that it should not have")
-        elif (step, attempt) in mine.losses and counts != want:
-            found.append(f"{who} lacks {(want - counts).total()} samples")
+        elif (step, attempt) in mine.losses and counts != want and last_of.get(attempt) != step:
+            last = f"the attempt's last step is {last_of.get(attempt, 'the last')}"
+            found.append(f"{who} lacks {(want - counts).total()} samples; {last}")
     for (step, attempt), loss in sorted(mine.losses.items()):
         who = f"step {step} of attempt {attempt[0]}"
         if abs(loss - losses.get(step, float("nan"))) > TOLERANCE or step not in losses:

@@ -164,6 +164,14 @@ def test_a_training_that_lost_a_step_and_did_it_again() -> None:
     assert faults(mine, REFERENCE, ended=True) == []
 
 
+def test_a_rank_that_was_killed_before_it_wrote_down_its_last_step() -> None:
+    """The step was done everywhere; only an attempt's last one can look like that."""
+    rows = ((1, 0, [1, 2], 3.0), (2, 0, [3], 2.0), (3, 1, [5, 6], 1.0))
+    assert faults(history(*rows), REFERENCE, ended=True) == []
+    assert faults(history(*rows, (3, 0, [5, 6], 1.0)), REFERENCE, ended=True)
+    assert faults(history(*rows[:2], (3, 1, [5], 1.0)), REFERENCE, ended=True)
+
+
 @pytest.mark.parametrize(
     "row",
     [
