@@ -128,7 +128,9 @@ class Rules:
             f"reservation {job['reservation']}" if job["reservation"].startswith(OURS) else "",
             f"priority {job['priority']}" if job["priority"] >= FIRST else "",
         ]
-        pinned = job["state"] == "PENDING" and job["required"]
+        # one that a lost node has not let go of yet is pending already, and nobody can change it
+        pending = job["state"] == "PENDING" and "COMPLETING" not in job["flags"]
+        pinned = pending and job["required"]
         marks += [f"nodes {','.join(job['required'])}"] if pinned else []
         text = f"{job['state']}: " + ", ".join(m for m in marks if m)
         if any(marks):

@@ -90,6 +90,11 @@ def test_a_mark_may_stand_while_there_is_nobody_to_take_it_away() -> None:
     assert broken(marked, seconds=500, healthy=False) == []
 
 
+def test_a_job_that_a_lost_node_still_holds_cannot_be_changed_yet() -> None:
+    left = waiting("a", required=["g01"], flags=["COMPLETING", "REQUEUED"])
+    assert broken(left, seconds=500) == []
+
+
 @pytest.mark.parametrize(
     ("seen", "rule"),
     [
