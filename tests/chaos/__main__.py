@@ -16,6 +16,15 @@ from harness import CLUSTER_DIR, Cluster
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import KINDS, Schedule, schedule
 
+#: Beside selasticd's log: file → (node, command that prints it).
+EVIDENCE = {
+    "slurmctld.log": ("ctld", "cat /var/log/slurm/slurmctld.log"),
+    "sacct.txt": ("ctld", "sacct -aDXP -S now-3hours -o JobID,JobName,State,ExitCode,Start,End"),
+    **{
+        f"slurmd-g{n:02d}.log": (f"g{n:02d}", "cat /var/log/slurm/slurmd-*.log")
+        for n in range(1, 7)
+    },
+}
 UP = ("up", "--small-disk", "32", "--conf", "RequeueExit=137")
 
 
@@ -61,8 +70,8 @@ def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
 
     campaign = Campaign(Cluster(args.name), plan, say)
     record = {"commit": _commit()} | campaign.run()
-    if args.log:
-        args.log.write_text(campaign.log)
+    if args.evidence:
+        _keep(campaign, args.evidence)
     if args.results:
         with args.results.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -76,6 +85,15 @@ def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
     if record["breaches"]:
         return 1
     return 2 if record["troubles"] else 0
+
+
+def _keep(campaign: Campaign, folder: Path) -> None:
+    """What one needs to find out how an invariant was broken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "selasticd.log").write_text(campaign.log)
+    for name, (node, command) in EVIDENCE.items():
+        text = campaign.cluster.exec(command, node=node, check=False).stdout
+        (folder / name).write_text(text)
 
 
 def _commit() -> str:
@@ -97,7 +115,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append a line of JSON")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="write selasticd's log there")
+    parser.add_argument(
+        "--evidence", type=Path, metavar="DIR", help="keep the daemons' logs and sacct's rows there"
+    )
     parser.add_argument(
         "--name",
         default=os.environ.get("SELASTIC_CLUSTER", "chaos"),

@@ -22,7 +22,8 @@ _TIDY_S = 30.0
 def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
     """Break what is broken; returns figures for the record."""
     _reservations(site, rules, AHEAD_S + 30 if abandoned else _TIDY_S)
-    done, states = load.done(), _states(site.samples)
+    done, states = load.done(), _last(site.samples, "state")
+    reasons = _last(site.samples, "reason")
     present = {j["name"] for j in site.samples[-1]["jobs"] or ()}
     now = time.time()
     lost = cancelled = forgotten = 0
@@ -34,7 +35,8 @@ def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, An
             cancelled += 1
         elif name not in done:
             lost += 1
-            rules.add(now, "lost", name, f"{state}; its log ends: {_tail(load.log(name))}")
+            text = f"{state} ({reasons.get(name)}); its log ends: {_tail(load.log(name))}"
+            rules.add(now, "lost", name, text)
         elif state not in ("COMPLETED", "unknown"):
             rules.add(now, "lost", name, f"{state}, though it says that it was through")
     twice = _twice(site, load, rules)
@@ -61,12 +63,12 @@ def _tail(log: str) -> str:
     return " | ".join(log.splitlines()[-3:])[-300:]
 
 
-def _states(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The last state in which each job was seen."""
+def _last(samples: Sequence[Mapping[str, Any]], key: str) -> dict[str, str]:
+    """State or reason in which each job was seen last."""
     found: dict[str, str] = {}
     for sample in samples:
         for job in sample["jobs"] or ():
-            found[job["name"]] = job["state"]
+            found[job["name"]] = job[key]
     return found
 
 
