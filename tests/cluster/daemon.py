@@ -125,7 +125,7 @@ class Daemon:
         """What it has said so far."""
         return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true", node=self.NODE).stdout
 
-    def wait_for(self, pattern: str, *, after: int = 0, timeout: float = 30) -> re.Match[str]:
+    def wait_for(self, pattern: str, *, after: int = 0, timeout: float = 60) -> re.Match[str]:
         """The first place in the log, after so many characters, that matches."""
         end = time.monotonic() + timeout
         while not (found := re.compile(pattern).search(log := self.log(), after)):
@@ -178,7 +178,7 @@ def reservations(cluster: Cluster) -> list[str]:
     return sorted(set(text.split()))
 
 
-def until(happens, *, seconds: float = 30.0, what: str = "") -> None:
+def until(happens, *, seconds: float = 60.0, what: str = "") -> None:
     """Wait for something to become true."""
     end = time.monotonic() + seconds
     while not happens():
