@@ -150,6 +150,7 @@ class Campaign:
             finally:
                 hit.healed = time.time()
         self.say(f"{event.kind} {hit.whom or '(nobody there)'} {hit.healed - hit.begun:.1f} s")
+        faults.afterwards(event)
 
     # --- the eye ---
 

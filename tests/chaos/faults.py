@@ -28,6 +28,7 @@ class Faults:
         self._extra = 0
         self._stopped = self._woken = 0.0  # slurmctld, last
         self._released: dict[str, tuple[float, str]] = {}  # job → when, by whom
+        self._failed: dict[Event, list[str]] = {}  # trainings that Slurm may call failed
         self._kinds: dict[str, Callable[[Event], str]] = {
             "selasticd-kill": self._selasticd,
             "slurmctld-kill": self._slurmctld_kill,
@@ -146,6 +147,8 @@ class Faults:
             self._exec(f"pkill -9 -x {what}", node=node, check=False)
             time.sleep(event.outage_s)
             self._start(what, node)
+            if (what, node) == ("munged", "ctld"):  # those that came meanwhile were not launched
+                self.site.disturb([*self.load.jobs])
         return f"{what} on {node}"
 
     def _start(self, what: str, node: str) -> None:
@@ -155,9 +158,12 @@ class Faults:
                 return
             time.sleep(2)
 
+    def _trainings(self) -> list[dict[str, Any]]:
+        return [j for j in self.site.jobs() if j["name"].startswith("real") and j["held"]]
+
     def _process(self, event: Event, pattern: str) -> str:
         """One process of a training."""
-        jobs = [j for j in self.site.jobs() if j["name"].startswith("real") and j["held"]]
+        jobs = self._trainings()
         if not jobs:
             return ""
         job = jobs[int(event.pick * len(jobs))]
@@ -171,16 +177,19 @@ class Faults:
         return f"{job['name']} on {node}"
 
     def _esrun(self, event: Event) -> str:
-        """The batch process itself: Slurm calls the job failed, and its owner requeues it."""
+        """The batch process itself: Slurm calls the job failed."""
         whom = self._process(event, "bin/esrun")
-        name = whom.split(" ")[0]
-        if whom:
+        self._failed[event] = [whom.split(" ")[0]] if whom else []
+        return whom
+
+    def afterwards(self, event: Event) -> None:
+        """Owners requeue trainings that failed by this fault, as Slurm calls it."""
+        for name in self._failed.pop(event, ()):
             number, user = self.load.accepted[name][0], self.load.jobs[name].user
             failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
             again = f"{failed} && scontrol requeue {number} && break; sleep 1"
             loop = f"for _ in $(seq 90); do {again}; done"  # slurmctld may be dead meanwhile
             self._exec(loop, user=user, check=False, timeout=900)
-        return whom
 
     # --- nodes and the network ---
 
@@ -204,6 +213,8 @@ class Faults:
                 self.site.unreachable.add(host)
             if host == "ctld":
                 self.site.disturb([j["name"] for j in self.site.jobs()])
+            else:  # ranks meet over the network, also those of one node
+                self._failed[event] = [j["name"] for j in self._trainings() if host in j["held"]]
             address = self.site.address(host)
             self._docker("network", "disconnect", f"{name}_default", f"{name}-{host}")
             time.sleep(event.outage_s)
@@ -211,7 +222,7 @@ class Faults:
                 *("network", "connect", "--ip", address, "--alias", host),
                 *(f"{name}_default", f"{name}-{host}"),
             )
-            if host == "ctld":  # those that came meanwhile could not be launched
+            if host == "ctld":  # those that came meanwhile were not launched
                 self.site.disturb([*self.load.jobs])
         return host
 
