@@ -73,8 +73,9 @@ def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
     if args.evidence:
         _keep(campaign, args.evidence)
     if args.results:
+        short = json.loads(json.dumps(record), parse_float=lambda x: round(float(x), 1))
         with args.results.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(short) + "\n")
     for breach in record["breaches"]:
         print(f"BROKEN {breach['rule']}: {breach['who']}: {breach['text']}")
     print(
