@@ -210,6 +210,8 @@ class Moves:
             return self._left(t, _HELD)
         if t.target is None:
             self._to_queue(t, job, site, start=f"now+{int(site.lease_s)}")
+            if t.nice and State.RELEASE.value in t.entered:  # its start priority took that away
+                return State.CLEAR
             return self._left(t, t.problem) if t.given_up else State.DONE
         fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
         self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
@@ -278,6 +280,8 @@ class Moves:
         Slurm may ignore a nice value with exit code 0, and the next change would take the loss for
         the owner's wish: it is read back before this one ends.
         """
+        if job.state is JobState.PENDING and job.reason in HELD:
+            return self._left(t, _HELD)  # a release would lift the hold
         if "cleared" in t.entered and job.nice:
             return State.UNDONE if t.given_up else State.DONE
         try:

@@ -277,6 +277,24 @@ def test_a_nice_value_that_slurm_ignored_is_given_back_again():
     assert stage.advance(job({"n2": 4}, run=1, nice=7)) is State.DONE
 
 
+def test_a_job_that_goes_into_the_queue_instead_keeps_its_nice_value():
+    """The start that came to nothing had taken it away."""
+    stage = moving(State.RESHAPE, nice=7, problem="its GPUs were taken meanwhile")
+    stage.t.target = None
+    stage.t.entered[State.RELEASE.value] = 0.0
+    there = job(**PENDING)
+    assert stage.advance(there) is State.CLEAR
+    assert stage.advance(there) is State.CLEAR
+    assert stage.scontrol.calls[-2:] == [("release", "7"), ("update", "7", {"Nice": "7"})]
+    assert stage.advance(job(**PENDING, nice=7)) is State.UNDONE
+
+
+def test_a_hold_in_the_last_moment_is_not_lifted():
+    stage = moving(State.CLEAR, nice=7)
+    assert stage.advance(job(**PENDING, reason="JobHeldUser")) is State.UNDONE
+    assert stage.scontrol.calls == []
+
+
 def test_a_job_whose_owner_takes_its_nice_value_back_does_not_stay_in_transition():
     stage = moving(State.CLEAR, nice=7)
     states = (stage.advance(job({"n2": 4}, run=1)) for _ in range(30))
