@@ -125,7 +125,10 @@ def _start(cluster: str) -> None:
     """selasticd, with what it does written down (-v)."""
     on_cluster(cluster, "install", "-d", "-o", "selastic", "-m", "755", STATE)
     on_cluster(cluster, "tee", f"{STATE}/elastic.toml", stdin=CONFIG)
-    run_ = f"cd /; exec selasticd -v -D --config {STATE}/elastic.toml </dev/null >{STATE}/log 2>&1"
+    run_ = (
+        "cd /; export MALLOC_ARENA_MAX=2; "  # as its unit does
+        f"exec selasticd -v -D --config {STATE}/elastic.toml </dev/null >{STATE}/log 2>&1"
+    )
     on_cluster(cluster, "sh", "-c", f"({run_}) & sleep 2", user="selastic")
     text = on_cluster(cluster, "sh", "-c", f"cat {STATE}/log")
     if "Mode=act" not in text:

@@ -49,8 +49,8 @@ class Curve:
 
 
 # Depends on its arguments only; models are immutable, and shared by equal jobs and rounds. Each
-# report makes a new one, so this fills up: 8,192 take 26 MB, two rounds of 2,000 jobs on two types.
-@lru_cache(maxsize=8192)
+# report makes a new one, so this fills up: 4,096 take 13 MB, a round of 2,000 jobs on two types.
+@lru_cache(maxsize=4096)
 def curve(
     model: SpeedModel,
     legal: range,
