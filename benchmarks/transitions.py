@@ -53,6 +53,7 @@ class Bench:
         self.nodes = sorted(names)
         self.own = self.nodes[: max(1, min(MOVERS, args.count) // 2)]
         self.movers: list[int] = []
+        self.asked: dict[int, str] = {}  # the node that a mover's user has named
         self.stolen: set[str] = set()
         self._stop = threading.Event()
 
@@ -94,7 +95,9 @@ class Bench:
         words = ["sbatch", "--parsable", "--gres=gpu:2", "-N1", "-w", node, name]
         words += ["--elastic=1-4", f"--nice={NICE}", *_QUIET]
         command = f"{environment} {' '.join(words)} {CROWD}/crowd_job.sh"
-        return int(on_cluster(self.cluster, "sh", "-c", command, user="alice").split()[-1])
+        job_id = int(on_cluster(self.cluster, "sh", "-c", command, user="alice").split()[-1])
+        self.asked[job_id] = node
+        return job_id
 
     @staticmethod
     def _sbatch(name: str, gpus: int, seconds: int) -> str:
@@ -164,18 +167,23 @@ class Bench:
         jobs = {j["job_id"]: j for j in shown}
         for job_id in self.movers:
             job = jobs.get(job_id)
-            if job is None or job["job_state"] != ["RUNNING"]:
-                found.append(f"job {job_id} is {job and job['job_state']}, not running")
+            if job is None or job["job_state"] not in (["RUNNING"], ["PENDING"]):
+                found.append(f"job {job_id} is {job and job['job_state']}")
                 continue
-            found += [f"job {job_id}: {what}" for what in _marks(job)]
+            found += [f"job {job_id}: {what}" for what in _marks(job, self.asked[job_id])]
         for job in shown:
             if job["user_name"] == "bob" and (job["restart_cnt"] or job["required_nodes"]):
                 found.append(f"job {job['job_id']} of another user was touched")
         return found
 
 
-def _marks(job: dict[str, Any]) -> list[str]:
-    """What of ours a running job bears. Its node list goes only when it is pending again."""
+def _marks(job: dict[str, Any], asked: str) -> list[str]:
+    """What of ours a job bears; a running one's node list goes only when it is pending again.
+
+    Args:
+        job: as slurmctld shows it.
+        asked: the node that its user has named: others may fill it, and then it waits.
+    """
     found = []
     if job["nice"] != NICE:
         found.append(f"nice {job['nice']}")
@@ -185,9 +193,9 @@ def _marks(job: dict[str, Any]) -> list[str]:
         found.append(f"reservation {job['resv_name']}")
     if job["hold"]:
         found.append("held")
-    if job["state_reason"] not in ("None", ""):
+    if job["state_reason"] not in ("None", "", "Resources", "Priority"):
         found.append(f"reason {job['state_reason']}")
-    if set(filter(None, job["required_nodes"].split(","))) - set(job["nodes"].split(",")):
+    if set(filter(None, job["required_nodes"].split(","))) - {asked, *job["nodes"].split(",")}:
         found.append(f"pinned to {job['required_nodes']} and runs on {job['nodes']}")
     return found
 
