@@ -288,19 +288,12 @@ class Engine:
 
     def _record(self, change: Change) -> Transition:
         decision, job = change.decision, change.job
-        transition = Transition(
-            id=0,
-            job_id=job.job_id,
-            display_id=job.display_id,
-            key=job.key,
-            user=job.user,
-            uid=job.uid,
+        transition = Transition.of(
+            job,
             action=decision.action,
-            run=job.run,
-            old=job.allocation,
+            reason=decision.reason,
             target=decision.target,
             planned=decision.target,
-            reason=decision.reason,
             notice_s=change.notice_s,
             spare_s=change.spare_s,
             budget=change.budget,

@@ -130,21 +130,12 @@ class Guardian:
         )
         if not job.comment or job.comment.startswith(COMMENT):
             self._comment(job, COMMENT + watch.why)
-        now = time.time()
-        noted = Transition(
-            id=0,
-            job_id=job.job_id,
-            display_id=job.display_id,
-            key=job.key,
-            user=job.user,
-            uid=job.uid,
+        noted = Transition.of(
+            job,
             action=Action.HOLD,
-            run=job.run,
-            old=None,
-            target=None,
             reason=watch.why,
             state=State.DONE,
-            entered={State.DONE.value: now},
+            entered={State.DONE.value: time.time()},
         )
         id_ = self._ledger.add_transition(job.job_id, job.key, noted.to_body())
         self._ledger.put_transition(id_, State.DONE.value, noted.to_body(), live=False)

@@ -28,9 +28,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_elastic.cluster import Allocation
+from slurm_elastic.cluster import Allocation, Job
 from slurm_elastic.controller.time_budget import Budget, Terms
 from slurm_elastic.plan import Action
+
+#: What a transition takes over of its job as it is called there.
+_OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
 
 
 class State(enum.Enum):
@@ -115,6 +118,13 @@ class Transition:
     checkpoint_s: float | None = None
     startup_s: float | None = None
     restore_s: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, *, action: Action, reason: str, **more: Any) -> Transition:
+        """A new one (id 0) of a job as it is now; `more`: other attributes, `target` is None."""
+        who = {name: getattr(job, name) for name in _OF_JOB}
+        fields = {"target": None, **more}
+        return cls(id=0, action=action, reason=reason, old=job.allocation, **who, **fields)
 
     @property
     def since(self) -> float:
