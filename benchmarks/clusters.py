@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic.cluster import (
+from slurm_elastic.core.cluster import (
     Allocation,
     Job,
     JobState,
@@ -24,10 +24,10 @@ from slurm_elastic.cluster import (
     Snapshot,
     Switch,
 )
-from slurm_elastic.directive import Directive
-from slurm_elastic.placement.ledger import Need
-from slurm_elastic.plan import Action, JobRecord, Measurement, Plan
-from slurm_elastic.submission import Submission
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action, JobRecord, Measurement, Plan
+from slurm_elastic.core.submission import Submission
+from slurm_elastic.placement.free_resources import ResourceNeed
 
 NOW = 1_750_000_000.0
 
@@ -103,7 +103,7 @@ class Cluster:
         """The cluster now, with the nodes' use counted from the jobs."""
         used: dict[str, list[int]] = {n.name: [0, 0, 0] for n in self.nodes}
         for job in self.jobs:
-            need = Need.of(job)
+            need = ResourceNeed.of(job)
             for name, gpus in job.allocation.shares if job.allocation else ():
                 for i, amount in enumerate((gpus, need.cpus(gpus), need.memory(gpus))):
                     used[name][i] += amount

@@ -2,7 +2,7 @@
 
 Sia's published workloads (../shared/data/sia) on 32 nodes of four `aws` GPUs in racks of
 eight, under policy sia, with plain placement and with `[placement] mode = "delay"`, the racks'
-uplinks at 1, 1/4 and 1/16 (simulator/network.py says what crossing them costs).
+uplinks at 1, 1/4 and 1/16 (simulator/truth/rack_network.py says what crossing them costs).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import multiprocessing
 import time
 from pathlib import Path
 
-from slurm_elastic.config import Config, Controller, Placement
-from slurm_elastic.policies.base import load
-from slurm_elastic.simulator import clusters, profiles, workload
-from slurm_elastic.simulator.engine import simulate
-from slurm_elastic.simulator.network import Network
+from slurm_elastic.config.schema import Config, ControllerSettings, PlacementSettings
+from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.simulator.simulation import simulate
+from slurm_elastic.simulator.truth.rack_network import Network
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 CLUSTER = "aws:32x4"
@@ -35,12 +35,12 @@ GRADIENT_BYTES = {
 
 #: `no wait` only looks for nodes of one rack first, and moves jobs together.
 PLACEMENTS = {
-    "near": Placement(),
-    "nowait": Placement(mode="delay", timers="nowait"),
-    "fixed": Placement(mode="delay", timers="fixed"),
-    "own": Placement(mode="delay", timers="own"),
-    "auto": Placement(mode="delay", timers="auto"),
-    "full": Placement(mode="delay", timers="full"),
+    "near": PlacementSettings(),
+    "nowait": PlacementSettings(mode="delay", timers="nowait"),
+    "fixed": PlacementSettings(mode="delay", timers="fixed"),
+    "own": PlacementSettings(mode="delay", timers="own"),
+    "auto": PlacementSettings(mode="delay", timers="auto"),
+    "full": PlacementSettings(mode="delay", timers="full"),
 }
 
 Case = tuple[str, float, str, str]
@@ -50,14 +50,14 @@ def run(case: Case) -> str:
     """One line of the table."""
     name, congestion, mode, folder = case
     trace, index = name.rsplit("-", 1)
-    data, cluster = Path(folder), clusters.parse(CLUSTER)
+    data, cluster = Path(folder), cluster_text.parse(CLUSTER)
     jobs = workload.read(data / "workloads" / trace / f"workload-{index}.csv")
     config = Config(
-        controller=Controller(policy="sia", queue="controller"), placement=PLACEMENTS[mode]
+        controller=ControllerSettings(policy="sia", queue="controller"), placement=PLACEMENTS[mode]
     )
     result = simulate(
         jobs,
-        profiles.read(data / "traces", jobs.applications, cluster.types),
+        application_profiles.read(data / "traces", jobs.applications, cluster.types),
         cluster,
         config=config,
         policy=load(config),

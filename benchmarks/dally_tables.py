@@ -22,22 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.config import Config, Controller, Resize, Speedup
-from slurm_elastic.models.communication import ClosedForm, Communication, Link, uplink_shares
-from slurm_elastic.placement.delay import Timers
-from slurm_elastic.placement.delay_room import Place, Room, Sites
-from slurm_elastic.plan import Measurement, Proposal
-from slurm_elastic.policies.base import Policy, Question
-from slurm_elastic.policies.baselines.gandiva import Gandiva
-from slurm_elastic.policies.baselines.tiresias import Tiresias
-from slurm_elastic.policies.dally import Dally
-from slurm_elastic.policies.dally_own import OwnDally
-from slurm_elastic.policies.dally_rounds import DallyRounds
-from slurm_elastic.policies.gangs import Gang, GangPolicy, Held, Offer
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
+from slurm_elastic.core.plan import Measurement, Proposal
+from slurm_elastic.models.communication import ClosedForm, Communication, GangLink, uplink_shares
+from slurm_elastic.placement.delay.free_map import FreeMap, NodeLayout, Place
+from slurm_elastic.placement.delay.timers import Timers
+from slurm_elastic.policies.dally.dally import Dally
+from slurm_elastic.policies.gangs.gandiva import Gandiva
+from slurm_elastic.policies.gangs.gang_policy import Gang, GangPolicy, Held, Offer
+from slurm_elastic.policies.gangs.own_dally import OwnDally
+from slurm_elastic.policies.gangs.published_dally import PublishedDally
+from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.policies.policy_protocol import Policy, Question
 from slurm_elastic.round import decide_round
-from slurm_elastic.simulator.gang_files import read_sites, read_slowdowns, read_workload
-from slurm_elastic.simulator.gang_results import GangResult
-from slurm_elastic.simulator.gangs import simulate_gangs
+from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
+from slurm_elastic.simulator.gangs.gang_results import GangResult
+from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "dally"
 CLUSTERS = {"A64": "2x4x8", "B128": "2x8x8"}
@@ -75,7 +75,7 @@ def policy(label: str, communication: Communication) -> GangPolicy:
     timers = label.removeprefix("dally ")
     if timers == "own":
         return OwnDally(communication, lease_s=LEASE_S)
-    return Dally(Timers.parse(timers, lease_s=LEASE_S))
+    return PublishedDally(Timers.parse(timers, lease_s=LEASE_S))
 
 
 def run(task: Run) -> tuple[Run, GangResult]:
@@ -138,8 +138,8 @@ def table(done: Sequence[tuple[Run, GangResult]], data: Path) -> str:
 def decide(nodes: int, waiting: int, seed: int = 0) -> tuple[float, int]:
     """CPU seconds of one decision of our policy, and its grants; half the cluster is taken."""
     draw = random.Random(seed)
-    sites = Sites.regular(racks=nodes // 25, nodes=25, gpus=8, domains=2)
-    room, running = Room(sites), dict[int, Held]()
+    sites = NodeLayout.regular(racks=nodes // 25, nodes=25, gpus=8, domains=2)
+    room, running = FreeMap(sites), dict[int, Held]()
     for domain in range(len(sites.size)):
         taken = draw.randint(0, sites.size[domain])
         if taken:
@@ -147,15 +147,15 @@ def decide(nodes: int, waiting: int, seed: int = 0) -> tuple[float, int]:
             room.take(place)
             running[-domain] = Held(_gang(-domain, taken, draw), place, draw.uniform(1e5, 1.1e5))
     gangs = [_gang(i, draw.choice((1, 1, 2, 4, 8, 16, 32, 64)), draw) for i in range(waiting)]
-    link = Link(bytes_s=1e11)
+    link = GangLink(bytes_s=1e11)
     own = OwnDally(
         ClosedForm(
             compute_s={f"m{i}": 0.1 for i in range(6)},
             gradient_bytes={f"m{i}": 1e8 * (i + 1) for i in range(6)},
             domain=link,
             node=link,
-            rack=Link(bytes_s=1.2e10),
-            spine=Link(bytes_s=3e9),
+            rack=GangLink(bytes_s=1.2e10),
+            spine=GangLink(bytes_s=3e9),
         ),
         lease_s=LEASE_S,
     )
@@ -191,10 +191,10 @@ def congested(congestion: float) -> ClosedForm:
     return ClosedForm(
         compute_s=STEP_S,
         gradient_bytes=GRADIENT_BYTES,
-        domain=Link(bytes_s=100e9),
-        node=Link(bytes_s=16e9, latency_s=5e-6),
-        rack=Link(bytes_s=12.5e9, latency_s=10e-6),
-        spine=Link(bytes_s=1.25e9, latency_s=50e-6),
+        domain=GangLink(bytes_s=100e9),
+        node=GangLink(bytes_s=16e9, latency_s=5e-6),
+        rack=GangLink(bytes_s=12.5e9, latency_s=10e-6),
+        spine=GangLink(bytes_s=1.25e9, latency_s=50e-6),
         uplink_share=uplink_shares({"uplink": 1}, congestion=congestion)["uplink"],
     )
 
@@ -267,11 +267,11 @@ def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float,
     """CPU seconds of one decision of the live policy, of its whole round, and the changes."""
     cluster = crowd(nodes, waiting, free=free)
     settings = Config(
-        controller=Controller(queue="controller", policy="dally"),
-        resize=Resize(min_interval_s=0.0),
-        speedup=Speedup(loss_across_nodes=0.2),
+        controller=ControllerSettings(queue="controller", policy="dally"),
+        resize=ResizeSettings(min_interval_s=0.0),
+        speedup=SpeedupSettings(loss_across_nodes=0.2),
     )
-    timed = Timed(DallyRounds(settings))
+    timed = Timed(Dally(settings))
     snapshot = cluster.snapshot()
     begin = time.process_time()
     plan, _ = decide_round(snapshot, cluster.records, config=settings, policy=timed, state={})

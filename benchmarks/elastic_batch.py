@@ -8,8 +8,9 @@ The evaluation of "Effective Elastic Scaling of Deep Learning Workloads" (MASCOT
 again: its own workloads are not public. Jobs arrive over eight hours, to a homogeneous cluster of
 40 or 400 GPUs in nodes of four. Three applications out of public sizes (`APPLICATIONS`): parameters
 and operations of ResNet-50, AlexNet and VGG-11 on 224 x 224 images; the times of a step are those
-of `simulator/builtin.py` on V100s with 16 GB and a network of 25 Gbit/s. As the paper assumes, a
-sample is worth as much in any batch of a job's range; `--options` also assumes otherwise.
+of `simulator/workloads/builtin_profiles.py` on V100s with 16 GB and a network of 25 Gbit/s. As the
+paper assumes, a sample is worth as much in any batch of a job's range; `--options` also assumes
+otherwise.
 
 The baselines choose GPUs by the same program at a fixed batch: the largest, or one drawn from the
 job's range. `--accumulate` lets all of them compute a batch in several micro-steps, `--wide N`
@@ -31,18 +32,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.clusters import Cluster, node
-from slurm_elastic.application import Application, Learned, Observation, TypeProfile
-from slurm_elastic.config import Config, Controller, ElasticBatch
+from slurm_elastic.config.schema import Config, ControllerSettings, ElasticBatchSettings
+from slurm_elastic.core.application import Application, Learned, Observation, TypeProfile
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.policies import base
-from slurm_elastic.policies.elastic_batch import ElasticBatch as Policy
-from slurm_elastic.policies.elastic_batch_dp import Floats, divide
-from slurm_elastic.simulator import builtin, clusters, generate
-from slurm_elastic.simulator.builtin import Family, Gpu
-from slurm_elastic.simulator.engine import simulate
-from slurm_elastic.simulator.profiles import Curve, Profile, Shape, TypeTable
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.policies.elastic_batch.division import Floats, divide
+from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as Policy
 from slurm_elastic.simulator.results import HOUR_S, Result, mean
-from slurm_elastic.simulator.workload import SubmittedJob, Workload
+from slurm_elastic.simulator.simulation import simulate
+from slurm_elastic.simulator.workloads import builtin_profiles, cluster_text, generate
+from slurm_elastic.simulator.workloads.application_profiles import (
+    ApplicationProfile,
+    MeasuredCurve,
+    Shape,
+    TypeTable,
+)
+from slurm_elastic.simulator.workloads.builtin_profiles import Family, Gpu
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 
 HOURS = 8.0
 INTERVAL_S = 600.0
@@ -74,26 +80,26 @@ LENGTHS_H = (0.5, 1.0, 2.0)
 #: every GPU as fast as if it were alone.
 ARRIVALS = {"low": ("poisson", 0.4), "high": ("poisson", 1.2), "bursty": ("bursts", 0.8)}
 POLICIES = {
-    "elastic": ElasticBatch(),
-    "fixed-max": ElasticBatch(batch="fixed-max"),
-    "fixed-random": ElasticBatch(batch="fixed-random"),
+    "elastic": ElasticBatchSettings(),
+    "fixed-max": ElasticBatchSettings(batch="fixed-max"),
+    "fixed-random": ElasticBatchSettings(batch="fixed-random"),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Times(Mapping[Shape, Curve]):
+class Times(Mapping[Shape, MeasuredCurve]):
     """The times of an application at every placement; only that of one GPU is listed."""
 
     model: Family
 
-    def __getitem__(self, shape: Shape) -> Curve:
+    def __getitem__(self, shape: Shape) -> MeasuredCurve:
         """Times of each micro-batch on these nodes."""
-        micro = tuple(builtin.micro_batches(self.model, V100))
+        micro = tuple(builtin_profiles.micro_batches(self.model, V100))
         times = [
-            builtin.step(self.model, V100, nodes=len(shape), gpus=sum(shape), micro=m)
+            builtin_profiles.step(self.model, V100, nodes=len(shape), gpus=sum(shape), micro=m)
             for m in micro
         ]
-        return Curve(micro, tuple(t for t, _ in times), tuple(s for _, s in times))
+        return MeasuredCurve(micro, tuple(t for t, _ in times), tuple(s for _, s in times))
 
     def __iter__(self) -> Iterator[Shape]:
         """One GPU."""
@@ -104,7 +110,7 @@ class Times(Mapping[Shape, Curve]):
         return 1
 
 
-def profile(model: Family, hours: float, *, noise: bool) -> Profile:
+def profile(model: Family, hours: float, *, noise: bool) -> ApplicationProfile:
     """An application that takes so many hours on one GPU at its largest micro-batch.
 
     Args:
@@ -112,21 +118,21 @@ def profile(model: Family, hours: float, *, noise: bool) -> Profile:
         hours: on one GPU.
         noise: a sample is worth less in a larger batch; else as much in any.
     """
-    most = builtin.most(model, V100)
-    rate = most / builtin.step(model, V100, nodes=1, gpus=1, micro=most)[0]
+    most = builtin_profiles.most(model, V100)
+    rate = most / builtin_profiles.step(model, V100, nodes=1, gpus=1, micro=most)[0]
     steps = rate * hours * HOUR_S / model.batches[0]
     targets = tuple(steps * (i + 1) / model.epochs for i in range(model.epochs))
     level = tuple(float(noise) for _ in targets)
-    var = tuple(builtin.noise(model, i) for i in range(model.epochs))
+    var = tuple(builtin_profiles.noise(model, i) for i in range(model.epochs))
     table = TypeTable(
         gpu_type=V100.name,
         curves=Times(model),
         scalability=(),
-        least=builtin.micro_batches(model, V100)[0],
+        least=builtin_profiles.micro_batches(model, V100)[0],
         most=most,
         source=model.name,
     )
-    return Profile(
+    return ApplicationProfile(
         name=model.name,
         batches=model.batches,
         progress=(targets,) * 2,
@@ -146,7 +152,7 @@ def applications(wide: int = 1) -> list[tuple[str, Family, float]]:
     ]
 
 
-def profiles(*, noise: bool = False, wide: int = 1) -> dict[str, Profile]:
+def profiles(*, noise: bool = False, wide: int = 1) -> dict[str, ApplicationProfile]:
     """Their profiles."""
     return {n: profile(model, hours, noise=noise) for n, model, hours in applications(wide)}
 
@@ -163,7 +169,8 @@ def workload(
     how, load = ARRIVALS[arrivals]
     count = round(load * gpus * hours / mean(LENGTHS_H))
     asks = {
-        name: generate.Ask(batches=m.batches, sizes=m.sizes) for name, m, _ in applications(wide)
+        name: generate.RequestPattern(batches=m.batches, sizes=m.sizes)
+        for name, m, _ in applications(wide)
     }
     lines = generate.generate(asks, jobs=count, hours=hours, arrivals=how, seed=seed)
     jobs = [
@@ -189,16 +196,18 @@ class Case:
     wide: int = 1
 
 
-def run(jobs: Workload, case: Case, settings: ElasticBatch, *, policy: str = "") -> Result:
+def run(jobs: Workload, case: Case, settings: ElasticBatchSettings, *, policy: str = "") -> Result:
     """One simulation."""
-    config = Config(controller=Controller(policy=policy or "elastic_batch"), elastic_batch=settings)
+    config = Config(
+        controller=ControllerSettings(policy=policy or "elastic_batch"), elastic_batch=settings
+    )
     often = bool(policy or settings.starvation_s or settings.interval_s < INTERVAL_S)
     return simulate(
         jobs,
         profiles(noise=case.noise, wide=case.wide),
-        clusters.parse(f"{V100.name}:{case.gpus // 4}x4"),
+        cluster_text.parse(f"{V100.name}:{case.gpus // 4}x4"),
         config=config,
-        policy=base.load(config),
+        policy=policy_protocol.load(config),
         interval_s=60.0 if often else INTERVAL_S,
     )
 
@@ -238,12 +247,14 @@ def compare(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 OPTIONS = {
-    "as published": ElasticBatch(),
-    "restart_cost": ElasticBatch(restart_cost=True),
-    "statistical": ElasticBatch(statistical=True),
-    "starvation_s = 120": ElasticBatch(starvation_s=120.0),
-    "interval_s = 60": ElasticBatch(interval_s=60.0),
-    "all but interval_s": ElasticBatch(restart_cost=True, statistical=True, starvation_s=120.0),
+    "as published": ElasticBatchSettings(),
+    "restart_cost": ElasticBatchSettings(restart_cost=True),
+    "statistical": ElasticBatchSettings(statistical=True),
+    "starvation_s = 120": ElasticBatchSettings(starvation_s=120.0),
+    "interval_s = 60": ElasticBatchSettings(interval_s=60.0),
+    "all but interval_s": ElasticBatchSettings(
+        restart_cost=True, statistical=True, starvation_s=120.0
+    ),
 }
 
 
@@ -260,7 +271,7 @@ def options(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     yield {
                         "gpus": gpus, "arrivals": arrivals, "mode": truth, "policy": name, **found
                     }  # fmt: skip
-                results = [run(w, case, ElasticBatch(), policy="sia") for w in jobs]
+                results = [run(w, case, ElasticBatchSettings(), policy="sia") for w in jobs]
                 yield {
                     "gpus": gpus, "arrivals": arrivals, "mode": truth, "policy": "sia",
                     **figures(results),
@@ -338,8 +349,8 @@ def call(jobs: int, nodes: int) -> tuple[float, float]:
             for micro in [fixed + sample * m]
         )
         cluster.add(job, elastic="1-64", gpus=1, record={"learned": Learned(application, seen)})
-    config = Config(elastic_batch=ElasticBatch(growth=100.0))
-    question = base.Question(
+    config = Config(elastic_batch=ElasticBatchSettings(growth=100.0))
+    question = policy_protocol.Question(
         snapshot=cluster.snapshot(),
         records=cluster.records,
         models={j: SpeedModel.fit(config.speedup, ()) for j in cluster.records},

@@ -42,13 +42,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurm_elastic.models.communication import ClosedForm, Link, Span
+from slurm_elastic.models.communication import ClosedForm, GangLink, Span
 from slurm_elastic.profiler.extrapolate import Known, Missed, fit, left_out, predict
-from slurm_elastic.profiler.recommend import (
-    Choice,
+from slurm_elastic.profiler.recommendation import (
     Configuration,
+    ConfigurationCost,
     NobodyError,
-    Offer,
+    Recommendation,
     StepTimes,
     Work,
     cheapest,
@@ -138,10 +138,10 @@ def stalls(way: str, place: str, seed: int) -> list[Known]:
     noise = random.Random(f"{seed} {way} {place}")
     form = ClosedForm(
         compute_s={}, gradient_bytes={},
-        domain=Link(bytes_s=12e9, latency_s=1e-5),
-        node=Link(bytes_s=12e9, latency_s=1e-5),
-        rack=Link(bytes_s=3e9, latency_s=3e-5),
-        spine=Link(bytes_s=1.25e9, latency_s=5e-5),
+        domain=GangLink(bytes_s=12e9, latency_s=1e-5),
+        node=GangLink(bytes_s=12e9, latency_s=1e-5),
+        rack=GangLink(bytes_s=3e9, latency_s=3e-5),
+        spine=GangLink(bytes_s=1.25e9, latency_s=5e-5),
         method="ring",
     )  # fmt: skip
     known = []
@@ -189,12 +189,12 @@ def recommended(way: str, seed: int) -> dict[str, Any]:
     return {"asked": asked, "same": same, "late": late, "dearer": dearer}
 
 
-def _choices(compute: float, waits: Mapping[str, float]) -> list[Choice]:
-    offers = [Offer(Configuration("", 1, 1, 64), StepTimes(compute_s=compute))]
+def _choices(compute: float, waits: Mapping[str, float]) -> list[Recommendation]:
+    offers = [ConfigurationCost(Configuration("", 1, 1, 64), StepTimes(compute_s=compute))]
     for place, stall in waits.items():
         gpus, span = PLACES[place]
         step = StepTimes(compute_s=compute, network_s=stall)
-        offers.append(Offer(Configuration("", span[1], gpus, 64), step))
+        offers.append(ConfigurationCost(Configuration("", span[1], gpus, 64), step))
     return evaluate(offers, Work(samples=1_281_167))
 
 

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.application import Observation
+from slurm_elastic.core.application import Observation
 from slurm_elastic.models import fitting
-from slurm_elastic.models.fitting import Point
+from slurm_elastic.models.fitting import FitPoint
+from slurm_elastic.models.multistart import STARTS, search
 from slurm_elastic.models.optimiser import Bounds, minimize
-from slurm_elastic.models.restarts import STARTS, search
 from slurm_elastic.models.throughput import ThroughputParameters, fit
 
 SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (2, 16), (3, 12), (4, 16))
@@ -64,7 +64,7 @@ def measure(sets: int, *, seed: int) -> dict[str, Any]:
     """All figures."""
     rng = np.random.default_rng(seed)
     problems = [_points(rng) for _ in range(sets)]
-    ways: dict[str, Callable[[list[Point]], list[float]]] = {
+    ways: dict[str, Callable[[list[FitPoint]], list[float]]] = {
         "plain": _plain,
         "published": lambda points: fitting.published(points, overlap=True),
         "ours": lambda points: search(points, overlap=True, starts=STARTS),
@@ -132,7 +132,7 @@ def _measured(path: Path) -> dict[tuple[int, int], list[Observation]]:
     return rows
 
 
-def _points(rng: np.random.Generator) -> list[Point]:
+def _points(rng: np.random.Generator) -> list[FitPoint]:
     """Measurements of one invented job on one GPU type."""
     inside = 10 ** rng.uniform(-3, 0)
     across = inside * 10 ** rng.uniform(0, 1)
@@ -156,7 +156,7 @@ def _points(rng: np.random.Generator) -> list[Point]:
         key = (nodes, replicas, m)
         seen[key] = Observation("gpu", nodes, replicas, m, float(step), float(micro))
     return [
-        Point.measured(
+        FitPoint.measured(
             nodes=o.nodes,
             replicas=o.gpus,
             micro_batch=o.micro_batch,
@@ -167,7 +167,7 @@ def _points(rng: np.random.Generator) -> list[Point]:
     ]
 
 
-def _plain(points: list[Point]) -> list[float]:
+def _plain(points: list[FitPoint]) -> list[float]:
     """As one would write it down."""
     link = np.array([p.link for p in points])
     extra = np.array([p.extra for p in points])

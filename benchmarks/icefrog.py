@@ -2,9 +2,9 @@
 
 The published workloads (../shared/data/sia, philly 1-4 and saturn 1-5) on the 64-GPU cluster of
 Sia's Table 3, a round a minute. `fifo`, `las` and `sia` where no job freezes layers; then, for
-each belief about freezing (simulator/freezing_truth.py), `sia` with jobs that freeze all they may
-and a scheduler that does not know it, which separates what freezing is worth by itself from what
-scheduling with it adds, and `icefrog`. `--quick` takes philly-1 alone.
+each belief about freezing (simulator/truth/freezing_truth.py), `sia` with jobs that freeze all they
+may and a scheduler that does not know it, which separates what freezing is worth by itself from
+what scheduling with it adds, and `icefrog`. `--quick` takes philly-1 alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sia_tables import CLUSTER, DATA
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.simulator import clusters, profiles, workload
-from slurm_elastic.simulator.freezing_truth import BELIEFS
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.simulator.parallel_runs import Task, run_all
 from slurm_elastic.simulator.results import Result, summary
-from slurm_elastic.simulator.runs import Task, run_all
+from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
 
 WORKLOADS = tuple(("philly", i) for i in range(1, 5)) + tuple(("saturn", i) for i in range(1, 6))
 #: (policy, belief); "" where nobody freezes.
@@ -35,13 +35,13 @@ _FIGURES = ("avg_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job", "restarts_p
 
 def task(policy: str, belief: str, name: tuple[str, int], data: Path) -> Task:
     """One simulation."""
-    cluster = clusters.parse(CLUSTER)
+    cluster = cluster_text.parse(CLUSTER)
     jobs = workload.read(data / "workloads" / name[0] / f"workload-{name[1]}.csv")
     return Task(
         workload=jobs,
-        profiles=profiles.read(data / "traces", jobs.applications, cluster.types),
+        profiles=application_profiles.read(data / "traces", jobs.applications, cluster.types),
         cluster=cluster,
-        config=Config(controller=Controller(policy=policy, queue="controller")),
+        config=Config(controller=ControllerSettings(policy=policy, queue="controller")),
         freezing=belief or None,
     )
 

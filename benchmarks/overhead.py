@@ -218,7 +218,7 @@ def _ours(job: Any) -> Iterator[None]:
 def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
     """One of the ranks; writes its times to rankN.json."""
     from slurm_elastic.training import Freezing, init  # noqa: PLC0415, I001 - before torch
-    from slurm_elastic.training.measure import SELDOM, SOON, WARM_UP  # noqa: PLC0415
+    from slurm_elastic.training.measure.step_times import SELDOM, SOON, WARM_UP  # noqa: PLC0415
 
     import copy  # noqa: PLC0415
 

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.layers import Layer, LayerProfile, chain
-from slurm_elastic.models import pipeline_profile
-from slurm_elastic.models.pipeline import Level, Partition, partition
+from slurm_elastic.core.layers import Layer, LayerProfile, chain
+from slurm_elastic.models.pipedream import profile_reader
+from slurm_elastic.models.pipedream.partitioner import Level, PipelinePartition, partition
 
 FLAT = [Level(16, 1.25e9)]
 NODES = [Level(4, 1e10), Level(4, 1.25e9)]
@@ -42,7 +42,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     if options.data:
         found["oracle"] = published(options.data, options.repeat)
-        large = pipeline_profile.read(options.data / "profiles" / "gnmt_large.txt")
+        large = profile_reader.read(options.data / "profiles" / "gnmt_large.txt")
         for name, levels in (("16", FLAT), ("4x4", NODES), ("8x2", WIDE_NODES)):
             found[f"gnmt_large {name}"] = asked(large, levels, options.repeat)
         found["gnmt_large 4x4, 16 GB"] = asked(large, NODES, options.repeat, memory=16e9)
@@ -64,7 +64,7 @@ def published(data: Path, repeat: int) -> dict[str, Any]:
     for _ in range(repeat):
         begun, worst, others = time.process_time(), 0.0, 0
         for case in cases:
-            profile = pipeline_profile.read(data / "profiles" / f"{case['model']}.txt")
+            profile = profile_reader.read(data / "profiles" / f"{case['model']}.txt")
             shape = zip(case["all_num_machines"], case["network_bandwidths"], strict=True)
             ratio = case["activation_compression_ratio"]
             answer = partition(profile, [Level(*level) for level in shape], compression=ratio)
@@ -87,7 +87,7 @@ def asked(
 ) -> dict[str, Any]:
     """One question: CPU seconds and the answer."""
     times: list[float] = []
-    answer: Partition | None = None
+    answer: PipelinePartition | None = None
     for _ in range(repeat):
         begun = time.process_time()
         answer = partition(profile, levels, compression=1.0, memory=memory)
@@ -108,7 +108,7 @@ def approximation(data: Path) -> dict[str, Any]:
     ratios: dict[str, Any] = {}
     shapes = ([Level(4, 1e9)], [Level(8, 1.25e9)], [Level(16, 3.125e9)], NODES)
     for model in ("resnet18", "resnet50", "squeezenet1_0"):
-        profile = pipeline_profile.read(data / "profiles" / f"{model}.txt")
+        profile = profile_reader.read(data / "profiles" / f"{model}.txt")
         worst = 1.0
         for levels in shapes:
             for ratio in (None, 1.0):

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drivers import slow_network
-from slurm_elastic.models import pipeline_profile
+from slurm_elastic.models.pipedream import profile_reader
 
 _BASE = "data parallel"
 #: Bits/s of a port, by default: of emulated devices; of this machine's.
@@ -60,14 +60,14 @@ def main() -> None:
         sys.exit("benchmarks.pipeline: needs PyTorch: pip install slurm-elastic[training]")
     try:
         if args.model not in ("lm", "linear"):
-            pipeline_profile.read(Path(args.model))
+            profile_reader.read(Path(args.model))
         slow_network.enter("benchmarks.pipeline", sys.argv[1:])
         found = []
         for ranks in args.ranks:
             found.append(measure(args, ranks))
             if not args.json:
                 _show(found[-1])
-    except (slow_network.NoNetworkError, pipeline_profile.ProfileError) as error:
+    except (slow_network.NoNetworkError, profile_reader.LayerProfileError) as error:
         sys.exit(f"benchmarks.pipeline: {error}")
     if args.json:
         print(json.dumps(found))

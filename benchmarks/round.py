@@ -25,15 +25,15 @@ from typing import Any
 
 from benchmarks.clusters import Cluster, busy
 from slurm_elastic import round as rounds
-from slurm_elastic.config import Config, Resize, Topology
+from slurm_elastic.config.schema import Config, ResizeSettings, TopologySettings
+from slurm_elastic.core.plan import Plan
 from slurm_elastic.models import speedup
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.placement import decisions
-from slurm_elastic.placement.assign import Assignment
-from slurm_elastic.plan import Plan
-from slurm_elastic.policies import curves
-from slurm_elastic.policies.base import Question
+from slurm_elastic.placement.assignment import Assignment
+from slurm_elastic.policies import utility_curves
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import Question
 
 
 def main() -> None:
@@ -64,7 +64,9 @@ def measure(
     config = Config()
     if links:
         _tell_stalls(cluster, random.Random(seed))
-        config = Config(topology=Topology(speeds={"node": 2400.0, "rack": 100.0, "spine": 10.0}))
+        config = Config(
+            topology=TopologySettings(speeds={"node": 2400.0, "rack": 100.0, "spine": 10.0})
+        )
     stages: Counter[str] = Counter()
     _forget()
     with _timed(stages):
@@ -102,7 +104,7 @@ def against_plain_loop(cluster: Cluster) -> dict[str, float]:
     question = _question(cluster)
     _forget()
     begin = time.process_time()
-    free_of_cost = Config(resize=Resize(restart_s=0.0, min_gain=0.0))
+    free_of_cost = Config(resize=ResizeSettings(restart_s=0.0, min_gain=0.0))
     proposals, _ = FairShare(free_of_cost).decide(question, {})
     ours_s = time.process_time() - begin
     _forget()
@@ -150,7 +152,7 @@ def _remeasure(cluster: Cluster, turn: int) -> None:
 
 
 def _forget() -> None:
-    for cache in (speedup._fit, curves.curve):  # noqa: SLF001 - a cold start is what is measured
+    for cache in (speedup._fit, utility_curves.curve):  # noqa: SLF001 - a cold start is what is measured
         cache.cache_clear()
 
 
@@ -208,10 +210,10 @@ def _question(cluster: Cluster) -> Question:
     return Question(snapshot=snapshot, records=records, models=models, jobs=jobs, capacity=capacity)
 
 
-def _curve(question: Question, job_id: int, gpu_type: str) -> curves.Curve | None:
+def _curve(question: Question, job_id: int, gpu_type: str) -> utility_curves.UtilityCurve | None:
     directive = question.snapshot.job[job_id].directive
     assert directive is not None
-    return curves.curve(
+    return utility_curves.curve(
         question.models[job_id],
         directive.sizes(gpu_type),
         gpu_type,
@@ -224,7 +226,7 @@ def _plain(question: Question) -> dict[int, tuple[str, int]]:
     """Every job its MIN on its type, then the next size to whoever gains most per GPU."""
     free = dict(question.capacity)
     at: dict[int, int] = {}
-    on: dict[int, tuple[str, curves.Curve]] = {}
+    on: dict[int, tuple[str, utility_curves.UtilityCurve]] = {}
     for job_id in question.jobs:
         held = question.snapshot.job[job_id].allocation
         found = _curve(question, job_id, held.gpu_type) if held else None

@@ -8,11 +8,11 @@ import random
 import time
 
 from benchmarks.clusters import Cluster, node
-from slurm_elastic.application import Application, Learned, Noise, Observation, TypeProfile
-from slurm_elastic.config import Config, Controller
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.sia import Sia
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.sia import Sia
 
 TYPES = ("a100", "rtx", "t4")
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cluster = invent(options.nodes, options.jobs, options.seed)
-    config = Config(controller=Controller(queue="controller", policy="sia"))
+    config = Config(controller=ControllerSettings(queue="controller", policy="sia"))
     capacity = dict.fromkeys(TYPES, 0)
     for one in cluster.nodes:
         capacity[one.gpu_type] += one.gpus

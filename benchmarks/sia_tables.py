@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.application import JobClass
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.config import Sia as SiaConfig
-from slurm_elastic.policies.base import load
-from slurm_elastic.simulator import clusters, profiles, workload
-from slurm_elastic.simulator.engine import simulate
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.config.schema import SiaSettings as SiaConfig
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.results import HOUR_S, Result, mean, summary
-from slurm_elastic.simulator.workload import SubmittedJob, Workload
+from slurm_elastic.simulator.simulation import simulate
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 CLUSTER = "aws:6x4,dgx-ext:2x8,rtx:3x8"
@@ -70,7 +70,7 @@ class Run:
 def run(task: Run) -> tuple[Run, Result]:
     """Simulate one workload."""
     data = Path(task.data)
-    cluster = clusters.parse(task.cluster)
+    cluster = cluster_text.parse(task.cluster)
     jobs = (
         hybrid(task.index)
         if task.trace == "hybrid"
@@ -78,11 +78,12 @@ def run(task: Run) -> tuple[Run, Result]:
     )
     sia = SiaConfig(artifact_compat=task.compat, **dict(task.settings))
     config = Config(
-        controller=Controller(policy=task.policy, queue="controller", seed=task.seed), sia=sia
+        controller=ControllerSettings(policy=task.policy, queue="controller", seed=task.seed),
+        sia=sia,
     )
     result = simulate(
         jobs,
-        profiles.read(data / "traces", jobs.applications, cluster.types),
+        application_profiles.read(data / "traces", jobs.applications, cluster.types),
         cluster,
         config=config,
         policy=load(config),

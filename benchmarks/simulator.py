@@ -24,18 +24,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller, Sia
+from slurm_elastic.config.schema import Config, ControllerSettings, SiaSettings
+from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.models import throughput
-from slurm_elastic.policies import base
-from slurm_elastic.policies import sia as sia_policy
-from slurm_elastic.policies.sia_goodput import Goodputs
-from slurm_elastic.simulator import builtin, clusters, engine, generate, profiles, workload
-from slurm_elastic.simulator.applications import describe
-from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.physics import Physics
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.policies.sia import sia as sia_policy
+from slurm_elastic.policies.sia.goodput_rows import Goodputs
+from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.results import Result
-from slurm_elastic.simulator.workload import SubmittedJob, Workload
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.workloads import (
+    application_profiles,
+    builtin_profiles,
+    cluster_text,
+    generate,
+    workload,
+)
+from slurm_elastic.simulator.workloads.applications import describe
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 CLUSTER = "aws:6x4,dgx-ext:2x8,rtx:3x8"
@@ -68,48 +75,57 @@ def main() -> None:
         print()
 
 
-Inputs = tuple[Workload, dict[str, profiles.Profile], clusters.Cluster]
+Inputs = tuple[Workload, dict[str, application_profiles.ApplicationProfile], cluster_text.Cluster]
 
 
 def _inputs(options: argparse.Namespace) -> list[Inputs]:
     paths = options.workloads or [DATA / "workloads" / "philly" / "workload-1.csv"]
     if options.workloads or paths[0].is_file():
-        cluster = clusters.parse(options.cluster)
+        cluster = cluster_text.parse(options.cluster)
         read = [workload.read(path) for path in paths]
         names = {name for jobs in read for name in jobs.applications}
-        tables = profiles.read(options.profiles, names, cluster.types)
+        tables = application_profiles.read(options.profiles, names, cluster.types)
         return [(jobs, tables, cluster) for jobs in read]
     return [invented()]
 
 
 def invented(jobs: int = 160, hours: float = 8.0) -> Inputs:
     """The built-in profiles, and a workload drawn for them."""
-    cluster = clusters.parse(builtin.CLUSTER)
-    lines = generate.generate(builtin.asks(), jobs=jobs, hours=hours)
+    cluster = cluster_text.parse(builtin_profiles.CLUSTER)
+    lines = generate.generate(builtin_profiles.asks(), jobs=jobs, hours=hours)
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
-        builtin.write(at / "profiles")
+        builtin_profiles.write(at / "profiles")
         with (at / "built-in.csv").open("w", newline="") as stream:
             generate.write(lines, stream)
         found = workload.read(at / "built-in.csv")
-        return found, profiles.read(at / "profiles", found.applications, cluster.types), cluster
+        return (
+            found,
+            application_profiles.read(at / "profiles", found.applications, cluster.types),
+            cluster,
+        )
 
 
 def measure(
     jobs: Workload,
-    tables: dict[str, profiles.Profile],
-    cluster: clusters.Cluster,
+    tables: dict[str, application_profiles.ApplicationProfile],
+    cluster: cluster_text.Cluster,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Simulate and account for the CPU seconds of this process."""
     config = Config(
-        controller=Controller(policy=options.policy),
-        sia=Sia(artifact_compat=options.artifact_compat),
+        controller=ControllerSettings(policy=options.policy),
+        sia=SiaSettings(artifact_compat=options.artifact_compat),
     )
     throughput._fit.cache_clear()  # noqa: SLF001 - a cold start is what is measured
     with _Account() as account:
-        result: Result = engine.simulate(
-            jobs, tables, cluster, config=config, policy=base.load(config), clock=options.clock
+        result: Result = simulation.simulate(
+            jobs,
+            tables,
+            cluster,
+            config=config,
+            policy=policy_protocol.load(config),
+            clock=options.clock,
         )
     figures = result.summary()
     parts = account.parts(result.cpu_s)
@@ -136,10 +152,10 @@ class _Account:
             (throughput, "_fit", "fits"),
             (Goodputs, "rows", "goodput matrix"),
             (sia_policy, "solve", "solver"),
-            (engine._Timed, "decide", "policy"),  # noqa: SLF001
-            (engine._Run, "_advance", "physics"),  # noqa: SLF001
+            (simulation._Timed, "decide", "policy"),  # noqa: SLF001
+            (simulation._Run, "_advance", "physics"),  # noqa: SLF001
             (SimulatedJob, "hold", "physics"),
-            (engine._Run, "_decide", "round"),  # noqa: SLF001
+            (simulation._Run, "_decide", "round"),  # noqa: SLF001
         ]
         self.seconds = dict.fromkeys((part for *_, part in self._places), 0.0)
         self.calls = dict.fromkeys(self.seconds, 0)
@@ -179,14 +195,17 @@ class _Account:
 
 
 def replay(
-    jobs: Workload, tables: dict[str, profiles.Profile], cluster: clusters.Cluster, trace: Path
+    jobs: Workload,
+    tables: dict[str, application_profiles.ApplicationProfile],
+    cluster: cluster_text.Cluster,
+    trace: Path,
 ) -> dict[str, Any]:
     """Give jobs what a recorded trace gave them; see the module.
 
     Progress counts as different from 1e-4 relative on (the trace has four decimals).
     """
     began = time.process_time()
-    physics = {name: Physics(table) for name, table in tables.items()}
+    physics = {name: GroundTruth(table) for name, table in tables.items()}
     running = {j.name: _job(j, physics[j.application], cluster) for j in jobs.jobs}
     different = dict.fromkeys(("epoch", "progress", "restarts", "batch"), 0)
     records = 0
@@ -220,7 +239,7 @@ def replay(
     }
 
 
-def _job(job: SubmittedJob, physics: Physics, cluster: clusters.Cluster) -> SimulatedJob:
+def _job(job: SubmittedJob, physics: GroundTruth, cluster: cluster_text.Cluster) -> SimulatedJob:
     return SimulatedJob(
         job,
         physics,

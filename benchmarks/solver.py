@@ -25,8 +25,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.policies.program import Bools, Floats, Ints, Program, solve
-from slurm_elastic.policies.program_reference import solve_reference
+from slurm_elastic.policies.milp.assignment_milp import (
+    AssignmentProgram,
+    Bools,
+    Floats,
+    Ints,
+    solve,
+)
+from slurm_elastic.policies.milp.pulp_reference import solve_reference
 
 SIZES = ((64, 30), (2048, 224), (2048, 2240), (16384, 10000))
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
@@ -56,7 +62,7 @@ class Rows:
     source: str
 
 
-def published(path: Path) -> tuple[Rows, Program]:
+def published(path: Path) -> tuple[Rows, AssignmentProgram]:
     """The rows of `hard_instance.json`, and the program as the artifact stated it."""
     data = json.loads(path.read_text())
     names = list(dict.fromkeys(c[0] for c in data["configurations"]))
@@ -102,7 +108,7 @@ def invented(jobs: int, seed: int) -> Rows:
     )
 
 
-def instance(rows: Rows, *, gpus: int, jobs: int, seed: int) -> Program:
+def instance(rows: Rows, *, gpus: int, jobs: int, seed: int) -> AssignmentProgram:
     """A program of this size with rows drawn from these."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, len(rows.goodput), size=jobs)
@@ -121,8 +127,8 @@ def _cost(goodput: Floats, factor: Floats, held: Ints) -> Floats:
 
 def _program(
     rows: Rows, cost: Floats, valid: Bools, capacity: Ints, fixed: NDArray[np.int64]
-) -> Program:
-    return Program(
+) -> AssignmentProgram:
+    return AssignmentProgram(
         cost=cost,
         valid=valid,
         config_type=rows.kinds,
@@ -133,7 +139,9 @@ def _program(
     )
 
 
-def measure(program: Program, *, limit_s: float, cbc: bool, repeat: int = 5) -> dict[str, Any]:
+def measure(
+    program: AssignmentProgram, *, limit_s: float, cbc: bool, repeat: int = 5
+) -> dict[str, Any]:
     """Figures of one instance; times in CPU seconds, ours the median of several."""
     times = []
     for _ in range(repeat):

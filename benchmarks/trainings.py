@@ -11,7 +11,13 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from slurm_elastic.simulator.profiles import Curve, Profile, Shape, TypeTable, smallest_rotation
+from slurm_elastic.simulator.workloads.application_profiles import (
+    ApplicationProfile,
+    MeasuredCurve,
+    Shape,
+    TypeTable,
+    smallest_rotation,
+)
 
 #: Speed of each type, and GPUs of its nodes.
 TYPES: Mapping[str, tuple[float, int]] = {"t4": (1.0, 4), "a100": (2.0, 8)}
@@ -29,7 +35,7 @@ def training(
     restart_s: float = 20.0,
     units: Mapping[str, int] | None = None,
     micro_batches: int = 1,
-) -> Profile:
+) -> ApplicationProfile:
     """An application that takes about `seconds` at its initial batch on one GPU of speed 1.
 
     Args:
@@ -45,7 +51,7 @@ def training(
     total = seconds / _step_s(16, 1.0, (1,))[0]
     progress = tuple(total * (e + 1) / epochs for e in range(epochs))
     noise = tuple(10.0 * 4.0**e for e in range(epochs))
-    return Profile(
+    return ApplicationProfile(
         name=name,
         batches=_BATCHES,
         progress=(progress,) * len(_BATCHES),
@@ -81,9 +87,9 @@ def _shapes(per_node: int, nodes: int) -> set[Shape]:
     }
 
 
-def _curve(speed: float, shape: Shape) -> Curve:
+def _curve(speed: float, shape: Shape) -> MeasuredCurve:
     found = {m: _step_s(m, speed, shape) for m in (1, 2, *_MICRO)}
-    return Curve(
+    return MeasuredCurve(
         tuple(found), tuple(s for s, _ in found.values()), tuple(n for _, n in found.values())
     )
 

@@ -4,11 +4,12 @@ Links are named as in `topology.Topology.links`: a node's own link to its rack b
 the node, a switch's link upwards by `switch:NAME`. What names nothing that the
 cluster has is left out, and told by `problems`.
 
->>> from slurm_elastic.cluster import Node, Switch
+>>> from slurm_elastic.core.cluster import Node, Switch
 >>> nodes = (Node(name="a", gpu_type="a100", gpus=4), Node(name="b", gpu_type="v100", gpus=4))
 >>> fabric = Fabric.of(
 ...     Snapshot(time=0, nodes=nodes, jobs=(), switches=(Switch("s", 0, ("a", "b")),)),
-...     config.Topology(speeds={"rack": 100.0}, uplinks={"b": 40.0}, domains={"a100": 2, "c": 2}))
+...     config.TopologySettings(speeds={"rack": 100.0}, uplinks={"b": 40.0}, domains={"a100": 2,
+"c": 2}))
 >>> fabric.gbit_s("a"), fabric.gbit_s("b"), fabric.gbit_s("switch:s")
 (100.0, 40.0, None)
 >>> fabric.domains("a"), fabric.domains("b")
@@ -22,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_elastic import config
-from slurm_elastic.cluster import Node, Snapshot
-from slurm_elastic.nodelist import expand, fold
+from slurm_elastic.config import schema
+from slurm_elastic.core.cluster import Node, Snapshot
+from slurm_elastic.core.nodelist import expand, fold
 
 _SWITCH = "switch:"
 
@@ -46,7 +47,7 @@ class Fabric:
     _domains: Mapping[str, Domains] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, settings: config.Topology) -> Fabric:
+    def of(cls, snapshot: Snapshot, settings: schema.TopologySettings) -> Fabric:
         """Settings as they apply to this cluster."""
         uplinks: dict[str, float] = {}
         domains = {n.name: n.domains for n in snapshot.nodes if n.domains}
@@ -70,7 +71,7 @@ class Fabric:
 
 
 def _uplinks(
-    snapshot: Snapshot, settings: config.Topology, found: dict[str, float]
+    snapshot: Snapshot, settings: schema.TopologySettings, found: dict[str, float]
 ) -> Iterator[str]:
     switches = {s.name for s in snapshot.switches}
     for text, speed in settings.uplinks.items():
@@ -88,7 +89,7 @@ def _uplinks(
 
 
 def _domains(
-    snapshot: Snapshot, settings: config.Topology, found: dict[str, Domains]
+    snapshot: Snapshot, settings: schema.TopologySettings, found: dict[str, Domains]
 ) -> Iterator[str]:
     types = {n.gpu_type for n in snapshot.nodes}
     # Types first: what is said of a single node counts more.

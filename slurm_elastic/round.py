@@ -1,8 +1,8 @@
 """One whole round, pure: snapshot, records and state in, plan and state out.
 
-Who may be changed (placement/tenants.py) → what is owed to pending jobs
-(placement/neighbour.py) → what the policy wants for the rest → where that fits
-and pays (placement/assign.py) → what can be begun now. Controller and
+Who may be changed (placement/eligibility.py) → what is owed to pending jobs
+(placement/pending_claims.py) → what the policy wants for the rest → where that fits
+and pays (placement/assignment.py) → what can be begun now. Controller and
 simulator both call `decide_round`.
 
 The plan can be carried out in any order, and in part: nobody starts, grows or
@@ -18,18 +18,18 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
-from slurm_elastic.config import Config
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.plan import Alternative, Claim, JobRecord, Plan, Proposal
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.placement import decisions, offers, promises, site_limits
-from slurm_elastic.placement.assign import Assignment
-from slurm_elastic.placement.delay_gate import Gate
-from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.ledger import Books, Ledger, Need
-from slurm_elastic.placement.neighbour import neighbours
-from slurm_elastic.placement.tenants import Standing, Tenant, tenants
-from slurm_elastic.plan import Alternative, Claim, JobRecord, Plan, Proposal
-from slurm_elastic.policies.base import Policy, Question
+from slurm_elastic.placement import decisions, decisive, deferred_grants, site_limits
+from slurm_elastic.placement.assignment import Assignment
+from slurm_elastic.placement.delay.delay_gate import DelayGate
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob, tenants
+from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
+from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.placement.pending_claims import neighbours
+from slurm_elastic.policies.policy_protocol import Policy, Question
 
 _EPSILON = 1e-9
 #: How often idle GPUs are offered again after jobs refused them.
@@ -116,17 +116,17 @@ def _decide(
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
     """As `decide_round`; jobs of `stay` only give way. The last value: ids of those that do."""
     decisive = bool(getattr(policy, "decisive", False))
-    frame = Frame(snapshot, Fabric.of(snapshot, config.topology))
+    frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology))
     everyone = tenants(frame, records, config, stay)
-    ledger = Ledger(frame)
-    books = Books(ledger, ledger.copy())
+    ledger = FreeResources(frame)
+    books = ResourceViews(ledger, ledger.copy())
     for tenant in everyone.values():
-        if tenant.standing is Standing.MOVING:
+        if tenant.standing is Eligibility.MOVING:
             books.change(tenant.need, tenant.current, tenant.record.target)
     for job in snapshot.jobs:
         if _leaves(job, everyone.get(job.job_id), snapshot.time, config):
-            books.later.give(Need.of(job), job.allocation)
-    gate = Gate(config.placement, frame, state.get("placement", {}))
+            books.later.give(ResourceNeed.of(job), job.allocation)
+    gate = DelayGate(config.placement, frame, state.get("placement", {}))
     owed = neighbours(
         books,
         everyone,
@@ -143,18 +143,22 @@ def _decide(
     free = [
         t
         for t in everyone.values()
-        if t.standing is Standing.FREE and t.job.job_id not in owed.ways
+        if t.standing is Eligibility.FREE and t.job.job_id not in owed.ways
     ]
     # A decisive policy looks at everything afresh: nothing was promised to anybody.
-    promised = {} if decisive else promises.valid(state.get("promised", {}), snapshot.time)
+    promised = {} if decisive else deferred_grants.valid(state.get("promised", {}), snapshot.time)
     for tenant in free:
         if tenant.job.key in promised:
-            assignment.keep(tenant, promises.allocation(promised[tenant.job.key]))
+            assignment.keep(tenant, deferred_grants.allocation(promised[tenant.job.key]))
     asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
     deciding = _Deciding(everyone, records, policy, state.get("policy", {}), seed)
     policy_state = deciding.assign(assignment, [*asked, *owed.ready])
     plan = decisions.made(everyone, owed, assignment, deciding.proposals, explain=explain)
-    made = {} if decisive else promises.made(plan, assignment.outcomes.values(), promised, config)
+    made = (
+        {}
+        if decisive
+        else deferred_grants.made(plan, assignment.outcomes.values(), promised, config)
+    )
     waits = assignment.gate.after((t, plan.decision[j].target) for j, t in everyone.items())
     after = {
         "policy": dict(policy_state),
@@ -170,7 +174,7 @@ class _Deciding:
 
     def __init__(
         self,
-        everyone: Mapping[int, Tenant],
+        everyone: Mapping[int, RoundJob],
         records: Mapping[int, JobRecord],
         policy: Policy,
         state: Mapping[str, Any],
@@ -190,7 +194,7 @@ class _Deciding:
         if not assignment.judging:
             moves = bool(getattr(self._policy, "moves", True))
             again = partial(self._ask_all, assignment)
-            offers.carry_out(assignment, asked, proposals, self._tenants, again, moves=moves)
+            decisive.carry_out(assignment, asked, proposals, self._tenants, again, moves=moves)
             return state
         before, kept = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._tenants)
@@ -218,7 +222,7 @@ class _Deciding:
         snapshot: Snapshot,
         jobs: Sequence[int],
         capacity: Mapping[str, int],
-        later: Ledger | None = None,
+        later: FreeResources | None = None,
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         question = Question(
             snapshot=snapshot,
@@ -272,9 +276,9 @@ class _Deciding:
         return Proposal(job_id=proposal.job_id, alternatives=(stay,))
 
 
-def _leaves(job: Job, tenant: Tenant | None, at: float, config: Config) -> bool:
+def _leaves(job: Job, tenant: RoundJob | None, at: float, config: Config) -> bool:
     """Whether a job is about to leave its GPUs; one that does so for too long is stuck."""
-    if job.state is not JobState.COMPLETING or (tenant and tenant.standing is Standing.MOVING):
+    if job.state is not JobState.COMPLETING or (tenant and tenant.standing is Eligibility.MOVING):
         return False
     return job.end_time is None or at - job.end_time < config.resize.keep_s
 

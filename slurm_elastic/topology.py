@@ -6,7 +6,7 @@ what hangs below one lowest switch. Without any switch all nodes count as one
 rack; a node that no switch names is a rack of its own, as Slurm cannot reach
 it from the others either.
 
->>> from slurm_elastic.cluster import Switch
+>>> from slurm_elastic.core.cluster import Switch
 >>> tree = Topology(
 ...     (Switch("s0", 0, ("a", "b")), Switch("s1", 0, ("c",)),
 ...      Switch("top", 1, ("a", "b", "c"), ("s0", "s1"))), ("a", "b", "c"))
@@ -31,7 +31,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.cluster import Allocation, Snapshot, Switch
+from slurm_elastic.core.cluster import Allocation, Snapshot, Switch
 
 
 class TopologyError(ValueError):

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import structlog
 
-from slurm_elastic import config
-from slurm_elastic.controller.api import Server
+from slurm_elastic.config import schema
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.policies import base
+from slurm_elastic.controller.server.request_handler import RequestHandler
+from slurm_elastic.controller.server.socket_server import Server
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import Scontrol
-from slurm_elastic.slurm.snapshot import Reader
 
 CONFIG = """\
 [controller]
@@ -38,17 +38,19 @@ def by_hand() -> Iterator[Controller]:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     log = structlog.get_logger()
-    settings = config.parse(CONFIG)
+    settings = schema.parse(CONFIG)
     controller = Controller(
         config=settings,
         reader=Reader(reservation_prefix=settings.slurm.reservation_prefix),
         scontrol=Scontrol(),
         ledger=Ledger(tempfile.mkdtemp() + "/ledger.sqlite"),
-        policy=base.load(settings),
+        policy=policy_protocol.load(settings),
         account=pwd.getpwuid(os.geteuid()).pw_name,
         log=log,
     )
-    server = Server(settings.api, Desk(controller, check=lambda _: {}, reconfigure=str), log)
+    server = Server(
+        settings.api, RequestHandler(controller, check=lambda _: {}, reconfigure=str), log
+    )
     controller.engine.outbox.wake = server.wake
     server.start()
     try:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.job import channel, seal
+from slurm_elastic.rpc import frames, munge_auth
 
 CALL_S, POLL_S = 10.0, 25.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
@@ -95,9 +95,9 @@ class Crew:
 
     def __init__(self, address: str, home: Path, deaf: float) -> None:
         self._address, self._home, self._deaf = address, home, deaf
-        self._host, self._port = channel.parse_address(address)
+        self._host, self._port = frames.parse_address(address)
         self._attempts: dict[int, Attempt] = {}
-        self._trusted = channel.trusted_uids()
+        self._trusted = frames.trusted_uids()
         self._draw = random.Random(os.getuid())
 
     async def run(self) -> None:
@@ -195,19 +195,19 @@ class Crew:
         nonce = os.urandom(16).hex()
         try:
             async with asyncio.timeout(timeout_s):
-                frame = channel.encode(
-                    request, purpose="request", nonce=nonce, limit=channel.MAX_REQUEST
+                frame = frames.encode(
+                    request, purpose="request", nonce=nonce, limit=frames.MAX_REQUEST
                 )
                 reader, writer = await asyncio.open_connection(self._host, self._port)
                 try:
                     writer.write(frame)
-                    header = await reader.readexactly(channel.HEADER_SIZE)
-                    size = channel.frame_size(header, limit=channel.MAX_REPLY)
+                    header = await reader.readexactly(frames.HEADER_SIZE)
+                    size = frames.frame_size(header, limit=frames.MAX_REPLY)
                     answer = await reader.readexactly(size)
                 finally:
                     writer.close()
-            reply = channel.decode(answer, purpose="reply", nonce=nonce)
-        except (OSError, EOFError, TimeoutError, seal.SealError, channel.ChannelError):
+            reply = frames.decode(answer, purpose="reply", nonce=nonce)
+        except (OSError, EOFError, TimeoutError, munge_auth.SealError, frames.ChannelError):
             return None
         if reply.uid not in self._trusted or "error" in reply.content:
             return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.layers import Layer, LayerProfile, chain
+from slurm_elastic.core.layers import Layer, LayerProfile, chain
 
 #: Of the whole model's compute: layers below it join the one before them.
 _LEAST = 0.01

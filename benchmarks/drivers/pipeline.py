@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.drivers import slow_network
 
 if TYPE_CHECKING:
-    from slurm_elastic.layers import LayerProfile
-    from slurm_elastic.models.pipeline import Partition
+    from slurm_elastic.core.layers import LayerProfile
+    from slurm_elastic.models.pipedream.partitioner import PipelinePartition
 
 #: Micro-batches of a step; 2, 3, 4 and 6 divide it.
 MICRO_BATCHES = 12
@@ -119,7 +119,7 @@ class Bench:
         import torch  # noqa: PLC0415
 
         from benchmarks.drivers import emulated  # noqa: PLC0415
-        from slurm_elastic.models import pipeline_profile  # noqa: PLC0415
+        from slurm_elastic.models.pipedream import profile_reader  # noqa: PLC0415
 
         torch.manual_seed(0)
         if self._model == "linear":
@@ -131,10 +131,10 @@ class Bench:
         if self._model == "lm":
             profile = emulated.language_model()
         else:
-            profile = emulated.chained(pipeline_profile.read(Path(self._model)))
+            profile = emulated.chained(profile_reader.read(Path(self._model)))
         return emulated.modules(profile, samples=self.minibatch, shrink=self.shrink, slow=self.slow)
 
-    def arms(self, plan: Partition) -> dict[str, tuple[int, Callable[[int], list[float]]]]:
+    def arms(self, plan: PipelinePartition) -> dict[str, tuple[int, Callable[[int], list[float]]]]:
         """By name: steps in a block, and what takes so many."""
         replicas = [stage.replicas for stage in plan.stages]
         lengths = [len(stage.layers) for stage in plan.stages]
@@ -151,9 +151,9 @@ class Bench:
         self, replicas: Sequence[int], lengths: Sequence[int], schedule: str
     ) -> Callable[[int], list[float]]:
         """Steps with our engine; with one stage data parallel, one flat all-reduce a step."""
-        from slurm_elastic.training.pipeline import Layout, PipelineEngine, cut  # noqa: PLC0415
+        from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut  # noqa: PLC0415
 
-        layout, stages = Layout.of(*replicas), cut(self.layers(), lengths)
+        layout, stages = StageLayout.of(*replicas), cut(self.layers(), lengths)
         count = self.ranks if len(replicas) == 1 else MICRO_BATCHES
         engine = PipelineEngine(
             {s: stages[s] for s in layout.held_by(self.rank)},
@@ -204,9 +204,9 @@ class Bench:
         self, replicas: Sequence[int], lengths: Sequence[int]
     ) -> Callable[[int], list[float]]:
         """PipeDream: minibatches of one GPU's size, an update after each."""
-        from slurm_elastic.training.pipeline import Layout, PipelineEngine, cut  # noqa: PLC0415
+        from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut  # noqa: PLC0415
 
-        layout, stages = Layout.of(*replicas), cut(self.layers(), lengths)
+        layout, stages = StageLayout.of(*replicas), cut(self.layers(), lengths)
         engine = PipelineEngine(
             {s: stages[s] for s in layout.held_by(self.rank)},
             layout,
@@ -234,12 +234,14 @@ class Bench:
 
         return following
 
-    def account(self, profile: LayerProfile, plan: Partition, both_ways: float) -> dict[str, Any]:
+    def account(
+        self, profile: LayerProfile, plan: PipelinePartition, both_ways: float
+    ) -> dict[str, Any]:
         """What was planned, and the time of a step by it."""
         from benchmarks.drivers.replay import Times, replay  # noqa: PLC0415
-        from slurm_elastic.training.pipeline import Layout  # noqa: PLC0415
+        from slurm_elastic.training.pipeline import StageLayout  # noqa: PLC0415
 
-        layout = Layout.of(*(stage.replicas for stage in plan.stages))
+        layout = StageLayout.of(*(stage.replicas for stage in plan.stages))
         by_name = {layer.name: layer for layer in profile.layers}
         times = Times(
             forward_s=[sum(by_name[n].forward_s for n in s.layers) for s in plan.stages],
@@ -275,7 +277,7 @@ def measured(layers: Sequence[tuple[str, Any]], samples: int) -> LayerProfile:
     """A minibatch's profile, by the library's own profiler on this rank alone."""
     import torch  # noqa: PLC0415
 
-    from slurm_elastic.training.layer_profile import LayerProfiler  # noqa: PLC0415
+    from slurm_elastic.training.measure.layer_profile import LayerProfiler  # noqa: PLC0415
 
     model = torch.nn.Sequential(*(layer for _, layer in layers))
     profiler = LayerProfiler(layers, device=torch.device("cpu"), skipped=1, steps=_REPEAT)
@@ -328,9 +330,9 @@ def bandwidth(numbers: int) -> dict[str, float]:
     }
 
 
-def planned(profile: LayerProfile, ranks: int, both_ways: float) -> Partition:
+def planned(profile: LayerProfile, ranks: int, both_ways: float) -> PipelinePartition:
     """The fastest pipeline, activations counted, by the published code's costs."""
-    from slurm_elastic.models.pipeline import Level, partition  # noqa: PLC0415
+    from slurm_elastic.models.pipedream.partitioner import Level, partition  # noqa: PLC0415
 
     return partition(profile, [Level(ranks, both_ways)], compression=1.0)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurm_elastic.training.pipeline.layout import Layout
-from slurm_elastic.training.pipeline.schedules import Action, Kind, order
+from slurm_elastic.training.pipeline.schedules import MicroBatchStep, PassKind, order
+from slurm_elastic.training.pipeline.stage_layout import StageLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +39,32 @@ class Times:
         )
 
 
-def replay(layout: Layout, schedule: str, count: int, times: Times) -> float:
+def replay(layout: StageLayout, schedule: str, count: int, times: Times) -> float:
     """Seconds of `count` micro-batches: a step, or a row of pipedream's.
 
     Each rank holds one stage. Transfers do not slow each other down.
 
     >>> even = Times([1.0, 1.0], [2.0, 2.0], [0.0], [0.0, 0.0])
-    >>> replay(Layout.of(1, 1), "1f1b", 4, even)
+    >>> replay(StageLayout.of(1, 1), "1f1b", 4, even)
     15.0
-    >>> replay(Layout.of(2), "1f1b", 4, Times([1.0], [2.0], [], [0.5]))
+    >>> replay(StageLayout.of(2), "1f1b", 4, Times([1.0], [2.0], [], [0.5]))
     6.5
     """
     todo = [list(order(layout, schedule, rank=r, count=count)) for r in range(layout.world)]
     free = [0.0] * layout.world
-    ends: dict[Action, float] = {}
+    ends: dict[MicroBatchStep, float] = {}
     while any(todo):
         before = sum(map(len, todo))
         for rank, actions in enumerate(todo):
             if not actions:
                 continue
-            if actions[0].kind is Kind.UPDATE:
+            if actions[0].kind is PassKind.UPDATE:
                 _update(layout, times, todo, free, actions[0])
                 continue
             ready = _ready(layout, times, ends, actions[0])
             if ready is not None:
                 kind, stage, _ = action = actions.pop(0)
-                passes = times.forward_s if kind is Kind.FORWARD else times.backward_s
+                passes = times.forward_s if kind is PassKind.FORWARD else times.backward_s
                 free[rank] = ends[action] = max(free[rank], ready) + passes[stage]
         assert sum(map(len, todo)) < before, "the schedule waits for itself"
     if schedule == "pipedream":
@@ -74,22 +74,28 @@ def replay(layout: Layout, schedule: str, count: int, times: Times) -> float:
     )
 
 
-def _ready(layout: Layout, times: Times, ends: dict[Action, float], action: Action) -> float | None:
+def _ready(
+    layout: StageLayout, times: Times, ends: dict[MicroBatchStep, float], action: MicroBatchStep
+) -> float | None:
     """When what an action needs is there; None: not known yet."""
     kind, stage, micro = action
-    if kind is Kind.FORWARD:
+    if kind is PassKind.FORWARD:
         if stage == 0:
             return 0.0
-        former = ends.get(Action(kind, stage - 1, micro))
+        former = ends.get(MicroBatchStep(kind, stage - 1, micro))
         return None if former is None else former + times.transfer_s[stage - 1]
     if stage == layout.last:
-        return ends[Action(Kind.FORWARD, stage, micro)]
-    later = ends.get(Action(kind, stage + 1, micro))
+        return ends[MicroBatchStep(PassKind.FORWARD, stage, micro)]
+    later = ends.get(MicroBatchStep(kind, stage + 1, micro))
     return None if later is None else later + times.transfer_s[stage]
 
 
 def _update(
-    layout: Layout, times: Times, todo: list[list[Action]], free: list[float], action: Action
+    layout: StageLayout,
+    times: Times,
+    todo: list[list[MicroBatchStep]],
+    free: list[float],
+    action: MicroBatchStep,
 ) -> None:
     """All replicas of a stage together, once the last of them has come to it."""
     ranks = layout.stages[action.stage]

@@ -14,10 +14,10 @@ import time
 from typing import Any
 
 from benchmarks.drivers.by_hand import by_hand
-from slurm_elastic.cluster import Allocation, JobState
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.engine import Change
-from slurm_elastic.plan import Action, Decision
+from slurm_elastic.controller.transitions.transition_engine import RequestedChange
+from slurm_elastic.core.cluster import Allocation, JobState
+from slurm_elastic.core.plan import Action, Decision
 from slurm_elastic.slurm.scontrol import Scontrol
 
 #: Two nodes of one rack, and moves to another node and to the other rack.
@@ -52,7 +52,7 @@ def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[
     decision = Decision(
         job_id=job_id, current=job.allocation, target=target, action=Action.MOVE, reason="measured"
     )
-    controller.engine.begin([Change(decision, job, 60.0)])
+    controller.engine.begin([RequestedChange(decision, job, 60.0)])
     (transition,) = controller.engine.live.values()
     deadline = time.time() + PATIENCE_S
     while "first_step" not in transition.entered and time.time() < deadline:

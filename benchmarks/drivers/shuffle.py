@@ -18,10 +18,10 @@ import sys
 import time
 
 from benchmarks.drivers.by_hand import by_hand
-from slurm_elastic.cluster import Allocation, Job, JobState
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.engine import Change
-from slurm_elastic.plan import Action, Decision
+from slurm_elastic.controller.transitions.transition_engine import RequestedChange
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.plan import Action, Decision
 
 #: A job that Slurm requeued by itself waits for two minutes.
 PATIENCE_S = 240.0
@@ -78,7 +78,7 @@ def ready(controller: Controller, wanted: list[int]) -> list[Job]:
 
 def dealt(
     controller: Controller, jobs: list[Job], draw: random.Random, notice_s: float
-) -> list[Change]:
+) -> list[RequestedChange]:
     """New places for all of them: as many on each node as now, in sizes drawn anew."""
     nodes = controller.reader.snapshot().node
     held: dict[str, list[int]] = {}
@@ -101,7 +101,7 @@ def dealt(
                 action=Action.MOVE,
                 reason="dealt",
             )
-            changes.append(Change(decision, job, notice_s))
+            changes.append(RequestedChange(decision, job, notice_s))
     return changes
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slurm_elastic.nodelist import expand
+from slurm_elastic.core.nodelist import expand
 
 FIELDS = (
     "JobIDRaw",

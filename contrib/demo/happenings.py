@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from contrib.demo.view import Seen, View
-from slurm_elastic.nodelist import fold
+from slurm_elastic.core.nodelist import fold
 
 
 def happenings(before: View, after: View) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contrib.demo.cluster import STAGE
-from slurm_elastic.nodelist import expand
+from slurm_elastic.core.nodelist import expand
 
 #: Ends every frame.
 END = "#end"

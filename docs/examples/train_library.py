@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from slurm_elastic.training.criteria import Look
+from slurm_elastic.training.freezing.criteria import CriterionInputs
 
 
 def arguments() -> argparse.Namespace:
@@ -79,7 +79,7 @@ class Front:
     def __init__(self, layers: int) -> None:
         self.layers = layers
 
-    def see(self, look: Look) -> int:
+    def see(self, look: CriterionInputs) -> int:
         return max(look.frozen, self.layers)
 
     def thawed(self) -> None:

@@ -1,4 +1,4 @@
--- Reads a directive with the words of slurm_elastic/directive.py; tests/data/directives.toml
+-- Reads a directive with the words of slurm_elastic/core/directive.py; tests/data/directives.toml
 -- holds the examples for both. Pure: knows nothing of Slurm. Lua 5.1 to 5.4.
 
 local M = {}

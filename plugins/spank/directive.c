@@ -1,5 +1,5 @@
 /*
- * Checks a directive with the words of slurm_elastic/directive.py; tests/data/directives.toml
+ * Checks a directive with the words of slurm_elastic/core/directive.py; tests/data/directives.toml
  * holds the examples for both. No allocation, no locale, no state.
  */
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from slurm_elastic import config
 from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
-from slurm_elastic.cli.words import clean
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.config import schema
 
 _TIMEOUT_S = 20.0
 #: Of several controllers, each gets this long to say whether it is the active one.
@@ -22,39 +22,39 @@ _ROLES = f"{__name__}.roles"
 REMEDY = ": is selasticd running there? systemctl status selasticd"
 
 
-def settings() -> config.Config | None:
+def settings() -> schema.Config | None:
     """The configuration; None where the file does not exist and none was named.
 
     Raises:
         CliError: the file cannot be used.
     """
     chosen = click.get_current_context().find_root().params.get("config")
-    path = Path(chosen) if chosen else config.DEFAULT_PATH
+    path = Path(chosen) if chosen else schema.DEFAULT_PATH
     if not chosen and not path.exists():
         return None
     try:
-        return config.load(path)
-    except config.ConfigError as error:
+        return schema.load(path)
+    except schema.ConfigError as error:
         raise CliError(str(error), USAGE) from None
 
 
 def address() -> str:
     """Where the controller listens: --controller, else `[api] controller`."""
     chosen = click.get_current_context().find_root().params.get("controller")
-    return str(chosen) if chosen else (settings() or config.Config()).api.controller
+    return str(chosen) if chosen else (settings() or schema.Config()).api.controller
 
 
 def roles() -> dict[str, dict[str, Any] | str]:
     """What each controller answers to a ping, or the line that says why it does not."""
-    from slurm_elastic.job import channel  # noqa: PLC0415 - only when talking
+    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only when talking
 
-    named = channel.addresses(address())
+    named = frames.addresses(address())
     found: dict[str, dict[str, Any] | str] = {}
     for where in named:
         try:
             timeout_s = _ROLE_S if len(named) > 1 else _TIMEOUT_S
-            found[where] = channel.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
-        except channel.ChannelError as error:
+            found[where] = frames.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
+        except frames.ChannelError as error:
             found[where] = clean(str(error).removeprefix(f"controller {where}: "))
     return found
 
@@ -87,23 +87,23 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     Raises:
         CliError: refused, or no answer.
     """
-    from slurm_elastic.job import channel  # noqa: PLC0415 - only when talking
+    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only when talking
 
     where = address()
-    if len(channel.addresses(where)) > 1:
+    if len(frames.addresses(where)) > 1:
         where = _active()
     request = {"v": 1, "op": op, **{k: v for k, v in args.items() if v is not None}}
     try:
-        return channel.call(where, request, timeout_s=_TIMEOUT_S)
-    except channel.Refused as error:
+        return frames.call(where, request, timeout_s=_TIMEOUT_S)
+    except frames.RequestRejected as error:
         raise CliError(clean(error), REFUSED) from None
-    except channel.Unreachable as error:
+    except frames.ControllerUnreachable as error:
         why = str(error).removeprefix(f"controller {where}: ")
         raise CliError(
             f"no controller at {clean(where)} ({clean(why[:1].lower() + why[1:])}){REMEDY}",
             SILENT,
         ) from None
-    except channel.Untrusted as error:
+    except frames.ControllerUntrusted as error:
         raise CliError(clean(error), SILENT) from None
-    except channel.ChannelError as error:
+    except frames.ChannelError as error:
         raise CliError(clean(error), REFUSED) from None

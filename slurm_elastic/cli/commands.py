@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
 
 
@@ -44,8 +44,8 @@ def update(
     *, jobs: tuple[str, ...], elastic: str | None, layout: str | None, dry_run: bool, json_: bool
 ) -> None:
     """Change what jobs ask for: `--elastic=2-8`."""
-    from slurm_elastic.directive import Directive, DirectiveError  # noqa: PLC0415
-    from slurm_elastic.layout import LayoutText, LayoutTextError  # noqa: PLC0415
+    from slurm_elastic.core.directive import Directive, DirectiveError  # noqa: PLC0415
+    from slurm_elastic.core.layout import LayoutText, LayoutTextError  # noqa: PLC0415
 
     if elastic is None and layout is None:
         raise CliError("update: nothing to change: give --elastic or --layout", USAGE)
@@ -93,11 +93,11 @@ def _report(answer: dict[str, Any], *, dry_run: bool, json_: bool) -> None:
     if json_:
         options.put_json(answer)
     elif "text" in answer:
-        click.echo(words.clean(answer["text"]))
+        click.echo(formatting.clean(answer["text"]))
     what = "not done, would be: " if dry_run else ""
     for result in results if not json_ else ():
         job = result.get("display_id", result.get("job_id"))
         line = f"{job}: {what if result.get('ok') else ''}{result.get('text', '')}"
-        click.echo(words.clean(line), err=not result.get("ok"))
+        click.echo(formatting.clean(line), err=not result.get("ok"))
     if not all(r.get("ok") for r in results):
         click.get_current_context().exit(REFUSED)

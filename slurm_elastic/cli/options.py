@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from slurm_elastic.cli.errors import USAGE, CliError
-from slurm_elastic.cli.tables import Layout
-from slurm_elastic.cli.words import clean
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.tables import TableLayout
 
 C = TypeVar("C", bound=click.Command)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,9 +63,9 @@ def job_ids(command: F) -> F:
     return click.argument("jobs", metavar="JOBID...", nargs=-1, required=True)(command)
 
 
-def layout(format_: str, noheader: bool, parsable: bool) -> Layout:
+def layout(format_: str, noheader: bool, parsable: bool) -> TableLayout:
     """The table options as a value."""
-    return Layout(columns=format_, header=not noheader, parsable=parsable)
+    return TableLayout(columns=format_, header=not noheader, parsable=parsable)
 
 
 def whole(text: str, option: str) -> int:

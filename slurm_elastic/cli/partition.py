@@ -10,11 +10,11 @@ import click
 
 from slurm_elastic.cli import options
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
-from slurm_elastic.cli.tables import Column, Layout, render
-from slurm_elastic.cli.words import clean, digits, size
+from slurm_elastic.cli.formatting import clean, digits, size
+from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
-    from slurm_elastic.models.pipeline import Level, Partition
+    from slurm_elastic.models.pipedream.partitioner import Level, PipelinePartition
 
 _COLUMNS = (
     Column("STAGE", lambda r: str(r["stage"]), right=True),
@@ -69,25 +69,28 @@ def partition(
 
     Stages may be replicated. PROFILE is a layer profile: PipeDream's text or our JSON.
     """
-    from slurm_elastic.models import pipeline, pipeline_profile  # noqa: PLC0415
+    from slurm_elastic.models.pipedream import (  # noqa: PLC0415
+        partitioner,
+        profile_reader,
+    )
 
     levels = _levels(machines, bandwidth)
     try:
-        found = pipeline.partition(
-            pipeline_profile.read(Path(profile)),
+        found = partitioner.partition(
+            profile_reader.read(Path(profile)),
             levels,
-            cost=pipeline.Cost.PAPER if paper else pipeline.Cost.PUBLISHED,
+            cost=partitioner.Cost.PAPER if paper else partitioner.Cost.PUBLISHED,
             compression=1.0 if activations else None,
             memory=options.number(memory, "--memory") if memory else None,
             straight=straight,
             free_sources=free_sources,
-            limit=options.whole(states, "--states") if states else pipeline.LIMIT,
+            limit=options.whole(states, "--states") if states else partitioner.LIMIT,
         )
-    except pipeline_profile.ProfileError as error:
+    except profile_reader.LayerProfileError as error:
         raise CliError(clean(error), USAGE) from None
-    except pipeline.ArgumentError as error:
+    except partitioner.ArgumentError as error:
         raise CliError(clean(error), USAGE) from None
-    except pipeline.PipelineError as error:
+    except partitioner.PipelineError as error:
         raise CliError(f"{clean(profile)}: {clean(error)}", REFUSED) from None
     if json_:
         options.put_json(answer(found))
@@ -96,14 +99,16 @@ def partition(
         options.put(shown(found, levels, Path(profile).name, layout))
 
 
-def answer(found: Partition) -> dict[str, Any]:
+def answer(found: PipelinePartition) -> dict[str, Any]:
     """The whole answer."""
     fields = dataclasses.asdict(found)
     rows = [{"stage": i, **row} for i, row in enumerate(fields.pop("stages"))]
     return {**fields, "in_flight": found.in_flight, "stages": rows}
 
 
-def shown(found: Partition, levels: tuple[Level, ...], name: str, layout: Layout) -> list[str]:
+def shown(
+    found: PipelinePartition, levels: tuple[Level, ...], name: str, layout: TableLayout
+) -> list[str]:
     """The answer for people."""
     rows = answer(found)["stages"]
     table = render(rows, _COLUMNS, [c.header for c in _COLUMNS[:-1]], layout)
@@ -128,7 +133,7 @@ def shown(found: Partition, levels: tuple[Level, ...], name: str, layout: Layout
 
 
 def _levels(machines: str, bandwidth: str) -> tuple[Level, ...]:
-    from slurm_elastic.models.pipeline import Level  # noqa: PLC0415
+    from slurm_elastic.models.pipedream.partitioner import Level  # noqa: PLC0415
 
     counts = [options.whole(text, "--machines") for text in machines.split(",")]
     speeds = [options.number(text, "--bandwidth") for text in bandwidth.split(",")]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
-from slurm_elastic.cli.tables import Column, Layout, render
+from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
-    from slurm_elastic.controller.answers_schema import (
+    from slurm_elastic.rpc.answers import (
         JobRow,
         PartitionRow,
         ShowAnswer,
@@ -29,12 +29,12 @@ _COLUMNS = (
     Column("WANTS", lambda r: r["wants"]),
     Column("TYPE", lambda r: r["gpu_type"] or "any"),
     Column("WHERE", lambda r: where(r)),  # noqa: PLW0108 - defined below
-    Column("SPEED", lambda r: _running(r, words.speed(r))),
-    Column("PROGRESS", lambda r: _running(r, words.percent(r["progress"])), right=True),
+    Column("SPEED", lambda r: _running(r, formatting.speed(r))),
+    Column("PROGRESS", lambda r: _running(r, formatting.percent(r["progress"])), right=True),
     Column("RESIZES", lambda r: _running(r, str(r["resizes"])), right=True),
     Column("PARTITION", lambda r: r["partition"]),
     Column("STATE", lambda r: r["state"]),
-    Column("NODES", lambda r: words.nodes(r["where"])),
+    Column("NODES", lambda r: formatting.nodes(r["where"])),
     Column("HELD", lambda r: "yes" if r["held"] else "no"),
 )
 _DEFAULT = tuple(c.header for c in _COLUMNS[:10])
@@ -85,7 +85,9 @@ def show(what: str, job: str | None, profile: bool, json_: bool) -> None:
     if job is None:
         what, job = "job", what
     if what not in ("job", "jobs"):
-        raise CliError(f'show: "{words.clean(what)}" is unknown; write `show job {job}`', USAGE)
+        raise CliError(
+            f'show: "{formatting.clean(what)}" is unknown; write `show job {job}`', USAGE
+        )
     answer: Any = client.ask("show", jobs=[job], profile=profile or None)
     if json_:
         options.put_json(answer)
@@ -106,12 +108,12 @@ def _profile(answer: ShowAnswer) -> dict[str, Any]:
     return profile
 
 
-def lines(answer: StatusAnswer, layout: Layout) -> list[str]:
+def lines(answer: StatusAnswer, layout: TableLayout) -> list[str]:
     """The whole of `status`: notes, partitions, jobs."""
     jobs = render(answer["jobs"], _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return jobs
-    notes = [f"note: {words.clean(n)}" for n in answer["notes"]]
+    notes = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
     if answer["mode"] != "act":
         notes.insert(0, f"note: mode is {answer['mode']}: jobs are looked at, not changed")
     head = notes + [_partition(p) for p in answer["partitions"]]
@@ -123,14 +125,16 @@ def where(row: JobRow) -> str:
     """Nodes of a running job, or what a pending one waits for."""
     transition = row["transition"]
     if transition:
-        way = f"-> {words.clean(transition['target'])} ({words.phase(transition['state'])})"
-        return f"{words.places(row['where'])} {way}".lstrip()
+        way = (
+            f"-> {formatting.clean(transition['target'])} ({formatting.phase(transition['state'])})"
+        )
+        return f"{formatting.places(row['where'])} {way}".lstrip()
     if row["stopped"]:
-        return f"held: {words.clean(row['stopped'])}"
+        return f"held: {formatting.clean(row['stopped'])}"
     if row["waiting"] is not None:
-        count, reason = words.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
+        count, reason = formatting.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
         return f"waiting for {count}" + (f": {reason}" if reason else "")
-    text = words.places(row["where"])
+    text = formatting.places(row["where"])
     return f"{text} (held)" if row["held"] else text
 
 
@@ -140,7 +144,9 @@ def waits_for(why: Waiting) -> str:
     if givers:
         names = " and ".join(g["display_id"] for g in givers[:3])
         known = [g["in_s"] for g in givers if g["in_s"] is not None]
-        soon = f" in about {words.span(round(max(known)))}" if len(known) == len(givers) else ""
+        soon = (
+            f" in about {formatting.span(round(max(known)))}" if len(known) == len(givers) else ""
+        )
         verb = "gives" if len(givers) == 1 else "give"
         if not any(g["under_way"] for g in givers):
             verb = "is to give" if len(givers) == 1 else "are to give"
@@ -151,8 +157,8 @@ def waits_for(why: Waiting) -> str:
         return "the controller starts it"
     reason = why["slurm_reason"]
     if reason == "BeginTime" and why["begin_time"]:
-        return f"starts at {words.clock(why['begin_time'])}"
-    return "" if reason in ("", "None") else words.clean(reason)
+        return f"starts at {formatting.clock(why['begin_time'])}"
+    return "" if reason in ("", "None") else formatting.clean(reason)
 
 
 def details(answer: ShowAnswer) -> list[str]:
@@ -160,31 +166,33 @@ def details(answer: ShowAnswer) -> list[str]:
     job, now = answer["job"], answer["time"]
 
     def pairs(**values: object) -> str:
-        shown = ((k, "-" if v in (None, "") else words.clean(v)) for k, v in values.items())
+        shown = ((k, "-" if v in (None, "") else formatting.clean(v)) for k, v in values.items())
         return "   " + " ".join(f"{k}={v}" for k, v in shown)
 
     def seconds(value: float | None) -> str:
-        return "-" if value is None else words.span(value).replace(" ", "")
+        return "-" if value is None else formatting.span(value).replace(" ", "")
 
     out = [
         pairs(JobId=job["display_id"], JobName=job["name"])[3:],
         pairs(User=job["user"], Account=answer["account"], QOS=answer["qos"]),
         pairs(State=job["state"], Partition=job["partition"], Restarts=answer["run"]),
         pairs(Elastic=answer["override"] or answer["directive"], Submitted=answer["directive"]),
-        pairs(GPUs=job["gpus"], Type=job["gpu_type"], Where=words.places(job["where"])),
+        pairs(GPUs=job["gpus"], Type=job["gpu_type"], Where=formatting.places(job["where"])),
         pairs(
-            SubmitTime=words.clock(answer["submit_time"], now),
-            StartTime=words.clock(answer["start_time"], now),
-            EndTime=words.clock(answer["end_time"], now),
+            SubmitTime=formatting.clock(answer["submit_time"], now),
+            StartTime=formatting.clock(answer["start_time"], now),
+            EndTime=formatting.clock(answer["end_time"], now),
             TimeLimit=_limit(answer["time_limit_s"]),
             **(
-                {"ExtendedBy": words.duration(answer["extended_s"])} if answer["extended_s"] else {}
+                {"ExtendedBy": formatting.duration(answer["extended_s"])}
+                if answer["extended_s"]
+                else {}
             ),
         ),
         pairs(
-            Speed=words.speed(job).replace(" ", ""),
+            Speed=formatting.speed(job).replace(" ", ""),
             Step=answer["step"],
-            Progress=words.percent(job["progress"]),
+            Progress=formatting.percent(job["progress"]),
             GlobalBatch=answer["global_batch"],
         ),
         pairs(
@@ -200,7 +208,7 @@ def details(answer: ShowAnswer) -> list[str]:
     out += [pairs(**row) for row in _running_pairs(answer)]
     out += [
         pairs(
-            Measured=f"{words.digits(m['samples_per_s'])}samples/s",
+            Measured=f"{formatting.digits(m['samples_per_s'])}samples/s",
             GPUs=m["gpus"],
             Type=m["gpu_type"],
             Nodes=m["nodes"],
@@ -215,13 +223,13 @@ def details(answer: ShowAnswer) -> list[str]:
                 Application=model["application"],
                 Class=model["job_class"],
                 Batch=model["batch"],
-                NoiseScale=None if scale is None else words.digits(scale),
+                NoiseScale=None if scale is None else formatting.digits(scale),
                 Observed=model["observed"],
             )
         )
         out += [
             pairs(
-                Goodput=f"{words.digits(t['goodput'])}samples/s" if t["goodput"] else None,
+                Goodput=f"{formatting.digits(t['goodput'])}samples/s" if t["goodput"] else None,
                 GPUs=t["gpus"],
                 Type=t["gpu_type"],
                 Nodes=t["nodes"],
@@ -237,9 +245,9 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     running = answer["running"]
     if running and running["layout"]:
-        rows.append({"Layout": running["layout"], "Ordered": answer["ordered_layout"]})
+        rows.append({"TableLayout": running["layout"], "Ordered": answer["ordered_layout"]})
     elif answer["ordered_layout"]:
-        rows.append({"Layout": None, "Ordered": answer["ordered_layout"]})
+        rows.append({"TableLayout": None, "Ordered": answer["ordered_layout"]})
     if answer["ordered_batch"] is not None:
         rows.append({"Batch": answer["global_batch"], "Ordered": answer["ordered_batch"]})
     if running and running["layers"] is not None:
@@ -267,7 +275,7 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     if peak is not None or answer["profile_layers"]:
         rows.append(
             {
-                "PeakMemory": None if peak is None else words.size(peak).replace(" ", ""),
+                "PeakMemory": None if peak is None else formatting.size(peak).replace(" ", ""),
                 "ProfiledLayers": answer["profile_layers"],
                 "ProfileBatch": answer["profile_batch"],
             }
@@ -281,7 +289,7 @@ def _asked(everything: bool) -> StatusAnswer:
     return answer  # type: ignore[no-any-return]
 
 
-def _redraw(everything: bool, layout: Layout, seconds: float) -> None:
+def _redraw(everything: bool, layout: TableLayout, seconds: float) -> None:
     """On a terminal: the newest state in place, until Ctrl-C."""
     from rich.live import Live  # noqa: PLC0415 - slow to import
     from rich.text import Text  # noqa: PLC0415
@@ -302,8 +310,8 @@ def _redraw(everything: bool, layout: Layout, seconds: float) -> None:
 def _partition(row: PartitionRow) -> str:
     types = ", ".join(f"{count} {kind}" for kind, count in row["types"].items() if kind)
     parts = [
-        f"PARTITION {words.clean(row['name'])}",
-        words.gpus(row["gpus"], "") + (f" ({words.clean(types)})" if types else ""),
+        f"PARTITION {formatting.clean(row['name'])}",
+        formatting.gpus(row["gpus"], "") + (f" ({formatting.clean(types)})" if types else ""),
         f"{row['elastic'] + row['rigid']} in use: {row['elastic']} elastic, {row['rigid']} rigid",
         f"{row['idle']} idle",
     ]
@@ -333,4 +341,4 @@ def _yes(value: bool) -> str:
 
 
 def _limit(seconds: int | None) -> str:
-    return "UNLIMITED" if seconds is None else words.duration(seconds)
+    return "UNLIMITED" if seconds is None else formatting.duration(seconds)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_elastic.cli.errors import USAGE, CliError
-from slurm_elastic.cli.words import clean
+from slurm_elastic.cli.formatting import clean
 
 _FIELD = re.compile(r"(\w+)(?:%(-?)(\d+))?")
 
@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TableLayout:
     """The options -o, -h and -P."""
 
     columns: str = ""
@@ -43,7 +43,7 @@ class Layout:
 
 
 def render(
-    rows: Sequence[Any], columns: Sequence[Column], default: Sequence[str], layout: Layout
+    rows: Sequence[Any], columns: Sequence[Column], default: Sequence[str], layout: TableLayout
 ) -> list[str]:
     """Lines of a table.
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_elastic.cli import client, options, words
+from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
-from slurm_elastic.cli.tables import Column, Layout, render
+from slurm_elastic.cli.tables import Column, TableLayout, render
 from slurm_elastic.cli.usage_check import compared
 from slurm_elastic.slurm import accounting
 from slurm_elastic.slurm.accounting import AccountingError
 
 if TYPE_CHECKING:
-    from slurm_elastic.controller.answers_schema import UsageAnswer
+    from slurm_elastic.rpc.answers import UsageAnswer
 
 _HOUR = 3600
 
@@ -24,7 +24,7 @@ _JOBS = (
     Column("USER", lambda r: r["user"]),
     Column("TYPE", lambda r: r["gpu_type"] or "-"),
     Column("GPUHOURS", lambda r: _hours(r["gpu_seconds"]), right=True),
-    Column("ELAPSED", lambda r: words.duration(r["seconds"]), right=True),
+    Column("ELAPSED", lambda r: formatting.duration(r["seconds"]), right=True),
     Column("SHAPES", lambda r: str(r["shapes"]), right=True),
     Column("GPUSECONDS", lambda r: f"{r['gpu_seconds']:.0f}", right=True),
 )
@@ -64,8 +64,8 @@ def usage(
     """
     now = time.time()
     try:
-        first = words.parse_time(start, now)
-        last = words.parse_time(end, now) if end else None
+        first = formatting.parse_time(start, now)
+        last = formatting.parse_time(end, now) if end else None
     except ValueError as error:
         raise CliError(f"usage: {error}", USAGE) from None
     answer: Any = client.ask("usage", user=user, start=first, end=last, runs=check or None)
@@ -94,14 +94,14 @@ def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) 
         click.get_current_context().exit(REFUSED)
 
 
-def used(answer: UsageAnswer, layout: Layout, *, by_user: bool) -> list[str]:
+def used(answer: UsageAnswer, layout: TableLayout, *, by_user: bool) -> list[str]:
     """The whole of `usage`."""
     rows: Any = answer["users"] if by_user else answer["jobs"]
     columns = _USERS if by_user else _JOBS
     people = layout.header and not layout.parsable
     # Said only where it matters: the time asked for begins before.
     asked = answer["start"] or 0.0
-    since = words.kept(answer["kept_since"], answer["time"]) if people else ""
+    since = formatting.kept(answer["kept_since"], answer["time"]) if people else ""
     tail = [since] if since and asked < answer["kept_since"] else []
     if not rows and people:
         return ["no elastic job held GPUs in that time", *tail]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from slurm_elastic.cli import words
-from slurm_elastic.slurm.accounting import Run
+from slurm_elastic.cli import formatting
+from slurm_elastic.slurm.accounting import AccountedRun
 
 if TYPE_CHECKING:
-    from slurm_elastic.controller.answers_schema import RunUsage
+    from slurm_elastic.rpc.answers import RunUsage
 
 
 def compared(
-    counted: Sequence[RunUsage], accounted: Iterable[Run], *, since: float
+    counted: Sequence[RunUsage], accounted: Iterable[AccountedRun], *, since: float
 ) -> tuple[int, list[str]]:
     """How many runs agree to the second, and a line for each that does not.
 
@@ -26,7 +26,7 @@ def compared(
     known = {c["job_id"] for c in counted}
     equal, lines = 0, []
     for key, one in sorted(ours.items()):
-        name = f"{words.clean(one['display_id'])} run {one['run']}"
+        name = f"{formatting.clean(one['display_id'])} run {one['run']}"
         other = theirs.pop(key, None)
         if one["end"] is None or not one["settled"]:
             if other is not None:
@@ -44,12 +44,12 @@ def compared(
         elastic = other.submitted is not None or other.job_id in known
         if elastic and other.gpus and other.seconds:
             gpu_s = other.gpus * other.seconds
-            name = words.clean(other.display_id)
+            name = formatting.clean(other.display_id)
             lines.append(f"{name} run {run}: 0 GPU s, sacct {gpu_s}: nobody saw it (yet)")
     return equal, lines
 
 
-def _difference(one: RunUsage, other: Run) -> str:
+def _difference(one: RunUsage, other: AccountedRun) -> str:
     if other.gpus is None:
         return "sacct does not say how many GPUs: AccountingStorageTRES lacks gres/gpu"
     mine, theirs = round(one["gpus"] * one["seconds"]), other.gpus * other.seconds

@@ -14,27 +14,27 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slurm_elastic.cluster import Job, JobState, Snapshot
-from slurm_elastic.config import Config
-from slurm_elastic.controller.accounts import Accounts
-from slurm_elastic.controller.answers_inputs import PRIVATE, TransitionRow, View
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.dialogue import Dialogue
-from slurm_elastic.controller.engine import Change, Engine
-from slurm_elastic.controller.guardian import Guardian
-from slurm_elastic.controller.housekeeping import Housekeeping
-from slurm_elastic.controller.ledger import Ledger, LedgerError
-from slurm_elastic.controller.pace import Pace
-from slurm_elastic.controller.sayings import words
-from slurm_elastic.controller.time_terms import allowed
-from slurm_elastic.controller.transition import State
-from slurm_elastic.controller.tuning import Tuner
-from slurm_elastic.plan import JobRecord, Plan
-from slurm_elastic.policies.base import Policy
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.log_format import words
+from slurm_elastic.controller.poll_schedule import PollSchedule
+from slurm_elastic.controller.queries.view import PRIVATE, TransitionRow, View
+from slurm_elastic.controller.report_handler import ReportHandler
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.state.usage_reconcile import UsageReconciler
+from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
+from slurm_elastic.controller.transitions.limit_extension import allowed
+from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
+from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.core.cluster import Job, JobState, Snapshot
+from slurm_elastic.core.plan import JobRecord, Plan
+from slurm_elastic.policies.policy_protocol import Policy
 from slurm_elastic.round import decide_round
+from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
 from slurm_elastic.slurm.shape import describe
-from slurm_elastic.slurm.snapshot import Reader
 
 #: Jobs get this long to hear that a notice is withdrawn, before the socket closes.
 _FAREWELL_S = 0.3
@@ -58,19 +58,19 @@ class Controller:
     ) -> None:
         self.config, self.reader, self.ledger, self.policy = config, reader, ledger, policy
         self._log = log
-        self.book = Book(ledger, config)
-        self.housekeeping = Housekeeping(scontrol, config, self.book, log)
-        self.accounts = Accounts(ledger, log)
-        self.guardian = Guardian(scontrol, config, self.book, ledger, log)
-        self.engine = Engine(
+        self.book = JobStore(ledger, config)
+        self.housekeeping = OrphanCleanup(scontrol, config, self.book, log)
+        self.accounts = UsageReconciler(ledger, log)
+        self.guardian = CrashLoopGuard(scontrol, config, self.book, ledger, log)
+        self.engine = TransitionEngine(
             scontrol=scontrol,
             ledger=ledger,
             config=config,
             account=account,
             log=log,
         )
-        self.tuner = Tuner(self.engine.outbox.tell, obeys=getattr(policy, "batches", False))
-        self.dialogue = Dialogue(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
+        self.tuner = BatchTuner(self.engine.outbox.tell, obeys=getattr(policy, "batches", False))
+        self.dialogue = ReportHandler(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
         self.book.learning.tunes = bool(getattr(policy, "tunes", True))
         self.dialogue.freezes = bool(getattr(policy, "freezes", False))
         self.retired = False
@@ -87,7 +87,7 @@ class Controller:
         kept = ledger.get("policy_state", {})
         self._state: Mapping[str, Any] = kept if isinstance(kept, dict) else {}
         self._plan: Plan | None = None
-        self.pace = Pace()
+        self.pace = PollSchedule()
         #: Called from other threads when the next look shall come sooner.
         self.nudge: Callable[[], object] = lambda: None
         #: Another controller that seems to act here, "" for none; asked once a round.
@@ -184,9 +184,9 @@ class Controller:
         """Take note of transitions that have ended."""
         while self.engine.ended:
             transition, job = self.engine.ended.pop(0)
-            if transition.state is State.DONE or transition.given_up:
+            if transition.state is TransitionState.DONE or transition.given_up:
                 self.book.changed(transition, job, time.time())
-            if transition.state is State.DONE and transition.target is not None:
+            if transition.state is TransitionState.DONE and transition.target is not None:
                 self.dialogue.expect(transition)
             self.soon()
 
@@ -306,7 +306,7 @@ class Controller:
                 config=self.config,
                 spare_s=spare_s,
             )
-            changes.append(Change(decision, job, self._notice_s(job), spare_s, *time_left))
+            changes.append(RequestedChange(decision, job, self._notice_s(job), spare_s, *time_left))
         begun = self.engine.begin(changes) if changes else []
         self.tuner.ahead(begun, snapshot, records, self.book.last_reports(snapshot))
         for decision in begun:

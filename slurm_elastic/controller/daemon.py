@@ -30,21 +30,23 @@ from typing import Any
 import click
 import structlog
 
-from slurm_elastic import __version__, config, config_text
-from slurm_elastic.controller import lease
-from slurm_elastic.controller.addresses import own_address
-from slurm_elastic.controller.answers_inputs import View
-from slurm_elastic.controller.answers_topology import network_problems
-from slurm_elastic.controller.api import Server
-from slurm_elastic.controller.api_requests import Refused, Role
-from slurm_elastic.controller.check import CheckAnswer
+from slurm_elastic import __version__
+from slurm_elastic.config import documentation, schema
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
-from slurm_elastic.controller.keeper import Keeper, rival
-from slurm_elastic.controller.ledger import Ledger, LedgerError
-from slurm_elastic.controller.succession import Copying, succeed
-from slurm_elastic.policies import base
+from slurm_elastic.controller.leader import leader_lease
+from slurm_elastic.controller.leader.controller_addresses import own_address
+from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
+from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
+from slurm_elastic.controller.queries.topology_answer import network_problems
+from slurm_elastic.controller.queries.view import View
+from slurm_elastic.controller.server.request_handler import RequestHandler
+from slurm_elastic.controller.server.requests import RequestRefusedError, Role
+from slurm_elastic.controller.server.socket_server import Server
+from slurm_elastic.controller.site_check import CheckAnswer
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.policies import policy_protocol
 from slurm_elastic.slurm.limits import LimitBook
+from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
     NotActive,
@@ -52,7 +54,6 @@ from slurm_elastic.slurm.scontrol import (
     SlurmUnreachable,
     always,
 )
-from slurm_elastic.slurm.snapshot import Reader, pyslurm_version
 
 _RETRY_S = 5.0
 #: Who stands by copies the active one's ledger at every so many looks at the lease.
@@ -76,10 +77,10 @@ class Daemon:
 
     def __init__(self, path: Path, log: Any) -> None:
         self._path, self._log = path, log
-        self._config = config.load(path, policies=base.known())
+        self._config = schema.load(path, policies=policy_protocol.known())
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
         #: With several controllers: this one's part in their lease.
-        self._keeper: Keeper | None = None
+        self._keeper: LeaderElection | None = None
 
     def run(self) -> None:
         """Until SIGTERM.
@@ -102,7 +103,7 @@ class Daemon:
         if self._keeper:
             self._open(server)
         try:
-            while self._stand_by(Copying(ledger, self._log)):
+            while self._stand_by(StandbySync(ledger, self._log)):
                 self._act(ledger, reader, server)
         finally:
             _notify("STOPPING=1")
@@ -115,11 +116,11 @@ class Daemon:
         self._say_hello()
         _notify("READY=1")
 
-    def _make_keeper(self, reader: Reader, address: str) -> Keeper:
+    def _make_keeper(self, reader: Reader, address: str) -> LeaderElection:
         takeover_s = self._config.controller.takeover_s
-        keeper = Keeper(
+        keeper = LeaderElection(
             reader=reader,
-            writes=LeaseWrites(timeout_s=takeover_s * lease.GAP, account=_account()),
+            writes=LeaseWrites(timeout_s=takeover_s * leader_lease.GAP, account=_account()),
             prefix=self._config.slurm.reservation_prefix,
             address=address,
             takeover_s=takeover_s,
@@ -134,7 +135,7 @@ class Daemon:
         active = self._keeper.active_address
         return Role("active" if self._keeper.holds else "standby", active)
 
-    def _stand_by(self, copying: Copying) -> bool:
+    def _stand_by(self, copying: StandbySync) -> bool:
         """Wait until it is for this daemon to act; False: told to stop."""
         said, copied = "", float("-inf")
         while self._keeper and not self._stop:
@@ -173,14 +174,14 @@ class Daemon:
                 timeout_s=self._config.slurm.timeout_s, right=keeper.right if keeper else always
             ),
             ledger=ledger,
-            policy=base.load(self._config),
+            policy=policy_protocol.load(self._config),
             account=_account(),
             log=self._log,
         )
         controller.rival = lambda: self._rival(reader)
         controller.engine.outbox.wake, controller.nudge = server.wake, self._wakeup.set
         reconfigure = lambda: self._reconfigure(controller)  # noqa: E731 - bound to this one
-        server.serve(Desk(controller, check=self._check, reconfigure=reconfigure))
+        server.serve(RequestHandler(controller, check=self._check, reconfigure=reconfigure))
         if keeper is None:
             self._open(server)
         try:
@@ -219,7 +220,7 @@ class Daemon:
     def _reload_if_asked(self, controller: Controller | None) -> None:
         if self._reload:
             self._reload = False
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(RequestRefusedError):
                 self._reconfigure(controller)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
@@ -258,10 +259,10 @@ class Daemon:
             Refused: it is broken.
         """
         try:
-            fresh = config.load(self._path, policies=base.known())
-        except config.ConfigError as error:
+            fresh = schema.load(self._path, policies=policy_protocol.known())
+        except schema.ConfigError as error:
             self._log.error(f"configuration not changed: {error}")
-            raise Refused(f"configuration not changed: {error}") from None
+            raise RequestRefusedError(f"configuration not changed: {error}") from None
         later = [name for section, name in _FIXED if _differs(fresh, self._config, section, name)]
         if fresh.api != self._config.api:
             later.append("[api]")
@@ -318,7 +319,7 @@ def _account() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def _differs(one: config.Config, other: config.Config, section: str, name: str) -> bool:
+def _differs(one: schema.Config, other: schema.Config, section: str, name: str) -> bool:
     return bool(getattr(getattr(one, section), name) != getattr(getattr(other, section), name))
 
 
@@ -365,7 +366,7 @@ def _line(_: Any, __: str, event: Any) -> str:
     "--config",
     "path",
     type=click.Path(path_type=Path),
-    default=config.DEFAULT_PATH,
+    default=schema.DEFAULT_PATH,
     show_default=True,
     help="The configuration.",
 )
@@ -374,11 +375,11 @@ def _line(_: Any, __: str, event: Any) -> str:
 def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> None:  # noqa: ARG001
     """The controller of slurm-elastic: reads the cluster, decides, and resizes elastic jobs."""
     if print_config:
-        click.echo(config_text.example(), nl=False)
+        click.echo(documentation.example(), nl=False)
         return
     log = _logger(verbose)
     try:
         Daemon(path, log).run()
-    except (config.ConfigError, LedgerError, OSError) as error:
+    except (schema.ConfigError, LedgerError, OSError) as error:
         click.echo(f"selasticd: {error}", err=True)
         raise SystemExit(1) from None

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.core.directive import Directive, DirectiveError
 
 ENVIRONMENT = "SLURM_ELASTIC"
 #: Longest comment Slurm accepts, in bytes.

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job import srun
-from slurm_elastic.job.options import Options
-from slurm_elastic.job.slurm_env import Allocation, clean, following_ports, master_port
+from slurm_elastic.job.esrun_options import Options
+from slurm_elastic.job.slurm_env import SlurmAllocation, clean, following_ports, master_port
 
 _PROBE_S = 20.0
 
@@ -41,7 +41,7 @@ def hold_signals() -> None:
     _signal.pthread_sigmask(_signal.SIG_BLOCK, SIGNALS)
 
 
-class Child:
+class SrunProcess:
     """A started srun.
 
     Attributes:
@@ -67,7 +67,7 @@ class Child:
             os.close(handle)
 
 
-class Launch:
+class RankLaunch:
     """The step of this job, to be started once or again.
 
     Attributes:
@@ -81,7 +81,7 @@ class Launch:
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         self.options = options
-        self.allocation = Allocation(env)
+        self.allocation = SlurmAllocation(env)
         self.tasks: tuple[int, ...] = ()
         self.gpus = False
         self.attempt = 0
@@ -122,13 +122,13 @@ class Launch:
             extra=self.options.srun_args,
         )
 
-    def start(self) -> Child:
+    def start(self) -> SrunProcess:
         """Start the step, on a port that no earlier attempt used."""
         job = self.allocation
         port = free_port(master_port(job.job_id, job.run, self.attempt))
         self.attempt += 1
         mark = f"{job.run_id}.{job.run}.{self.attempt}"
-        child = Child(
+        child = SrunProcess(
             self.command(),
             srun.step_environment(
                 self._env, job, self.tasks, port=port, socket=self._socket, step=mark
@@ -146,7 +146,7 @@ class Launch:
         return [name for name, count in by_node if count]
 
 
-def describe(allocation: Allocation, tasks: Sequence[int]) -> str:
+def describe(allocation: SlurmAllocation, tasks: Sequence[int]) -> str:
     """The world in words: `6 ranks on g[01-02] (4+2)`."""
     ranks = sum(tasks)
     text = f"{ranks} rank{'s' if ranks > 1 else ''} on {allocation.nodelist}"

@@ -40,7 +40,7 @@ class AllocationError(Exception):
     """The environment does not describe a job that esrun can start; one clear line."""
 
 
-class Allocation:
+class SlurmAllocation:
     """The job as it runs now.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from slurm_elastic.job.slurm_env import Allocation
+from slurm_elastic.job.slurm_env import SlurmAllocation
 
 #: Marks the processes of one step, so that `SIGNAL_SCRIPT` finds them.
 STEP_VARIABLE = "SLURM_ELASTIC_STEP"
@@ -80,7 +80,7 @@ _PROBE_SCRIPT = """
 """
 
 
-def probe_command(allocation: Allocation, env: Mapping[str, str]) -> list[str]:
+def probe_command(allocation: SlurmAllocation, env: Mapping[str, str]) -> list[str]:
     """An srun that asks each node for its GPUs; the environment tells only the first node's.
 
     Naming no GPUs grants the step all of the job's, except in jobs submitted with GPUs per task:
@@ -111,7 +111,7 @@ def probed(output: str, nodes: int) -> tuple[int, ...] | None:
     return tuple(counts[node] for node in range(nodes))
 
 
-def tasks_per_node(allocation: Allocation, gpus: Sequence[int]) -> tuple[int, ...]:
+def tasks_per_node(allocation: SlurmAllocation, gpus: Sequence[int]) -> tuple[int, ...]:
     """One task per GPU; without any GPU the tasks that the job asked for, at least one a node."""
     if any(gpus):
         return tuple(gpus)
@@ -121,7 +121,7 @@ def tasks_per_node(allocation: Allocation, gpus: Sequence[int]) -> tuple[int, ..
 
 
 def command(
-    allocation: Allocation,
+    allocation: SlurmAllocation,
     tasks: Sequence[int],
     program: Sequence[str],
     *,
@@ -169,7 +169,7 @@ def helper_command(nodes: Sequence[str], script: str, *arguments: str) -> list[s
 
 def step_environment(
     env: Mapping[str, str],
-    allocation: Allocation,
+    allocation: SlurmAllocation,
     tasks: Sequence[int],
     *,
     port: int,

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 
-from slurm_elastic.job.launch import Child
+from slurm_elastic.job.launch import SrunProcess
 
 _SETTLE_S = 2.0
 _PREFIX = b"srun: error: "
@@ -21,7 +21,7 @@ _PREFIX = b"srun: error: "
 class Step:
     """A started srun and its error output."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: SrunProcess) -> None:
         self.child = child
         self._ended = threading.Event()
         self._first_failure: int | None = None

@@ -10,17 +10,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from slurm_elastic.job import channel
-from slurm_elastic.job.again import Again
-from slurm_elastic.job.courier import Courier
-from slurm_elastic.job.desk import Desk
-from slurm_elastic.job.launch import SIGNALS, Child, Launch, say
-from slurm_elastic.job.local_server import LocalServer
-from slurm_elastic.job.proof import MemoryFile
-from slurm_elastic.job.ranks import Ranks
-from slurm_elastic.job.script import ScriptWatch
+from slurm_elastic.core.report import Report
+from slurm_elastic.job.controller_client import ControllerClient
+from slurm_elastic.job.in_place_restart import InPlaceRestart
+from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, say
+from slurm_elastic.job.rank_signals import RankSignals
+from slurm_elastic.job.rank_socket_server import RankSocketServer
+from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.step import Step
-from slurm_elastic.report import Report
+from slurm_elastic.job.unmodified.resume_state import ResumeStateFile
+from slurm_elastic.job.unmodified.script_watch import ScriptWatch
+from slurm_elastic.rpc import frames
 
 _FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: Slurm sends SIGCONT directly before the SIGTERM that ends a job.
@@ -39,11 +39,11 @@ class Supervisor:
         child: the first start, if it has been made already.
     """
 
-    def __init__(self, launch: Launch, child: Child | None = None) -> None:
+    def __init__(self, launch: RankLaunch, child: SrunProcess | None = None) -> None:
         self._launch = launch
-        self._ranks = Ranks(launch)
+        self._ranks = RankSignals(launch)
         job = launch.allocation
-        self._desk = Desk(
+        self._desk = ReportState(
             Report(
                 job_id=job.job_id,
                 run=job.run,
@@ -61,7 +61,7 @@ class Supervisor:
         self._all_told = False
         self._ending = False
         self._continued_at = -math.inf
-        self._courier: Courier | None = None
+        self._courier: ControllerClient | None = None
 
     def run(self) -> int:
         """Stand by until the program has ended; its exit code."""
@@ -70,14 +70,14 @@ class Supervisor:
         # Before any thread starts: helpers that threads start must not inherit the block.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         listener = socket.socket(fileno=self._launch.listener.detach())
-        address = channel.controller_address()
+        address = frames.controller_address()
         if address:
             self._desk.expect()
-        server = LocalServer(self._desk, listener, joined=self._library_joined)
+        server = RankSocketServer(self._desk, listener, joined=self._library_joined)
         server.start()
-        again = Again(self._desk, server)
+        again = InPlaceRestart(self._desk, server)
         if address:
-            self._courier = Courier(self._desk, address)
+            self._courier = ControllerClient(self._desk, address)
             self._courier.start()
         if self._script:
             self._script.start()
@@ -96,7 +96,7 @@ class Supervisor:
         return ScriptWatch(
             pattern=pattern,
             desk=self._desk,
-            memory=MemoryFile(self._launch.allocation.run_id),
+            memory=ResumeStateFile(self._launch.allocation.run_id),
             ask=(lambda: self._in_background(self._ask, name)) if name else None,
             restart=lambda: self._in_background(self._stop),
             guard=self._ranks,
@@ -108,7 +108,7 @@ class Supervisor:
             self._script.begin_attempt(restarted=restarted)
         return self._stand_by(self._launch.start())
 
-    def _stand_by(self, child: Child) -> Step:
+    def _stand_by(self, child: SrunProcess) -> Step:
         self._ranks.mark = child.mark
         return Step(child)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_elastic.application import Application, Observation
+from slurm_elastic.core.application import Application, Observation
 from slurm_elastic.models.throughput import ThroughputParameters
 
 

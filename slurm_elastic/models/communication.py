@@ -67,7 +67,7 @@ class SlowdownTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class GangLink:
     """One tier of the network: bytes/s that one GPU can send, and seconds per message."""
 
     bytes_s: float
@@ -107,10 +107,10 @@ class ClosedForm:
 
     compute_s: Mapping[str, float]
     gradient_bytes: Mapping[str, float]
-    domain: Link
-    node: Link
-    rack: Link
-    spine: Link
+    domain: GangLink
+    node: GangLink
+    rack: GangLink
+    spine: GangLink
     method: str = "hierarchical"
     overlap: float = 0.0
     uplink_share: float = 1.0
@@ -131,7 +131,9 @@ class ClosedForm:
 
     def seconds(self, size: float, gpus: int, span: Span) -> float:
         """Seconds of one all-reduce of `size` bytes."""
-        spine = Link(bytes_s=self.spine.bytes_s * self.uplink_share, latency_s=self.spine.latency_s)
+        spine = GangLink(
+            bytes_s=self.spine.bytes_s * self.uplink_share, latency_s=self.spine.latency_s
+        )
         racks, nodes, domains = span
         # Uneven shares count as their mean: the tiers' participants may be fractions.
         tiers = (
@@ -213,11 +215,11 @@ def uplink_shares(users: Mapping[str, int], *, congestion: float = 1.0) -> dict[
     return {link: 1.0 / (max(1, count) * congestion) for link, count in users.items()}
 
 
-def _ring(size: float, count: float, link: Link) -> float:
+def _ring(size: float, count: float, link: GangLink) -> float:
     return 2 * (count - 1) * (size / (count * link.bytes_s) + link.latency_s)
 
 
-def _tree(size: float, count: float, link: Link) -> float:
+def _tree(size: float, count: float, link: GangLink) -> float:
     return 2 * math.ceil(math.log2(count)) * (size / link.bytes_s + link.latency_s)
 
 

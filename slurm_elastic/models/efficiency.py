@@ -21,7 +21,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slurm_elastic.application import Noise
+from slurm_elastic.core.application import Noise
 
 Floats = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ GAMMA = (1.0, 10.0)
 _TOLERANCE = 1e-5
 
 
-class Link(enum.IntEnum):
+class FitLink(enum.IntEnum):
     """What a step's gradients travel over."""
 
     NONE = 0
@@ -36,11 +36,11 @@ class Link(enum.IntEnum):
     ACROSS = 2
 
 
-_INSIDE, _ACROSS = int(Link.INSIDE), int(Link.ACROSS)
+_INSIDE, _ACROSS = int(FitLink.INSIDE), int(FitLink.ACROSS)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FitPoint:
     """One measurement, as the objective wants it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Point:
         log_compute, log_step: natural logarithms of the measured seconds.
     """
 
-    link: Link
+    link: FitLink
     extra: float
     micro_batch: int
     log_compute: float
@@ -57,14 +57,14 @@ class Point:
     @classmethod
     def measured(
         cls, *, nodes: int, replicas: int, micro_batch: int, step_s: float, micro_step_s: float
-    ) -> Point:
+    ) -> FitPoint:
         """The point of one measured configuration."""
-        link = Link.NONE if replicas == 1 else Link.INSIDE if nodes == 1 else Link.ACROSS
+        link = FitLink.NONE if replicas == 1 else FitLink.INSIDE if nodes == 1 else FitLink.ACROSS
         extra = max(replicas - 2, TINY)
         return cls(link, extra, micro_batch, math.log(micro_step_s), math.log(step_s))
 
 
-def objective(points: Sequence[Point]) -> Objective:  # noqa: PLR0915 - one formula
+def objective(points: Sequence[FitPoint]) -> Objective:  # noqa: PLR0915 - one formula
     """The function theta -> (objective, its gradient); formula in `throughput.fit`.
 
     Entries of theta: alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma.
@@ -143,7 +143,7 @@ def objective(points: Sequence[Point]) -> Objective:  # noqa: PLR0915 - one form
 
 
 def _by_network(
-    points: Sequence[Point],
+    points: Sequence[FitPoint],
 ) -> list[tuple[int, float, list[tuple[int, float, float]]]]:
     """(link, extra, [(micro-batch, log compute, log step), ...]) of the points that share T_net."""
     groups: dict[tuple[int, float], list[tuple[int, float, float]]] = {}
@@ -153,7 +153,7 @@ def _by_network(
     return [(link, extra, members) for (link, extra), members in groups.items()]
 
 
-def bounds(points: Sequence[Point], *, overlap: bool) -> tuple[Floats, Floats, Floats]:
+def bounds(points: Sequence[FitPoint], *, overlap: bool) -> tuple[Floats, Floats, Floats]:
     """(start, lower, upper) as in Sia's artifact: what cannot be told apart is fixed.
 
     alpha_c is half the measured time if all points have one micro-batch; what no
@@ -164,9 +164,9 @@ def bounds(points: Sequence[Point], *, overlap: bool) -> tuple[Floats, Floats, F
     fixed: dict[int, float] = {}
     if len({p.micro_batch for p in points}) == 1:
         fixed[0] = sum(math.exp(p.log_compute) for p in points) / len(points) / 2
-    if not any(p.link is Link.ACROSS for p in points):
+    if not any(p.link is FitLink.ACROSS for p in points):
         fixed |= {2: TINY, 3: TINY}
-    if not any(p.link is Link.INSIDE for p in points):
+    if not any(p.link is FitLink.INSIDE for p in points):
         fixed |= {4: TINY, 5: TINY}
     if not any(p.extra >= 1 for p in points):
         fixed |= {3: TINY, 5: TINY}
@@ -175,7 +175,7 @@ def bounds(points: Sequence[Point], *, overlap: bool) -> tuple[Floats, Floats, F
     return np.clip(start, lower, upper), lower, upper
 
 
-def published(points: Sequence[Point], *, overlap: bool) -> list[float]:
+def published(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
     """The theta that Sia's artifact finds: L-BFGS-B from its one start, to its tolerance.
 
     It often stops well above the minimum, and the artifact's decisions rest on that.

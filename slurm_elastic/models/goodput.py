@@ -8,7 +8,7 @@ A `GoodputModel` is immutable and made from `Learned` alone: equal knowledge giv
 the same object, and all that does not depend on the gradient noise (the fits, and
 the throughput of every candidate) is shared from round to round.
 
->>> from slurm_elastic.application import *
+>>> from slurm_elastic.core.application import *
 >>> job = Application(name="net", initial_batch=8, max_batch=64, batch=8,
 ...                   types=(TypeProfile("t4", least=1, most=16, single=40.0),
 ...                          TypeProfile("a100", least=1, most=16, single=80.0)))
@@ -28,13 +28,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slurm_elastic.application import JobClass, Learned, Noise
-from slurm_elastic.models import efficiency, tables
-from slurm_elastic.models.candidates import Configurations
-from slurm_elastic.models.tables import WHOLE, Basis, Part, Table
+from slurm_elastic.core.application import JobClass, Learned, Noise
+from slurm_elastic.models import efficiency, goodput_tables
+from slurm_elastic.models.batch_candidates import ConfigurationSet
+from slurm_elastic.models.goodput_tables import WHOLE, GoodputBasis, GoodputTable, RemainingWork
 from slurm_elastic.models.throughput import ThroughputParameters
 
-__all__ = ["Configurations", "Floats", "GoodputModel", "goodput_matrix"]
+__all__ = ["ConfigurationSet", "Floats", "GoodputModel", "goodput_matrix"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,7 +51,7 @@ class GoodputModel:
 
     __slots__ = ("_basis", "_fixed", "_sqr", "_var", "compat", "noise", "observed_types")
 
-    def __init__(self, basis: Basis, noise: Noise | None) -> None:
+    def __init__(self, basis: GoodputBasis, noise: Noise | None) -> None:
         self.noise = noise
         self.compat = basis.compat
         self.observed_types: tuple[str, ...] = tuple(basis.observations)
@@ -76,7 +76,7 @@ class GoodputModel:
         Raises:
             ValueError: a value that cannot be (NaN, not positive, ...); names the field.
         """
-        of = tables.basis(
+        of = goodput_tables.basis(
             learned.application,
             learned.observations,
             per_node=tuple(sorted(per_node.items())) if per_node else (),
@@ -113,9 +113,9 @@ class GoodputModel:
 
     def row(self, types: Sequence[str], nodes: Sequence[int], gpus: Sequence[int]) -> Floats:
         """Goodput of configurations of mixed types, all three of equal length."""
-        return self.goodputs_of(Configurations(tuple(types), tuple(nodes), tuple(gpus)))
+        return self.goodputs_of(ConfigurationSet(tuple(types), tuple(nodes), tuple(gpus)))
 
-    def goodputs_of(self, configurations: Configurations, part: Part = WHOLE) -> Floats:
+    def goodputs_of(self, configurations: ConfigurationSet, part: RemainingWork = WHOLE) -> Floats:
         """Goodput of each configuration; fastest when the same object is asked every round.
 
         Args:
@@ -161,19 +161,19 @@ class GoodputModel:
             found.accumulation[at].reshape(shape),
         )
 
-    def _values(self, table: Table) -> Floats:
+    def _values(self, table: GoodputTable) -> Floats:
         return np.asarray(table.weight / (self._var + self._sqr * table.scale))
 
     def _table(
         self,
-        configurations: Configurations,
+        configurations: ConfigurationSet,
         *,
         max_batch: int | None = None,
         most: int | None = None,
         own_limits: bool = False,
-        part: Part = WHOLE,
-    ) -> Table:
-        return tables.table(
+        part: RemainingWork = WHOLE,
+    ) -> GoodputTable:
+        return goodput_tables.table(
             self._basis,
             configurations,
             fixed=self._fixed,
@@ -184,7 +184,7 @@ class GoodputModel:
         )
 
 
-def goodput_matrix(models: Sequence[GoodputModel], configurations: Configurations) -> Floats:
+def goodput_matrix(models: Sequence[GoodputModel], configurations: ConfigurationSet) -> Floats:
     """Goodput of every job in every configuration; the same model is asked once.
 
     Args:
@@ -209,20 +209,20 @@ def goodput_matrix(models: Sequence[GoodputModel], configurations: Configuration
 
 
 @lru_cache(maxsize=8192)
-def _model(of: Basis, noise: Noise | None) -> GoodputModel:
+def _model(of: GoodputBasis, noise: Noise | None) -> GoodputModel:
     return GoodputModel(of, noise)
 
 
 @lru_cache(maxsize=4096)
-def _one(gpu_type: str, nodes: int, gpus: int) -> Configurations:
-    return Configurations((gpu_type,), (nodes,), (gpus,))
+def _one(gpu_type: str, nodes: int, gpus: int) -> ConfigurationSet:
+    return ConfigurationSet((gpu_type,), (nodes,), (gpus,))
 
 
 def _configurations(
     gpu_type: str, nodes: ArrayLike | int, gpus: ArrayLike | int
-) -> tuple[tuple[int, ...], Configurations]:
+) -> tuple[tuple[int, ...], ConfigurationSet]:
     if isinstance(nodes, int) and isinstance(gpus, int):
         return (), _one(gpu_type, nodes, gpus)
     n, g = np.broadcast_arrays(nodes, gpus)
     names = (gpu_type,) * n.size
-    return n.shape, Configurations(names, tuple(n.ravel().tolist()), tuple(g.ravel().tolist()))
+    return n.shape, ConfigurationSet(names, tuple(n.ravel().tolist()), tuple(g.ravel().tolist()))

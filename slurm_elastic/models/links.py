@@ -10,7 +10,7 @@ With g GPUs evenly on n nodes in r racks, of which the busiest uplink gives us a
 A tier whose speed nobody knows costs nothing here; the caller has a stated loss for it.
 
 >>> links = Links(rack=2e9, spine=1e9)
->>> toll = Toll(links=links, gradient_bytes=1e9, work=(("a100", 8.0),))
+>>> toll = CommunicationCost(links=links, gradient_bytes=1e9, work=(("a100", 8.0),))
 >>> toll.seconds(8, 2, 1).tolist(), toll.seconds(8, 2, 2).tolist()
 (0.5, 1.0)
 >>> toll.part("a100", 8, 2, 2), toll.part("a100", 1, 1, 1)
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slurm_elastic.plan import JobRecord, Measurement
+from slurm_elastic.core.plan import JobRecord, Measurement
 
 Floats = NDArray[np.float64]
 
@@ -107,7 +107,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Toll:
+class CommunicationCost:
     """What its links cost one job; hashable, as models are cached by it.
 
     Attributes:
@@ -126,7 +126,9 @@ class Toll:
     scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     @classmethod
-    def of(cls, record: JobRecord, links: Links, rates: Mapping[str, float]) -> Toll | None:
+    def of(
+        cls, record: JobRecord, links: Links, rates: Mapping[str, float]
+    ) -> CommunicationCost | None:
         """What is known of a job; None: too little, the stated losses count.
 
         Args:

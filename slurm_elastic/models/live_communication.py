@@ -1,16 +1,17 @@
 """What distance costs the jobs of a round: the part of its time in which each computes.
 
 By job, the best that is known: what it measured where it ran (`Stalls`); elsewhere the closed form
-by the links' speeds, its gradient bytes and its computing (`Toll`, links.py), scaled by its stalls;
-else its speed model's curve. A stall is the time that a step stood still for the others: besides
-communication that is not hidden behind computing, it contains waiting for slower ranks.
+by the links' speeds, its gradient bytes and its computing (`CommunicationCost`, links.py), scaled
+by its stalls; else its speed model's curve. A stall is the time that a step stood still for the
+others: besides communication that is not hidden behind computing, it contains waiting for slower
+ranks.
 
->>> from slurm_elastic.config import Speedup
+>>> from slurm_elastic.config.schema import Speedup
 >>> from slurm_elastic.models.links import Links
 >>> record = JobRecord(job_id=7, gradient_bytes=1e9, measurements=(
 ...     Measurement(gpu_type="a100", gpus=8, nodes=1, samples_per_s=64.0, steps=9,
 ...                 compute_s=1.0, sync_s=0.0, reports=3),))
->>> toll = Toll.of(record, Links(spine=0.5e9), {})
+>>> toll = CommunicationCost.of(record, Links(spine=0.5e9), {})
 >>> model = SpeedModel.fit(Speedup(), record.measurements, toll)
 >>> live = LiveCommunication.of({7: record}, {7: model})
 >>> live.words("7", 8, (2, 2, 2))
@@ -23,10 +24,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.models.communication import CommunicationError, Span, Stalls
-from slurm_elastic.models.links import Toll, stalls
+from slurm_elastic.models.links import CommunicationCost, stalls
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import JobRecord, Measurement
 
 #: A job computes at least this part of its time.
 _LEAST = 1e-6
@@ -132,7 +133,7 @@ class _Curve:
         return _clamped(self.model.speed(kind, gpus, nodes, racks) / alone if alone > 0 else 1.0)
 
 
-def _covers(toll: Toll, span: Span) -> bool:
+def _covers(toll: CommunicationCost, span: Span) -> bool:
     """Whether the speed of the farthest tier is known."""
     racks, nodes, _ = span
     links = toll.links

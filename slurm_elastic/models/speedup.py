@@ -10,7 +10,7 @@ doubling inside a node keeps `1 - loss_in_node` of the efficiency, each
 doubling of nodes, and again of racks, `1 - loss_across_nodes`. base[t] is
 `types[t]` (1 for types that are not named): the speed is relative to one GPU
 of a type that counts 1. Where the job's gradient bytes, its computing and the
-speed of a tier's links are known (`Toll`, links.py), what that tier's stated loss
+speed of a tier's links are known (`CommunicationCost`, links.py), what that tier's stated loss
 would cost is replaced by the part of its time in which the job computes.
 
 **With reports** the speed is in samples/s and three things are fitted in log
@@ -28,8 +28,8 @@ rate per GPU of the smallest measured shape of that type, and losses stay in
 toll, and at the measured corrections, it need not be, therefore decisions use
 `concave_envelope`. A toll only ever lowers a speed, and only its own job's.
 
->>> from slurm_elastic.config import Speedup
->>> model = SpeedModel.fit(Speedup(loss_in_node=0.0, loss_across_nodes=0.5), ())
+>>> from slurm_elastic.config.schema import SpeedupSettings
+>>> model = SpeedModel.fit(SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.5), ())
 >>> model.speeds("a100", [1, 4, 8], [1, 1, 2]).tolist()
 [1.0, 4.0, 4.0]
 """
@@ -44,9 +44,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slurm_elastic.config import Speedup
-from slurm_elastic.models.links import Toll
-from slurm_elastic.plan import Measurement
+from slurm_elastic.config.schema import SpeedupSettings
+from slurm_elastic.core.plan import Measurement
+from slurm_elastic.models.links import CommunicationCost
 
 Floats = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ class SpeedModel:
         losses: tuple[float, float, float],
         theta: float = 0.0,
         points: Mapping[str, tuple[Floats, Floats, Floats, Floats]] | None = None,
-        toll: Toll | None = None,
+        toll: CommunicationCost | None = None,
     ) -> None:
         self._bases = dict(bases)
         self._other = other
@@ -96,7 +96,10 @@ class SpeedModel:
 
     @classmethod
     def fit(
-        cls, stated: Speedup, measurements: tuple[Measurement, ...], toll: Toll | None = None
+        cls,
+        stated: SpeedupSettings,
+        measurements: tuple[Measurement, ...],
+        toll: CommunicationCost | None = None,
     ) -> SpeedModel:
         """The model for these measurements; measurements that cannot be are left out."""
         return _fit(
@@ -224,7 +227,7 @@ def _fit(
     loss_across_nodes: float,
     rates: tuple[tuple[str, float], ...],
     measurements: tuple[Measurement, ...],
-    toll: Toll | None,
+    toll: CommunicationCost | None,
 ) -> SpeedModel:
     across = _exponent(loss_across_nodes)
     stated = np.array([_exponent(loss_in_node), across, across])
@@ -301,7 +304,7 @@ def _shape(
 
 
 def _log_part(
-    toll: Toll, gpu_type: str, g: Floats, n: Floats, r: Floats, *, share: float = 1.0
+    toll: CommunicationCost, gpu_type: str, g: Floats, n: Floats, r: Floats, *, share: float = 1.0
 ) -> Floats:
     """Log2 of the part of its time in which the job computes, at least `_LEAST_LOG`."""
     parts = toll.parts(gpu_type, g, n, r, share=share)

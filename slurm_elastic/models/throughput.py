@@ -13,7 +13,7 @@ Sia (SOSP'23) takes it over from Pollux (OSDI'21, section 4.1). A replica needs
 gamma = 1 means no overlap, a large gamma a perfect one. `fit` finds the seven
 numbers of one job on one GPU type from what it measured there.
 
->>> from slurm_elastic.application import Observation
+>>> from slurm_elastic.core.application import Observation
 >>> seen = Observation("t4", nodes=1, gpus=1, micro_batch=8, step_s=0.2, micro_step_s=0.2)
 >>> model = fit((seen,))
 >>> model.throughput(nodes=1, replicas=[1, 2], micro_batch=8).round(3).tolist()
@@ -30,16 +30,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from slurm_elastic.application import Observation
-from slurm_elastic.models import fitting, restarts
-from slurm_elastic.models.fitting import Link, Point
+from slurm_elastic.core.application import Observation
+from slurm_elastic.models import fitting, multistart
+from slurm_elastic.models.fitting import FitLink, FitPoint
 
 Floats = NDArray[np.float64]
 
 #: Seconds of communication of a single replica; also the least of alpha and beta.
 TINY = fitting.TINY
 #: Starts of a fit unless told otherwise.
-STARTS = restarts.STARTS
+STARTS = multistart.STARTS
 #: A type that never ran on several nodes pays this much more there than within one (artifact).
 _ACROSS = 1.1
 
@@ -189,7 +189,7 @@ def objective(
     """What `fit` minimises, at these parameters."""
     points = _points(tuple(observations), unit)
     theta = list(astuple(parameters))
-    if not any(p.link is Link.ACROSS for p in points):
+    if not any(p.link is FitLink.ACROSS for p in points):
         theta[2] = theta[3] = TINY  # what fit set afterwards is not part of its objective
     return fitting.objective(points)(theta)[0]
 
@@ -202,26 +202,26 @@ def _fit(
     if starts == 1:
         theta = fitting.published(points, overlap=overlap)
     else:
-        theta = restarts.search(points, overlap=overlap, starts=starts)
-    if not any(p.link is Link.ACROSS for p in points):
+        theta = multistart.search(points, overlap=overlap, starts=starts)
+    if not any(p.link is FitLink.ACROSS for p in points):
         theta[2] = max(theta[2], _ACROSS * theta[4])
         theta[3] = max(theta[3], _ACROSS * theta[5])
     return ThroughputParameters(*theta)
 
 
-def _points(observations: tuple[Observation, ...], unit: int) -> tuple[Point, ...]:
+def _points(observations: tuple[Observation, ...], unit: int) -> tuple[FitPoint, ...]:
     if not observations:
         raise ValueError("no observations to fit: at least one is needed")
     if len({o.gpu_type for o in observations}) > 1:
         names = ", ".join(sorted({o.gpu_type for o in observations}))
         raise ValueError(f"observations of several GPU types ({names}): fit each type by itself")
-    points: dict[tuple[int, int, int], Point] = {}
+    points: dict[tuple[int, int, int], FitPoint] = {}
     for o in observations:
         check(o, unit)
         replicas = o.gpus // unit
         points.setdefault(
             (o.nodes, replicas, o.micro_batch),
-            Point.measured(
+            FitPoint.measured(
                 nodes=o.nodes,
                 replicas=replicas,
                 micro_batch=o.micro_batch,

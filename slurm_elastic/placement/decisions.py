@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.placement.assign import Assignment, Outcome
-from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.ledger import Ledger, union
-from slurm_elastic.placement.neighbour import Neighbours
-from slurm_elastic.placement.tenants import Tenant
-from slurm_elastic.placement.words import Explainer, awaits, gives, gpus, notes, whose
-from slurm_elastic.plan import Action, Alternative, Decision, Plan, Proposal
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Action, Alternative, Decision, Plan, Proposal
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
+from slurm_elastic.placement.eligibility import RoundJob
+from slurm_elastic.placement.explanation import Explainer, awaits, gives, gpus, notes, whose
+from slurm_elastic.placement.free_resources import FreeResources, union
+from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.placement.pending_claims import PendingClaims
 
 #: The order in which changes are worth beginning.
 _ORDER = (
@@ -25,8 +25,8 @@ _ORDER = (
 
 
 def made(
-    everyone: Mapping[int, Tenant],
-    owed: Neighbours,
+    everyone: Mapping[int, RoundJob],
+    owed: PendingClaims,
     assignment: Assignment,
     proposals: Mapping[int, Proposal],
     *,
@@ -101,7 +101,7 @@ def _meant(proposal: Proposal | None, target: Allocation | None) -> Alternative 
     return next((a for a in ranked if (a.gpu_type, a.gpus) == shape), None)
 
 
-def _rank(tenant: Tenant, owed: Neighbours, outcomes: Mapping[int, Outcome]) -> int:
+def _rank(tenant: RoundJob, owed: PendingClaims, outcomes: Mapping[int, JobOutcome]) -> int:
     """Who is served first from what is free now."""
     if tenant.job.job_id in owed.ways:
         return 0
@@ -111,7 +111,7 @@ def _rank(tenant: Tenant, owed: Neighbours, outcomes: Mapping[int, Outcome]) -> 
     return 1 if tenant.current is None else 2
 
 
-def _begin(now: Ledger, tenant: Tenant, target: Allocation) -> bool:
+def _begin(now: FreeResources, tenant: RoundJob, target: Allocation) -> bool:
     """Whether a change fits beside what everybody holds now; booked if so."""
     current = tenant.current
     if union(current, target) == current:
@@ -138,13 +138,13 @@ def _action(current: Allocation | None, target: Allocation | None) -> Action:
     return Action.GROW if target.gpus > current.gpus else Action.SHRINK
 
 
-def _gain(frame: Frame, tenant: Tenant, target: Allocation | None) -> float:
+def _gain(frame: NodeArrays, tenant: RoundJob, target: Allocation | None) -> float:
     if tenant.current is None or target == tenant.current:
         return 0.0
     return tenant.speed(frame, target) / tenant.speed(frame, tenant.current) - 1
 
 
-def _cost_s(tenant: Tenant, target: Allocation | None) -> float:
+def _cost_s(tenant: RoundJob, target: Allocation | None) -> float:
     if tenant.current is None or target == tenant.current:
         return 0.0
     return tenant.cost_s * tenant.current.gpus

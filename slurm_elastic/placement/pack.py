@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.placement.assign import Assignment, Outcome
-from slurm_elastic.placement.frame import Ints
-from slurm_elastic.placement.ledger import Ledger
-from slurm_elastic.placement.tenants import Standing, Tenant
-from slurm_elastic.plan import Alternative, Proposal
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob
+from slurm_elastic.placement.free_resources import FreeResources
+from slurm_elastic.placement.node_arrays import Ints
 
 
 @dataclass(slots=True)
 class _Wish:
     """One job's alternatives from the present one on."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     alternatives: Sequence[Alternative]
     at: int = 0
 
@@ -39,7 +39,7 @@ class _Wish:
 def carry_out(
     assignment: Assignment,
     proposals: Iterable[Proposal],
-    tenants: Mapping[int, Tenant],
+    tenants: Mapping[int, RoundJob],
     *,
     moves: bool = True,
 ) -> None:
@@ -49,11 +49,11 @@ def carry_out(
     restarting: that costs nothing here.
     """
     later = assignment.later
-    staying: list[Outcome] = []
+    staying: list[JobOutcome] = []
     wishes: list[_Wish] = []
     for proposal in proposals:
         tenant, first = tenants[proposal.job_id], proposal.alternatives[0]
-        outcome = Outcome(tenant, tenant.current, first.reason, wished=first)
+        outcome = JobOutcome(tenant, tenant.current, first.reason, wished=first)
         assignment.outcomes[proposal.job_id] = outcome
         current = tenant.current
         if current is not None and _stays(first, current):
@@ -99,8 +99,8 @@ class _Packing:
         self,
         assignment: Assignment,
         gpu_type: str,
-        staying: list[Outcome],
-        tenants: Mapping[int, Tenant],
+        staying: list[JobOutcome],
+        tenants: Mapping[int, RoundJob],
     ) -> None:
         self._assignment = assignment
         self._frame = assignment.frame
@@ -145,14 +145,14 @@ class _Packing:
                 self._settle(wish.outcome, found)
         return refused
 
-    def _waits(self, outcome: Outcome, found: Allocation) -> bool:
+    def _waits(self, outcome: JobOutcome, found: Allocation) -> bool:
         """Whether the job rather waits for a nearer place; noted if so."""
         refusal = self._assignment.waits(outcome, found)
         if refusal:
             outcome.refusals.append(refusal)
         return bool(refusal)
 
-    def _settle(self, outcome: Outcome, found: Allocation) -> None:
+    def _settle(self, outcome: JobOutcome, found: Allocation) -> None:
         outcome.target = found
         self._assignment.later.take(outcome.tenant.need, found)
         self._staying.append(outcome)
@@ -165,7 +165,7 @@ class _Packing:
         for outcome, _ in jobs:
             later.give(outcome.tenant.need, outcome.target)
         jobs += [(w.outcome, w.chosen.gpus) for w in waiting]
-        found: list[tuple[Outcome, Allocation]] = []
+        found: list[tuple[JobOutcome, Allocation]] = []
         for outcome, gpus in sorted(jobs, key=lambda job: -job[1]):
             place = self._clean(outcome.tenant, gpus, later)
             if place is None:
@@ -179,17 +179,17 @@ class _Packing:
         self._staying.extend(w.outcome for w in waiting)
         return True
 
-    def _restarting(self) -> list[Outcome]:
+    def _restarting(self) -> list[JobOutcome]:
         return [
-            Outcome(t, t.current, "changes nodes so that others find whole ones")
+            JobOutcome(t, t.current, "changes nodes so that others find whole ones")
             for t in self._tenants.values()
-            if t.standing is Standing.MOVING
+            if t.standing is Eligibility.MOVING
             and t.job.job_id not in self._assignment.outcomes
             and t.current is not None
             and t.record.target == t.current
         ]
 
-    def _movable(self, outcome: Outcome) -> bool:
+    def _movable(self, outcome: JobOutcome) -> bool:
         """Whether it is of this type, and a new place would not change the shape that it holds."""
         target = outcome.target
         if target is None or target.gpu_type != self._type:
@@ -200,7 +200,7 @@ class _Packing:
         clean = [*([rest] if rest else []), *[self._most] * full]
         return sorted(g for _, g in target.shares) == clean
 
-    def _room(self, tenant: Tenant, ledger: Ledger) -> Ints:
+    def _room(self, tenant: RoundJob, ledger: FreeResources) -> Ints:
         room = ledger.room(tenant.need) * self._frame.of_type(self._type)
         allowed = self._frame.allowed(tenant.job)
         own = [i for i in self._own(tenant) if not allowed[i]]
@@ -209,10 +209,10 @@ class _Packing:
         room[own] = kept
         return room
 
-    def _own(self, tenant: Tenant) -> Mapping[int, int]:
+    def _own(self, tenant: RoundJob) -> Mapping[int, int]:
         return self._frame.shares(tenant.current.shares) if tenant.current else {}
 
-    def _clean(self, tenant: Tenant, gpus: int, ledger: Ledger) -> Allocation | None:
+    def _clean(self, tenant: RoundJob, gpus: int, ledger: FreeResources) -> Allocation | None:
         """Whole nodes, and the rest on the node that has least to spare; own nodes first."""
         if not self._most:
             return None
@@ -263,7 +263,7 @@ class _Packing:
             return lambda i: (self._frame.rack[i] != best, i not in own, i)
         return lambda i: (-racks[int(self._frame.rack[i])], int(self._frame.rack[i]), i not in own)
 
-    def _scattered(self, tenant: Tenant, gpus: int, ledger: Ledger) -> Allocation | None:
+    def _scattered(self, tenant: RoundJob, gpus: int, ledger: FreeResources) -> Allocation | None:
         """As few nodes as take it, whatever is free on them."""
         room = self._room(tenant, ledger).tolist()
         chosen: dict[int, int] = {}
@@ -276,7 +276,7 @@ class _Packing:
         return self._allocation(tenant, chosen, ledger)
 
     def _allocation(
-        self, tenant: Tenant, chosen: Mapping[int, int], ledger: Ledger
+        self, tenant: RoundJob, chosen: Mapping[int, int], ledger: FreeResources
     ) -> Allocation | None:
         found = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
         return None if ledger.within_limits(tenant.need, found) else found

@@ -12,11 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from slurm_elastic import config
-from slurm_elastic.cluster import Job, JobState, Limit, Snapshot
-from slurm_elastic.directive import Directive
-from slurm_elastic.placement.tenants import clock
-from slurm_elastic.plan import Action, Decision, JobRecord, Plan
+from slurm_elastic.config import schema
+from slurm_elastic.core.cluster import Job, JobState, Limit, Snapshot
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
+from slurm_elastic.placement.eligibility import clock
 
 HOUR_S = 3600.0
 _WOULD = {
@@ -28,7 +28,7 @@ _WOULD = {
 
 
 def shares(
-    snapshot: Snapshot, records: Mapping[int, JobRecord], limits: config.Limits
+    snapshot: Snapshot, records: Mapping[int, JobRecord], limits: schema.LimitSettings
 ) -> tuple[Limit, ...]:
     """Caps on GPUs above MIN: of the site, of each partition named, of each user.
 
@@ -88,7 +88,7 @@ def refused(
     *,
     ways: Iterable[int],
     spent: Mapping[str, Sequence[float]],
-    limits: config.Limits,
+    limits: schema.LimitSettings,
     all_others: bool = False,
 ) -> Mapping[int, str]:
     """Jobs that have to stay as they are for the plan to keep to the resizes of this hour.
@@ -106,7 +106,7 @@ def refused(
         Why, by job id: all other running jobs of the same users as well, or they would change
         in place of the refused ones. Empty: the plan keeps to the limits as it is.
     """
-    if limits.resizes_per_user >= config.UNLIMITED and limits.resizes >= config.UNLIMITED:
+    if limits.resizes_per_user >= schema.UNLIMITED and limits.resizes >= schema.UNLIMITED:
         return {}
     since, giving = snapshot.time - HOUR_S, set(ways)
     recent = {user: sorted(t for t in times if t > since) for user, times in spent.items()}

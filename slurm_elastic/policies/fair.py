@@ -1,6 +1,6 @@
 """`fair`: every job its MIN, then GPU by GPU to the job that gains most from one more.
 
-Gains are in utility per GPU (policies/curves.py), so the division maximises
+Gains are in utility per GPU (policies/utility_curves.py), so the division maximises
 the product of the jobs' speed-ups: jobs that scale alike get alike, one that
 stops scaling stops growing, and nobody is starved for a faster one. A GPU that
 a job holds already counts for more, by what both sides of a trade would lose
@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.cluster import Job, JobState, Limit
-from slurm_elastic.config import Config
-from slurm_elastic.directive import Directive
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Job, JobState, Limit
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Alternative, Proposal
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.curves import Curve, curve
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.utility_curves import UtilityCurve, curve
 
 #: Sizes offered between the best and the present one: in growing steps from both ends.
 _STEPS_BETWEEN = 5
@@ -53,13 +53,13 @@ class _Share:
     per_node: Mapping[str, int]
     max_nodes: int | None
     gpu_type: str = ""
-    curve: Curve | None = None
+    curve: UtilityCurve | None = None
     at: int = -1
     held: int = 0
     before: tuple[str, int] | None = None
     short: str = ""
 
-    def on(self, gpu_type: str) -> Curve | None:
+    def on(self, gpu_type: str) -> UtilityCurve | None:
         """Its curve on a type; None where it cannot run."""
         sizes = self.directive.sizes(gpu_type)
         per_node = self.per_node.get(gpu_type, 0)
@@ -74,7 +74,7 @@ class _Share:
             max_nodes=self.max_nodes,
         )
 
-    def put(self, gpu_type: str, on: Curve, at: int) -> None:
+    def put(self, gpu_type: str, on: UtilityCurve, at: int) -> None:
         """Let it run on a type with a size."""
         self.gpu_type, self.curve, self.at = gpu_type, on, at
         held = self.job.allocation
@@ -306,12 +306,12 @@ def _used(limit: Limit, job: Job) -> int:
     return max(0, held.gpus - limit.spared.get(job.job_id, 0))
 
 
-def _largest(on: Curve, gpus: int) -> int:
+def _largest(on: UtilityCurve, gpus: int) -> int:
     """Index of the largest vertex within this many GPUs; -1: none is."""
     return max((i for i in on.vertices if on.sizes[i] <= gpus), default=-1)
 
 
-def _why(share: _Share, on: Curve) -> str:
+def _why(share: _Share, on: UtilityCurve) -> str:
     """The reason for a share, in words."""
     gpus, most = share.gpus, share.directive.max_gpus
     if share.before:

@@ -31,7 +31,7 @@ LIMIT_CONFIGURATIONS = 1000
 _NAME = 200
 
 
-class ProfileError(ValueError):
+class ProfileFileError(ValueError):
     """A file is no profile; the text names the place and what is wrong."""
 
 
@@ -83,7 +83,7 @@ class Configured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class StepProfile:
     """What was measured of a training.
 
     Attributes:
@@ -103,7 +103,7 @@ class Profile:
     configurations: tuple[Configured, ...] = ()
 
 
-def read(path: Path) -> Profile:
+def read(path: Path) -> StepProfile:
     """The profile in a file.
 
     Raises:
@@ -113,20 +113,20 @@ def read(path: Path) -> Profile:
         with path.open("rb") as file:
             raw = file.read(LIMIT_BYTES + 1)
     except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror}") from error
+        raise ProfileFileError(f"{path}: {error.strerror}") from error
     if len(raw) > LIMIT_BYTES:
-        raise ProfileError(f"{path}: larger than {LIMIT_BYTES >> 20} MiB; it is no profile")
+        raise ProfileFileError(f"{path}: larger than {LIMIT_BYTES >> 20} MiB; it is no profile")
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path}: it is not JSON ({error})") from error
+        raise ProfileFileError(f"{path}: it is not JSON ({error})") from error
     try:
         return from_body(body)
-    except ProfileError as error:
-        raise ProfileError(f"{path}: {error}") from error
+    except ProfileFileError as error:
+        raise ProfileFileError(f"{path}: {error}") from error
 
 
-def write(path: Path, profile: Profile) -> None:
+def write(path: Path, profile: StepProfile) -> None:
     """Write a profile; the file is whole or not there.
 
     Raises:
@@ -139,10 +139,10 @@ def write(path: Path, profile: Profile) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise ProfileError(f"{path}: {error.strerror}") from error
+        raise ProfileFileError(f"{path}: {error.strerror}") from error
 
 
-def to_body(profile: Profile) -> dict[str, Any]:
+def to_body(profile: StepProfile) -> dict[str, Any]:
     """What `from_body` takes."""
     return {
         "profile": VERSION,
@@ -155,7 +155,7 @@ def to_body(profile: Profile) -> dict[str, Any]:
     }
 
 
-def from_body(body: object) -> Profile:
+def from_body(body: object) -> StepProfile:
     """A checked profile of what JSON says; fields that are not known are ignored.
 
     Raises:
@@ -163,16 +163,16 @@ def from_body(body: object) -> Profile:
     """
     top = _mapping(body, "the file")
     if top.get("profile") != VERSION:
-        raise ProfileError(f"profile is {top.get('profile')!r}, not {VERSION}; measure it anew")
+        raise ProfileFileError(f"profile is {top.get('profile')!r}, not {VERSION}; measure it anew")
     rows = top.get("configurations")
     if not isinstance(rows, list) or not rows or len(rows) > LIMIT_CONFIGURATIONS:
-        raise ProfileError(f"configurations: 1 to {LIMIT_CONFIGURATIONS} are needed, in a list")
+        raise ProfileFileError(f"configurations: 1 to {LIMIT_CONFIGURATIONS} are needed, in a list")
     found = tuple(_configured(row, f"configurations[{i}]") for i, row in enumerate(rows))
     keys = [(c.gpu_type, c.nodes, c.gpus, c.batch) for c in found]
     for i, key in enumerate(keys):
         if key in keys[:i]:
-            raise ProfileError(f"configurations[{i}]: the same as [{keys.index(key)}]")
-    return Profile(
+            raise ProfileFileError(f"configurations[{i}]: the same as [{keys.index(key)}]")
+    return StepProfile(
         application=_text(top, "application", ""),
         model=_text(top, "model", ""),
         layers=_optional(top, "layers", _count),
@@ -186,10 +186,10 @@ def _configured(body: object, place: str) -> Configured:
     row = _mapping(body, place)
     nodes, gpus = _count(row, "nodes", place), _count(row, "gpus", place)
     if gpus < nodes:
-        raise ProfileError(f"{place}.gpus: {gpus} on {nodes} nodes cannot be")
+        raise ProfileFileError(f"{place}.gpus: {gpus} on {nodes} nodes cannot be")
     compute = _timed(row, "compute", place)
     if compute is None or not compute.seconds > 0:
-        raise ProfileError(f"{place}.compute: it must take time")
+        raise ProfileFileError(f"{place}.compute: it must take time")
     return Configured(
         gpu_type=_text(row, "gpu_type", place),
         nodes=nodes,
@@ -228,7 +228,7 @@ def _plain(configured: Configured) -> dict[str, Any]:
 
 def _mapping(body: object, place: str) -> Mapping[str, Any]:
     if not isinstance(body, dict):
-        raise ProfileError(f"{place}: an object is needed, not {_shown(body)}")
+        raise ProfileFileError(f"{place}: an object is needed, not {_shown(body)}")
     return body
 
 
@@ -241,21 +241,23 @@ def _optional(
 def _text(row: Mapping[str, Any], name: str, place: str) -> str:
     value = row.get(name, "")
     if not isinstance(value, str) or len(value) > _NAME or not value.isprintable():
-        raise ProfileError(f"{_at(place, name)}: a name is needed, not {_shown(value)}")
+        raise ProfileFileError(f"{_at(place, name)}: a name is needed, not {_shown(value)}")
     return value
 
 
 def _count(row: Mapping[str, Any], name: str, place: str) -> int:
     value = row.get(name)
     if type(value) is not int or not 1 <= value < 2**53:
-        raise ProfileError(f"{_at(place, name)}: a count above 0 is needed, not {_shown(value)}")
+        raise ProfileFileError(
+            f"{_at(place, name)}: a count above 0 is needed, not {_shown(value)}"
+        )
     return value
 
 
 def _seconds(row: Mapping[str, Any], name: str, place: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise ProfileError(
+        raise ProfileFileError(
             f"{_at(place, name)}: a number that is not negative is needed, not {_shown(value)}"
         )
     return float(value)

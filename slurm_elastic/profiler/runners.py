@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_elastic.job import page_cache, srun
-from slurm_elastic.job.launch import Launch as Start
+from slurm_elastic.job.esrun_options import Options
+from slurm_elastic.job.launch import RankLaunch as Start
 from slurm_elastic.job.launch import free_port
-from slurm_elastic.job.options import Options
 from slurm_elastic.job.slurm_env import AllocationError, clean, master_port
-from slurm_elastic.profiler.plan import Shape
+from slurm_elastic.profiler.profiling_plan import ProfiledShape
 
 #: What a program gets to end after SIGTERM.
 _END_S = 15.0
@@ -36,7 +36,7 @@ class Runner(Protocol):
     def run(
         self,
         program: Sequence[str],
-        shape: Shape,
+        shape: ProfiledShape,
         environment: Mapping[str, str],
         *,
         log: Path,
@@ -56,7 +56,7 @@ class Runner(Protocol):
         """
         ...
 
-    def drop(self, paths: Sequence[str], shape: Shape) -> bool:
+    def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:
         """Take files out of the page cache of the nodes of a shape; whether all of them did."""
         ...
 
@@ -74,17 +74,17 @@ class Local:
     def run(
         self,
         program: Sequence[str],
-        shape: Shape,
+        shape: ProfiledShape,
         environment: Mapping[str, str],
         *,
         log: Path,
         timeout_s: float,
     ) -> int | None:
         """See `Runner`."""
-        launcher = [sys.executable, "-m", "slurm_elastic.job.launcher", "--local", str(shape.gpus)]
+        launcher = [sys.executable, "-m", "slurm_elastic.job.esrun", "--local", str(shape.gpus)]
         return _run([*launcher, *program], {**os.environ, **environment}, log, timeout_s)
 
-    def drop(self, paths: Sequence[str], shape: Shape) -> bool:  # noqa: ARG002 - as in `Runner`
+    def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:  # noqa: ARG002 - as in `Runner`
         """See `Runner`."""
         files, _ = page_cache.drop(paths)
         return files > 0
@@ -112,7 +112,7 @@ class Allocated:
     def run(
         self,
         program: Sequence[str],
-        shape: Shape,
+        shape: ProfiledShape,
         environment: Mapping[str, str],
         *,
         log: Path,
@@ -133,7 +133,7 @@ class Allocated:
         )
         return _run(command, {**env, **environment}, log, timeout_s)
 
-    def drop(self, paths: Sequence[str], shape: Shape) -> bool:
+    def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:
         """See `Runner`."""
         used = zip(self._start.allocation.nodes, self._tasks(shape), strict=True)
         words = [sys.executable, "-m", "slurm_elastic.job.page_cache", *paths]
@@ -146,7 +146,7 @@ class Allocated:
             return False
         return done.returncode == 0
 
-    def _tasks(self, shape: Shape) -> tuple[int, ...]:
+    def _tasks(self, shape: ProfiledShape) -> tuple[int, ...]:
         """Of each node; the first ones that have the GPUs take part."""
         left, found = shape.nodes, []
         for count in self.gpus:

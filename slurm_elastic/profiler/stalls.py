@@ -1,7 +1,7 @@
 """From step times of different runs to what a job waits for. Pure.
 
-By the differences of STASH (ICDCS 2023), numbered as in `slurm_elastic.profiler.plan`; per step,
-with equally many samples per GPU:
+By the differences of STASH (ICDCS 2023), numbered as in `slurm_elastic.profiler.profiling_plan`;
+per step, with equally many samples per GPU:
 
     interconnect = RUN1 (one node) - RUN0
     network      = RUN1 (n nodes) - RUN1 (one node, the same GPUs, else one node's part of them)
@@ -15,9 +15,9 @@ definition of *none*: a difference below the one-sided 95 % quantile of Student'
 standard error, or below `FLOOR` of the larger step; of one repeat only, whose error is not known,
 below `FLOOR_ALONE`.
 
->>> shape = Shape(1, 2)
->>> steps = {Need(ONE, r, "synthetic"): 0.10 + r / 1e4 for r in (1, 2, 3)}
->>> steps |= {Need(shape, r, "synthetic"): 0.15 + r / 1e4 for r in (1, 2, 3)}
+>>> shape = ProfiledShape(1, 2)
+>>> steps = {MissingTime(ONE, r, "synthetic"): 0.10 + r / 1e4 for r in (1, 2, 3)}
+>>> steps |= {MissingTime(shape, r, "synthetic"): 0.15 + r / 1e4 for r in (1, 2, 3)}
 >>> _, two = configurations(steps, gpu_type="a100", batch=8)
 >>> round(two.interconnect.seconds, 6), round(two.s, 3), two.prep
 (0.05, 0.667, None)
@@ -29,9 +29,9 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from slurm_elastic.job.profiling import COLD, SYNTHETIC, WARM
-from slurm_elastic.profiler.plan import ONE, Need, Shape
+from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM
 from slurm_elastic.profiler.profile_file import Configured, Timed
+from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
 
 #: Parts of a step.
 FLOOR, FLOOR_ALONE = 0.02, 0.05
@@ -50,7 +50,7 @@ class Unmeasured(ValueError):  # noqa: N818 - it is an answer
 
 
 def configurations(
-    steps: Mapping[Need, float], *, gpu_type: str, batch: int
+    steps: Mapping[MissingTime, float], *, gpu_type: str, batch: int
 ) -> tuple[Configured, ...]:
     """The times of each shape that was run, by shape.
 
@@ -75,17 +75,19 @@ def configurations(
     )
 
 
-def reference(shape: Shape, measured: Mapping[Need, float], base: str) -> Shape | None:
+def reference(
+    shape: ProfiledShape, measured: Mapping[MissingTime, float], base: str
+) -> ProfiledShape | None:
     """The one-node shape that a shape of several nodes is compared with; None: there is none."""
     for gpus in (shape.gpus, shape.per_node):
-        if _of(measured, Shape(1, gpus), base):
-            return Shape(1, gpus)
+        if _of(measured, ProfiledShape(1, gpus), base):
+            return ProfiledShape(1, gpus)
     return None
 
 
 def _configured(
-    steps: Mapping[Need, float],
-    shape: Shape,
+    steps: Mapping[MissingTime, float],
+    shape: ProfiledShape,
     base: str,
     alone: _Steps,
     *,
@@ -140,5 +142,5 @@ def middle(steps: _Steps) -> Timed:
     return Timed(statistics.median(values), spread * (_MEDIAN if len(values) > 2 else 1.0))
 
 
-def _of(steps: Mapping[Need, float], shape: Shape | None, block: str) -> _Steps:
+def _of(steps: Mapping[MissingTime, float], shape: ProfiledShape | None, block: str) -> _Steps:
     return {n.repeat: s for n, s in steps.items() if (n.shape, n.block) == (shape, block)}

@@ -21,12 +21,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from slurm_elastic.application import JobClass
-from slurm_elastic.simulator.applications import MOST_GPUS, whole_nodes
-from slurm_elastic.simulator.clusters import Cluster
-from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.physics import Floats, Physics
-from slurm_elastic.simulator.profiles import ProfileError, Shape, smallest_rotation
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.truth.ground_truth import Floats, GroundTruth
+from slurm_elastic.simulator.workloads.application_profiles import (
+    ApplicationProfileError,
+    Shape,
+    smallest_rotation,
+)
+from slurm_elastic.simulator.workloads.applications import MOST_GPUS, whole_nodes
+from slurm_elastic.simulator.workloads.cluster_text import Cluster
 
 
 def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
@@ -59,7 +63,7 @@ def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
 
 
 @lru_cache(maxsize=16384)
-def _at_most(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
+def _at_most(physics: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
     """Seconds of training with the best of the sizes up to this one."""
     sizes = {2**i for i in range(gpus.bit_length())} | set(range(per_node, gpus + 1, per_node))
     return min(
@@ -69,7 +73,7 @@ def _at_most(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: i
 
 
 @lru_cache(maxsize=16384)
-def _exactly(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
+def _exactly(physics: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
     """Seconds of training on so many GPUs; infinite where the tables say nothing."""
     if gpus % physics.profile.types[gpu_type].unit:
         return math.inf
@@ -77,20 +81,20 @@ def _exactly(physics: Physics, gpu_type: str, per_node: int, batch: int, gpus: i
     try:
         splits = _splits(physics, gpu_type, shape, batch)
         rates = [_rates(physics, gpu_type, shape, m, s) for m, s in splits]
-    except ProfileError:
+    except ApplicationProfileError:
         return math.inf
     spans = np.diff(physics.targets, prepend=0.0)
     return float((spans / np.max(rates, axis=0)).sum())
 
 
-def _rates(physics: Physics, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
+def _rates(physics: GroundTruth, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
     """Progress per second at every epoch."""
     step, more = physics.iteration(gpu_type, shape, micro)
     gains = physics.gains(physics.batch(gpu_type, shape, micro, steps))
     return gains / (step + steps * more) * physics.profile.calibration
 
 
-def _splits(physics: Physics, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:
+def _splits(physics: GroundTruth, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:
     """Ways to split a batch that are tried: measured micro-batches, the largest accumulated."""
     if batch or physics.profile.micro_batches > 1:
         return [physics.fixed_batch(gpu_type, shape, batch)]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from slurm_elastic.submission import SubmissionError, parse_admin_comment
+from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
 
 _COLUMNS = "JobIDRaw,JobID,User,Restarts,Start,End,ElapsedRaw,AllocTRES,AdminComment"
 
@@ -23,7 +23,7 @@ class AccountingError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class AccountedRun:
     """One run of a job.
 
     Attributes:
@@ -49,7 +49,7 @@ class Run:
 
 def runs(
     since: float, *, users: Collection[str] = (), mine: bool = False, timeout_s: float = 60.0
-) -> list[Run]:
+) -> list[AccountedRun]:
     """Runs that held something after `since` (epoch s).
 
     Args:
@@ -83,7 +83,7 @@ def runs(
     return attributed(parse(done.stdout.decode(errors="replace")))
 
 
-def parse(text: str) -> Iterator[Run]:
+def parse(text: str) -> Iterator[AccountedRun]:
     """Rows of sacct with an allocation; what makes no sense is left out.
 
     >>> row = "7|7|alice|1|100|110|10|cpu=4,gres/gpu:a100=2,gres/gpu=2|"
@@ -100,7 +100,7 @@ def parse(text: str) -> Iterator[Run]:
         counts = dict(part.partition("=")[::2] for part in tres.split(","))
         types = [k.partition(":")[2] for k in counts if k.startswith("gres/gpu:")]
         held = counts.get("gres/gpu", "")
-        yield Run(
+        yield AccountedRun(
             job_id=int(number),
             display_id=display,
             user=user,
@@ -114,7 +114,7 @@ def parse(text: str) -> Iterator[Run]:
         )
 
 
-def attributed(found: Iterable[Run]) -> list[Run]:
+def attributed(found: Iterable[AccountedRun]) -> list[AccountedRun]:
     """With `submitted` of each job on all its rows: Slurm forgets AdminComment on some."""
     rows = list(found)
     told = {r.job_id: r.submitted for r in rows if r.submitted is not None}

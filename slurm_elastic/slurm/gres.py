@@ -20,7 +20,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from slurm_elastic.nodelist import expand
+from slurm_elastic.core.nodelist import expand
 
 _SLURM_CONF = "/etc/slurm/slurm.conf"
 #: A line without NodeName is about all nodes.

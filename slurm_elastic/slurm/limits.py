@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from slurm_elastic.cluster import Job, JobState, Limit
+from slurm_elastic.core.cluster import Job, JobState, Limit
 
 _RESOURCES = {"gres/gpu": "gpu", "node": "node", "cpu": "cpu", "mem": "mem"}
 #: Columns of what each single job may have.

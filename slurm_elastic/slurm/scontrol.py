@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from slurm_elastic.cluster import Job
+from slurm_elastic.core.cluster import Job
 
 #: Reservations of ours: they do not wait for running jobs, end without killing anybody (FLEX),
 #: and leave pending jobs that still name them free to start (NO_HOLD_JOBS_AFTER).

@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from slurm_elastic.cluster import Allocation, Job
-from slurm_elastic.directive import Directive
-from slurm_elastic.nodelist import fold
+from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.nodelist import fold
 
 #: Above every priority that Slurm computes; a resized job is the first to be looked at.
 FIRST = "4000000000"

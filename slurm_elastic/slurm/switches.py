@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from slurm_elastic.cluster import Switch
-from slurm_elastic.nodelist import expand
+from slurm_elastic.core.cluster import Switch
+from slurm_elastic.core.nodelist import expand
 
 _TIMEOUT_S = 15
 

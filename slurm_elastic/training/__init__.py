@@ -16,10 +16,10 @@ from slurm_elastic.training.faststart import bring_up_torch
 
 bring_up_torch()
 
-from slurm_elastic.training.begin import init  # noqa: E402
-from slurm_elastic.training.checkpoint import CheckpointError  # noqa: E402
-from slurm_elastic.training.freezing import Freezing  # noqa: E402
-from slurm_elastic.training.job import Job  # noqa: E402
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError  # noqa: E402
+from slurm_elastic.training.freezing.freezer import Freezing  # noqa: E402
 from slurm_elastic.training.loader import Batch  # noqa: E402
+from slurm_elastic.training.setup import init  # noqa: E402
+from slurm_elastic.training.training_job import TrainingJob  # noqa: E402
 
-__all__ = ["Batch", "CheckpointError", "Freezing", "Job", "init"]
+__all__ = ["Batch", "CheckpointError", "Freezing", "TrainingJob", "init"]

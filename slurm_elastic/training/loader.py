@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from slurm_elastic.training.sampler import Share
+from slurm_elastic.training.sampler import StepShare
 from slurm_elastic.training.signals import ignore_in_worker
 
 
@@ -37,7 +37,7 @@ class Batch:
     indices: list[int]
     last_of_epoch: bool
     parts: list[Any]
-    share: Share
+    share: StepShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Loader:
     seed: int
 
     def batches(
-        self, shares: Callable[[], Iterator[Share]], *, rank: int, step: int
+        self, shares: Callable[[], Iterator[StepShare]], *, rank: int, step: int
     ) -> Iterator[Batch]:
         """The rank's batches; `shares` gives the plan from the present step on, twice over."""
         generator = torch.Generator()
@@ -91,7 +91,7 @@ class Loader:
 class _Plan:
     """The micro-batches of a whole run, as a DataLoader wants them."""
 
-    def __init__(self, shares: Callable[[], Iterator[Share]]) -> None:
+    def __init__(self, shares: Callable[[], Iterator[StepShare]]) -> None:
         self._shares = shares
 
     def __iter__(self) -> Iterator[list[int]]:

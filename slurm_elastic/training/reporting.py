@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.job.local import LocalLink
-from slurm_elastic.report import Orders, ReportError, profile_rows
-from slurm_elastic.training.layer_profile import Measured
-from slurm_elastic.training.measure import StepTimer, peak_memory
-from slurm_elastic.training.noise import GradientNoise
+from slurm_elastic.core.report import Orders, ReportError, profile_rows
+from slurm_elastic.job.rank_socket import RankSocket
+from slurm_elastic.training.measure.gradient_noise import GradientNoise
+from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.step_times import StepTimer, peak_memory
 
 #: How long a job waits, at its checkpoint, for somebody to end it or send it on. With a controller
 #: that is a last resort: esrun sends the job on by itself when the controller falls silent.
@@ -49,7 +49,7 @@ class Reporter:
         mute: bool = False,
     ) -> None:
         linked = rank == 0 and not mute
-        self._link = (LocalLink.connect() if linked else None) or LocalLink.offline()
+        self._link = (RankSocket.connect() if linked else None) or RankSocket.offline()
         self._next = 0.0
         self._answered: int | None = None
         self.timer = StepTimer()
@@ -93,7 +93,7 @@ class Reporter:
         self._next = time.monotonic() + self._link.orders().report_every_s
         self._send("training", **fields)
 
-    def profile(self, measured: Measured) -> str:
+    def profile(self, measured: MeasuredLayer) -> str:
         """Tell this, once, with the next report of the training.
 
         Returns:

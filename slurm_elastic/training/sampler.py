@@ -6,7 +6,7 @@ the ranks split those. So a job that changes its world between two steps trains
 on the same batches in the same order.
 
 >>> sampler = Sampler(samples=10, global_batch=4, epochs=1, seed=0)
->>> splits = [Even(rank=rank, world=3) for rank in range(3)]
+>>> splits = [EvenSplit(rank=rank, world=3) for rank in range(3)]
 >>> [len(share.indices) for share in sampler.shares(Cursor(), splits[0])]
 [1, 1, 0]
 >>> sorted(i for split in splits for s in sampler.shares(Cursor(), split) for i in s.indices)
@@ -39,7 +39,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MicroBatchSlice:
     """A micro-batch that this rank loads.
 
     Attributes:
@@ -53,15 +53,15 @@ class Piece:
     counts: bool = True
 
 
-class Split(Protocol):
+class BatchSplit(Protocol):
     """How a rank takes part in the samples of a step."""
 
-    def pieces(self, count: int) -> list[Piece]:
+    def pieces(self, count: int) -> list[MicroBatchSlice]:
         """Of a step of so many samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Even:
+class EvenSplit:
     """Every rank takes an equal part, give or take one sample, in pieces of at most `micro`.
 
     Attributes:
@@ -73,16 +73,16 @@ class Even:
     world: int
     micro: int | None = None
 
-    def pieces(self, count: int) -> list[Piece]:
-        """See `Split`."""
+    def pieces(self, count: int) -> list[MicroBatchSlice]:
+        """See `BatchSplit`."""
         first, last = count * self.rank // self.world, count * (self.rank + 1) // self.world
         size = self.micro or max(1, last - first)
         starts = range(first, last, size)
-        return [Piece(n, range(i, min(i + size, last))) for n, i in enumerate(starts)]
+        return [MicroBatchSlice(n, range(i, min(i + size, last))) for n, i in enumerate(starts)]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StepShare:
     """What one rank takes of one optimisation step.
 
     Attributes:
@@ -95,7 +95,7 @@ class Share:
     before: Cursor
     after: Cursor
     count: int
-    pieces: list[Piece]
+    pieces: list[MicroBatchSlice]
     samples: list[list[int]]
 
     @property
@@ -145,7 +145,9 @@ class Sampler:
         done = cursor.epoch * self.samples + cursor.consumed
         return min(1.0, done / (self.epochs * self.samples))
 
-    def shares(self, cursor: Cursor, split: Split, *, batch: int | None = None) -> Iterator[Share]:
+    def shares(
+        self, cursor: Cursor, split: BatchSplit, *, batch: int | None = None
+    ) -> Iterator[StepShare]:
         """One rank's part of every step from the cursor to the end.
 
         Args:
@@ -163,7 +165,7 @@ class Sampler:
                 after = self._after(cursor, count)
                 pieces = split.pieces(count)
                 samples = [[taken[i] for i in piece.span] for piece in pieces]
-                yield Share(cursor, after, count, pieces, samples)
+                yield StepShare(cursor, after, count, pieces, samples)
                 cursor = after
 
     def _after(self, cursor: Cursor, count: int) -> Cursor:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from harness import Cluster
 
-from slurm_elastic.directive import Directive, DirectiveError
-from slurm_elastic.submission import Submission, parse_admin_comment
+from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.submission import Submission, parse_admin_comment
 
 EXAMPLES = tomllib.loads(
     (Path(__file__).parents[1] / "data" / "directives.toml").read_text("utf-8")

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurm_elastic import config
-from slurm_elastic.models import pipeline_profile
+from slurm_elastic.config import schema
+from slurm_elastic.models.pipedream import profile_reader
 from slurm_elastic.profiler import profile_file
-from slurm_elastic.simulator import gang_files, network, restarts, sacct, workload
+from slurm_elastic.simulator.gangs import gang_files
+from slurm_elastic.simulator.truth import rack_network, restart_costs
+from slurm_elastic.simulator.workloads import accounting_trace, workload
 from tests.fuzz import scene, texts
 from tests.fuzz.tally import Tally, drive
 
@@ -28,15 +30,15 @@ class Reader(NamedTuple):
 
 
 _READERS = (
-    Reader(config.load, (config.ConfigError,), "elastic.toml", (texts._TOML.encode(),)),
-    Reader(sacct.read, (sacct.SacctError,), "sacct.txt", ((_DATA / "sacct-week.txt").read_bytes()[:3000],
+    Reader(schema.load, (schema.ConfigError,), "elastic.toml", (texts._TOML.encode(),)),
+    Reader(accounting_trace.read, (accounting_trace.SacctError,), "sacct.txt", ((_DATA / "sacct-week.txt").read_bytes()[:3000],
         b'{"jobs":[{"job_id":1,"user":"a","time":{"submission":1,"start":2,"end":9},"state":'
         b'{"current":["COMPLETED"]},"tres":{"allocated":[{"type":"gres","name":"gpu","count":2}]}}]}')),
     Reader(workload.read, (workload.WorkloadError,), "w.csv",
         ((",".join(workload.COLUMNS) + ",category\nj1,0,bert,1,8,rigid\nj2,9,vgg,2,64,\n").encode(),)),
-    Reader(profile_file.read, (profile_file.ProfileError,), "p.json",
+    Reader(profile_file.read, (profile_file.ProfileFileError,), "p.json",
         tuple(p.read_bytes() for p in sorted((_DATA / "profiles").glob("*.json"))[:2])),
-    Reader(pipeline_profile.read, (pipeline_profile.ProfileError,), "layers.json",
+    Reader(profile_reader.read, (profile_reader.LayerProfileError,), "layers.json",
         (b'{"layers":[{"name":"a","forward_s":1,"backward_s":2,"activation_bytes":3,'
          b'"parameter_bytes":4}],"edges":[]}',
          b"node1 -- Conv2d -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=3.0,"
@@ -48,9 +50,9 @@ _READERS = (
     Reader(gang_files.read_slowdowns, (workload.WorkloadError,), "slow.csv",
         (b"model,gpus,racks,machines,slots,compute_us,exposed_comm_us,s\n"
          b"vgg,4,1,1,4,100,25,\nvgg,8,1,2,4,,,0.5\n",)),
-    Reader(network.read_gradients, (workload.WorkloadError,), "gradients.csv",
+    Reader(rack_network.read_gradients, (workload.WorkloadError,), "gradients.csv",
         (b"application,bytes\nbert,1e9\nvgg,5e8\n",)),
-    Reader(restarts.read, (restarts.RestartsError,), "restarts.json",
+    Reader(restart_costs.read, (restart_costs.RestartCostError,), "restarts.json",
         (b'[{"application":"a","checkpoint_s":1,"slurm_s":3,"start_s":4}]',
          b"application,checkpoint_s,slurm_s,start_s\nbert,1,3,4\n")),
 )  # fmt: skip

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from slurm_elastic import config
-from slurm_elastic.controller import api
-from slurm_elastic.controller.api_seal import MungeSeals, SealsError
+from slurm_elastic.config import schema
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.job import channel, seal
-from slurm_elastic.policies import base
-from slurm_elastic.report import Report, ReportError
+from slurm_elastic.controller.server import socket_server
+from slurm_elastic.controller.server.request_auth import MungeAuth, RequestAuthError
+from slurm_elastic.controller.server.request_handler import RequestHandler
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.report import Report, ReportError
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.rpc import frames, munge_auth
 from tests.fuzz import inputs, scene
 from tests.fuzz.tally import Tally, drive
 
@@ -97,7 +97,7 @@ class Place:
 
     def __init__(self) -> None:
         log: Any = scene.quiet()
-        settings = config.Config()
+        settings = schema.Config()
         jobs = tuple(
             dataclasses.replace(j, submission=ux_scene.job(1, "", "", "1-8").submission)
             if j.job_id == 4722
@@ -107,16 +107,16 @@ class Place:
         snapshot = dataclasses.replace(ux_scene.SNAPSHOT, jobs=jobs)
         self.controller = Controller(
             config=settings, reader=None, scontrol=_NoSlurm(), ledger=Ledger(":memory:"),  # type: ignore[arg-type]
-            policy=base.load(settings), account="selastic", log=log,
+            policy=policy_protocol.load(settings), account="selastic", log=log,
         )  # fmt: skip
         self.controller._jobs = dict(snapshot.job)
         self.controller.view = dataclasses.replace(ux_scene.VIEW, snapshot=snapshot)
-        self.desk = Desk(
+        self.desk = RequestHandler(
             self.controller,
             check=lambda view: {"version": "0"},
             reconfigure=lambda: "read again",
         )
-        self.server = api.Server(config.Api(rate_per_user=1e9), self.desk, log)
+        self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.desk, log)
         here: Any = _Here()
         self.server._clerk = self.server._sealers = here
         self.loop = asyncio.new_event_loop()
@@ -141,7 +141,7 @@ class Place:
     def reply(self, request: dict[str, Any]) -> dict[str, Any]:
         """As bob."""
         reader = asyncio.StreamReader(loop=self.loop)
-        with mock.patch.object(api, "MAX_WAIT_S", 0.0):
+        with mock.patch.object(socket_server, "MAX_WAIT_S", 0.0):
             return self.loop.run_until_complete(self.server._reply(ux_scene.BOB, request, reader))
 
 
@@ -200,7 +200,14 @@ def _request(rng: random.Random) -> str:
     )
 
 
-KNOWN = (*api.QUESTIONS, *api.JOB_COMMANDS, *api.OPERATOR_COMMANDS, "ping", "report", "orders")
+KNOWN = (
+    *socket_server.QUESTIONS,
+    *socket_server.JOB_COMMANDS,
+    *socket_server.OPERATOR_COMMANDS,
+    "ping",
+    "report",
+    "orders",
+)
 
 
 def _report(rng: random.Random) -> str:
@@ -219,7 +226,7 @@ def _report(rng: random.Random) -> str:
 def _frame(rng: random.Random) -> str:
     """Bytes behind the length, with a munge that vouches for any payload."""
     body = inputs.wire(rng.choice(_REQUESTS), rng)
-    payload = seal._payload("request", "n", body)
+    payload = munge_auth._payload("request", "n", body)
     if rng.random() < 0.5:
         payload = inputs.bytes_(rng, payload)
     if rng.random() < 0.3:
@@ -227,18 +234,18 @@ def _frame(rng: random.Random) -> str:
     frame = b"MUNGE:AwQ:\n" + body
     if rng.random() < 0.3:
         frame = inputs.bytes_(rng, frame)
-    kept, seal._decode = seal._decode, lambda _: (ux_scene.BOB, 0, payload)
-    bounded, seal._bounded = seal._bounded, lambda work: work()  # no thread an input
+    kept, munge_auth._decode = munge_auth._decode, lambda _: (ux_scene.BOB, 0, payload)
+    bounded, munge_auth._bounded = munge_auth._bounded, lambda work: work()  # no thread an input
     try:
-        MungeSeals().open(frame)
-    except SealsError as error:
+        MungeAuth().open(frame)
+    except RequestAuthError as error:
         assert len(str(error)) < 300, f"{len(str(error))} characters"
         return "frame: refused"
     finally:
-        seal._decode, seal._bounded = kept, bounded
+        munge_auth._decode, munge_auth._bounded = kept, bounded
     header = inputs.bytes_(rng, len(frame).to_bytes(4, "big"))
     try:
-        channel.read_frame(_slices(header + frame, rng), limit=channel.MAX_REQUEST)
+        frames.read_frame(_slices(header + frame, rng), limit=frames.MAX_REQUEST)
     except EOFError:
         return "frame: cut"
     return "frame: read"

@@ -19,19 +19,20 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from slurm_elastic import config
-from slurm_elastic.cli import status, topology, usage, why
-from slurm_elastic.cli.tables import Layout
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers_inputs import NoAnswerError, Viewer
+from slurm_elastic.cli import explain, status, usage
+from slurm_elastic.cli.tables import TableLayout
+from slurm_elastic.cli.topology import topology_command
+from slurm_elastic.config import schema
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.directive import Directive
-from slurm_elastic.policies import base
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.view import NoAnswerError, Viewer
+from slurm_elastic.controller.server.request_handler import RequestHandler
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.submission import Submission
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import Scontrol
-from slurm_elastic.slurm.snapshot import Reader
-from slurm_elastic.submission import Submission
 from tests.fuzz import inputs, scene
 from tests.fuzz.tally import Tally, drive
 
@@ -72,8 +73,8 @@ _KEYS = frozenset(
 )
 
 
-_SETTINGS = config.Config(controller=config.Controller(mode="act", queue="controller"))
-_POLICY = base.load(_SETTINGS)
+_SETTINGS = schema.Config(controller=schema.ControllerSettings(mode="act", queue="controller"))
+_POLICY = policy_protocol.load(_SETTINGS)
 
 
 class Raw:
@@ -272,24 +273,24 @@ def one(rng: random.Random) -> str:
 
 def _shown(controller: Controller) -> None:
     """Every answer, to an operator and to alice, printed."""
-    desk = Desk(controller, check=lambda _: {}, reconfigure=lambda: "")
+    desk = RequestHandler(controller, check=lambda _: {}, reconfigure=lambda: "")
     history = desk._history({})
     segments = desk._segments({})
     for viewer in (Viewer(uid=0), Viewer(uid=ALICE, operator=False, private=True)):
         ask = {"history": history, "segments": segments}
         view = controller.view
-        lines = status.lines(_answer("status", view, viewer, {"all": True}, ask), Layout())
-        lines += why.planned(_answer("plan", view, viewer, {}, ask), everything=True)
-        lines += why.past(_answer("history", view, viewer, {}, ask), Layout())
-        lines += usage.used(_answer("usage", view, viewer, {}, ask), Layout(), by_user=False)
-        lines += usage.used(_answer("usage", view, viewer, {}, ask), Layout(), by_user=True)
-        lines += topology.lines(
-            _answer("topology", view, viewer, {}, ask), Layout(), everybody=True
+        lines = status.lines(_answer("status", view, viewer, {"all": True}, ask), TableLayout())
+        lines += explain.planned(_answer("plan", view, viewer, {}, ask), everything=True)
+        lines += explain.past(_answer("history", view, viewer, {}, ask), TableLayout())
+        lines += usage.used(_answer("usage", view, viewer, {}, ask), TableLayout(), by_user=False)
+        lines += usage.used(_answer("usage", view, viewer, {}, ask), TableLayout(), by_user=True)
+        lines += topology_command.lines(
+            _answer("topology", view, viewer, {}, ask), TableLayout(), everybody=True
         )
         for job_id in view.snapshot.job:
             try:
                 one_job = {"job_ids": (job_id,)}
-                lines += why.explained(_answer("explain", view, viewer, one_job, ask))
+                lines += explain.explained(_answer("explain", view, viewer, one_job, ask))
                 lines += status.details(_answer("show", view, viewer, one_job, ask))
             except NoAnswerError:
                 assert viewer.private
@@ -298,7 +299,7 @@ def _shown(controller: Controller) -> None:
 
 
 def _answer(op: str, view: Any, viewer: Viewer, args: Any, ask: Any) -> Any:
-    found = answers.answer(op, view, viewer, args, **ask)
+    found = dispatch.answer(op, view, viewer, args, **ask)
     return json.loads(json.dumps(found))
 
 

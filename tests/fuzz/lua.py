@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_elastic.submission import parse_admin_comment
+from slurm_elastic.core.submission import parse_admin_comment
 from tests.fuzz.grammar import ROOT
 from tests.fuzz.tally import MOST_CRASHES, Tally
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz.grammar import BREAKERS, Directives
 from tests.fuzz.submit import BAD, CLUSTER_DIR, GRES, LOG, RESERVATIONS, TEXTS, Cluster
 from tests.fuzz.tally import MOST_CRASHES, Tally

@@ -6,7 +6,7 @@ import time
 from itertools import zip_longest
 from pathlib import Path
 
-from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz.grammar import ROOT, Directives
 from tests.fuzz.tally import MOST_CRASHES, Tally
 

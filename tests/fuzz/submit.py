@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_elastic.directive import Directive, DirectiveError
-from slurm_elastic.submission import SubmissionError, parse_admin_comment
+from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
 from tests.fuzz.grammar import BREAKERS, ROOT, Directives
 from tests.fuzz.tally import MOST_CRASHES, Tally
 

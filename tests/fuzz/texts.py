@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurm_elastic import config, config_text
-from slurm_elastic.cli import words
-from slurm_elastic.controller import api
-from slurm_elastic.directive import Directive, DirectiveError
-from slurm_elastic.job import channel
-from slurm_elastic.layout import LayoutText, LayoutTextError
-from slurm_elastic.nodelist import expand, fold
-from slurm_elastic.slurm import gres, limits, site, switches
-from slurm_elastic.submission import SubmissionError, parse_admin_comment, parse_comment
+from slurm_elastic.cli import formatting
+from slurm_elastic.config import documentation, schema
+from slurm_elastic.controller.server import socket_server
+from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.nodelist import expand, fold
+from slurm_elastic.core.submission import SubmissionError, parse_admin_comment, parse_comment
+from slurm_elastic.rpc import frames
+from slurm_elastic.slurm import gres, limits, slurm_settings, switches
 from tests.fuzz import inputs, scene
 from tests.fuzz.tally import Tally, drive
 
@@ -53,10 +53,10 @@ def _nodes(text: str) -> None:
 
 
 def _time(text: str) -> None:
-    words.parse_time(text, 1.8e9)
+    formatting.parse_time(text, 1.8e9)
 
 
-_TOML = config_text.example()
+_TOML = documentation.example()
 _RECORD = (
     '{"at":1764000000,"elastic":"2-16","other":"x","shape":{"req_nodes":"g01","time_limit":60,'
     '"min_nodes":1,"tres_per_node":"gres/gpu:2","features":"a100","nice":0},"v":1}'
@@ -79,13 +79,13 @@ PARSERS = {
     "qos": Parser(limits.parse_qos, (), ("normal|gres/gpu=8,mem=2G|cpu=4||node=2|1-02:00:00\n",)),
     "associations": Parser(limits.parse_associations, (),
         ("physics|alice||root|gres/gpu:a100=4|cpu=8|00:30:00\n",)),
-    "settings": Parser(site.parse_settings, (), ("KillWait = 30 sec\nPrivateData = jobs\n",)),
-    "option list": Parser(site.options, (), ("a=1,b,c=2",)),
-    "seconds": Parser(site.seconds, (), ("30 sec", "UNLIMITED")),
-    "elastic.toml": Parser(config.parse, (config.ConfigError,), (_TOML, _TOML.replace("\n# ", "\n"))),
+    "settings": Parser(slurm_settings.parse_settings, (), ("KillWait = 30 sec\nPrivateData = jobs\n",)),
+    "option list": Parser(slurm_settings.options, (), ("a=1,b,c=2",)),
+    "seconds": Parser(slurm_settings.seconds, (), ("30 sec", "UNLIMITED")),
+    "elastic.toml": Parser(schema.parse, (schema.ConfigError,), (_TOML, _TOML.replace("\n# ", "\n"))),
     "time": Parser(_time, (ValueError,), ("now-2days", "2026-11-20T14:00:00", "today")),
-    "address": Parser(channel.parse_address, (channel.Unreachable,), ("ctld:7321", "[::1]:7321")),
-    "listen": Parser(api.split_address, (OSError,), ("0.0.0.0:7321", "[::]:7321")),
+    "address": Parser(frames.parse_address, (frames.ControllerUnreachable,), ("ctld:7321", "[::1]:7321")),
+    "listen": Parser(socket_server.split_address, (OSError,), ("0.0.0.0:7321", "[::]:7321")),
 }  # fmt: skip
 
 _SLOWEST_S = 2.0
@@ -114,7 +114,7 @@ def tried(
         read()
         return f"{name}: read"
     except refuses as error:
-        shown = words.clean(error)
+        shown = formatting.clean(error)
         assert len(shown) < 3000, f"a refusal of {len(shown)} characters"
         assert not ours or type(error).__module__.startswith("slurm_elastic"), repr(error)
         return f"{name}: refused"

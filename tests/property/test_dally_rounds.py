@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.clusters import NOW, Cluster, node, racks
-from slurm_elastic.config import Config, Controller, Dally, Resize, Speedup
-from slurm_elastic.placement.delay_room import GangTier, Sites
-from slurm_elastic.plan import Action
-from slurm_elastic.policies.dally_order import order_of
-from slurm_elastic.policies.dally_rounds import DallyRounds
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    DallySettings,
+    ResizeSettings,
+    SpeedupSettings,
+)
+from slurm_elastic.core.plan import Action
+from slurm_elastic.placement.delay.free_map import GangTier, NodeLayout
+from slurm_elastic.policies.dally.bid_order import order_of
+from slurm_elastic.policies.dally.dally import Dally
 from slurm_elastic.round import decide_round
 
 FLOOR = 600.0
@@ -20,10 +26,10 @@ TIMERS = ("own", "auto", "nowait", "full", "1,2")
 
 def config(timers="own", loss=0.3, lease_s=3600.0):
     return Config(
-        controller=Controller(queue="controller", policy="dally"),
-        resize=Resize(min_interval_s=0.0, per_hour=1000),
-        speedup=Speedup(loss_across_nodes=loss),
-        dally=Dally(timers=timers, lease_s=lease_s, floor_s=FLOOR),
+        controller=ControllerSettings(queue="controller", policy="dally"),
+        resize=ResizeSettings(min_interval_s=0.0, per_hour=1000),
+        speedup=SpeedupSettings(loss_across_nodes=loss),
+        dally=DallySettings(timers=timers, lease_s=lease_s, floor_s=FLOOR),
     )
 
 
@@ -72,7 +78,7 @@ at_once = st.booleans()
 def decide(cluster, timers="own", *, at_once=True, state=None, **more):
     settings_ = config(timers, **more)
     return decide_round(
-        cluster.snapshot(), cluster.records, config=settings_, policy=DallyRounds(settings_),
+        cluster.snapshot(), cluster.records, config=settings_, policy=Dally(settings_),
         state=state or {}, at_once=at_once,
     )  # fmt: skip
 
@@ -160,9 +166,9 @@ def test_a_quiet_cluster_stays_as_it_is(cluster, timers, at_once):
 
 @given(st.sampled_from(TIMERS), st.integers(1, 40), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_who_waits_longer_is_not_pickier(timers, gpus, one, other):
-    order = order_of(Dally(timers=timers))
+    order = order_of(DallySettings(timers=timers))
     order.begin(NOW, waiting=(), waits={}, starts=())
-    sites = Sites.regular(racks=2, nodes=2, gpus=8)
+    sites = NodeLayout.regular(racks=2, nodes=2, gpus=8)
     short, long = sorted((one, other))
     assert order.farthest(gpus, sites, short) <= order.farthest(gpus, sites, long)
     assert order.limit_s(gpus, GangTier.RACK) <= order.limit_s(gpus, GangTier.NETWORK)

@@ -8,13 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller, Placement, Resize, Speedup
-from slurm_elastic.placement.delay_gate import Gate
-from slurm_elastic.placement.delay_patience import NODE, RACK, Patience
-from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.tenants import tenants
-from slurm_elastic.plan import Alternative, Proposal
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    PlacementSettings,
+    ResizeSettings,
+    SpeedupSettings,
+)
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.placement.delay.delay_gate import DelayGate
+from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
+from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
@@ -40,10 +46,10 @@ class Greedy:
 
 def config(timers):
     return Config(
-        controller=Controller(queue="controller"),
-        resize=Resize(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0),
-        speedup=Speedup(loss_across_nodes=0.4),
-        placement=Placement(
+        controller=ControllerSettings(queue="controller"),
+        resize=ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0),
+        speedup=SpeedupSettings(loss_across_nodes=0.4),
+        placement=PlacementSettings(
             mode="delay", timers=timers, lease_s=100.0, wait_node_s=100.0, wait_rack_s=300.0
         ),
     )
@@ -160,10 +166,10 @@ def test_the_longer_it_has_waited_the_more_a_job_accepts(here, there, timers, wa
             },
         }
         chosen = config(timers)
-        frame = Frame(c.snapshot())
+        frame = NodeArrays(c.snapshot())
         place = {f"n{i}": 1 for i in [*range(here), *range(3, 3 + there)]}
         tenant = tenants(frame, c.records, chosen)[1]
-        gate = Gate(chosen.placement, frame, state)
+        gate = DelayGate(chosen.placement, frame, state)
         accepted.append(not gate.refusal(tenant, Allocation.of("a100", place)))
     assert accepted == sorted(accepted)
 
@@ -172,8 +178,8 @@ def test_the_longer_it_has_waited_the_more_a_job_accepts(here, there, timers, wa
     st.floats(0, 1e5), st.floats(1, 1e5), st.floats(0, 1), st.booleans(), st.floats(0, 0.5),
 )  # fmt: skip
 def test_a_place_is_accepted_when_the_wake_up_says_so(waited, limit, loss, ages, tolerance):
-    placement = Placement(timers="own" if ages else "fixed", tolerance=tolerance)
-    patience = Patience(placement, 0.0)
+    placement = PlacementSettings(timers="own" if ages else "fixed", tolerance=tolerance)
+    patience = WaitTimers(placement, 0.0)
     if loss <= patience.accepted_loss(waited, limit):
         return
     at = patience.accepts_at_s(loss, limit)
@@ -186,8 +192,8 @@ def test_our_timers_stay_between_their_bounds(waits, gpus):
     placement = config("own").placement
     entries = [[1000.0, leases] for leases in waits]
     state = {"waits": {t: {str(gpus): entries} for t in (NODE, RACK)}}
-    patience = Patience(placement, 1000.0, state)
+    patience = WaitTimers(placement, 1000.0, state)
     assert 100.0 <= patience.limit_s(NODE, gpus, "x") <= 12 * placement.lease_s
     assert 300.0 <= patience.limit_s(RACK, gpus, "x") <= 24 * placement.lease_s
     fixed = dataclasses.replace(placement, timers="fixed")
-    assert Patience(fixed, 1000.0, state).limit_s(RACK, gpus, "x") == 300.0
+    assert WaitTimers(fixed, 1000.0, state).limit_s(RACK, gpus, "x") == 300.0

@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from benchmarks.clusters import Cluster, node
 from benchmarks.elastic_batch import plain
-from slurm_elastic.application import Application, Learned, Noise, Observation, TypeProfile
-from slurm_elastic.config import Config, Controller, ElasticBatch, Resize
-from slurm_elastic.plan import Action
-from slurm_elastic.policies.elastic_batch import ElasticBatch as Policy
-from slurm_elastic.policies.elastic_batch_dp import divide, greedy
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    ElasticBatchSettings,
+    ResizeSettings,
+)
+from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
+from slurm_elastic.core.plan import Action
+from slurm_elastic.policies.elastic_batch.division import divide, greedy
+from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatchSettings as Policy
 from slurm_elastic.round import decide_round
 
 TYPES = ("a100", "v100")
@@ -98,11 +103,11 @@ def test_larger_instances_equal_the_plain_loop(seed):
 
 def config(rng):
     return Config(
-        controller=Controller(
+        controller=ControllerSettings(
             queue=rng.choice(["slurm", "controller"]), policy="elastic_batch", mode="act"
         ),
-        resize=Resize(min_interval_s=0.0, per_hour=1000),
-        elastic_batch=ElasticBatch(
+        resize=ResizeSettings(min_interval_s=0.0, per_hour=1000),
+        elastic_batch=ElasticBatchSettings(
             mode=rng.choice(["queue", "drop"]),
             batch=rng.choice(["elastic", "elastic", "fixed-max", "fixed-random"]),
             accumulate=rng.random() < 0.3,
@@ -239,9 +244,9 @@ def test_with_the_guard_nobody_waits_while_others_have_more_than_they_need(seed,
             free[name] -= on[name]
         cluster.add(job_id, elastic=f"1-{rng.choice([4, 8])}", on=on or None, gpus=1)
     policy = Config(
-        controller=Controller(queue="controller", policy="elastic_batch", mode="act"),
-        resize=Resize(min_interval_s=0.0, per_hour=1000),
-        elastic_batch=ElasticBatch(starvation_s=60.0, interval_s=1e4),
+        controller=ControllerSettings(queue="controller", policy="elastic_batch", mode="act"),
+        resize=ResizeSettings(min_interval_s=0.0, per_hour=1000),
+        elastic_batch=ElasticBatchSettings(starvation_s=60.0, interval_s=1e4),
     )
     # The last division was just now, and gave everybody what he has.
     snapshot = cluster.snapshot()

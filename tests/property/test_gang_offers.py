@@ -5,18 +5,18 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.placement.delay import Timers
-from slurm_elastic.placement.delay_room import Room, Sites
-from slurm_elastic.policies.baselines.gandiva import Gandiva
-from slurm_elastic.policies.baselines.tiresias import Tiresias
-from slurm_elastic.policies.dally import Dally
-from slurm_elastic.policies.dally_own import OwnDally
-from slurm_elastic.policies.gangs import Gang, Offer
-from slurm_elastic.simulator.gang_files import GangWorkload, SubmittedGang
-from slurm_elastic.simulator.gangs import BATCH, CHECKPOINT_S, simulate_gangs
+from slurm_elastic.placement.delay.free_map import FreeMap, NodeLayout
+from slurm_elastic.placement.delay.timers import Timers
+from slurm_elastic.policies.gangs.gandiva import Gandiva
+from slurm_elastic.policies.gangs.gang_policy import Gang, Offer
+from slurm_elastic.policies.gangs.own_dally import OwnDally
+from slurm_elastic.policies.gangs.published_dally import PublishedDally
+from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.simulator.gangs.gang_files import GangWorkload, SubmittedGang
+from slurm_elastic.simulator.gangs.gang_simulation import BATCH, CHECKPOINT_S, simulate_gangs
 
 LEASE = 600.0
-SITES = Sites.regular(racks=2, nodes=2, gpus=4, domains=2)
+SITES = NodeLayout.regular(racks=2, nodes=2, gpus=4, domains=2)
 #: The longest timer, in leases: short, so that many gangs are due.
 MOST = 2.0
 
@@ -29,7 +29,7 @@ class Distance:
 def policies():
     return (
         OwnDally(Distance(), lease_s=LEASE),
-        *(Dally(Timers.parse(t, lease_s=LEASE)) for t in ("auto", "1,2", "nowait")),
+        *(PublishedDally(Timers.parse(t, lease_s=LEASE)) for t in ("auto", "1,2", "nowait")),
         Tiresias(),
         Tiresias(published=True),
         Gandiva(),
@@ -56,9 +56,9 @@ def test_gangs_are_whole_fit_and_decided_alike(drawn, free, index):
         for i, (gpus, model, since, done, ran) in enumerate(drawn)
     ]  # fmt: skip
     waiting.sort(key=policy.rank)
-    offer = Offer(now_s=now, waiting=waiting, room=Room(SITES, free))
+    offer = Offer(now_s=now, waiting=waiting, room=FreeMap(SITES, free))
     answer = policy.decide(offer, {})
-    room = Room(SITES, free)
+    room = FreeMap(SITES, free)
     for grant in answer.grants:
         room.take(grant.place)
         assert sum(g for _, g in grant.place) == waiting_gpus(waiting, grant.job_id)
@@ -76,12 +76,12 @@ def waiting_gpus(waiting, job_id):
 def test_timers_are_monotone(node, more, earlier, later):
     """Who accepts a place after some wait accepts it after any longer one."""
     timers = Timers.parse(f"{node},{node + more}", lease_s=LEASE)
-    policy = Dally(timers)
+    policy = PublishedDally(timers)
     took = []
     for leases in sorted((earlier, later)):
         gang = Gang(job_id=1, model="2", gpus=2, arrival_s=0, since_s=0, ideal_s=1e4)
         offer = Offer(
-            now_s=leases * LEASE, waiting=[gang], room=Room(SITES, [1, 0, 0, 0, 1, 0, 0, 0])
+            now_s=leases * LEASE, waiting=[gang], room=FreeMap(SITES, [1, 0, 0, 0, 1, 0, 0, 0])
         )
         took.append(len(policy.decide(offer, {}).grants))
     assert took == sorted(took)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sia_properties import CASES, TYPES, config, invent, question
 
-from slurm_elastic.application import LayerCost, Prefixes
-from slurm_elastic.policies.icefrog import IceFrog
-from slurm_elastic.policies.sia import Sia
+from slurm_elastic.core.application import LayerCost, Prefixes
+from slurm_elastic.policies.icefrog.icefrog import IceFrog
+from slurm_elastic.policies.sia.sia import Sia
 
 
 def freezing(rng, cluster, share=0.7):

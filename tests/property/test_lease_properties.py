@@ -13,7 +13,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.controller.lease import Claim, Mark, Tenure, Watch, newest, words
+from slurm_elastic.controller.leader.leader_lease import (
+    LeaseClaim,
+    LeaseMark,
+    LeaseObservation,
+    Tenure,
+    newest,
+    words,
+)
 
 T = 30.0
 _FORGETS_S = 5.0
@@ -38,8 +45,8 @@ class Slurmctld:
         self.leases = copy.copy(kept[-1][1]) if kept else {}
         self.past = [*kept, (now, copy.copy(self.leases))]
 
-    def newest(self) -> Mark | None:
-        return newest(Mark(*one) for one in self.leases.items())
+    def newest(self) -> LeaseMark | None:
+        return newest(LeaseMark(*one) for one in self.leases.items())
 
 
 class Process:
@@ -79,7 +86,7 @@ class Process:
             now = yield
 
     def stands_by(self, now: float):
-        watch, claim = Watch(T), None
+        watch, claim = LeaseObservation(T), None
         while True:
             began = now
             now = yield
@@ -96,8 +103,8 @@ class Process:
                     self.slurm.leases[name] = self.comment()
                     self.slurm.write(now)
                 now = yield
-                watch = Watch(T)
-                claim = Claim(name, self.id, Tenure(T, began), made=now) if made else None
+                watch = LeaseObservation(T)
+                claim = LeaseClaim(name, self.id, Tenure(T, began), made=now) if made else None
                 continue
             looked, began = began, now
             now = yield
@@ -106,11 +113,11 @@ class Process:
             if known:
                 claim.tenure.renewed(began, now)
             if not claim.stands(seen) or not claim.tenure.left(now):
-                watch, claim = Watch(T), None
+                watch, claim = LeaseObservation(T), None
             elif claim.lasts(looked):
                 return claim
 
-    def holds(self, claim: Claim):
+    def holds(self, claim: LeaseClaim):
         while True:
             began = yield
             if not claim.tenure.left(began):

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.cluster import Allocation, JobState
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.placement.consolidate import even_splits
-from slurm_elastic.plan import Action
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.core.cluster import Allocation, JobState
+from slurm_elastic.core.plan import Action
+from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
@@ -22,7 +22,7 @@ class Life:
 
     def __init__(self, seed, queue):
         self.rng = random.Random(seed)
-        self.config = Config(controller=Controller(queue=queue))
+        self.config = Config(controller=ControllerSettings(queue=queue))
         nodes = [node(f"n{i}", 4, self.rng.choice(["a100", "v100"])) for i in range(6)]
         self.cluster = Cluster(nodes, switches=racks([n.name for n in nodes], 3))
         self.plan, self.state = None, {}

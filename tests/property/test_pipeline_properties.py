@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.layers import Layer, LayerProfile
-from slurm_elastic.models.pipeline import Cost, Level, PipelineError, partition
+from slurm_elastic.core.layers import Layer, LayerProfile
+from slurm_elastic.models.pipedream.partitioner import Cost, Level, PipelineError, partition
 
 NUMBERS = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 7.0])
 

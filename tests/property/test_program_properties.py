@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.policies.program import Program, solve
-from slurm_elastic.policies.program_reference import solve_reference
+from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
+from slurm_elastic.policies.milp.pulp_reference import solve_reference
 
 
 def program(seed, *, jobs, kinds, tight, grid=False, fixed=0.2):
@@ -18,7 +18,7 @@ def program(seed, *, jobs, kinds, tight, grid=False, fixed=0.2):
     if grid:
         cost = np.round(cost, 1)
     held = rng.integers(0, len(config_gpus), size=jobs)
-    return Program(
+    return AssignmentProgram(
         cost=cost,
         valid=rng.random(cost.shape) < 0.8,
         config_type=config_type,
@@ -83,7 +83,7 @@ def test_removing_a_job_leaves_an_answer_that_costs_no_more_for_the_others(asked
     if gone >= len(asked.cost):
         return
     stays = np.arange(len(asked.cost)) != gone
-    fewer = Program(
+    fewer = AssignmentProgram(
         cost=asked.cost[stays],
         valid=asked.valid[stays],
         config_type=asked.config_type,

@@ -5,9 +5,15 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.controller import progress_guard
-from slurm_elastic.controller.progress_guard import Verdict, Watch, begin, close, hear
-from slurm_elastic.report import Report
+from slurm_elastic.controller.state import attempt_progress
+from slurm_elastic.controller.state.attempt_progress import (
+    AttemptProgress,
+    Verdict,
+    begin,
+    close,
+    hear,
+)
+from slurm_elastic.core.report import Report
 
 STEPS = st.none() | st.integers(0, 50)
 CODES = st.none() | st.integers(0, 255)
@@ -19,7 +25,7 @@ ATTEMPTS = st.tuples(
 
 
 def test_examples():
-    assert doctest.testmod(progress_guard).failed == 0
+    assert doctest.testmod(attempt_progress).failed == 0
 
 
 def play(watch, resumed, saved, ended, code, excused, lasts):
@@ -40,7 +46,7 @@ def play(watch, resumed, saved, ended, code, excused, lasts):
 
 @given(st.lists(ATTEMPTS, max_size=8))
 def test_who_is_counted(attempts):
-    watch, newest, in_a_row = Watch(run=0), 0, 0
+    watch, newest, in_a_row = AttemptProgress(run=0), 0, 0
     for attempt in attempts:
         resumed, saved, ended, code, excused, _ = attempt
         verdict = play(watch, *attempt)
@@ -58,7 +64,7 @@ def test_who_is_counted(attempts):
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(1, 255))
 def test_who_gets_further_each_time_is_never_counted(strides, code):
-    watch, step = Watch(run=0), 0
+    watch, step = AttemptProgress(run=0), 0
     for stride in strides:
         step += stride
         assert play(watch, step - stride, [step], code, code, False, 1.0) is Verdict.PROGRESS
@@ -67,7 +73,7 @@ def test_who_gets_further_each_time_is_never_counted(strides, code):
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 255))
 def test_who_ends_at_the_same_step_each_time_is_counted_each_time(times, step, code):
-    watch = Watch(run=0)
+    watch = AttemptProgress(run=0)
     play(watch, None, [step], code, code, False, 1.0)
     for number in range(times):
         assert play(watch, step, [], code, code, False, 1.0) is Verdict.VAIN
@@ -76,13 +82,13 @@ def test_who_ends_at_the_same_step_each_time_is_counted_each_time(times, step, c
 
 @given(st.integers(1, 255), st.floats(0, 5000), st.booleans())
 def test_a_program_that_tells_no_step_counts_only_if_it_failed_soon(code, lasts, fails):
-    verdict = play(Watch(run=0), None, [], code if fails else 0, 0, False, lasts)
-    assert (verdict is Verdict.VAIN) == (fails and lasts < progress_guard.SHORT_S)
+    verdict = play(AttemptProgress(run=0), None, [], code if fails else 0, 0, False, lasts)
+    assert (verdict is Verdict.VAIN) == (fails and lasts < attempt_progress.SHORT_S)
 
 
 @given(ATTEMPTS)
 def test_attempts_that_were_not_seen_say_nothing(attempt):
-    watch = Watch(run=0)
+    watch = AttemptProgress(run=0)
     play(watch, *attempt)
     before = watch.vain
     begin(watch, 9)
@@ -93,7 +99,7 @@ def test_attempts_that_were_not_seen_say_nothing(attempt):
 
 @given(st.lists(ATTEMPTS, max_size=6))
 def test_what_is_told_before_an_attempt_is_followed_counts_all_the_same(attempts):
-    one, other = Watch(run=5), Watch(run=5)
+    one, other = AttemptProgress(run=5), AttemptProgress(run=5)
     for resumed, saved, ended, code, excused, _ in attempts:
         said = {"job_id": 7, "run": one.run, "resumed_from": resumed}
         last = max(saved, default=None)
@@ -110,7 +116,7 @@ def test_what_is_told_before_an_attempt_is_followed_counts_all_the_same(attempts
 
 
 def test_it_survives_the_ledger():
-    watch = Watch(run=3, mark=7, vain=1, nodes=["n1"], why="x")
+    watch = AttemptProgress(run=3, mark=7, vain=1, nodes=["n1"], why="x")
     body = {f: getattr(watch, f) for f in watch.__dataclass_fields__}
-    assert Watch.from_body({**body, "of a later version": 1}) == watch
-    assert Watch.from_body(None) == Watch()
+    assert AttemptProgress.from_body({**body, "of a later version": 1}) == watch
+    assert AttemptProgress.from_body(None) == AttemptProgress()

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.profiler import recommend
-from slurm_elastic.profiler.recommend import Configuration, NobodyError, Offer, StepTimes, Work
+from slurm_elastic.profiler import recommendation
+from slurm_elastic.profiler.recommendation import (
+    Configuration,
+    ConfigurationCost,
+    NobodyError,
+    StepTimes,
+    Work,
+)
 
 # Few different values: equal times and costs must come up.
 SECONDS = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5]) | st.floats(0, 2)
@@ -36,7 +42,7 @@ IDEAL = st.just(StepTimes(compute_s=0.1, fetch_s=0.1))
 
 def offers_of(times):
     return st.lists(
-        st.builds(Offer, CONFIGURATIONS, times),
+        st.builds(ConfigurationCost, CONFIGURATIONS, times),
         min_size=1,
         max_size=12,
         unique_by=lambda o: o.configuration,
@@ -82,7 +88,7 @@ def exhaustive(rows, *, first, second, deadline, budget):
 
 @given(OFFERS, WORKS, PRICES)
 def test_time_and_cost_are_those_of_a_clock_and_a_bill(offers, work, prices):
-    for offer, choice in zip(offers, recommend.evaluate(offers, work, prices), strict=True):
+    for offer, choice in zip(offers, recommendation.evaluate(offers, work, prices), strict=True):
         expected = seconds(offer, work)
         price = 1.0 if prices is None else prices[offer.configuration.gpu_type]
         bill = sum(expected / 3600 * price for _ in range(offer.configuration.gpus))
@@ -96,7 +102,7 @@ def test_time_and_cost_are_those_of_a_clock_and_a_bill(offers, work, prices):
 
 @given(OFFERS, WORKS, PRICES, st.data())
 def test_the_answer_is_that_of_exhaustive_search(offers, work, prices, data):
-    choices = recommend.evaluate(offers, work, prices)
+    choices = recommendation.evaluate(offers, work, prices)
     rows = [{"time_s": c.time_s, "cost": c.cost} for c in choices]
     # Limits just met, just missed, in between, none.
     times = [r["time_s"] / 3600 for r in rows]
@@ -106,8 +112,8 @@ def test_the_answer_is_that_of_exhaustive_search(offers, work, prices, data):
     limits = [math.inf, *costs, *(c * 1.01 for c in costs), min(costs) * 0.9]
     budget = data.draw(st.sampled_from(limits) | st.floats(0.001, 100))
     for pick, first, second in (
-        (recommend.cheapest, "cost", "time_s"),
-        (recommend.fastest, "time_s", "cost"),
+        (recommendation.cheapest, "cost", "time_s"),
+        (recommendation.fastest, "time_s", "cost"),
     ):
         best = exhaustive(rows, first=first, second=second, deadline=deadline, budget=budget)
         if best is None:
@@ -136,11 +142,11 @@ def _check_nearest(error, rows, deadline, budget):
 
 @given(offers_of(TIMES), WORKS, PRICES, st.data())
 def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices, data):
-    choices = recommend.evaluate(offers, work, prices)
+    choices = recommendation.evaluate(offers, work, prices)
     deadline = data.draw(st.sampled_from([c.time_s for c in choices])) / 3600 * (1 + 1e-12)
     least = min(c.cost for c in choices if c.time_s <= deadline * 3600)
     budget = least * 0.999
-    for pick in (recommend.cheapest, recommend.fastest):
+    for pick in (recommendation.cheapest, recommendation.fastest):
         with pytest.raises(NobodyError) as caught:
             pick(choices, deadline=deadline, budget=budget)
         if any(c.cost <= budget for c in choices):
@@ -152,16 +158,16 @@ def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices
 @given(OFFERS, WORKS, PRICES)
 def test_with_both_limits_one_alone_is_enough(offers, work, prices):
     """Where something meets both, the cheapest within the deadline is also within the budget."""
-    choices = recommend.evaluate(offers, work, prices)
+    choices = recommendation.evaluate(offers, work, prices)
     for one in choices:
         limits = {"deadline": one.time_s / 3600 * (1 + 1e-12), "budget": one.cost}
-        both = recommend.cheapest(choices, **limits)
-        assert both == recommend.cheapest(choices, deadline=limits["deadline"])
+        both = recommendation.cheapest(choices, **limits)
+        assert both == recommendation.cheapest(choices, deadline=limits["deadline"])
 
 
 @given(OFFERS, WORKS, PRICES)
 def test_the_front_is_what_nobody_dominates(offers, work, prices):
-    choices = recommend.evaluate(offers, work, prices)
+    choices = recommendation.evaluate(offers, work, prices)
     expected = [
         one
         for one in choices
@@ -172,35 +178,35 @@ def test_the_front_is_what_nobody_dominates(offers, work, prices):
             for o in choices
         )
     ]
-    found = recommend.front(choices)
+    found = recommendation.front(choices)
     assert sorted(map(id, found)) == sorted(map(id, expected))
     assert [c.time_s for c in found] == sorted(c.time_s for c in found)
     assert [c.cost for c in found] == sorted((c.cost for c in found), reverse=True)
-    assert recommend.fastest(choices) in found
-    assert recommend.cheapest(choices) in found
+    assert recommendation.fastest(choices) in found
+    assert recommendation.cheapest(choices) in found
 
 
 @given(st.permutations(range(6)), st.data())
 def test_the_order_of_profiles_does_not_matter(order, data):
     offers = data.draw(
         st.lists(
-            st.builds(Offer, CONFIGURATIONS, TIMES),
+            st.builds(ConfigurationCost, CONFIGURATIONS, TIMES),
             min_size=6, max_size=6, unique_by=lambda o: o.configuration,
         )
     )  # fmt: skip
     work = data.draw(WORKS)
-    straight = recommend.evaluate(offers, work)
-    shuffled = recommend.evaluate([offers[i] for i in order], work)
-    assert recommend.cheapest(straight) == recommend.cheapest(shuffled)
-    assert recommend.fastest(straight) == recommend.fastest(shuffled)
-    assert recommend.front(straight) == recommend.front(shuffled)
+    straight = recommendation.evaluate(offers, work)
+    shuffled = recommendation.evaluate([offers[i] for i in order], work)
+    assert recommendation.cheapest(straight) == recommendation.cheapest(shuffled)
+    assert recommendation.fastest(straight) == recommendation.fastest(shuffled)
+    assert recommendation.front(straight) == recommendation.front(shuffled)
 
 
 @given(OFFERS, WORKS)
 def test_a_rival_is_near_in_one_and_better_in_the_other(offers, work):
-    choices = recommend.evaluate(offers, work)
-    best = recommend.cheapest(choices)
-    rival = recommend.as_good(choices, best, by="cost")
+    choices = recommendation.evaluate(offers, work)
+    best = recommendation.cheapest(choices)
+    rival = recommendation.as_good(choices, best, by="cost")
     allowed = [
         c
         for c in choices

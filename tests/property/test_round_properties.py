@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.clusters import NOW, Cluster, node, racks
-from slurm_elastic.cluster import Allocation, JobState, Limit
-from slurm_elastic.config import Config, Controller, Resize, Topology
-from slurm_elastic.placement.ledger import Need
-from slurm_elastic.plan import Action, Measurement
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, TopologySettings
+from slurm_elastic.core.cluster import Allocation, JobState, Limit
+from slurm_elastic.core.plan import Action, Measurement
+from slurm_elastic.placement.free_resources import ResourceNeed
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
-FREE_OF_COST = Resize(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
+FREE_OF_COST = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 
 
 def decide(cluster, config=None, previous=None, state=None):
@@ -141,10 +141,12 @@ SPEEDS = ({}, {"spine": 10.0}, {"node": 2000.0, "rack": 100.0, "spine": 10.0})
 
 configs = st.builds(
     lambda queue, resize, speeds: Config(
-        controller=Controller(queue=queue), resize=resize, topology=Topology(speeds=speeds)
+        controller=ControllerSettings(queue=queue),
+        resize=resize,
+        topology=TopologySettings(speeds=speeds),
     ),
     st.sampled_from(["slurm", "controller"]),
-    st.sampled_from([Resize(), FREE_OF_COST]),
+    st.sampled_from([ResizeSettings(), FREE_OF_COST]),
     st.sampled_from(SPEEDS),
 )
 
@@ -156,7 +158,7 @@ def test_no_node_ever_holds_more_than_it_has(cluster, config):
     for during in (False, True):
         held = holdings(cluster, plan, during=during)
         for n in snapshot.nodes:
-            needs = [Need.of(j) for j in cluster.jobs]
+            needs = [ResourceNeed.of(j) for j in cluster.jobs]
             here = [(need, held[need.job_id].get(n.name, 0)) for need in needs]
             assert sum(g for _, g in here) <= n.gpus
             assert sum(need.cpus(g) for need, g in here) <= n.cpus
@@ -221,7 +223,7 @@ def test_limits_are_never_exceeded_by_a_change(cluster, config):
     def used(limit, held):
         total = 0
         for job_id in limit.jobs:
-            need = Need.of(snapshot.job[job_id])
+            need = ResourceNeed.of(snapshot.job[job_id])
             for name, gpus in held[job_id].items():
                 total += {
                     "gpu": gpus,
@@ -262,7 +264,9 @@ def test_a_job_that_disappears_breaks_nothing(cluster, config, data):
 def test_it_comes_to_rest(cluster, queue, speeds):
     """Carried out and asked again, at no cost and with nothing new, a plan wants no more."""
     config = Config(
-        controller=Controller(queue=queue), resize=FREE_OF_COST, topology=Topology(speeds=speeds)
+        controller=ControllerSettings(queue=queue),
+        resize=FREE_OF_COST,
+        topology=TopologySettings(speeds=speeds),
     )
     state, plan = {}, None
     seen = []

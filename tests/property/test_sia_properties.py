@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.clusters import Cluster, node
-from slurm_elastic.application import (
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
+from slurm_elastic.config.schema import SiaSettings as Settings
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     Learned,
@@ -15,12 +17,10 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
-from slurm_elastic.config import Config, Controller, Resize
-from slurm_elastic.config import Sia as Settings
+from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Measurement
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.sia import Sia
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
 
 TYPES = ("a100", "t4", "v100")
@@ -28,8 +28,10 @@ TYPES = ("a100", "t4", "v100")
 
 def config(rng):
     return Config(
-        controller=Controller(queue=rng.choice(["slurm", "controller"]), policy="sia", mode="act"),
-        resize=Resize(min_interval_s=0.0, per_hour=1000),
+        controller=ControllerSettings(
+            queue=rng.choice(["slurm", "controller"]), policy="sia", mode="act"
+        ),
+        resize=ResizeSettings(min_interval_s=0.0, per_hour=1000),
         sia=Settings(
             artifact_compat=rng.random() < 0.3,
             p=rng.choice([-0.5, -1.0, 0.5]),

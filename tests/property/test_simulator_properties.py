@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.trainings import training
-from slurm_elastic.application import JobClass
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.policies import base
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
-from slurm_elastic.simulator import clusters, engine
-from slurm_elastic.simulator.workload import SubmittedJob, Workload
+from slurm_elastic.simulator import simulation
+from slurm_elastic.simulator.workloads import cluster_text
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 
 PROFILES = {
     "short": training("short", seconds=300.0, restart_s=10.0),
@@ -60,13 +61,13 @@ def workloads(draw, most=6):
 
 
 def run(workload, cluster, policy, *, clock="round", seed=0):
-    config = Config(controller=Controller(policy=policy))
-    return engine.simulate(
+    config = Config(controller=ControllerSettings(policy=policy))
+    return simulation.simulate(
         workload,
         PROFILES,
-        clusters.parse(cluster),
+        cluster_text.parse(cluster),
         config=config,
-        policy=base.load(config),
+        policy=policy_protocol.load(config),
         clock=clock,
         seed=seed,
     )
@@ -82,7 +83,7 @@ def rounds():
         seen.append((snapshot, records, more, plan))
         return plan, state
 
-    with patch.object(engine, "decide_round", decide):
+    with patch.object(simulation, "decide_round", decide):
         yield seen
 
 

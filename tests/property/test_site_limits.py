@@ -7,26 +7,26 @@ from hypothesis import strategies as st
 from test_round_properties import clusters
 
 from benchmarks.clusters import NOW
-from slurm_elastic.config import Config, Controller, Limits, Resize
+from slurm_elastic.config.schema import Config, ControllerSettings, LimitSettings, ResizeSettings
+from slurm_elastic.core.plan import Action
 from slurm_elastic.placement import site_limits
-from slurm_elastic.plan import Action
-from slurm_elastic.policies import base
+from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
 
-EASY = Resize(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
+EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 POLICIES = ("fair", "las", "dally")
 SHARES = st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0])
 
 
 def decide(cluster, limits, policy="fair", queue="controller", resized=None):
     config = Config(
-        resize=EASY, limits=limits, controller=Controller(policy=policy, queue=queue)
+        resize=EASY, limits=limits, controller=ControllerSettings(policy=policy, queue=queue)
     )  # fmt: skip
     plan, _ = decide_round(
         cluster.snapshot(),
         cluster.records,
         config=config,
-        policy=base.load(config),
+        policy=policy_protocol.load(config),
         state={},
         resized=resized,
     )
@@ -37,7 +37,7 @@ def decide(cluster, limits, policy="fair", queue="controller", resized=None):
     clusters(transitions=False), SHARES, SHARES, st.sampled_from(POLICIES)
 )  # fmt: skip
 def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
-    limits = Limits(share=share, user_share=user_share)
+    limits = LimitSettings(share=share, user_share=user_share)
     plan = decide(cluster, limits, policy)
     before = cluster.snapshot()
     jobs = tuple(
@@ -58,7 +58,7 @@ def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
     st.sampled_from(POLICIES),
 )
 def test_no_round_makes_more_resizes_than_are_left(cluster, of_user, of_all, ago, policy):
-    limits = Limits(resizes_per_user=of_user, resizes=of_all)
+    limits = LimitSettings(resizes_per_user=of_user, resizes=of_all)
     spent = {"alice": [NOW - s for s in ago]}
     plan = decide(cluster, limits, policy, resized=spent)
     user = cluster.snapshot().job
@@ -75,6 +75,6 @@ def test_no_round_makes_more_resizes_than_are_left(cluster, of_user, of_all, ago
 
 @given(clusters(transitions=False, costs=False), st.sampled_from(POLICIES))
 def test_what_is_not_limited_is_decided_as_if_there_were_no_limits(cluster, policy):
-    assert decide(cluster, Limits(), policy) == decide(
-        cluster, Limits(resizes=900_000, resizes_per_user=900_000), policy
+    assert decide(cluster, LimitSettings(), policy) == decide(
+        cluster, LimitSettings(resizes=900_000, resizes_per_user=900_000), policy
     )

@@ -5,7 +5,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.controller.time_budget import LEAST_PACE, Budget, after, begun, fresh
+from slurm_elastic.controller.state.time_limits import (
+    LEAST_PACE,
+    TimeBudget,
+    after,
+    begun,
+    fresh,
+)
 
 LIMITS = st.integers(1, 20_000).map(lambda minutes: 60 * minutes)
 PACES = st.floats(LEAST_PACE, 1.0)
@@ -85,4 +91,4 @@ def test_no_prediction_and_no_reservation_makes_a_limit_that_cannot_be(limit_s, 
     assert math.isfinite(budget.pace)
     if until_s < limit_s:
         assert given_s == limit_s
-    assert Budget.from_body({f: getattr(budget, f) for f in Budget.__slots__}) == budget
+    assert TimeBudget.from_body({f: getattr(budget, f) for f in TimeBudget.__slots__}) == budget

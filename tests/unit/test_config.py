@@ -4,14 +4,14 @@ import doctest
 
 import pytest
 
-from slurm_elastic import config
-from slurm_elastic.config import ConfigError, load, parse
+from slurm_elastic.config import schema
+from slurm_elastic.config.schema import ConfigError, load, parse
 
 PREFIX = '[controller]\nmode = "act"\n'
 
 
 def test_examples_in_the_docs():
-    assert doctest.testmod(config).failed == 0
+    assert doctest.testmod(schema).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.clusters import Cluster, node
-from slurm_elastic.config import Config, Controller, Resize
-from slurm_elastic.plan import Action, Alternative, Proposal
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
+from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.round import decide_round
 
-CONTROLLER = Config(controller=Controller(queue="controller"), resize=Resize(min_interval_s=0.0))
+CONTROLLER = Config(
+    controller=ControllerSettings(queue="controller"), resize=ResizeSettings(min_interval_s=0.0)
+)
 
 
 class Told:

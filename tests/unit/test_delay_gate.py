@@ -3,24 +3,30 @@
 import pytest
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller, Placement, Resize, Speedup
-from slurm_elastic.placement.delay_gate import Gate
-from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.tenants import tenants
-from slurm_elastic.plan import Alternative, Measurement, Proposal
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    PlacementSettings,
+    ResizeSettings,
+    SpeedupSettings,
+)
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Alternative, Measurement, Proposal
+from slurm_elastic.placement.delay.delay_gate import DelayGate
+from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
 #: Far places cost half the speed, as stated; a measurement may say otherwise.
-STATED = Speedup(loss_across_nodes=0.5)
-DELAY = Placement(mode="delay", timers="fixed", wait_node_s=100.0, wait_rack_s=300.0)
+STATED = SpeedupSettings(loss_across_nodes=0.5)
+DELAY = PlacementSettings(mode="delay", timers="fixed", wait_node_s=100.0, wait_rack_s=300.0)
 
 
 def config(placement=DELAY):
     return Config(
-        controller=Controller(queue="controller"), speedup=STATED, placement=placement,
-        resize=Resize(min_interval_s=0.0, payback_s=1e6),
+        controller=ControllerSettings(queue="controller"), speedup=STATED, placement=placement,
+        resize=ResizeSettings(min_interval_s=0.0, payback_s=1e6),
     )  # fmt: skip
 
 
@@ -53,7 +59,7 @@ def test_a_job_that_suffers_waits_for_one_rack_and_not_for_ever(seconds, starts)
 
 
 def test_without_delay_it_starts_at_once():
-    assert target(waiting(cluster(), 0), 1, config(Placement())) == {"g1": 4, "g3": 4}
+    assert target(waiting(cluster(), 0), 1, config(PlacementSettings())) == {"g1": 4, "g3": 4}
 
 
 def test_a_job_that_does_not_suffer_starts_at_once():
@@ -63,7 +69,7 @@ def test_a_job_that_does_not_suffer_starts_at_once():
         for n in (1, 2, 4)
     )
     waiting(c, 0, record={"measurements": seen})
-    patient = Placement(mode="delay", tolerance=0.6)
+    patient = PlacementSettings(mode="delay", tolerance=0.6)
     assert target(c, 1, config(patient)) == {"g1": 4, "g3": 4}
 
 
@@ -73,7 +79,7 @@ def test_a_refused_growth_leaves_the_job_what_it_has():
     assert target(c, 1, config()) == {"g1": 4}
     c = cluster()
     c.add(1, elastic="4-8", on={"g1": 4}, record={"last_change": c.time - 301})
-    assert target(c, 1, config(Placement(mode="near"))) == target(c, 1, config())
+    assert target(c, 1, config(PlacementSettings(mode="near"))) == target(c, 1, config())
 
 
 def test_nobody_waits_for_what_cannot_come():
@@ -85,10 +91,10 @@ def test_nobody_waits_for_what_cannot_come():
 
 def test_the_words_say_what_it_waits_for():
     c = waiting(cluster(), 60)
-    frame = Frame(c.snapshot())
+    frame = NodeArrays(c.snapshot())
     settings = config()
     tenant = tenants(frame, c.records, settings)[1]
-    gate = Gate(settings.placement, frame)
+    gate = DelayGate(settings.placement, frame)
     words = gate.refusal(tenant, Allocation.of("a100", {"g1": 4, "g3": 4}))
     assert words == (
         "over 2 racks it would run at 0.50 of its speed in one rack; it waited 60 s of at most"
@@ -100,17 +106,17 @@ def test_the_words_say_what_it_waits_for():
     assert plan.decision[1].reason == f"waits for a nearer place: {words}"
     thin = Allocation.of("a100", {"g1": 2, "g2": 2})
     c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
-    frame = Frame(c.snapshot())
+    frame = NodeArrays(c.snapshot())
     tenant = tenants(frame, c.records, settings)[2]
-    assert "over 2 nodes" in Gate(settings.placement, frame).refusal(tenant, thin)
+    assert "over 2 nodes" in DelayGate(settings.placement, frame).refusal(tenant, thin)
 
 
 def test_giving_up_gpus_and_moving_are_not_its_business():
     c = cluster()
     c.add(1, elastic="2-8", on={"g1": 4})
-    frame = Frame(c.snapshot())
+    frame = NodeArrays(c.snapshot())
     tenant = tenants(frame, c.records, config())[1]
-    gate = Gate(DELAY, frame)
+    gate = DelayGate(DELAY, frame)
     assert gate.refusal(tenant, Allocation.of("a100", {"g1": 1, "g3": 1})) == ""
     assert gate.refusal(tenant, Allocation.of("a100", {"g1": 2, "g3": 2})) == ""
 
@@ -128,7 +134,7 @@ def test_a_decisive_policy_gets_whole_nodes_of_one_rack(mode):
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g1": 1})
     c.add(1, elastic="8", gpus=8, submit_time=c.time)
-    settings = config(Placement(mode=mode))
+    settings = config(PlacementSettings(mode=mode))
     plan, _ = decide_round(
         c.snapshot(), c.records, config=settings, policy=Told(), state={}, at_once=True
     )

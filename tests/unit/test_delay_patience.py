@@ -6,9 +6,17 @@ import json
 import pytest
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.config import Config, ConfigError, Controller, Placement, Resize, Speedup, parse
-from slurm_elastic.placement.delay_patience import NODE, RACK, Patience, demand
-from slurm_elastic.plan import Action, Alternative, Proposal
+from slurm_elastic.config.schema import (
+    Config,
+    ConfigError,
+    ControllerSettings,
+    PlacementSettings,
+    ResizeSettings,
+    SpeedupSettings,
+    parse,
+)
+from slurm_elastic.core.plan import Action, Alternative, Proposal
+from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers, demand
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
@@ -16,11 +24,11 @@ LEASE = 100.0
 
 
 def patience(timers, *, now=10_000.0, waits=None, waiting=None):
-    settings = Placement(
+    settings = PlacementSettings(
         mode="delay", timers=timers, lease_s=LEASE, wait_node_s=100.0, wait_rack_s=300.0,
         tolerance=0.05,
     )  # fmt: skip
-    return Patience(settings, now, {"waits": waits or {}, "waiting": waiting or {}})
+    return WaitTimers(settings, now, {"waits": waits or {}, "waiting": waiting or {}})
 
 
 def limits(found, gpus=8):
@@ -105,9 +113,10 @@ def cluster():
 
 def settings(timers="own"):
     return Config(
-        controller=Controller(queue="controller"), speedup=Speedup(loss_across_nodes=0.5),
-        resize=Resize(min_interval_s=0.0, payback_s=1e6),
-        placement=Placement(
+        controller=ControllerSettings(queue="controller"),
+        speedup=SpeedupSettings(loss_across_nodes=0.5),
+        resize=ResizeSettings(min_interval_s=0.0, payback_s=1e6),
+        placement=PlacementSettings(
             mode="delay", timers=timers, lease_s=LEASE, wait_node_s=100.0, wait_rack_s=300.0,
         ),
     )  # fmt: skip
@@ -253,7 +262,9 @@ def test_it_stays_when_it_ends_too_soon_and_says_so(at_once):
 
 def test_its_remaining_time_counts_and_not_only_the_payback_window():
     config = dataclasses.replace(
-        settings(), resize=Resize(min_interval_s=0.0, payback_s=30.0), speedup=Speedup()
+        settings(),
+        resize=ResizeSettings(min_interval_s=0.0, payback_s=30.0),
+        speedup=SpeedupSettings(),
     )
     for mode, moves in (("delay", True), ("near", False)):
         placement = dataclasses.replace(config.placement, mode=mode)
@@ -263,7 +274,7 @@ def test_its_remaining_time_counts_and_not_only_the_payback_window():
 
 
 def test_plain_placement_leaves_a_decisive_policys_jobs_where_they_are():
-    config = dataclasses.replace(settings(), placement=Placement())
+    config = dataclasses.replace(settings(), placement=PlacementSettings())
     c = spread()
     plan, state = decide_round(
         c.snapshot(), c.records, config=config, policy=Told(), state={}, at_once=True

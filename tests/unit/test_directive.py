@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic import directive as module
-from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.core import directive as module
+from slurm_elastic.core.directive import Directive, DirectiveError
 
 EXAMPLES = tomllib.loads(
     (Path(__file__).parent.parent / "data" / "directives.toml").read_text("utf-8")
@@ -99,7 +99,7 @@ def test_doctest():
 
 def test_only_the_standard_library():
     code = (
-        "import sys, slurm_elastic.directive\n"
+        "import sys, slurm_elastic.core.directive\n"
         "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )
     loaded = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.directive import DirectiveError
+from slurm_elastic.core.directive import DirectiveError
 from slurm_elastic.job import esbatch as module
 from slurm_elastic.job.esbatch import EsbatchError, plan, read_sinfo, without_elastic
 

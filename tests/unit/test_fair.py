@@ -3,14 +3,14 @@
 import dataclasses
 
 from benchmarks.clusters import Cluster, busy, node
-from slurm_elastic.cluster import Limit
-from slurm_elastic.config import Config, Resize, Speedup
+from slurm_elastic.config.schema import Config, ResizeSettings, SpeedupSettings
+from slurm_elastic.core.cluster import Limit
+from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Measurement
-from slurm_elastic.policies.base import Question
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import Question
 
-CALM = Config(resize=Resize(restart_s=0.0, min_gain=0.0))
+CALM = Config(resize=ResizeSettings(restart_s=0.0, min_gain=0.0))
 
 
 def many(count=8, gpus=4, gpu_type="a100"):
@@ -96,7 +96,7 @@ def test_pending_jobs_start_on_the_first_type_of_their_list_that_has_room():
 def test_a_faster_type_with_idle_gpus_is_offered_and_the_present_one_after_it():
     c = Cluster([*many(), *many(8, 4, "v100")])
     c.add(1, elastic="2-4,types=v100:a100", on={"v1001": 4})
-    config = dataclasses.replace(CALM, speedup=Speedup(types={"a100": 3.0}))
+    config = dataclasses.replace(CALM, speedup=SpeedupSettings(types={"a100": 3.0}))
     offered = ask(c, {"a100": 4, "v100": 4}, config)[1].alternatives
     assert {a.gpu_type for a in offered} == {"a100", "v100"}
     assert [(a.gpu_type, a.gpus) for a in (offered[0], offered[-1])] == [

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.cli import words
-from slurm_elastic.cluster import Job, JobState
-from slurm_elastic.config import ConfigError, parse
-from slurm_elastic.controller.housekeeping import pinned_by_us
-from slurm_elastic.directive import Directive
-from slurm_elastic.job import channel
-from slurm_elastic.layers import Layer, LayerError, LayerProfile
-from slurm_elastic.nodelist import MOST, expand
-from slurm_elastic.report import Orders, Report, ReportError
-from slurm_elastic.simulator import sacct
-from slurm_elastic.slurm import gres, limits, readings, shape, site, switches
+from slurm_elastic.cli import formatting
+from slurm_elastic.config.schema import ConfigError, parse
+from slurm_elastic.controller.transitions.orphan_cleanup import pinned_by_us
+from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.layers import Layer, LayerError, LayerProfile
+from slurm_elastic.core.nodelist import MOST, expand
+from slurm_elastic.core.report import Orders, Report, ReportError
+from slurm_elastic.core.submission import Submission
+from slurm_elastic.rpc import frames
+from slurm_elastic.simulator.workloads import accounting_trace
+from slurm_elastic.slurm import gres, limits, pyslurm_records, shape, slurm_settings, switches
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
-from slurm_elastic.submission import Submission
 from tests.fuzz import files, inbox, jobs, scene, texts
 
 
@@ -110,15 +110,15 @@ def raw(**fields):
 
 
 def test_a_job_that_cannot_be_read_is_left_alone_and_holds_its_gpus():
-    broken = readings.unreadable(raw(cpus="x"), JobState.RUNNING, "why")
+    broken = pyslurm_records.unreadable(raw(cpus="x"), JobState.RUNNING, "why")
     assert (broken.elastic, broken.gpus, broken.allocation.shares) == (False, 2, (("g03", 2),))
-    assert readings.unreadable(raw(), JobState.PENDING, "why").allocation is None
+    assert pyslurm_records.unreadable(raw(), JobState.PENDING, "why").allocation is None
 
 
 def test_what_is_not_utf8_reads_as_empty():
     for value in (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), "a\udc80"):
-        assert readings.text(raw(name=value), "name") == ""
-    assert readings.named_nodes(raw(required_nodes="g[1-x"), "required_nodes") == ()
+        assert pyslurm_records.text(raw(name=value), "name") == ""
+    assert pyslurm_records.named_nodes(raw(required_nodes="g[1-x"), "required_nodes") == ()
 
 
 def test_a_strange_node_list_of_one_job_does_not_end_the_round():
@@ -153,15 +153,15 @@ def test_limits_that_are_no_numbers_are_left_out():
 
 @pytest.mark.parametrize("text", ["9" * 5000 + " sec", "9" * 400])
 def test_numbers_of_thousands_of_digits_are_no_times(text):
-    assert site.seconds(text) is None
+    assert slurm_settings.seconds(text) is None
     with pytest.raises(ValueError, match="is no time") as refusal:
-        words.parse_time(f"now-{text}", 0.0)
+        formatting.parse_time(f"now-{text}", 0.0)
     assert len(str(refusal.value)) < 150
 
 
 def test_numbers_of_thousands_of_digits_are_no_ports():
-    with pytest.raises(channel.Unreachable) as refusal:
-        channel.parse_address("ctld:" + "9" * 5000)
+    with pytest.raises(frames.ControllerUnreachable) as refusal:
+        frames.parse_address("ctld:" + "9" * 5000)
     assert len(str(refusal.value)) < 200
 
 
@@ -186,10 +186,10 @@ def test_an_absurd_accounting_file_is_refused_in_a_short_line(tmp_path):
     path = tmp_path / "sacct.txt"
     lines = (texts_of("sacct-week.txt")).splitlines()
     path.write_text("\n".join([lines[0], lines[1][:-1] + "9" * 5000]))
-    assert sacct.read(path).jobs
+    assert accounting_trace.read(path).jobs
     path.write_text("\n".join([lines[0], "x" * 9000 + lines[1]]))
-    with pytest.raises(sacct.SacctError) as refusal:
-        sacct.read(path)
+    with pytest.raises(accounting_trace.SacctError) as refusal:
+        accounting_trace.read(path)
     assert len(str(refusal.value)) < 600
 
 

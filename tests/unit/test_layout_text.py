@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.layout import LayoutText, LayoutTextError
 
 
 @pytest.mark.parametrize(

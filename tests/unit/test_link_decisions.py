@@ -5,13 +5,19 @@ import dataclasses
 import pytest
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller, Placement, Speedup, Topology
-from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.tenants import tenants
-from slurm_elastic.plan import Measurement
-from slurm_elastic.policies.base import load
+from slurm_elastic.config.schema import (
+    Config,
+    ControllerSettings,
+    PlacementSettings,
+    SpeedupSettings,
+    TopologySettings,
+)
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Measurement
+from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.round import decide_round
 
 SPEEDS = {"node": 2400.0, "rack": 100.0, "spine": 10.0}
@@ -21,10 +27,10 @@ SPREAD = {"g1": 4, "g3": 4}
 
 def config(speeds=SPEEDS, loss=0.1):
     return Config(
-        controller=Controller(queue="controller"),
-        placement=Placement(mode="delay", timers="fixed"),
-        speedup=Speedup(loss_across_nodes=loss),
-        topology=Topology(speeds=speeds),
+        controller=ControllerSettings(queue="controller"),
+        placement=PlacementSettings(mode="delay", timers="fixed"),
+        speedup=SpeedupSettings(loss_across_nodes=loss),
+        topology=TopologySettings(speeds=speeds),
     )
 
 
@@ -92,7 +98,7 @@ def test_jobs_that_already_cross_an_uplink_share_it(crossing, share):
         c.add(90 + i, on={"g2": 1, "g4": 1})
     known = {"gradient_bytes": VGG, "measurements": (seen(),)}
     c.add(1, elastic="8", gpus=8, record=known)
-    frame = Frame(c.snapshot())
+    frame = NodeArrays(c.snapshot())
     tenant = tenants(frame, c.records, config())[1]
     place = Allocation.of("a100", SPREAD)
     assert tenant.speed(frame, place) == tenant.model.speed("a100", 8, 2, 2, share=share)
@@ -106,7 +112,7 @@ def test_where_it_is_the_others_are_in_its_measurements():
     c.add(90, on={"g2": 1, "g4": 1})
     known = {"gradient_bytes": VGG, "measurements": (seen(8, 2, 2, compute=0.2, sync=0.8),)}
     c.add(1, elastic="4-8", on=SPREAD, record=known)
-    frame = Frame(c.snapshot())
+    frame = NodeArrays(c.snapshot())
     tenant = tenants(frame, c.records, config())[1]
     assert tenant.speed(frame, tenant.current) == pytest.approx(640.0)
     elsewhere = Allocation.of("a100", {"g2": 4, "g4": 4})
@@ -122,7 +128,7 @@ def test_where_it_is_the_others_are_in_its_measurements():
     ],
 )
 def test_dally_asks_what_the_links_cost(size, starts_at_once, words):
-    controller = Controller(queue="controller", policy="dally")
+    controller = ControllerSettings(queue="controller", policy="dally")
     settings = dataclasses.replace(config(), controller=controller)
     c = cluster(size)
     plan, _ = decide_round(

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.directive import Directive, DirectiveError
-from slurm_elastic.submission import parse_admin_comment
+from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.submission import parse_admin_comment
 from tests.fuzz import lua as fuzz_lua
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic import nodelist
-from slurm_elastic.nodelist import expand, fold
+from slurm_elastic.core import nodelist
+from slurm_elastic.core.nodelist import expand, fold
 
 names = st.builds(
     lambda prefix, number, width: f"{prefix}{number:0{width}d}",

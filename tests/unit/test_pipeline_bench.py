@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.drivers import emulated, replay, slow_network  # noqa: E402
-from slurm_elastic.layers import Layer, LayerProfile  # noqa: E402
-from slurm_elastic.training.pipeline import Layout  # noqa: E402
+from slurm_elastic.core.layers import Layer, LayerProfile  # noqa: E402
+from slurm_elastic.training.pipeline import StageLayout  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,19 +73,19 @@ def test_small_layers_join_the_one_before():
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_even_stages_take_what_the_textbook_says(schedule):
     times = replay.Times([1.0] * 3, [2.0] * 3, [0.0] * 2, [0.0] * 3)
-    assert replay.replay(Layout.of(1, 1, 1), schedule, 8, times) == 3.0 * (8 + 3 - 1)
+    assert replay.replay(StageLayout.of(1, 1, 1), schedule, 8, times) == 3.0 * (8 + 3 - 1)
 
 
 def test_a_full_pipeline_goes_at_the_pace_of_its_slowest_stage():
     times = replay.Times([1.0, 2.0], [2.0, 4.0], [0.0], [0.0, 0.0])
-    layout = Layout.of(1, 1)
+    layout = StageLayout.of(1, 1)
     long, short = (replay.replay(layout, "pipedream", n, times) for n in (40, 20))
     assert long - short == pytest.approx(20 * 6.0)
 
 
 def test_a_stage_with_replicas_reduces_once_a_round():
     times = replay.Times([1.0, 0.1], [2.0, 0.1], [0.0], [0.5, 0.0])
-    layout = Layout.of(2, 1)
+    layout = StageLayout.of(2, 1)
     long, short = (replay.replay(layout, "pipedream", n, times) for n in (40, 20))
     assert long - short == pytest.approx(10 * 3.5)
 

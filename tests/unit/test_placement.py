@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from benchmarks.clusters import Cluster, node, racks
-from slurm_elastic.cluster import Allocation, Limit, Partition
-from slurm_elastic.config import Config
-from slurm_elastic.config import Topology as Links
+from slurm_elastic.config.schema import Config
+from slurm_elastic.config.schema import TopologySettings as Links
+from slurm_elastic.core.cluster import Allocation, Limit, Partition
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.placement.consolidate import Seat, even_splits, fit
-from slurm_elastic.placement.frame import Frame
-from slurm_elastic.placement.ledger import Ledger, Need
-from slurm_elastic.placement.tenants import tenants
+from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
+from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
+from slurm_elastic.placement.node_arrays import NodeArrays
 
 
 def cluster(count=4, gpus=4, rack=0, **more):
@@ -21,9 +21,9 @@ def cluster(count=4, gpus=4, rack=0, **more):
 
 def place(where, job_id, gpus, gpu_type="a100", **more):
     """Where `fit` puts a job of the cluster, its own GPUs given back."""
-    frame = Frame(where.snapshot())
+    frame = NodeArrays(where.snapshot())
     tenant = tenants(frame, where.records, Config())[job_id]
-    ledger = Ledger(frame)
+    ledger = FreeResources(frame)
     ledger.give(tenant.need, tenant.current)
     unit = tenant.directive.unit_for(gpu_type)
     found = fit(tenant.seat(frame), gpu_type, gpus, ledger, unit=unit, **more)
@@ -31,7 +31,7 @@ def place(where, job_id, gpus, gpu_type="a100", **more):
 
 
 def everywhere(where):
-    return Frame(where.snapshot()).open
+    return NodeArrays(where.snapshot()).open
 
 
 def test_even_shares_only():
@@ -197,7 +197,7 @@ def test_a_node_that_left_the_cluster_is_forgotten():
     c = cluster(2)
     c.add(1, elastic="1-8", on={"g1": 2})
     gone = Allocation.of("a100", {"g1": 2, "gone": 2})
-    frame = Frame(c.snapshot())
+    frame = NodeArrays(c.snapshot())
     assert frame.shares(gone.shares) == {0: 2}
 
 
@@ -209,9 +209,9 @@ def linked(devices, gpus=2, counts=(4, 4)):
         c.add(job_id, on={name: held}, devices=((name, text),))
     settings = Links(domains={"a100": 2})
     snapshot = c.snapshot()
-    ledger = Ledger(Frame(snapshot, Fabric.of(snapshot, settings)))
+    ledger = FreeResources(NodeArrays(snapshot, Fabric.of(snapshot, settings)))
     allowed = np.ones(len(nodes), dtype=bool)
-    found = fit(Seat(need=Need(99), allowed=allowed), "a100", gpus, ledger)
+    found = fit(NodeDemand(need=ResourceNeed(99), allowed=allowed), "a100", gpus, ledger)
     return dict(found.shares)
 
 

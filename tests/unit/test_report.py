@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.job.channel import MAX_REQUEST
-from slurm_elastic.report import Orders, Report, ReportError
+from slurm_elastic.core.report import Orders, Report, ReportError
+from slurm_elastic.rpc.frames import MAX_REQUEST
 
 GOOD = {"job_id": 7, "run": 0, "phase": "training"}
 json_values = st.recursive(

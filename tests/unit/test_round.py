@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.clusters import NOW, Cluster, node, racks
 from benchmarks.round import measure
-from slurm_elastic.cluster import Allocation, JobState, Partition
-from slurm_elastic.config import Config, Controller, Resize, Speedup
-from slurm_elastic.plan import Action, Measurement
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
+from slurm_elastic.core.cluster import Allocation, JobState, Partition
+from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 
-CONTROLLER = Config(controller=Controller(queue="controller"))
+CONTROLLER = Config(controller=ControllerSettings(queue="controller"))
 
 
 def nodes(count, gpus=4, **more):
@@ -91,7 +91,7 @@ def test_speeds_are_told_in_samples_once_measured():
 def test_who_is_left_alone_and_why(record, more, why):
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 1}, record=record, **more)
-    plan, _ = decide(c, Config(controller=Controller(partitions=("gpu",))))
+    plan, _ = decide(c, Config(controller=ControllerSettings(partitions=("gpu",))))
     assert not plan.changes
     assert why in plan.decision[1].waiting_for
 
@@ -134,7 +134,7 @@ def test_growth_just_before_the_time_limit_is_refused():
 
 def test_growth_below_the_least_gain_is_refused():
     c = Cluster(nodes(2))
-    flat = Speedup(loss_in_node=0.0, loss_across_nodes=0.49)
+    flat = SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.49)
     c.add(1, elastic="4-8", on={"g1": 4})
     plan, _ = decide(c, Config(speedup=flat))
     assert not plan.changes
@@ -551,7 +551,7 @@ def test_partitions_that_are_down_get_nothing():
 def test_no_resizes_at_all_with_a_budget_of_none():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 1})
-    plan, _ = decide(c, Config(resize=Resize(per_hour=0)))
+    plan, _ = decide(c, Config(resize=ResizeSettings(per_hour=0)))
     assert not plan.changes
     assert "per_hour = 0" in plan.decision[1].waiting_for
 
@@ -561,7 +561,7 @@ def test_no_resizes_at_all_with_a_budget_of_none():
     [
         "benchmarks.clusters",
         "slurm_elastic.models.speedup",
-        "slurm_elastic.placement.consolidate",
+        "slurm_elastic.placement.best_fit",
         "slurm_elastic.topology",
     ],
 )

@@ -5,21 +5,28 @@ import dataclasses
 import pytest
 
 from benchmarks.clusters import NOW, Cluster, node
-from slurm_elastic.config import Config, ConfigError, Controller, Limits, Resize, parse
-from slurm_elastic.plan import Action
-from slurm_elastic.policies import base
+from slurm_elastic.config.schema import (
+    Config,
+    ConfigError,
+    ControllerSettings,
+    LimitSettings,
+    ResizeSettings,
+    parse,
+)
+from slurm_elastic.core.plan import Action
+from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
 
-EASY = Resize(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
+EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 
 
 def decide(cluster, limits, *, queue="slurm", resized=None):
-    config = Config(resize=EASY, limits=limits, controller=Controller(queue=queue))
+    config = Config(resize=EASY, limits=limits, controller=ControllerSettings(queue=queue))
     plan, _ = decide_round(
         cluster.snapshot(),
         cluster.records,
         config=config,
-        policy=base.load(config),
+        policy=policy_protocol.load(config),
         state={},
         resized=resized,
     )
@@ -40,21 +47,21 @@ def gpus(plan):
 
 def test_the_site_s_share():
     cluster = scene(1, 2)
-    assert gpus(decide(cluster, Limits())) == {1: 4, 2: 4}
-    plan = decide(cluster, Limits(share=0.5))
+    assert gpus(decide(cluster, LimitSettings())) == {1: 4, 2: 4}
+    plan = decide(cluster, LimitSettings(share=0.5))
     assert sum(gpus(plan).values()) == 2 + 4
-    assert gpus(decide(cluster, Limits(share=0.0))) == {1: 1, 2: 1}
+    assert gpus(decide(cluster, LimitSettings(share=0.0))) == {1: 1, 2: 1}
 
 
 def test_a_user_s_share_says_whose():
     cluster = scene(2, 3, 4)  # 3 is bob's
-    plan = decide(cluster, Limits(user_share=0.25))  # 3 of 12
+    plan = decide(cluster, LimitSettings(user_share=0.25))  # 3 of 12
     found = gpus(plan)
     assert (found[3], found[2] + found[4]) == (4, 2 + 3)
     full = Cluster([node("n2"), node("n4")])
     for j, held in ((2, 4), (4, 1)):
         full.add(j, elastic="1-4", on={f"n{j}": held}, record={"proven": True, "reporting": True})
-    decision = decide(full, Limits(user_share=0.4)).decision[4]
+    decision = decide(full, LimitSettings(user_share=0.4)).decision[4]
     assert decision.action is Action.KEEP
     assert decision.why_not_more == (
         "alice's elasticity may have 3 GPUs above MIN ([limits]), and 3 are in use"
@@ -62,20 +69,20 @@ def test_a_user_s_share_says_whose():
 
 
 def test_a_partition_s_share():
-    assert gpus(decide(scene(1, 2), Limits(partition_shares={"other": 0.0}))) == {1: 4, 2: 4}
+    assert gpus(decide(scene(1, 2), LimitSettings(partition_shares={"other": 0.0}))) == {1: 4, 2: 4}
 
 
 def test_min_starts_whatever_is_used_up():
     cluster = scene(1)
     cluster.add(2, elastic="2-4", gpus=2)
-    limits = Limits(share=0.0, resizes=0, resizes_per_user=0)
+    limits = LimitSettings(share=0.0, resizes=0, resizes_per_user=0)
     plan = decide(cluster, limits, queue="controller")
     assert gpus(plan) == {1: 1, 2: 2}
 
 
 def test_a_user_s_resizes_are_used_up():
     spent = {"alice": [NOW - 600.0, NOW - 60.0]}
-    plan = decide(scene(1, 2), Limits(resizes_per_user=2), resized=spent)
+    plan = decide(scene(1, 2), LimitSettings(resizes_per_user=2), resized=spent)
     assert gpus(plan) == {1: 4, 2: 1}
     why = plan.decision[2].waiting_for
     assert why.startswith(
@@ -85,11 +92,11 @@ def test_a_user_s_resizes_are_used_up():
 
 def test_an_hour_later_they_are_not():
     spent = {"alice": [NOW - 3601.0, NOW - 3700.0]}
-    assert gpus(decide(scene(2), Limits(resizes_per_user=2), resized=spent)) == {2: 4}
+    assert gpus(decide(scene(2), LimitSettings(resizes_per_user=2), resized=spent)) == {2: 4}
 
 
 def test_the_site_s_resizes_go_round_in_order():
-    plan = decide(scene(1, 2), Limits(resizes=1), resized={})
+    plan = decide(scene(1, 2), LimitSettings(resizes=1), resized={})
     assert sorted(gpus(plan).values()) == [1, 4]
     left = next(d for d in plan.decisions if d.action is Action.KEEP)
     assert "the site has used 0 of 1 resizes this hour, and others come first" in left.waiting_for
@@ -99,7 +106,7 @@ def test_who_has_used_up_all_gives_way_to_others_all_the_same():
     cluster = Cluster([node("n1")])
     cluster.add(2, elastic="1-4", on={"n1": 4}, record={"proven": True, "reporting": True})
     cluster.add(3, gpus=2, priority=9)
-    limits = Limits(resizes_per_user=0, resizes=0)
+    limits = LimitSettings(resizes_per_user=0, resizes=0)
     assert gpus(decide(cluster, limits, resized={"alice": [NOW] * 5})) == {2: 2}
 
 
@@ -111,7 +118,7 @@ def test_near_the_end_of_its_time_a_job_is_left_alone(left, grows):
     (job,) = cluster.jobs
     started = NOW - 600.0 + left
     cluster.jobs = [dataclasses.replace(job, start_time=started, time_limit_s=600)]
-    decision = decide(cluster, Limits()).decision[1]
+    decision = decide(cluster, LimitSettings()).decision[1]
     assert (decision.action is Action.GROW) == grows
     assert grows or decision.waiting_for.startswith("its time limit ends it at ")
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.directive import Directive, DirectiveError
+from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz import spank
 
 ROOT = Path(__file__).parents[2]

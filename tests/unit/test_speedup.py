@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.config import Speedup
+from slurm_elastic.config.schema import SpeedupSettings
+from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import CEILING, SpeedModel, concave_envelope
-from slurm_elastic.plan import Measurement
 
-STATED = Speedup()
+STATED = SpeedupSettings()
 
 
 def seen(gpus, rate, nodes=1, gpu_type="a100", steps=50):
@@ -28,12 +28,12 @@ def test_the_stated_curve_loses_what_the_configuration_says():
 
 
 def test_types_count_as_configured():
-    model = SpeedModel.fit(Speedup(types={"a100": 2.0}), ())
+    model = SpeedModel.fit(SpeedupSettings(types={"a100": 2.0}), ())
     assert model.speed("a100", 4) == pytest.approx(2 * model.speed("v100", 4))
 
 
 def test_one_measurement_sets_the_scale_of_all_types():
-    model = SpeedModel.fit(Speedup(types={"a100": 2.0}), (seen(4, 100.0),))
+    model = SpeedModel.fit(SpeedupSettings(types={"a100": 2.0}), (seen(4, 100.0),))
     assert model.measured
     assert model.speed("a100", 4) == pytest.approx(100.0)
     assert model.speed("a100", 8) == pytest.approx(2 * 0.96 * 100.0)
@@ -99,7 +99,7 @@ def test_it_is_exact_where_it_was_measured(measurements):
 
 @given(st.floats(0, 0.99), st.floats(0, 0.99), st.integers(1, 8))
 def test_on_given_nodes_the_stated_curve_rises_and_is_concave(inside, across, nodes):
-    model = SpeedModel.fit(Speedup(loss_in_node=inside, loss_across_nodes=across), ())
+    model = SpeedModel.fit(SpeedupSettings(loss_in_node=inside, loss_across_nodes=across), ())
     speeds = model.speeds("a100", np.arange(1, 9) * nodes, nodes)
     steps = np.diff(speeds)
     assert (steps >= -1e-9).all()

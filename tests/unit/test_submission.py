@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic import submission as module
-from slurm_elastic.directive import Directive
-from slurm_elastic.submission import (
+from slurm_elastic.core import submission as module
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.submission import (
     Submission,
     SubmissionError,
     parse_admin_comment,

@@ -1,6 +1,6 @@
 import pytest
 
-from slurm_elastic.cluster import Allocation, Snapshot, Switch
+from slurm_elastic.core.cluster import Allocation, Snapshot, Switch
 from slurm_elastic.topology import Tier, Topology, TopologyError, check, problems
 
 LEAVES = (Switch("r1", 0, ("g1", "g2")), Switch("r2", 0, ("g3",)))

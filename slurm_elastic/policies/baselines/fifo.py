@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_elastic.config import Config
-from slurm_elastic.plan import Proposal
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.baselines.requested import Pool, answer, requests, waits
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.policies.baselines.rigid import Pool, answer, requests, waits
+from slurm_elastic.policies.policy_protocol import Question
 
 
 class Fifo:

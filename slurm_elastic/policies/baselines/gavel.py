@@ -27,18 +27,18 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_elastic.config import Config
-from slurm_elastic.plan import Proposal
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.baselines.requested import (
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.policies.baselines.rigid import (
     Pool,
-    Request,
+    RigidRequest,
     Shape,
     answer,
     elapsed,
     requests,
     waits,
 )
+from slurm_elastic.policies.policy_protocol import Question
 
 Floats = NDArray[np.float64]
 
@@ -127,7 +127,9 @@ class Gavel:
                 given[kind] += now - since
         return received, given
 
-    def _shares(self, asked: Sequence[Request], question: Question, kinds: Sequence[str]) -> Floats:
+    def _shares(
+        self, asked: Sequence[RigidRequest], question: Question, kinds: Sequence[str]
+    ) -> Floats:
         """[jobs, types] share of time."""
         per_node = question.snapshot.per_node
         rates = np.zeros((len(asked), len(kinds)))
@@ -193,7 +195,9 @@ def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
     return x
 
 
-def _rates(request: Request, question: Question, per_node: Mapping[str, int]) -> dict[Shape, float]:
+def _rates(
+    request: RigidRequest, question: Question, per_node: Mapping[str, int]
+) -> dict[Shape, float]:
     """Throughput in each shape: measured, else in the proportion of the speed model."""
     model = question.models[request.job.job_id]
     learned = request.record.learned

@@ -19,12 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_elastic.config import Config
-from slurm_elastic.plan import Proposal
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.baselines.requested import (
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.policies.baselines.rigid import (
     Pool,
-    Request,
+    RigidRequest,
     Shape,
     answer,
     arrival,
@@ -32,6 +31,7 @@ from slurm_elastic.policies.baselines.requested import (
     requests,
     waits,
 )
+from slurm_elastic.policies.policy_protocol import Question
 
 
 class LeastAttainedService:
@@ -85,7 +85,9 @@ class LeastAttainedService:
             books[job.key] = book
         return books
 
-    def _order(self, request: Request, books: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
+    def _order(
+        self, request: RigidRequest, books: Mapping[str, Any]
+    ) -> tuple[bool, bool, float, int]:
         book = books[request.job.key]
         start = book["started"]
         never = start is None
@@ -97,7 +99,7 @@ class LeastAttainedService:
         )
 
     def _shapes(
-        self, request: Request, question: Question, per_node: Mapping[str, int]
+        self, request: RigidRequest, question: Question, per_node: Mapping[str, int]
     ) -> tuple[Shape, ...]:
         """Where it may run: the type it has first, and if it is skewed, on few nodes only."""
         shapes = request.staying_first

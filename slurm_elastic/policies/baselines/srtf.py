@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_elastic.cluster import Job
-from slurm_elastic.config import Config
-from slurm_elastic.plan import JobRecord, Proposal
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.baselines.requested import (
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.plan import JobRecord, Proposal
+from slurm_elastic.policies.baselines.rigid import (
     Pool,
     answer,
     arrival,
@@ -28,6 +27,7 @@ from slurm_elastic.policies.baselines.requested import (
     requests,
     waits,
 )
+from slurm_elastic.policies.policy_protocol import Question
 
 
 class ShortestRemaining:

@@ -14,19 +14,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.cluster import Job
-from slurm_elastic.config import Config
-from slurm_elastic.plan import Proposal
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.baselines.requested import (
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.policies.baselines.rigid import (
     Pool,
-    Request,
+    RigidRequest,
     Shape,
     answer,
     arrival,
     requests,
     waits,
 )
+from slurm_elastic.policies.policy_protocol import Question
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ def _harmless(shape: Shape, end: float, promise: _Promise | None) -> bool:
 
 
 def _promise(
-    request: Request, pool: Pool, ends: Iterable[tuple[float, str, int]]
+    request: RigidRequest, pool: Pool, ends: Iterable[tuple[float, str, int]]
 ) -> _Promise | None:
     """The earliest moment, by what is known, at which one of its shapes has room."""
     earliest: _Promise | None = None

@@ -8,9 +8,9 @@ ranks meet; engine.py drives it all.
 
 from __future__ import annotations
 
-from slurm_elastic.training.pipeline.engine import PipelineEngine
-from slurm_elastic.training.pipeline.layout import Layout, LayoutError
-from slurm_elastic.training.pipeline.links import LinkError
+from slurm_elastic.training.pipeline.pipeline_engine import PipelineEngine
+from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
+from slurm_elastic.training.pipeline.stage_links import LinkError
 from slurm_elastic.training.pipeline.stages import cut
 
-__all__ = ["Layout", "LayoutError", "LinkError", "PipelineEngine", "cut"]
+__all__ = ["LayoutError", "LinkError", "PipelineEngine", "StageLayout", "cut"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.training.pipeline.links import reaching
+from slurm_elastic.training.pipeline.stage_links import reaching
 
 
 class FlatSum:

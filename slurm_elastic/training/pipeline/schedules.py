@@ -11,14 +11,14 @@ Where each rank holds one stage, the order is written down. Interleaved layouts 
 order that a simulated run takes (our definition). Both orders are those of a possible
 execution, therefore nothing waits for ever as long as sending does not block.
 
->>> from slurm_elastic.training.pipeline.layout import Layout
->>> def show(rank, schedule, layout=Layout.of(1, 1)):
+>>> from slurm_elastic.training.pipeline.stage_layout import StageLayout
+>>> def show(rank, schedule, layout=StageLayout.of(1, 1)):
 ...     return " ".join(map(str, order(layout, schedule, rank=rank, count=3)))
 >>> show(0, "1f1b"), show(1, "1f1b")
 ('F0.0 F0.1 B0.0 F0.2 B0.1 B0.2', 'F1.0 B1.0 F1.1 B1.1 F1.2 B1.2')
 >>> show(0, "pipedream")
 'F0.0 F0.1 B0.0 U0.0 F0.2 B0.1 U0.1 B0.2 U0.2'
->>> show(0, "1f1b", Layout.grid(replicas=1, stages=2, chunks=2))
+>>> show(0, "1f1b", StageLayout.grid(replicas=1, stages=2, chunks=2))
 'F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 B2.1 B0.0 B0.1 F2.2 B2.2 B0.2'
 """
 
@@ -28,12 +28,12 @@ import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from slurm_elastic.training.pipeline.layout import Layout, LayoutError
+from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 
 SCHEDULES = ("gpipe", "1f1b", "pipedream")
 
 
-class Kind(enum.Enum):
+class PassKind(enum.Enum):
     """What a rank does next."""
 
     FORWARD = "F"
@@ -42,7 +42,7 @@ class Kind(enum.Enum):
     UPDATE = "U"
 
 
-class Action(NamedTuple):
+class MicroBatchStep(NamedTuple):
     """One thing to do.
 
     Attributes:
@@ -51,7 +51,7 @@ class Action(NamedTuple):
         micro: the micro-batch; of an update its round.
     """
 
-    kind: Kind
+    kind: PassKind
     stage: int
     micro: int
 
@@ -59,7 +59,7 @@ class Action(NamedTuple):
         return f"{self.kind.value}{self.stage}.{self.micro}"
 
 
-def in_flight(layout: Layout, stage: int) -> int:
+def in_flight(layout: StageLayout, stage: int) -> int:
     """Micro-batches that each replica of a stage starts with before its first backward pass.
 
     The paper's NOAM (SOSP'19, section 3.2) for the first stage, and the same rule for what is
@@ -69,7 +69,7 @@ def in_flight(layout: Layout, stage: int) -> int:
     return -(-workers // len(layout.stages[stage]))
 
 
-def order(layout: Layout, schedule: str, *, rank: int, count: int) -> Iterator[Action]:
+def order(layout: StageLayout, schedule: str, *, rank: int, count: int) -> Iterator[MicroBatchStep]:
     """What a rank does, in its order, for `count` micro-batches over all replicas.
 
     Raises:
@@ -88,31 +88,33 @@ def order(layout: Layout, schedule: str, *, rank: int, count: int) -> Iterator[A
     return iter(_simulated(layout, schedule, count)[rank])
 
 
-def _plain(layout: Layout, schedule: str, stage: int, mine: range, count: int) -> Iterator[Action]:
+def _plain(
+    layout: StageLayout, schedule: str, stage: int, mine: range, count: int
+) -> Iterator[MicroBatchStep]:
     ahead = len(mine) if schedule == "gpipe" else min(in_flight(layout, stage), len(mine))
     for micro in mine[:ahead]:
-        yield Action(Kind.FORWARD, stage, micro)
+        yield MicroBatchStep(PassKind.FORWARD, stage, micro)
     for done, micro in enumerate(mine):
-        yield Action(Kind.BACKWARD, stage, micro)
+        yield MicroBatchStep(PassKind.BACKWARD, stage, micro)
         if schedule == "pipedream":
-            yield Action(Kind.UPDATE, stage, done)
+            yield MicroBatchStep(PassKind.UPDATE, stage, done)
         if ahead + done < len(mine):
-            yield Action(Kind.FORWARD, stage, mine[ahead + done])
+            yield MicroBatchStep(PassKind.FORWARD, stage, mine[ahead + done])
     rounds = -(-count // len(layout.stages[stage]))
     if schedule == "pipedream" and len(mine) < rounds:
         # Nothing left for this replica in the last round; the others still add up with it.
-        yield Action(Kind.UPDATE, stage, rounds - 1)
+        yield MicroBatchStep(PassKind.UPDATE, stage, rounds - 1)
 
 
 #: Time units of one pass; a backward pass computes about twice as much.
-_TICKS = {Kind.FORWARD: 1, Kind.BACKWARD: 2}
+_TICKS = {PassKind.FORWARD: 1, PassKind.BACKWARD: 2}
 
 
-def _simulated(layout: Layout, schedule: str, count: int) -> list[list[Action]]:
+def _simulated(layout: StageLayout, schedule: str, count: int) -> list[list[MicroBatchStep]]:
     """The orders of all ranks: whoever is free takes what is ready."""
     run = _Run(layout, schedule, count)
     total = 2 * count * len(layout.stages)
-    orders: list[list[Action]] = [[] for _ in range(layout.world)]
+    orders: list[list[MicroBatchStep]] = [[] for _ in range(layout.world)]
     while sum(map(len, orders)) < total:
         for rank, done in enumerate(orders):
             action = run.take(rank)
@@ -129,17 +131,17 @@ class _Run:
     long as no stage has more in flight than `in_flight`.
     """
 
-    def __init__(self, layout: Layout, schedule: str, count: int) -> None:
+    def __init__(self, layout: StageLayout, schedule: str, count: int) -> None:
         self.now = 0
         self._layout, self._all_first = layout, schedule == "gpipe"
         self._free = [0] * layout.world
-        self._ends: dict[Action, int] = {}
+        self._ends: dict[MicroBatchStep, int] = {}
         held = [(rank, s) for rank in range(layout.world) for s in layout.held_by(rank)]
         #: Of each stage on each rank, micro-batches yet to go forward and backward.
         self._ahead = {at: list(layout.share(at[1], at[0], count)) for at in held}
         self._back = {at: list(todo) for at, todo in self._ahead.items()}
 
-    def take(self, rank: int) -> Action | None:
+    def take(self, rank: int) -> MicroBatchStep | None:
         """What this rank begins now."""
         if self._free[rank] > self.now:
             return None
@@ -148,31 +150,33 @@ class _Run:
         forward = (self._forward(rank, stage) for stage in stages)
         action = next((a for a in (*backward, *forward) if a is not None), None)
         if action is not None:
-            todo = self._ahead if action.kind is Kind.FORWARD else self._back
+            todo = self._ahead if action.kind is PassKind.FORWARD else self._back
             todo[rank, action.stage].pop(0)
             self._ends[action] = self._free[rank] = self.now + _TICKS[action.kind]
         return action
 
-    def _forward(self, rank: int, stage: int) -> Action | None:
+    def _forward(self, rank: int, stage: int) -> MicroBatchStep | None:
         todo = self._ahead[rank, stage]
         full = len(self._back[rank, stage]) - len(todo) >= in_flight(self._layout, stage)
         if not todo or (full and not self._all_first):
             return None
-        if stage > 0 and not self._ended(Action(Kind.FORWARD, stage - 1, todo[0])):
+        if stage > 0 and not self._ended(MicroBatchStep(PassKind.FORWARD, stage - 1, todo[0])):
             return None
-        return Action(Kind.FORWARD, stage, todo[0])
+        return MicroBatchStep(PassKind.FORWARD, stage, todo[0])
 
-    def _backward(self, rank: int, stage: int) -> Action | None:
+    def _backward(self, rank: int, stage: int) -> MicroBatchStep | None:
         todo = self._back[rank, stage]
         if self._all_first and any(self._ahead[rank, s] for s in self._layout.held_by(rank)):
             return None
         if len(todo) == len(self._ahead[rank, stage]):
             return None
         last = stage == self._layout.last
-        before = (Kind.FORWARD, stage) if last else (Kind.BACKWARD, stage + 1)
+        before = (PassKind.FORWARD, stage) if last else (PassKind.BACKWARD, stage + 1)
         return (
-            Action(Kind.BACKWARD, stage, todo[0]) if self._ended(Action(*before, todo[0])) else None
+            MicroBatchStep(PassKind.BACKWARD, stage, todo[0])
+            if self._ended(MicroBatchStep(*before, todo[0]))
+            else None
         )
 
-    def _ended(self, action: Action) -> bool:
+    def _ended(self, action: MicroBatchStep) -> bool:
         return self._ends.get(action, self.now + 1) <= self.now

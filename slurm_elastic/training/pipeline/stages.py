@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from slurm_elastic.training.pipeline.layout import LayoutError
+from slurm_elastic.training.pipeline.stage_layout import LayoutError
 
 #: Of (output, targets): a micro-batch's part of the sum that the loss is, a scalar.
 Loss = Callable[[Any, Any], torch.Tensor]

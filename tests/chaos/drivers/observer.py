@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_elastic.nodelist import expand
+from slurm_elastic.core.nodelist import expand
 
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE",
          "OUT_OF_MEMORY", "PREEMPTED"}  # fmt: skip

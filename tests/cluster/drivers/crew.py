@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_elastic.job import channel
+from slurm_elastic.rpc import frames
 
 asked: dict[tuple[int, int], float] = {}  # (job, notice) → when it was heard
 
@@ -21,7 +21,7 @@ asked: dict[tuple[int, int], float] = {}  # (job, notice) → when it was heard
 def report(address: str, job_id: int, run: int, name: str) -> None:
     told = {"job_id": job_id, "run": run, "phase": "training", "proven": not name.startswith("raw")}
     while True:
-        reply = channel.call(address, {"v": 1, "op": "report", "report": told}, timeout_s=5)
+        reply = frames.call(address, {"v": 1, "op": "report", "report": told}, timeout_s=5)
         orders = reply["orders"]
         if orders["action"] != "notice" or told["phase"] == "saved" or name.startswith("deaf"):
             return
@@ -44,6 +44,6 @@ while True:
         number, run, name = line.split(maxsplit=2)
         if name.startswith("real"):
             continue
-        with contextlib.suppress(channel.ChannelError):
+        with contextlib.suppress(frames.ChannelError):
             report(sys.argv[1], int(number), int(run), name)
     time.sleep(0.2)

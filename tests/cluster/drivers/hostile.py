@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_elastic.job import channel
+from slurm_elastic.rpc import frames
 
 PYTHON = "/opt/slurm-elastic/bin/python"
 TOUCH = b"$(touch /tmp/pwned) `touch /tmp/pwned` ; touch /tmp/pwned #"
@@ -78,8 +78,8 @@ def report(address: str) -> None:
     while True:
         for word in (odd[int(time.time() * 2) % len(odd)], ""):
             request = {"v": 1, "op": "report", "report": told | {"application": word}}
-            with contextlib.suppress(channel.ChannelError):
-                orders = channel.call(address, request, timeout_s=5)["orders"]
+            with contextlib.suppress(frames.ChannelError):
+                orders = frames.call(address, request, timeout_s=5)["orders"]
                 if orders["action"] == "notice":
                     told |= {"phase": "saved", "notice": orders["notice"]}
                 elif told["phase"] == "saved":
@@ -104,8 +104,8 @@ def attack(address: str, job: int) -> None:
     answers = {}
     for number, request in enumerate(requests):
         try:
-            answer = channel.call(address, {"v": 1, "uid": 0} | request, timeout_s=10)
-        except channel.ChannelError as error:
+            answer = frames.call(address, {"v": 1, "uid": 0} | request, timeout_s=10)
+        except frames.ChannelError as error:
             answer = {"refused": str(error)}
         answers[f"{number} {request['op']}"] = answer
     print(json.dumps(answers))
@@ -117,21 +117,19 @@ def pose(port: int) -> None:
         print("ready", flush=True)
         sock, _ = server.accept()
         with sock:
-            frame = channel.read_frame(sock.recv, limit=channel.MAX_REQUEST)
-            asked = channel.decode(frame, purpose="request")
+            frame = frames.read_frame(sock.recv, limit=frames.MAX_REQUEST)
+            asked = frames.decode(frame, purpose="request")
             reply = {"v": 1, "orders": {"seq": 9, "action": "notice", "notice": 1}}
             sock.sendall(
-                channel.encode(
-                    reply, purpose="reply", nonce=asked.nonce, limit=65536, uid=asked.uid
-                )
+                frames.encode(reply, purpose="reply", nonce=asked.nonce, limit=65536, uid=asked.uid)
             )
 
 
 def ask(address: str) -> None:
     """Alice's job at the wrong address."""
     try:
-        print(channel.call(address, {"v": 1, "op": "ping"}, timeout_s=10))
-    except channel.ChannelError as error:
+        print(frames.call(address, {"v": 1, "op": "ping"}, timeout_s=10))
+    except frames.ChannelError as error:
         print(type(error).__name__, error)
 
 

@@ -19,24 +19,24 @@ import time
 
 import structlog
 
-from slurm_elastic import config
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.engine import Change, Engine
-from slurm_elastic.controller.housekeeping import Housekeeping
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.transition import State
-from slurm_elastic.plan import Action, Decision
+from slurm_elastic.config import schema
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
+from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import Scontrol
-from slurm_elastic.slurm.snapshot import Reader
 
 
 class Frozen(BaseException):
     """Stops one transition where it is."""
 
 
-class FreezingEngine(Engine):
-    def __init__(self, freeze: dict[int, State], **parts) -> None:
+class FreezingEngine(TransitionEngine):
+    def __init__(self, freeze: dict[int, TransitionState], **parts) -> None:
         super().__init__(**parts)
         self.freeze, self.frozen = freeze, set()
 
@@ -47,7 +47,7 @@ class FreezingEngine(Engine):
             raise Frozen
 
     def _advance(self, transition, site):
-        if transition.state is State.RESERVE is self.freeze.get(transition.job_id):
+        if transition.state is TransitionState.RESERVE is self.freeze.get(transition.job_id):
             self.frozen.add(transition.job_id)
         if transition.job_id in self.frozen:
             return transition, None, None
@@ -72,11 +72,11 @@ def main() -> None:
     reader = Reader(reservation_prefix="selastic_")
     ledger, settings, scontrol = (
         Ledger(args.ledger),
-        config.Config(slurm=config.Slurm(lease_s=60)),
+        schema.Config(slurm=schema.SlurmSettings(lease_s=60)),
         Scontrol(),
     )
     account = pwd.getpwuid(os.geteuid()).pw_name
-    freeze = {int(j): State(s) for j, s in (f.split("=") for f in args.freeze)}
+    freeze = {int(j): TransitionState(s) for j, s in (f.split("=") for f in args.freeze)}
     engine = FreezingEngine(
         freeze, scontrol=scontrol, ledger=ledger, config=settings, account=account, log=log
     )
@@ -93,20 +93,20 @@ def main() -> None:
             action=Action.MOVE if target else Action.PREEMPT,
             reason="by hand",
         )
-        changes.append(Change(decision, job, 30.0))
+        changes.append(RequestedChange(decision, job, 30.0))
     began = time.time()
     if changes:
         engine.begin(changes)
     else:
-        book = Book(ledger)
-        found = Housekeeping(scontrol, settings, book, log).sweep(
+        book = JobStore(ledger)
+        found = OrphanCleanup(scontrol, settings, book, log).sweep(
             snapshot, engine.live, per_node=per_node
         )
         engine.reservations.adopt(found)
     while time.time() - began < args.limit:
         jobs = reader.jobs()
         for t in engine.live.values():
-            if t.state is State.NOTIFY and t.job_id not in engine.frozen:
+            if t.state is TransitionState.NOTIFY and t.job_id not in engine.frozen:
                 engine.acknowledge(t.job_id, t.run, t.id, step=1)
         engine.step(jobs, sizes=sizes, per_node=per_node)
         if engine.freeze and engine.frozen == set(engine.freeze):

@@ -13,15 +13,15 @@ import ux_scene as scene
 from fake_desk import FakeDesk, FakeLog
 from munge import environment, munged
 
-from slurm_elastic import config
 from slurm_elastic.cli import main
 from slurm_elastic.cli.errors import SILENT
-from slurm_elastic.cli.words import clock
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Particulars, Viewer
-from slurm_elastic.controller.api import Server
-from slurm_elastic.controller.api_requests import Role
-from slurm_elastic.controller.profiles import Profile
+from slurm_elastic.cli.formatting import clock
+from slurm_elastic.config import schema
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
+from slurm_elastic.controller.server.requests import Role
+from slurm_elastic.controller.server.socket_server import Server
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
 
 ME = os.getuid()
 
@@ -35,12 +35,12 @@ class SceneDesk(FakeDesk):
         super().__init__({j.job_id: j.uid for j in scene.JOBS})
 
     def find(self, name):
-        return answers.find(scene.VIEW, name)
+        return dispatch.find(scene.VIEW, name)
 
     def question(self, uid, op, args):
         if op == "check":
             return {"version": "0.1.0", "mode": "act", "account": "selastic"}
-        return answers.answer(
+        return dispatch.answer(
             op, scene.VIEW, Viewer(uid=uid), args, history=scene.HISTORY, segments=scene.SEGMENTS,
             particulars=Particulars(profile=self.profile),
         )  # fmt: skip
@@ -66,7 +66,7 @@ def desk():
 
 @pytest.fixture
 def controller(desk, munge_socket, monkeypatch):
-    server = Server(config.Api(listen="127.0.0.1:0"), desk, FakeLog())
+    server = Server(schema.ApiSettings(listen="127.0.0.1:0"), desk, FakeLog())
     server.start()
     address = "{}:{}".format(*server.address)
     monkeypatch.setenv("SLURM_ELASTIC_CONTROLLER", address)
@@ -167,7 +167,7 @@ def test_a_profile_is_what_partition_reads(selastic, desk, controller, tmp_path)
         "selastic: job 4711: its layers are not known (yet): they are measured in"
     )
     rows = [("conv", 0.02, 0.04, 8_000_000, 1_000_000), ("fc", 0.01, 0.02, 4000, 400_000_000)]
-    desk.profile = Profile(tuple(rows), 64)
+    desk.profile = StoredProfile(tuple(rows), 64)
     code, out, _ = selastic("show", "4711", "--profile")
     assert (code, json.loads(out)["batch"]) == (0, 64)
     path = tmp_path / "net.json"
@@ -392,7 +392,10 @@ def test_every_verb_has_help(selastic, verb):
 def two(desk, controller):
     """Addresses of one that stands by, and of the active one."""
     standby = Server(
-        config.Api(listen="127.0.0.1:0"), None, FakeLog(), role=lambda: Role("standby", controller)
+        schema.ApiSettings(listen="127.0.0.1:0"),
+        None,
+        FakeLog(),
+        role=lambda: Role("standby", controller),
     )
     standby.start()
     yield "{}:{}".format(*standby.address), controller

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from slurm_elastic import config
 from slurm_elastic.cli import main
-from slurm_elastic.config_text import example
+from slurm_elastic.config import schema
+from slurm_elastic.config.documentation import example
 
 ETC = Path(__file__).parents[3] / "etc" / "elastic.toml"
 
@@ -17,14 +17,14 @@ def test_etc_is_up_to_date():
 
 def test_the_example_holds_every_key_with_its_default():
     text = re.sub(r"^#(\w+ = )", r"\1", example(), flags=re.MULTILINE)
-    assert config.parse(text) == config.Config()
+    assert schema.parse(text) == schema.Config()
     assert text.count(" = ") >= sum(
-        len(vars(getattr(config.Config(), s))) for s in vars(config.Config())
+        len(vars(getattr(schema.Config(), s))) for s in vars(schema.Config())
     )
 
 
 def test_the_example_as_it_stands_changes_nothing():
-    assert config.parse(example()) == config.Config()
+    assert schema.parse(example()) == schema.Config()
 
 
 def test_selastic_prints_it(capsys):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.config_text import manual, sections
-from slurm_elastic.controller import answers_schema, api
-from slurm_elastic.job.options import HELP
+from slurm_elastic.config.documentation import manual, sections
+from slurm_elastic.controller.server import socket_server
+from slurm_elastic.job.esrun_options import HELP
+from slurm_elastic.rpc import answers
 
 TOP = Path(__file__).parents[3]
 MAN = TOP / "docs" / "man"
@@ -29,7 +30,7 @@ def _long_options(command):
 
 def test_every_field_of_the_answers_is_described():
     text = (TOP / "docs" / "cli.md").read_text()
-    schemas = [s for s in vars(answers_schema).values() if hasattr(s, "__required_keys__")]
+    schemas = [s for s in vars(answers).values() if hasattr(s, "__required_keys__")]
     fields = {f for s in schemas for f in s.__annotations__}
     assert len(fields) > 60
     assert [f for f in sorted(fields) if f"`{f}`" not in text and f'"{f}"' not in text] == []
@@ -39,7 +40,7 @@ def test_every_code_and_every_op_is_described():
     text = (TOP / "docs" / "cli.md").read_text()
     source = (TOP / "slurm_elastic" / "controller" / "api_requests.py").read_text()
     codes = set(re.findall(r'RequestError\(\s*"(\w+)"', source))
-    ops = {*api.QUESTIONS, *api.JOB_COMMANDS, *api.OPERATOR_COMMANDS}
+    ops = {*socket_server.QUESTIONS, *socket_server.JOB_COMMANDS, *socket_server.OPERATOR_COMMANDS}
     assert codes >= {"malformed", "refused", "unknown_job", "rate", "version"}
     assert [w for w in sorted(codes | ops) if f"`{w}`" not in text] == []
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from slurm_elastic.cli import main, simulations
-from slurm_elastic.simulator.freezing_truth import BELIEFS
+from slurm_elastic.cli import main
+from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 
 CLUSTER = ("--cluster", "v100:2x4,a100:1x4")
 
@@ -19,7 +20,7 @@ def small(tmp_path_factory):
 
 
 def test_the_option_knows_the_beliefs_there_are():
-    assert set(simulations._BELIEFS) == set(BELIEFS)
+    assert set(simulation_inputs._BELIEFS) == set(BELIEFS)
 
 
 def test_frozen_layers_are_told_to_people_and_scripts_and_only_when_asked_for(run, small):

@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 import ux_scene as scene
 
-from slurm_elastic.application import (
+from slurm_elastic.cli import explain, status
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import Viewer
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     Learned,
@@ -14,9 +17,6 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
-from slurm_elastic.cli import status, why
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Viewer
 
 NET = Application(
     name="net",
@@ -37,12 +37,12 @@ SEEN = Observation("a100", nodes=2, gpus=8, micro_batch=8, step_s=0.1, micro_ste
 def answer(op, learned):
     records = {4711: replace(scene.RECORDS[4711], learned=learned)}
     view = replace(scene.PLANNED, records=records)
-    found = answers.answer(op, view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
+    found = dispatch.answer(op, view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
     return json.loads(json.dumps(found))
 
 
 def test_types_are_compared_on_as_many_gpus_as_it_holds():
-    lines = why.explained(answer("explain", Learned(NET, (SEEN,), Noise(1.0, 3.0))))
+    lines = explain.explained(answer("explain", Learned(NET, (SEEN,), Noise(1.0, 3.0))))
     assert (
         "  Learned:        8 a100: 640 samples/s (measured there),"
         " 8 v100: 320 samples/s (estimated); fitted to 1 shape."
@@ -60,10 +60,10 @@ def test_what_scripts_get():
 
 
 def test_before_anything_was_measured_only_ratios_are_told():
-    lines = why.explained(answer("explain", Learned(NET)))
+    lines = explain.explained(answer("explain", Learned(NET)))
     expected = "nothing measured yet; expected ratio of types a100 2.0 : v100 1.0."
     assert any(expected in line for line in lines)
-    assert not any("Learned" in line for line in why.explained(answer("explain", None)))
+    assert not any("Learned" in line for line in explain.explained(answer("explain", None)))
 
 
 def test_show_lists_it():

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from slurm_elastic.cli import client, main, profile_report, profile_submit
+from slurm_elastic.cli import client, main
 from slurm_elastic.cli.errors import CliError
-from slurm_elastic.cli.tables import Layout
-from slurm_elastic.profiler.profile_file import Configured, Profile, Timed, from_body, read
+from slurm_elastic.cli.profile import profile_report, profile_submission
+from slurm_elastic.cli.tables import TableLayout
+from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed, from_body, read
 
 
 @pytest.fixture(autouse=True)
@@ -146,23 +147,27 @@ def test_a_dry_run_says_how_much_is_run(tmp_path, monkeypatch, capsys):
 def test_the_job_of_its_own_runs_the_same_command(tmp_path):
     argv = ["selastic", "profile", "-p", "gpu", "--nodes", "2", "--time=5", "--steps", "9", "--",
             "python", "a b.py", "--nodes", "3"]  # fmt: skip
-    words = profile_submit.inner(argv)
+    words = profile_submission.inner(argv)
     assert words[1:] == ["profile", "--steps", "9", "--", "python", "a b.py", "--nodes", "3"]
-    job = profile_submit.Job(partition="gpu", nodes=2, gpus_per_node="a100:4", time=None)
-    command = profile_submit.sbatch(job, words, tmp_path / "log")
+    job = profile_submission.ProfilingJob(
+        partition="gpu", nodes=2, gpus_per_node="a100:4", time=None
+    )
+    command = profile_submission.sbatch(job, words, tmp_path / "log")
     assert {"--partition=gpu", "--nodes=2", "--gpus-per-node=a100:4", "--ntasks-per-node=4"} <= set(
         command
     )
     assert command[-1].endswith("-- python 'a b.py' --nodes 3")
     with pytest.raises(CliError, match="write 4, or a100:4"):
-        profile_submit.sbatch(
-            profile_submit.Job(partition=None, nodes=1, gpus_per_node="many", time=None),
+        profile_submission.sbatch(
+            profile_submission.ProfilingJob(
+                partition=None, nodes=1, gpus_per_node="many", time=None
+            ),
             words, tmp_path / "log",
         )  # fmt: skip
 
 
 def test_noise_is_shown_where_it_may_hide_a_stall():
-    found = Profile(
+    found = StepProfile(
         application="net\x1b[31m",
         configurations=(
             Configured(
@@ -172,10 +177,12 @@ def test_noise_is_shown_where_it_may_hide_a_stall():
             ),
         ),
     )  # fmt: skip
-    text = "\n".join(profile_report.lines(found, Layout(), cold=False, whole=False))
+    text = "\n".join(profile_report.lines(found, TableLayout(), cold=False, whole=False))
     assert "\x1b" not in text
     assert "none +-20 ms" in text
     assert "50 +-1.0 ms 33%" in text
     assert "--repeats" in text
-    row = profile_report.lines(found, Layout(parsable=True, header=False), cold=False, whole=False)
+    row = profile_report.lines(
+        found, TableLayout(parsable=True, header=False), cold=False, whole=False
+    )
     assert row == ["2|1|a100|8|150 ms|100 +-1.0 ms 67%|none +-20 ms|none|50 +-1.0 ms 33%|-|1.00"]

@@ -5,31 +5,31 @@ from dataclasses import replace
 import pytest
 import ux_scene as scene
 
-from slurm_elastic.cli import status, usage, why
+from slurm_elastic.cli import explain, status, usage
 from slurm_elastic.cli.errors import CliError
-from slurm_elastic.cli.tables import Layout
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Particulars, Viewer
-from slurm_elastic.controller.profiles import Profile
-from slurm_elastic.plan import JobRecord
-from slurm_elastic.report import Orders
-from slurm_elastic.submission import Submission
+from slurm_elastic.cli.tables import TableLayout
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.report import Orders
+from slurm_elastic.core.submission import Submission
 
 
 def ask(op, view=scene.VIEW, **args):
-    return answers.answer(op, view, Viewer(), args, history=scene.HISTORY, segments=scene.SEGMENTS)
+    return dispatch.answer(op, view, Viewer(), args, history=scene.HISTORY, segments=scene.SEGMENTS)
 
 
 def text(lines):
     return "\n".join(lines) + "\n"
 
 
-def explain(job_id, view=scene.PLANNED):
-    return text(why.explained(ask("explain", view, job_ids=(job_id,))))
+def explained(job_id, view=scene.PLANNED):
+    return text(explain.explained(ask("explain", view, job_ids=(job_id,))))
 
 
 def test_status():
-    assert text(status.lines(ask("status"), Layout())) == (
+    assert text(status.lines(ask("status"), TableLayout())) == (
         "PARTITION gpu   24 GPUs (12 a100, 12 v100)   21 in use: 13 elastic, 8 rigid   3 idle   1 job waiting\n"  # noqa: E501
         "  JOBID  NAME       USER   GPUS  WANTS  TYPE  WHERE                              SPEED     PROGRESS  RESIZES\n"  # noqa: E501
         "   4711  gpt-small  alice     8  2-16   a100  rack1:g[01-02] -> 4 a100 (saving)  1.9 it/s       34%        3\n"  # noqa: E501
@@ -40,7 +40,7 @@ def test_status():
 
 
 def test_explain_a_job_that_is_going_to_shrink():
-    assert explain(4711) == (
+    assert explained(4711) == (
         "4711 gpt-small holds 8 a100 on g01, g02 (rack1) since 14:02:10.\n"
         "  Why not more:   bob's 4722 needs 4 GPUs and freed ones are kept for it.\n"
         "  Why not fewer:  each of its last 4 GPUs adds 0.21 it/s, more than any other job would gain from them.\n"  # noqa: E501
@@ -69,28 +69,28 @@ def test_a_longer_time_limit_is_shown_with_its_reason(gpus, why):
         records={**scene.RECORDS, 4711: record},
     )
     said = f"  Time limit:     12:00:00, extended by 01:00:00 {why}.\n"
-    assert said in explain(4711, view)
+    assert said in explained(4711, view)
     shown = text(status.details(ask("show", view, job_ids=(4711,))))
     assert "TimeLimit=12:00:00 ExtendedBy=01:00:00" in shown
 
 
 def test_explain_a_job_under_way():
-    assert "  Next:           on its way to 4 a100, saving for 0.5 s.\n" in explain(
+    assert "  Next:           on its way to 4 a100, saving for 0.5 s.\n" in explained(
         4711, scene.VIEW
     )
 
 
 def test_explain_says_that_a_mode_which_does_not_act_does_nothing():
     observing = replace(scene.PLANNED, mode="advise")
-    assert "would shrink to 4, but mode is advise (" in explain(4711, observing)
+    assert "would shrink to 4, but mode is advise (" in explained(4711, observing)
 
 
 def test_explain_jobs_that_wait_or_are_rigid():
-    assert explain(4722) == (
+    assert explained(4722) == (
         "4722 bert-ft waits for 4 GPUs since 14:00:00: 4711 is to give them."
         " Kept for it until 14:06:24.\n"
     )
-    assert explain(4700) == (
+    assert explained(4700) == (
         "4700 rigid holds 8 v100 on g04, g05 (rack2)."
         " It is not elastic: it keeps them until it ends.\n"
     )
@@ -98,7 +98,7 @@ def test_explain_jobs_that_wait_or_are_rigid():
 
 def test_explain_tells_what_keeps_a_job_from_being_resized():
     unproven = replace(scene.PLANNED, records={4711: JobRecord(job_id=4711, held=True)}, plan=None)
-    said = explain(4711, unproven)
+    said = explained(4711, unproven)
     assert "Not yet:        it is resized once it has written a checkpoint" in said
     assert "Silent:         it has not reported yet; is it started with esrun?" in said
     assert "Held:           nothing changes until `selastic release 4711`." in said
@@ -107,11 +107,11 @@ def test_explain_tells_what_keeps_a_job_from_being_resized():
 def test_explain_does_not_promise_a_first_step_that_nobody_has_seen():
     answer = ask("explain", job_ids=(4711,))
     answer["last"] = {**answer["last"], "seconds": {"slurm": 3.0}, "total_s": 3.0}
-    assert ", 3 s from notice to start, paid back" in text(why.explained(answer))
+    assert ", 3 s from notice to start, paid back" in text(explain.explained(answer))
 
 
 def test_plan():
-    assert text(why.planned(ask("plan"))) == (
+    assert text(explain.planned(ask("plan"))) == (
         "2 changes would be made now, nothing was done:\n"
         "  4711  8 → 4 a100  to start 4722 (rigid, waiting 2 min)  costs 19 GPU s\n"
         "  4720  1 → 2 a100  idle GPU on its node                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
@@ -121,25 +121,25 @@ def test_plan():
 
 
 def test_plan_before_the_first_round():
-    assert why.planned(ask("plan", replace(scene.VIEW, plan=None))) == [
+    assert explain.planned(ask("plan", replace(scene.VIEW, plan=None))) == [
         "no round yet: ask again in a moment"
     ]
 
 
 def test_history():
-    assert text(why.past(ask("history"), Layout())) == (
+    assert text(explain.past(ask("history"), TableLayout())) == (
         "TIME      JOBID  ACTION  FROM  TO  OUTCOME   TOOK  REASON\n"
         "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs\n"
     )
 
 
 def test_usage_counts_every_shape():
-    assert text(usage.used(ask("usage"), Layout(), by_user=False)) == (
+    assert text(usage.used(ask("usage"), TableLayout(), by_user=False)) == (
         "JOBID  USER   TYPE  GPUHOURS   ELAPSED  SHAPES\n"
         " 4640  bob    v100     0.500  00:15:00       1\n"
         " 4711  alice  a100     12.00  02:00:00       2\n"
     )
-    assert text(usage.used(ask("usage"), Layout(), by_user=True)) == (
+    assert text(usage.used(ask("usage"), TableLayout(), by_user=True)) == (
         "USER   GPUHOURS  TYPES\nalice     12.00  a100=12.00\nbob       0.500  v100=0.500\n"
     )
 
@@ -167,9 +167,9 @@ def test_show_says_how_a_job_runs():
     )  # fmt: skip
     view = replace(scene.VIEW, reports={4711: report})
     more = Particulars(
-        layout="2x4", orders=Orders(batch=512), profile=Profile((("a", 1, 1, 1, 1),), 8)
+        layout="2x4", orders=Orders(batch=512), profile=StoredProfile((("a", 1, 1, 1, 1),), 8)
     )
-    answer = answers.answer("show", view, Viewer(), {"job_ids": (4711,)}, particulars=more)
+    answer = dispatch.answer("show", view, Viewer(), {"job_ids": (4711,)}, particulars=more)
     assert answer["profile"] is None
     printed = text(status.details(answer))
     assert (
@@ -189,15 +189,15 @@ def test_show_says_nothing_of_an_attempt_that_is_over():
 
 
 def test_chosen_columns_parsable_and_without_header():
-    parsable = Layout(columns="jobid,name,gpus", parsable=True, header=False)
+    parsable = TableLayout(columns="jobid,name,gpus", parsable=True, header=False)
     assert status.lines(ask("status"), parsable)[0] == "4711|gpt-small|8"
-    narrow = Layout(columns="name%5,user%-7,gpus", header=False)
+    narrow = TableLayout(columns="name%5,user%-7,gpus", header=False)
     assert status.lines(ask("status"), narrow)[0] == "gpt-+  alice    8"
 
 
 def test_an_unknown_column_is_a_usage_error_that_names_the_known():
     with pytest.raises(CliError, match='"nmae" is no column; known: jobid, name') as caught:
-        status.lines(ask("status"), Layout(columns="jobid,nmae"))
+        status.lines(ask("status"), TableLayout(columns="jobid,nmae"))
     assert caught.value.exit_code == 2
 
 
@@ -206,11 +206,11 @@ def test_terminal_escapes_in_names_are_disarmed():
                      allocation=scene.JOBS[0].allocation)  # fmt: skip
     view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=(evil,)), plan=None)
     for op, show in (
-        ("status", lambda a: status.lines(a, Layout(columns="jobid,name,user"))),
-        ("explain", why.explained),
+        ("status", lambda a: status.lines(a, TableLayout(columns="jobid,name,user"))),
+        ("explain", explain.explained),
         ("show", status.details),
     ):
         printed = text(show(ask(op, view, job_ids=(1,))))
         assert all(c.isprintable() or c == "\n" for c in printed)
-    (line,) = status.lines(ask("status", view), Layout(parsable=True, header=False))
+    (line,) = status.lines(ask("status", view), TableLayout(parsable=True, header=False))
     assert line.count("|") == 9

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import ux_scene as scene
 
-from slurm_elastic import config
-from slurm_elastic.cli import topology
-from slurm_elastic.cli.tables import Layout
-from slurm_elastic.cluster import Allocation, Switch
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Viewer
-from slurm_elastic.controller.answers_topology import network_problems
-from slurm_elastic.plan import JobRecord, Measurement
+from slurm_elastic.cli.tables import TableLayout
+from slurm_elastic.cli.topology import topology_command
+from slurm_elastic.config import schema
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import Viewer
+from slurm_elastic.controller.queries.topology_answer import network_problems
+from slurm_elastic.core.cluster import Allocation, Switch
+from slurm_elastic.core.plan import JobRecord, Measurement
 
-SETTINGS = config.Topology(
+SETTINGS = schema.TopologySettings(
     speeds={"domain": 4800.0, "rack": 200.0, "spine": 100.0},
     uplinks={"g03": 40.0},
     domains={"a100": 2},
@@ -42,12 +42,12 @@ def view(spread=SPREAD, settings=SETTINGS, **changes):
 
 
 def ask(viewer=Viewer(), **changes):  # noqa: B008 - frozen
-    found = answers.answer("topology", view(**changes), viewer, {})
+    found = dispatch.answer("topology", view(**changes), viewer, {})
     return json.loads(json.dumps(found))  # what a script gets
 
 
-def shown(answer, layout=Layout(), **options):  # noqa: B008 - frozen
-    return "\n".join(topology.lines(answer, layout, **options)) + "\n"
+def shown(answer, layout=TableLayout(), **options):  # noqa: B008 - frozen
+    return "\n".join(topology_command.lines(answer, layout, **options)) + "\n"
 
 
 def test_the_network_and_who_sits_where():
@@ -71,7 +71,7 @@ def test_the_network_and_who_sits_where():
 
 
 def test_a_site_that_configures_nothing_sees_the_tree():
-    bare = ask(settings=config.Topology(), spread={})
+    bare = ask(settings=schema.TopologySettings(), spread={})
     assert shown(bare).startswith(
         "spine\n  rack1\n    g[01-02]  4 a100   4711: 4\n    g03       4 a100   4720: 1   3 idle\n"
     )
@@ -97,9 +97,9 @@ def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
 
     def seen(*ids, **speeds):
         changed = replace(
-            scene.VIEW, records=records(*ids), topology=config.Topology(speeds=speeds)
+            scene.VIEW, records=records(*ids), topology=schema.TopologySettings(speeds=speeds)
         )
-        answer = json.loads(json.dumps(answers.answer("topology", changed, Viewer(), {})))
+        answer = json.loads(json.dumps(dispatch.answer("topology", changed, Viewer(), {})))
         return shown(answer).splitlines()[0], answer["measured"]
 
     line, found = seen(4711)
@@ -118,7 +118,7 @@ def test_slurms_own_link_speed_is_shown_where_no_other_is_known():
     switches = [
         replace(s, link_speed=4) if s.name == "rack2" else s for s in scene.SNAPSHOT.switches
     ]
-    text = shown(ask(settings=config.Topology(), switches=tuple(switches)))
+    text = shown(ask(settings=schema.TopologySettings(), switches=tuple(switches)))
     assert "  rack2   LinkSpeed 4   crossed by" in text
 
 
@@ -144,7 +144,7 @@ def test_rigid_jobs_are_in_the_table_when_asked_for():
 
 
 def test_only_the_table_for_scripts():
-    text = shown(ask(), Layout(columns="jobid,tier,nodes", header=False, parsable=True))
+    text = shown(ask(), TableLayout(columns="jobid,tier,nodes", header=False, parsable=True))
     assert text == "4711|spine|2\n4713|spine|3\n4720|domain|1\n"
 
 
@@ -166,7 +166,7 @@ def test_links_shared_with_jobs_that_are_not_shown_are_counted():
     assert row["shared"] == ["switch:rack1", "switch:rack2"]
     (rack1,) = [s for s in answer["switches"] if s["name"] == "rack1"]
     assert (rack1["users"], rack1["others"]) == (["4700"], 2)
-    table = shown(answer, Layout(columns="shares", header=False), everybody=True)
+    table = shown(answer, TableLayout(columns="shares", header=False), everybody=True)
     assert table == "rack[1-2] with 2 others (33 Gbit/s each)\n"
 
 
@@ -181,7 +181,7 @@ def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
     ("changes", "line"),
     [
         (
-            {"settings": config.Topology(uplinks={"leaf7": 9.0})},
+            {"settings": schema.TopologySettings(uplinks={"leaf7": 9.0})},
             "note: [topology] uplinks: leaf7 is neither a node nor a switch; mend or remove it",
         ),
         (
@@ -201,10 +201,10 @@ def test_what_is_wrong_is_told_in_one_line_and_by_check(changes, line):
 
 
 def test_nothing_is_wrong_before_the_first_round():
-    empty = view(nodes=(), jobs=(), settings=config.Topology(uplinks={"g01": 1.0}))
+    empty = view(nodes=(), jobs=(), settings=schema.TopologySettings(uplinks={"g01": 1.0}))
     assert network_problems(empty) == []
     assert "no nodes with GPUs are known (yet)" in shown(
-        answers.answer("topology", empty, Viewer(), {})
+        dispatch.answer("topology", empty, Viewer(), {})
     )
 
 
@@ -218,7 +218,7 @@ def test_of_many_shared_links_the_first_are_written_out():
         f"n{i}": {"link": f"n{i}", "gbit_s": None, "users": ["1", str(10 + i)], "others": 0}
         for i in range(7)
     }
-    said = topology.shares({"display_id": "1", "shared": [*links, "nowhere"]}, links)
+    said = topology_command.shares({"display_id": "1", "shared": [*links, "nowhere"]}, links)
     assert said.startswith("n0 with 10, n1 with 11,")
     assert said.endswith("n3 with 13, and 3 more")
 
@@ -230,7 +230,7 @@ ENDINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 def _draw(answer, path):
     pytest.importorskip("matplotlib")
-    from slurm_elastic.cli import topology_plot  # noqa: PLC0415 - needs matplotlib
+    from slurm_elastic.cli.topology import topology_plot  # noqa: PLC0415 - needs matplotlib
 
     topology_plot.draw(answer, path)
     return path.read_bytes()
@@ -270,7 +270,7 @@ def test_the_picture_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
 
 def test_gpus_belong_to_whom_slurm_says_and_the_rest_is_filled_from_the_left():
     pytest.importorskip("matplotlib")
-    from slurm_elastic.cli import topology_plot  # noqa: PLC0415 - needs matplotlib
+    from slurm_elastic.cli.topology import topology_plot  # noqa: PLC0415 - needs matplotlib
 
     held = {n["name"]: topology_plot._holders(n) for n in ask()["nodes"]}
     assert held["g01"] == [4711, 4711, 4713, 4713]

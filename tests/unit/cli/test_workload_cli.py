@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.simulator import profiles, stated, workload
+from slurm_elastic.simulator.workloads import application_profiles, curve_jobs, workload
 
 TOP = Path(__file__).parents[3]
 WEEK = TOP / "tests" / "data" / "sacct-week.txt"
@@ -34,7 +34,12 @@ def test_generate(run, tmp_path):
 def test_generate_for_a_foreign_set(run, tmp_path):
     folder = tmp_path / "set"
     assert run("workload", "profiles", folder)[0] == 0
-    assert profiles.applications(folder) == ("bertbase", "gptmedium", "resnet18", "resnet50")
+    assert application_profiles.applications(folder) == (
+        "bertbase",
+        "gptmedium",
+        "resnet18",
+        "resnet50",
+    )
     code, out, _ = run("workload", "generate", "--profiles", folder, "--jobs", "200")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0
@@ -51,8 +56,8 @@ def test_from_sacct(run, tmp_path):
     code, out, err = run("workload", "from-sacct", WEEK, "--scaling", "linear", "-o", path)
     assert (code, out) == (0, "")
     assert err.startswith("sacct-week.txt: 78 GPU jobs taken; left out: ")
-    assert stated.is_stated(path)
-    name, jobs = stated.read(path)
+    assert curve_jobs.is_stated(path)
+    name, jobs = curve_jobs.read(path)
     assert (name, len(jobs)) == ("week", 78)
     assert all(j.submitted.most == 4 * j.submitted.gpus for j in jobs)
     code, out, _ = run("workload", "from-sacct", WEEK, "--grow", "1", "--completed-only")

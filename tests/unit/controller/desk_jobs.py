@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from slurm_elastic.cluster import Allocation, Job, JobState
-from slurm_elastic.controller.transition import State, Transition
-from slurm_elastic.directive import Directive
-from slurm_elastic.plan import Action
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action
+from slurm_elastic.core.submission import Submission
 from slurm_elastic.slurm.scontrol import ScontrolError
-from slurm_elastic.submission import Submission
 
 #: Of job 7, for the ledger.
 SEGMENT = {
@@ -76,7 +76,7 @@ def job(shares=None, *, directive="1-8", shape=(), **fields):
     return Job(**(values | fields))
 
 
-def transition(target, old=None, state=State.RESERVE, **fields):
+def transition(target, old=None, state=TransitionState.RESERVE, **fields):
     """Of job 7, entered its state long ago."""
     values = {
         "id": 1,

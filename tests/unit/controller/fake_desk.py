@@ -3,10 +3,10 @@
 import json
 import threading
 
-from slurm_elastic.controller.api import Refused
-from slurm_elastic.controller.api_seal import SealsError
-from slurm_elastic.job.channel import Message
-from slurm_elastic.report import Orders
+from slurm_elastic.controller.server.request_auth import RequestAuthError
+from slurm_elastic.controller.server.socket_server import RequestRefusedError
+from slurm_elastic.core.report import Orders
+from slurm_elastic.rpc.frames import Message
 
 ALICE, BOB, OPERATOR = 2001, 2002, 2000
 
@@ -45,7 +45,7 @@ class FakeDesk:
     def question(self, uid, op, args):
         self.asked.append((uid, op, args))
         if args.get("fail") == "refuse":
-            raise Refused("not now: ask later")
+            raise RequestRefusedError("not now: ask later")
         if args.get("fail"):
             raise ZeroDivisionError("a bug")
         if args.get("size"):
@@ -85,7 +85,7 @@ class PlainSeals:
             value = json.loads(frame)
             return Message(value["uid"], 0, value["content"], value["nonce"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise SealsError("no seal") from None
+            raise RequestAuthError("no seal") from None
 
     def close(self, reply, request):
         body = json.dumps({"uid": request.uid, "nonce": request.nonce, "content": reply}).encode()

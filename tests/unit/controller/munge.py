@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job import seal
+from slurm_elastic.rpc import munge_auth
 
 
 @contextmanager
@@ -57,12 +57,12 @@ def _wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def environment(socket: Path) -> Iterator[None]:
     """What `seal` reads."""
-    before = os.environ.get(seal.SOCKET_VARIABLE)
-    os.environ[seal.SOCKET_VARIABLE] = str(socket)
+    before = os.environ.get(munge_auth.SOCKET_VARIABLE)
+    os.environ[munge_auth.SOCKET_VARIABLE] = str(socket)
     try:
         yield
     finally:
         if before is None:
-            del os.environ[seal.SOCKET_VARIABLE]
+            del os.environ[munge_auth.SOCKET_VARIABLE]
         else:
-            os.environ[seal.SOCKET_VARIABLE] = before
+            os.environ[munge_auth.SOCKET_VARIABLE] = before

@@ -5,8 +5,8 @@ import doctest
 import pytest
 
 from slurm_elastic.cli.usage_check import compared
-from slurm_elastic.controller.accounts import settle
-from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.usage_reconcile import settle
 from slurm_elastic.slurm import accounting
 from slurm_elastic.slurm.accounting import parse
 

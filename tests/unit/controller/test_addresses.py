@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from slurm_elastic.config import ConfigError, parse
-from slurm_elastic.controller.addresses import own_address
+from slurm_elastic.config.schema import ConfigError, parse
+from slurm_elastic.controller.leader.controller_addresses import own_address
 
 HERE = socket.gethostname()
 

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from slurm_elastic.cluster import Allocation, Job, JobState
-from slurm_elastic.controller.admission import admitted, hopeless
-from slurm_elastic.controller.transition import State, Transition
-from slurm_elastic.plan import Action
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions.admission import admitted, hopeless
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.plan import Action
 
 SIZES = {"n1": 4, "n2": 4, "n3": 4}
 
@@ -27,7 +27,7 @@ def job(job_id, shares):
     )
 
 
-def move(job_id, old, target, state=State.RESERVE):
+def move(job_id, old, target, state=TransitionState.RESERVE):
     return Transition(
         id=job_id,
         job_id=job_id,
@@ -78,7 +78,7 @@ def test_a_ring_goes_together():
 
 
 def test_gpus_on_their_way_to_somebody_are_taken():
-    ahead = move(1, {"n1": 4}, {"n2": 4}, state=State.COOL)
+    ahead = move(1, {"n1": 4}, {"n2": 4}, state=TransitionState.COOL)
     assert chosen([ahead, move(2, {"n3": 1}, {"n2": 1})]) == set()
 
 
@@ -119,11 +119,11 @@ def test_the_others_of_a_ring_go_on():
 
 
 def test_who_waits_for_one_under_way_has_hope():
-    giver = move(1, {"n1": 4}, {"n2": 4}, State.NOTIFY)
+    giver = move(1, {"n1": 4}, {"n2": 4}, TransitionState.NOTIFY)
     assert lost([giver, move(2, {"n3": 4}, {"n1": 4})]) == set()
     assert lost([move(2, {"n3": 4}, {"n1": 4})], [job(1, {"n1": 4})]) == {2}
 
 
 def test_what_is_under_way_is_never_given_up_here():
-    both = [move(1, {"n1": 4}, {"n3": 3}, State.VERIFY), move(2, {"n2": 4}, {"n3": 3})]
+    both = [move(1, {"n1": 4}, {"n3": 3}, TransitionState.VERIFY), move(2, {"n2": 4}, {"n3": 3})]
     assert lost(both) == {2}

@@ -9,17 +9,17 @@ import ux_scene as scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.cluster import JobState
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import NoAnswerError, View, Viewer
-from slurm_elastic.plan import JobRecord
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.plan import JobRecord
 
 EVERYBODY = Viewer(uid=scene.BOB, operator=False)
 ONLY_BOBS = Viewer(uid=scene.BOB, operator=False, private=True)
 
 
 def ask(op, view=scene.VIEW, viewer=EVERYBODY, **args):
-    found = answers.answer(op, view, viewer, args, history=scene.HISTORY, segments=scene.SEGMENTS)
+    found = dispatch.answer(op, view, viewer, args, history=scene.HISTORY, segments=scene.SEGMENTS)
     return json.loads(json.dumps(found))  # what a script gets
 
 
@@ -92,7 +92,7 @@ def test_private_data_hides_in_reasons_jobs_that_are_long_gone():
         "gives way to dom\\bob@site's 4600_7, as job 4601 did",
     )]  # fmt: skip
     alice = Viewer(uid=scene.ALICE, operator=False, private=True)
-    found = answers.answer("history", scene.VIEW, alice, {}, history=rows)["changes"]
+    found = dispatch.answer("history", scene.VIEW, alice, {}, history=rows)["changes"]
     assert [c["reason"] for c in found] == [
         "gives 4 GPUs so that another job (rigid, waiting 2 min) can start",
         "gives way to another job, as another job did",
@@ -164,11 +164,13 @@ def test_usage_of_two_halves_is_the_usage_of_the_whole(one, other):
 def test_find_understands_what_people_type():
     tasks = tuple(replace(scene.JOBS[0], job_id=5000 + i, display_id=f"5000_{i}") for i in range(3))
     view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=(*scene.JOBS, *tasks)))
-    assert answers.find(view, "4711") == (4711,)
-    assert answers.find(view, "5000_2") == (5002,)
-    assert answers.find(view, "5000") == (5000, 5001, 5002)
-    assert answers.find(view, "5001") == (5001,)  # Slurm's raw id
-    assert answers.find(view, "99") == answers.find(view, "5000_9") == answers.find(view, "x") == ()
+    assert dispatch.find(view, "4711") == (4711,)
+    assert dispatch.find(view, "5000_2") == (5002,)
+    assert dispatch.find(view, "5000") == (5000, 5001, 5002)
+    assert dispatch.find(view, "5001") == (5001,)  # Slurm's raw id
+    assert (
+        dispatch.find(view, "99") == dispatch.find(view, "5000_9") == dispatch.find(view, "x") == ()
+    )
     with pytest.raises(NoAnswerError, match=r"name one task, e\.g\. 5000_0, 5000_1, 5000_2"):
         ask("explain", view, job_ids=(5000, 5001, 5002))
 

@@ -14,19 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from munge import environment, munged
 
-from slurm_elastic import config
-from slurm_elastic.controller import api
-from slurm_elastic.controller.api_seal import MungeSeals
-from slurm_elastic.job import channel, seal
-from slurm_elastic.report import Report
+from slurm_elastic.config import schema
+from slurm_elastic.controller.server import socket_server
+from slurm_elastic.controller.server.request_auth import MungeAuth
+from slurm_elastic.core.report import Report
+from slurm_elastic.rpc import frames, munge_auth
 
 ROOT = os.getuid()
 
 
 @contextmanager
 def serving(desk, log=None, seals=None, rate=1e6):
-    server = api.Server(
-        config.Api(listen="127.0.0.1:0", rate_per_user=rate), desk, log or FakeLog(), seals
+    server = socket_server.Server(
+        schema.ApiSettings(listen="127.0.0.1:0", rate_per_user=rate), desk, log or FakeLog(), seals
     )
     server.start()
     try:
@@ -45,8 +45,8 @@ def another_user(uid, request):
         os.setuid(uid)
         try:
             where = os.read(there[0], 100).decode()
-            os.write(back[1], str(channel.call(where, request, timeout_s=5)).encode())
-        except channel.ChannelError as error:
+            os.write(back[1], str(frames.call(where, request, timeout_s=5)).encode())
+        except frames.ChannelError as error:
             os.write(back[1], str(error).encode())
         os._exit(0)
 
@@ -110,7 +110,7 @@ def address(server):
 
 def test_a_sealed_round_trip(desk, log, munge_socket):
     with serving(desk, log) as server:
-        reply = channel.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)
+        reply = frames.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)
     assert reply["uid"] == ROOT
     assert log.texts() == []
 
@@ -119,7 +119,7 @@ def test_a_report_gets_orders(munge_socket):
     desk = FakeDesk({4711: ROOT})
     report = Report(job_id=4711, run=2, phase="training", step=7)
     with serving(desk) as server:
-        reply = channel.call(
+        reply = frames.call(
             address(server), {"v": 1, "op": "report", "report": report.to_wire()}, timeout_s=5
         )
     assert reply["orders"]["action"] == "run"
@@ -141,14 +141,14 @@ def test_the_seal_tells_who_asks_whatever_he_says(desk, log, munge_socket):
 
 def test_only_the_caller_can_open_the_reply(munge_socket):
     """A reply is restricted to one uid: for anybody else munge refuses it."""
-    frame = MungeSeals().close({"secret": 1}, channel.Message(ROOT + 1, 0, {}, "n"))
-    with pytest.raises(seal.UnsealError, match="sealed for another user"):
-        seal.unseal(frame[4:], purpose="reply", nonce="n")
+    frame = MungeAuth().close({"secret": 1}, frames.Message(ROOT + 1, 0, {}, "n"))
+    with pytest.raises(munge_auth.UnsealError, match="sealed for another user"):
+        munge_auth.unseal(frame[4:], purpose="reply", nonce="n")
 
 
 def test_a_request_is_taken_once(desk, log, munge_socket):
-    frame = channel.encode(
-        {"v": 1, "op": "ping"}, purpose="request", nonce="n", limit=channel.MAX_REQUEST
+    frame = frames.encode(
+        {"v": 1, "op": "ping"}, purpose="request", nonce="n", limit=frames.MAX_REQUEST
     )
     with serving(desk, log) as server:
         for expected in (True, False):
@@ -159,24 +159,24 @@ def test_a_request_is_taken_once(desk, log, munge_socket):
 
 
 def test_unsealed_and_foreign_frames_are_dropped(desk, log, munge_socket):
-    reply = channel.encode({"v": 1, "op": "ping"}, purpose="reply", nonce="n", limit=65536)
+    reply = frames.encode({"v": 1, "op": "ping"}, purpose="reply", nonce="n", limit=65536)
     hostile = b"\0\0\0\x10MUNGE:forged:\n{}"
-    strange = seal.seal(b"[1]", purpose="request", nonce="n")
+    strange = munge_auth.seal(b"[1]", purpose="request", nonce="n")
     with serving(desk, log) as server:
         for frame in (reply, hostile, struct.pack("!I", len(strange)) + strange, b"GET / HTTP/1.1"):
             with socket.create_connection(server.address, timeout=5) as sock:
                 sock.sendall(frame)
                 sock.shutdown(socket.SHUT_WR)
                 assert sock.recv(10) == b""
-        assert channel.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)["protocol"] == 1
+        assert frames.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)["protocol"] == 1
 
 
 def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(desk, munge_socket):
     with serving(desk) as server:
         call = {"v": 1, "op": "status", "size": 3 << 20}
-        assert len(channel.call(address(server), call, timeout_s=10)["filling"]) == 3 << 20
-        with pytest.raises(channel.Refused, match=r"bytes, more than .* ask for less"):
-            channel.call(address(server), {**call, "size": 17 << 20}, timeout_s=10)
+        assert len(frames.call(address(server), call, timeout_s=10)["filling"]) == 3 << 20
+        with pytest.raises(frames.RequestRejected, match=r"bytes, more than .* ask for less"):
+            frames.call(address(server), {**call, "size": 17 << 20}, timeout_s=10)
 
 
 def test_a_missing_munge_is_one_clear_line_and_mends_itself(desk, log, munge_socket, tmp_path):
@@ -186,7 +186,7 @@ def test_a_missing_munge_is_one_clear_line_and_mends_itself(desk, log, munge_soc
         assert line.startswith("munge: socket ")
         assert line.endswith("is munged running? Requests are dropped until it answers")
         with environment(munge_socket):
-            assert channel.call(address(server), call, timeout_s=5)["protocol"] == 1
+            assert frames.call(address(server), call, timeout_s=5)["protocol"] == 1
 
 
 # --- rights ---
@@ -306,9 +306,9 @@ def test_too_many_requests_are_refused_and_come_back_later(desk, log):
 
 def test_a_frame_that_is_too_large_or_never_comes_is_dropped(server, monkeypatch):
     with socket.create_connection(server.address, timeout=5) as sock:
-        sock.sendall(struct.pack("!I", channel.MAX_REQUEST + 1))
+        sock.sendall(struct.pack("!I", frames.MAX_REQUEST + 1))
         assert sock.recv(1) == b""
-    monkeypatch.setattr(api, "IO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(socket_server, "IO_TIMEOUT_S", 0.2)
     with socket.create_connection(server.address, timeout=5) as sock:
         sock.sendall(b"\0\0")
         begin = time.monotonic()
@@ -317,8 +317,8 @@ def test_a_frame_that_is_too_large_or_never_comes_is_dropped(server, monkeypatch
 
 
 def test_idle_connections_from_one_address_do_not_keep_others_out(server, monkeypatch):
-    monkeypatch.setattr(api, "_MAX_SILENT", 8)
-    monkeypatch.setattr(api, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(socket_server, "_MAX_SILENT", 8)
+    monkeypatch.setattr(socket_server, "_SILENCE_S", 0.0)
     idle = [socket.create_connection(server.address) for _ in range(50)]
     try:
         _until(lambda: server._connections <= 8 and _silent(server) <= 8)
@@ -426,14 +426,16 @@ def test_stopping_ends_polls_and_frees_the_address(desk):
         _until(lambda: _silent(server) == 1)
     assert sock.recv(1) == b""
     sock.close()
-    again = api.Server(config.Api(listen=f"127.0.0.1:{where[1]}"), desk, FakeLog(), PlainSeals())
+    again = socket_server.Server(
+        schema.ApiSettings(listen=f"127.0.0.1:{where[1]}"), desk, FakeLog(), PlainSeals()
+    )
     again.start()
     again.stop()
 
 
 def test_an_address_that_is_taken_is_named(desk, server):
     taken = f"127.0.0.1:{server.address[1]}"
-    other = api.Server(config.Api(listen=taken), desk, FakeLog(), PlainSeals())
+    other = socket_server.Server(schema.ApiSettings(listen=taken), desk, FakeLog(), PlainSeals())
     with pytest.raises(OSError, match=rf"\[api\] listen = '{taken}'"):
         other.start()
     other.stop()
@@ -490,9 +492,13 @@ def _until(condition, seconds=5.0):
 
 
 def test_who_stands_by_answers_pings_and_names_the_active_one(desk):
-    role = [api.Role("standby", "h1:7321")]
-    server = api.Server(
-        config.Api(listen="127.0.0.1:0"), None, FakeLog(), PlainSeals(), role=lambda: role[0]
+    role = [socket_server.Role("standby", "h1:7321")]
+    server = socket_server.Server(
+        schema.ApiSettings(listen="127.0.0.1:0"),
+        None,
+        FakeLog(),
+        PlainSeals(),
+        role=lambda: role[0],
     )
     server.start()
     try:
@@ -501,7 +507,7 @@ def test_who_stands_by_answers_pings_and_names_the_active_one(desk):
             refused = ask(server, ALICE, op, jobs=["4711"], job_id=4711, run=0)
             assert refused["code"] == "standby"
             assert "h1:7321" in refused["error"]
-        role[0] = api.Role("active", "h2:7321")
+        role[0] = socket_server.Role("active", "h2:7321")
         assert ask(server, ALICE, "status")["code"] == "standby"  # its desk is still to come
         server.serve(desk)
         assert ask(server, ALICE, "status")["op"] == "status"
@@ -511,9 +517,13 @@ def test_who_stands_by_answers_pings_and_names_the_active_one(desk):
 
 
 def test_a_long_poll_ends_when_the_controller_is_no_longer_active(desk):
-    role = [api.Role("active", "h1:7321")]
-    server = api.Server(
-        config.Api(listen="127.0.0.1:0"), desk, FakeLog(), PlainSeals(), role=lambda: role[0]
+    role = [socket_server.Role("active", "h1:7321")]
+    server = socket_server.Server(
+        schema.ApiSettings(listen="127.0.0.1:0"),
+        desk,
+        FakeLog(),
+        PlainSeals(),
+        role=lambda: role[0],
     )
     server.start()
     answers = []
@@ -526,7 +536,7 @@ def test_a_long_poll_ends_when_the_controller_is_no_longer_active(desk):
         poll.start()
         while not server._waiting:
             time.sleep(0.01)
-        role[0] = api.Role("standby", "h2:7321")
+        role[0] = socket_server.Role("standby", "h2:7321")
         while poll.is_alive():  # woken before it waited: woken again
             server.wake_all()
             poll.join(0.1)

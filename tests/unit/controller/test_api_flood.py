@@ -11,8 +11,8 @@ import pytest
 from fake_desk import ALICE, BOB, FakeDesk, FakeLog, PlainSeals
 from test_api import ask, serving
 
-from slurm_elastic.controller import api
-from slurm_elastic.controller.api_turns import TooManyError, Turns
+from slurm_elastic.controller.server import socket_server
+from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
 
 REPORT = {"job_id": 4711, "run": 0, "phase": "training"}
 
@@ -80,7 +80,7 @@ def test_a_flood_leaves_anothers_report_unaffected(rate, op):
 
 
 def test_who_has_many_requests_open_is_told_so(monkeypatch):
-    monkeypatch.setattr(api, "_MAX_OPEN", 3)
+    monkeypatch.setattr(socket_server, "_MAX_OPEN", 3)
     desk, replies = SlowDesk(), []
     with serving(desk, FakeLog(), PlainSeals()) as server:
         callers = [
@@ -100,7 +100,7 @@ def test_who_has_many_requests_open_is_told_so(monkeypatch):
 
 
 def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
-    monkeypatch.setattr(api, "_MAX_POLLS", 2)
+    monkeypatch.setattr(socket_server, "_MAX_POLLS", 2)
     poll = {"job_id": 4722, "run": 0, "seen": 0}
     with serving(FakeDesk(), FakeLog(), PlainSeals()) as server:
         waiting = [
@@ -118,7 +118,7 @@ def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
 
 
 def test_frames_that_wait_for_munge_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(api, "_MAX_BYTES", 2000)
+    monkeypatch.setattr(socket_server, "_MAX_BYTES", 2000)
     body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, "op": "x" * 900}}).encode()
     with serving(FakeDesk(), FakeLog(), SlowSeals()) as server:
         socks = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
@@ -137,7 +137,7 @@ def test_strangers_that_munge_does_not_know_cost_their_own_address_only():
     order = []
 
     async def act():
-        turns = Turns(1, most=1000)
+        turns = FairQueue(1, most=1000)
 
         async def one(who):
             async with turns.of(who):
@@ -154,11 +154,11 @@ def test_strangers_that_munge_does_not_know_cost_their_own_address_only():
 
 def test_turns_are_given_on_when_somebody_leaves():
     async def act():
-        turns = Turns(1, most=2)
+        turns = FairQueue(1, most=2)
         async with turns.of("a"):
             first, second = (asyncio.create_task(enter(turns, "b")) for _ in range(2))
             await asyncio.sleep(0)
-            with pytest.raises(TooManyError):
+            with pytest.raises(QueueFullError):
                 await enter(turns, "b")
             first.cancel()
             await asyncio.sleep(0)

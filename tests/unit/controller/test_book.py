@@ -3,11 +3,11 @@
 import pytest
 from desk_jobs import job, transition
 
-from slurm_elastic.cluster import JobState, Node, Snapshot, Switch
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.transition import State
-from slurm_elastic.report import Report
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
+from slurm_elastic.core.report import Report
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def ledger():
 
 @pytest.fixture
 def book(ledger):
-    return Book(ledger)
+    return JobStore(ledger)
 
 
 def snapshot(*jobs, at=1000.0):
@@ -37,7 +37,7 @@ def test_speed_counts_for_the_shape_that_the_job_really_has(book):
     for told in ({"gpus": 8}, {"run": 3}, {"steps_measured": 1}, {"step_time_s": 0.0}):
         book.take(report(**(FAST | told)), running, 0.0)
         assert book.entry(running).measurements == {}
-    book = Book(Ledger(":memory:"))
+    book = JobStore(Ledger(":memory:"))
     assert book.take(report(**FAST), running, 0.0)
     (measured,) = book.entry(running).measurements.values()
     assert (measured.gpu_type, measured.gpus, measured.samples_per_s) == ("a100", 4, 128.0)
@@ -63,7 +63,7 @@ def test_it_survives_a_restart_and_a_requeue_but_not_another_job(book, ledger):
     book.take(report(proven=True), running, 0.0)
     book.command(running, held=True)
     book.observe(snapshot(running))
-    again = Book(ledger)
+    again = JobStore(ledger)
     requeued = job(run=1)
     assert again.entry(requeued).held
     assert again.entry(requeued).proven
@@ -72,13 +72,13 @@ def test_it_survives_a_restart_and_a_requeue_but_not_another_job(book, ledger):
 
 def test_only_changes_that_touched_the_job_count(book):
     running = job({"n1": 4}, run=1)
-    asked = transition({"n2": 4}, {"n1": 4}, State.UNDONE, problem="no checkpoint")
+    asked = transition({"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem="no checkpoint")
     asked.entered["unanswered"] = 90.0
     book.changed(asked, running, 100.0)
     entry = book.entry(running)
     assert (entry.resizes, entry.changes, entry.last_change) == (0, [], 100.0)
     assert entry.deaf_until >= 400.0
-    moved = transition({"n1": 4}, {"n2": 1}, State.DONE, limit_s=630)
+    moved = transition({"n1": 4}, {"n2": 1}, TransitionState.DONE, limit_s=630)
     moved.entered["REQUEUE"] = 150.0
     moved.id = asked.id + 1
     book.changed(moved, running, 200.0)
@@ -90,7 +90,7 @@ def test_only_changes_that_touched_the_job_count(book):
 def test_a_preempted_job_is_leased_a_failed_plan_is_not(book):
     for number, (problem, leased) in enumerate((("", True), ("taken", False)), start=1):
         waits = job(run=1)
-        ended = transition(None, {"n1": 4}, State.DONE, problem=problem)
+        ended = transition(None, {"n1": 4}, TransitionState.DONE, problem=problem)
         ended.id = number
         ended.entered["REQUEUE"] = 1.0
         book.changed(ended, waits, 1.0)
@@ -100,13 +100,13 @@ def test_a_preempted_job_is_leased_a_failed_plan_is_not(book):
 def test_what_a_death_left_uncounted_is_counted_once(ledger):
     """Killed after a change was done and before its outcome was written down."""
     running = job({"n1": 4}, run=1)
-    Book(ledger).observe(snapshot(job({"n2": 1})))
-    moved = transition({"n1": 4}, {"n2": 1}, State.DONE)
+    JobStore(ledger).observe(snapshot(job({"n2": 1})))
+    moved = transition({"n1": 4}, {"n2": 1}, TransitionState.DONE)
     moved.entered["REQUEUE"] = 150.0
     moved.id = ledger.add_transition(7, running.key, moved.to_body())
     ledger.put_transition(moved.id, "DONE", moved.to_body(), live=False)
     for _ in range(2):
-        book = Book(ledger)
+        book = JobStore(ledger)
         assert (book.entry(running).pin, book.entry(running).resizes) == (["n1"], 1)
         book.changed(moved, running, 200.0)
         assert book.entry(running).resizes == 1
@@ -124,7 +124,7 @@ def test_who_held_what_when(book, ledger):
 
 def test_a_record_that_cannot_be_read_is_begun_anew(ledger):
     ledger.put_job("7@100", 7, {"job_id": 7, "measurements": 5})
-    assert Book(ledger).entry(job({"n1": 1})).resizes == 0
+    assert JobStore(ledger).entry(job({"n1": 1})).resizes == 0
 
 
 PARTS = {"forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.1, "sync_s": 0.1}
@@ -146,7 +146,7 @@ def test_a_shape_over_two_racks_is_another_one(book, ledger):
     book.take(report(**(FAST | PARTS)), near, 0.0)
     book.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), far, 1.0)
     book.observe(on_racks(far))
-    for known in (book, Book(ledger)):
+    for known in (book, JobStore(ledger)):
         seen = {m.racks: m for m in known.records(on_racks(far), {})[7].measurements}
         assert (seen[1].samples_per_s, seen[2].samples_per_s) == (128.0, 64.0)
         assert (seen[1].sync_s, seen[2].sync_s) == (pytest.approx(0.1), pytest.approx(0.6))
@@ -176,7 +176,7 @@ def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(book, ledger)
     book.observe(on_racks(first))
     book.observe(on_racks())
     following = job({"n1": 2, "n2": 2}, job_id=8, submit_time=500.0)
-    for known in (book, Book(ledger)):
+    for known in (book, JobStore(ledger)):
         known.observe(on_racks(following, other))
         records = known.records(on_racks(following, other), {})
         (seen,) = records[8].measurements
@@ -193,7 +193,7 @@ def test_records_of_other_versions_are_read_and_an_earlier_one_is_one_rack(book,
     body = book.entry(running).to_body() | {"measurements": {"a100:4:1": old}}
     del body["gradient_bytes"], body["frozen"]
     ledger.put_job(running.key, 7, body)
-    (seen,) = Book(ledger).records(on_racks(running), {})[7].measurements
+    (seen,) = JobStore(ledger).records(on_racks(running), {})[7].measurements
     assert (seen.racks, seen.sync_s, seen.samples_per_s) == (1, None, 5.0)
 
 
@@ -213,7 +213,7 @@ def test_gradient_bytes_are_those_of_layers_that_are_trained(book, ledger):
     assert told() == 100.0
     assert told(layers=2, frozen=0) == 500.0
     book.observe(on_racks(running))
-    again = Book(ledger).records(on_racks(running), {})[7]
+    again = JobStore(ledger).records(on_racks(running), {})[7]
     assert again.gradient_bytes == 500.0
     assert told(layout="1x4") is None, "stages reduce their own parts"
 

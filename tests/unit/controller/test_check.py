@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.config import Config, parse
-from slurm_elastic.controller.check import Facts, check, lines
-from slurm_elastic.slurm import site
-from slurm_elastic.slurm.site import Site
+from slurm_elastic.config.schema import Config, parse
+from slurm_elastic.controller.site_check import Facts, check, lines
+from slurm_elastic.slurm import slurm_settings
+from slurm_elastic.slurm.slurm_settings import SlurmSite
 
 SCONTROL = (Path(__file__).parent / "scontrol_show_config.txt").read_text()
-SETTINGS = site.parse_settings(SCONTROL)
+SETTINGS = slurm_settings.parse_settings(SCONTROL)
 
 GOOD = Facts(
-    site=Site(
+    site=SlurmSite(
         settings=SETTINGS,
         switches=True,
         admin_level="Operator",
@@ -35,8 +35,8 @@ def test_settings_are_read_as_slurm_prints_them():
     assert SETTINGS["KillWait"] == "30 sec"
     assert SETTINGS["AuthInfo"] == ""
     assert SETTINGS["SLURM_VERSION"] == "24.11.5"
-    assert site.seconds(SETTINGS["MinJobAge"]) == 300
-    assert site.options(SETTINGS["SchedulerParameters"])["bf_interval"] == "5"
+    assert slurm_settings.seconds(SETTINGS["MinJobAge"]) == 300
+    assert slurm_settings.options(SETTINGS["SchedulerParameters"])["bf_interval"] == "5"
 
 
 def test_a_good_site_has_nothing_to_mend():
@@ -110,10 +110,13 @@ def test_plugstack_includes_are_followed(tmp_path):
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "conf.d" / "elastic.conf").write_text("optional elastic.so\n")
     (tmp_path / "conf.d" / "loop.conf").write_text(f"include {tmp_path}/plugstack.conf\n")
-    found, error = site._plugstack(tmp_path / "plugstack.conf")
+    found, error = slurm_settings._plugstack(tmp_path / "plugstack.conf")
     assert "optional elastic.so" in found
     assert error == ""
-    assert site._plugstack(tmp_path / "none")[1] == f"{tmp_path}/none: No such file or directory"
+    assert (
+        slurm_settings._plugstack(tmp_path / "none")[1]
+        == f"{tmp_path}/none: No such file or directory"
+    )
 
 
 def test_rights_of_the_account():
@@ -128,10 +131,10 @@ def test_rights_of_the_account():
     assert found("Administrator") == [("info", grant)]
     assert found("")[0][1].startswith("sacctmgr add user selastic")
     assert found("", SlurmUser="selastic(64030)") == []
-    assert site.parse_admin_level("root|Administrator\nselastic|Operator\n", "selastic") == (
-        "Operator"
-    )
-    assert site.parse_admin_level("", "selastic") == ""
+    assert slurm_settings.parse_admin_level(
+        "root|Administrator\nselastic|Operator\n", "selastic"
+    ) == ("Operator")
+    assert slurm_settings.parse_admin_level("", "selastic") == ""
 
 
 def test_versions():
@@ -156,7 +159,7 @@ def test_the_worst_comes_first():
 def test_it_works_without_slurm_controller_munge_and_configuration():
     found = check(
         Facts(
-            site=Site(error="scontrol: No such file or directory"),
+            site=SlurmSite(error="scontrol: No such file or directory"),
             munge_error="x",
             controller_error="connection refused",
         )
@@ -166,10 +169,10 @@ def test_it_works_without_slurm_controller_munge_and_configuration():
 
 def test_a_command_that_is_missing_fails_or_hangs_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert site.gather(timeout_s=1).error == "scontrol: No such file or directory"
+    assert slurm_settings.gather(timeout_s=1).error == "scontrol: No such file or directory"
     script = tmp_path / "scontrol"
     script.write_text("#!/bin/sh\necho slurm_load_ctl_conf error: >&2\necho down >&2\nexit 1\n")
     script.chmod(0o755)
-    assert site.gather(timeout_s=5).error == "scontrol: slurm_load_ctl_conf error: down"
+    assert slurm_settings.gather(timeout_s=5).error == "scontrol: slurm_load_ctl_conf error: down"
     script.write_text("#!/bin/sh\nwhile :; do :; done\n")
-    assert site.gather(timeout_s=0.3).error == "scontrol: no answer in 0.3 s"
+    assert slurm_settings.gather(timeout_s=0.3).error == "scontrol: no answer in 0.3 s"

@@ -3,14 +3,14 @@
 import pytest
 from desk_jobs import FakeScontrol, Log, job, transition
 
-from slurm_elastic.config import Config
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.dialogue import Dialogue
-from slurm_elastic.controller.engine import Engine
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.transition import State
-from slurm_elastic.controller.tuning import Tuner
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.report_handler import ReportHandler
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
+from slurm_elastic.core.report import Orders, Report
 
 
 class Site:
@@ -18,8 +18,8 @@ class Site:
 
     def __init__(self):
         self.ledger, self.log, self.woken = Ledger(":memory:"), Log(), []
-        self.book = Book(self.ledger)
-        self.engine = Engine(
+        self.book = JobStore(self.ledger)
+        self.engine = TransitionEngine(
             scontrol=FakeScontrol(),
             ledger=self.ledger,
             config=Config(),
@@ -27,8 +27,11 @@ class Site:
             log=self.log,
         )
         self.engine.outbox.wake = self.woken.append
-        self.dialogue = Dialogue(
-            book=self.book, engine=self.engine, tuner=Tuner(self.engine.outbox.tell), log=self.log
+        self.dialogue = ReportHandler(
+            book=self.book,
+            engine=self.engine,
+            tuner=BatchTuner(self.engine.outbox.tell),
+            log=self.log,
         )
 
     def hear(self, of, **fields):
@@ -85,7 +88,7 @@ def test_the_first_step_on_other_gpus_says_what_the_change_cost(site):
     moved = transition(
         {"n1": 2},
         {"n1": 4},
-        state=State.DONE,
+        state=TransitionState.DONE,
         id=site.ledger.add_transition(7, "7@100", body),
         entered={"NOTIFY": 1.0, "saved": 2.0, "REQUEUE": 2.0, "running": 5.0},
     )

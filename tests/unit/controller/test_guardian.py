@@ -3,13 +3,13 @@
 import pytest
 from desk_jobs import FakeScontrol, Log, job, transition
 
-from slurm_elastic.cluster import JobState, Node, Snapshot
-from slurm_elastic.config import parse
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.guardian import Guardian
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.transition import State
-from slurm_elastic.report import Report
+from slurm_elastic.config.schema import parse
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
+from slurm_elastic.core.cluster import JobState, Node, Snapshot
+from slurm_elastic.core.report import Report
 
 
 class Scene:
@@ -17,8 +17,8 @@ class Scene:
 
     def __init__(self, text=""):
         self.ledger, self.scontrol, self.log = Ledger(":memory:"), FakeScontrol(), Log()
-        self.book = Book(self.ledger)
-        self.guardian = Guardian(self.scontrol, parse(text), self.book, self.ledger, self.log)
+        self.book = JobStore(self.ledger)
+        self.guardian = CrashLoopGuard(self.scontrol, parse(text), self.book, self.ledger, self.log)
         self.run, self.at = 0, 1000.0
 
     def look(self, seen, *, live=(), act=True, node=True):
@@ -87,7 +87,7 @@ def test_a_change_of_ours_that_was_over_before_anybody_looked_does_not_count():
     scene = Scene()
     scene.attempt(1, step=5)
     for number in range(4):
-        ours = transition({"n1": 4}, {"n1": 4}, State.DONE, id=number + 1, run=scene.run)
+        ours = transition({"n1": 4}, {"n1": 4}, TransitionState.DONE, id=number + 1, run=scene.run)
         running = job({"n1": 4}, run=scene.run)
         scene.look(running)
         scene.book.changed(ours, running, scene.at)
@@ -157,7 +157,7 @@ def test_it_remembers_over_a_restart():
     scene.attempt(1, step=5)
     scene.attempt(1, step=5)
     scene.waits(1)
-    scene.book = Book(scene.ledger)
-    scene.guardian = Guardian(scene.scontrol, parse(""), scene.book, scene.ledger, scene.log)
+    scene.book = JobStore(scene.ledger)
+    scene.guardian = CrashLoopGuard(scene.scontrol, parse(""), scene.book, scene.ledger, scene.log)
     scene.attempt(1, step=5)
     assert "hold" in scene.verbs

@@ -5,9 +5,9 @@ import threading
 import pytest
 from desk_jobs import Log
 
-from slurm_elastic.cluster import Reservation
-from slurm_elastic.controller.keeper import Keeper, rival
-from slurm_elastic.controller.lease import DURABLE_S, words
+from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
+from slurm_elastic.controller.leader.leader_lease import DURABLE_S, words
+from slurm_elastic.core.cluster import Reservation
 from slurm_elastic.slurm.scontrol import NotActive, ScontrolError, SlurmUnreachable
 
 T = 30.0
@@ -64,7 +64,7 @@ def time():
 @pytest.fixture
 def keeper(slurm, time):
     """Its thread does not beat by itself: a wait of T/6 is longer than any test."""
-    made = Keeper(
+    made = LeaderElection(
         reader=slurm,
         writes=slurm,
         prefix="selastic_",
@@ -155,7 +155,7 @@ def test_given_back_it_is_free_and_gives_no_right(keeper, slurm, time):
 @pytest.fixture
 def quick(slurm):
     """One that is active, by its own clock and thread."""
-    keeper = Keeper(
+    keeper = LeaderElection(
         reader=slurm, writes=slurm, prefix="s_", address="h1:1", takeover_s=6.0, log=Log()
     )
     keeper.was_lost = threading.Event()

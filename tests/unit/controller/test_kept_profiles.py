@@ -7,14 +7,14 @@ import sqlite3
 import pytest
 from desk_jobs import job
 
-from slurm_elastic.cluster import Snapshot
-from slurm_elastic.controller import ledger as ledgers
-from slurm_elastic.controller import profiles
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.ledger_schema import VERSIONS
-from slurm_elastic.controller.profiles import Profile
-from slurm_elastic.report import Report
+from slurm_elastic.controller.state import layer_profiles
+from slurm_elastic.controller.state import ledger as ledgers
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.ledger_schema import VERSIONS
+from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.report import Report
 
 ROWS = (("conv", 0.01, 0.02, 4096, 1024), ("head", 0.001, 0.002, 40, 40960))
 
@@ -33,16 +33,16 @@ def path(tmp_path):
 
 
 def test_it_survives_a_restart_and_serves_later_jobs_of_the_application(path):
-    book = Book(Ledger(path))
+    book = JobStore(Ledger(path))
     running = job({"n1": 4}, name="net")
     assert book.profile(running) is None
     book.take(report(application="gpt", profile=ROWS, profile_batch=8), running, 0.0)
     book.take(report(application="gpt", step=9), running, 1.0)
-    assert book.profile(running) == Profile(ROWS, 8)
+    assert book.profile(running) == StoredProfile(ROWS, 8)
     book.observe(snapshot(running))
-    book = Book(Ledger(path))
-    assert book.profile(running) == Profile(ROWS, 8)
-    for job_id, name, known in ((8, "net", Profile(ROWS, 8)), (9, "other", None)):
+    book = JobStore(Ledger(path))
+    assert book.profile(running) == StoredProfile(ROWS, 8)
+    for job_id, name, known in ((8, "net", StoredProfile(ROWS, 8)), (9, "other", None)):
         other = job({"n1": 4}, name=name, job_id=job_id)
         book.take(report(job_id, application="gpt", global_batch=8), other, 2.0)
         assert book.profile(other) == known
@@ -52,19 +52,19 @@ def test_it_survives_a_restart_and_serves_later_jobs_of_the_application(path):
 
 
 def test_the_newest_counts(path):
-    book = Book(Ledger(path))
+    book = JobStore(Ledger(path))
     running = job({"n1": 4})
     for batch in (8, 16):
         book.take(report(profile=ROWS[: batch // 8], profile_batch=batch), running, 0.0)
         book.observe(snapshot(running))
-    assert Book(Ledger(path)).profile(running) == Profile(ROWS, 16)
+    assert JobStore(Ledger(path)).profile(running) == StoredProfile(ROWS, 16)
 
 
 def test_names_without_end_fill_neither_memory_nor_ledger(path, monkeypatch):
     monkeypatch.setattr(ledgers, "PROFILES", 5)
-    monkeypatch.setattr(profiles, "_STATED", 3)
+    monkeypatch.setattr(layer_profiles, "_STATED", 3)
     ledger = Ledger(path)
-    book = Book(ledger)
+    book = JobStore(ledger)
     running = job({"n1": 4})
     for i in range(40):
         book.take(report(application=f"a{i}", profile=ROWS), running, float(i))
@@ -82,7 +82,7 @@ def test_names_without_end_fill_neither_memory_nor_ledger(path, monkeypatch):
 def test_what_cannot_be_read_back_is_nothing(path, body):
     ledger = Ledger(path)
     ledger.put_profile("alice", "", "", body)
-    assert Book(ledger).profile(job({"n1": 4})) is None
+    assert JobStore(ledger).profile(job({"n1": 4})) is None
 
 
 def test_a_ledger_without_profiles_gets_room_for_them(path):
@@ -93,8 +93,8 @@ def test_a_ledger_without_profiles_gets_room_for_them(path):
         db.execute("INSERT INTO jobs VALUES ('7@100', 7, 1.0, ?)", (record,))
         db.commit()
     ledger = Ledger(path)
-    ledger.put_profile("alice", "", "", Profile(ROWS).to_body())
-    assert Book(ledger).entry(job({"n1": 4})).held
-    assert Book(ledger).profile(job({"n1": 4})) == Profile(ROWS)
+    ledger.put_profile("alice", "", "", StoredProfile(ROWS).to_body())
+    assert JobStore(ledger).entry(job({"n1": 4})).held
+    assert JobStore(ledger).profile(job({"n1": 4})) == StoredProfile(ROWS)
     ledger.forget(4e9, keep_days=90, keep_mb=1024)
     assert ledger.profile("alice", "", "") is None

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.clusters import NOW, Cluster, node
-from slurm_elastic import config
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.plan import JobRecord
-from slurm_elastic.policies.sia import Sia
-from slurm_elastic.report import Report
+from slurm_elastic.config import schema
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.report import Report
+from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
 
-CONFIG = config.parse(
+CONFIG = schema.parse(
     '[controller]\npolicy = "sia"\n[resize]\nmin_interval_s = 2\nper_hour = 3600\nrestart_s = 1\n'
     "[speedup]\ntypes = { a100 = 2.0, v100 = 1.0 }"
 )
@@ -49,13 +49,13 @@ def measured(c: Cluster, job_id: int) -> Report:
                   proven=True, initial_batch=BATCH, application=job.name)  # fmt: skip
 
 
-def tell(book: Book, c: Cluster, *jobs: int) -> None:
+def tell(book: JobStore, c: Cluster, *jobs: int) -> None:
     for job_id in jobs:
         book.take(measured(c, job_id), next(j for j in c.jobs if j.job_id == job_id), c.time)
     book.observe(c.snapshot())
 
 
-def decided(book: Book, c: Cluster):
+def decided(book: JobStore, c: Cluster):
     snapshot = c.snapshot()
     plan, _ = decide_round(snapshot, book.records(snapshot, {}), config=CONFIG, policy=Sia(CONFIG),
                            state={})  # fmt: skip
@@ -66,7 +66,7 @@ def decided(book: Book, c: Cluster):
 def taught():
     """A ledger after one job of each application on each type."""
     ledger = Ledger(":memory:")
-    book, c = Book(ledger, CONFIG), cluster()
+    book, c = JobStore(ledger, CONFIG), cluster()
     for job_id, name, where in (
         (1, "typed", "g1"), (2, "typed", "g3"), (3, "even", "g1"), (4, "even", "g3")
     ):  # fmt: skip
@@ -77,7 +77,7 @@ def taught():
 
 @pytest.mark.parametrize("a100", [2, 3])
 def test_each_application_ends_on_the_type_that_suits_it(taught, a100):
-    book, c = Book(taught, CONFIG), cluster(at=30.0, a100=a100)
+    book, c = JobStore(taught, CONFIG), cluster(at=30.0, a100=a100)
     start(c, 2, "typed", {"g3": 1})
     start(c, 3, "even", {"g1": 1})
     tell(book, c, 2, 3)
@@ -96,7 +96,7 @@ def test_each_application_ends_on_the_type_that_suits_it(taught, a100):
 
 def test_without_earlier_jobs_the_configuration_is_believed():
     """Both are taken for twice as fast on an a100: nothing tells the applications apart."""
-    book, c = Book(Ledger(":memory:"), CONFIG), cluster(at=30.0)
+    book, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0)
     start(c, 3, "even", {"g3": 1})
     tell(book, c, 3)
     (decision,) = decided(book, c).changes
@@ -104,7 +104,7 @@ def test_without_earlier_jobs_the_configuration_is_believed():
 
 
 def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
-    book, c = Book(taught, CONFIG), cluster(at=30.0)
+    book, c = JobStore(taught, CONFIG), cluster(at=30.0)
     start(c, 5, "never-seen", {"g1": 1})
     record = book.records(c.snapshot(), {})[5]
     assert record == replace(JobRecord(job_id=5), last_change=record.last_change)
@@ -113,7 +113,7 @@ def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
 
 def test_an_elastic_batch_makes_more_gpus_worth_more():
     """Two equal jobs whose steps hardly get faster on more GPUs; one may take larger batches."""
-    book, c = Book(Ledger(":memory:"), CONFIG), cluster(at=30.0, a100=3)
+    book, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0, a100=3)
     book.learning.tunes = True
     for job_id, batch in ((2, ""), (3, ",batch=32-512")):
         c.add(job_id, elastic=f"1-2,types=a100{batch}", on={"g1": 1}, submit_time=NOW,

@@ -9,24 +9,24 @@ from desk_jobs import job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic import config
-from slurm_elastic.application import JobClass, Noise
-from slurm_elastic.cluster import Allocation, JobState, Node, Snapshot
-from slurm_elastic.controller import ledger as ledgers
-from slurm_elastic.controller import ledger_schema
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.learning import estimated, measured
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.lesson import Lesson, Point
+from slurm_elastic.config import schema
+from slurm_elastic.controller.state import ledger as ledgers
+from slurm_elastic.controller.state import ledger_schema
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.observation_store import estimated, measured
+from slurm_elastic.controller.state.observations import Observations, ObservedTime
+from slurm_elastic.core.application import JobClass, Noise
+from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.core.report import Report
 from slurm_elastic.models.goodput import GoodputModel
-from slurm_elastic.report import Report
 
 NODES = tuple(
     Node(name=name, gpu_type=kind, gpus=4)
     for name, kind in (("n1", "a100"), ("n2", "a100"), ("n3", "v100"))
 )
-STATED = config.parse("[speedup]\ntypes = { a100 = 3.0 }")
-SHARING = config.parse("[sia]\nshare = true")
+STATED = schema.parse("[speedup]\ntypes = { a100 = 3.0 }")
+SHARING = schema.parse("[sia]\nshare = true")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def ledger():
 
 @pytest.fixture
 def book(ledger):
-    return Book(ledger, STATED)
+    return JobStore(ledger, STATED)
 
 
 def snapshot(*jobs, at=1000.0):
@@ -82,7 +82,7 @@ def test_only_times_of_the_present_shape_and_attempt_count(book):
         book.take(report(**lie), of, 0.0)
         known = learned(book, of)
         assert known is None or known.observations == ()
-        book = Book(Ledger(":memory:"), STATED)
+        book = JobStore(Ledger(":memory:"), STATED)
 
 
 def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed(book):
@@ -190,7 +190,7 @@ def test_the_next_job_knows_what_each_type_is_worth(book, ledger):
     book.take(report(1), one, 0.0)
     book.take(report(2), other, 0.0)
     book.observe(snapshot(one, other))
-    for again in (book, Book(ledger, STATED), Book(ledger, SHARING)):
+    for again in (book, JobStore(ledger, STATED), JobStore(ledger, SHARING)):
         waits = job(job_id=3, name="net")
         known = learned(again, waits)
         assert {t.gpu_type: t.single for t in known.application.types} == pytest.approx(
@@ -213,7 +213,7 @@ def test_scripts_of_one_name_may_say_what_they_train(book):
 
 
 def test_another_model_under_the_same_name_starts_anew():
-    book = Book(Ledger(":memory:"), SHARING)
+    book = JobStore(Ledger(":memory:"), SHARING)
     book.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
     book.take(report(1), running(1), 0.0)
     of = running(2)
@@ -222,7 +222,7 @@ def test_another_model_under_the_same_name_starts_anew():
 
 
 def test_an_earlier_jobs_times_give_way_to_the_jobs_own():
-    book = Book(Ledger(":memory:"), SHARING)
+    book = JobStore(Ledger(":memory:"), SHARING)
     book.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
     of = running(2)
     book.take(report(2), of, 0.0)
@@ -233,7 +233,7 @@ def test_an_earlier_jobs_times_give_way_to_the_jobs_own():
 
 
 def point(kind, micro_batch, rate):
-    return Point(kind, 1, 1, micro_batch, micro_batch / rate, micro_batch / rate)
+    return ObservedTime(kind, 1, 1, micro_batch, micro_batch / rate, micro_batch / rate)
 
 
 def test_types_are_compared_at_like_batches():
@@ -259,7 +259,7 @@ def test_it_survives_a_restart(book, ledger):
     of = running()
     book.take(report(grad_sqr=1.0, grad_var=2.0, max_micro_batch=16), of, 0.0)
     book.observe(snapshot(of))
-    again = Book(ledger, STATED)
+    again = JobStore(ledger, STATED)
     assert learned(again, of) == learned(book, of)
 
 
@@ -285,7 +285,7 @@ def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
         db.commit()
     for _ in range(2):  # the second time it is of this version
         ledger = Ledger(path)
-        book = Book(ledger, STATED)
+        book = JobStore(ledger, STATED)
         of = running(2, kind="v100")
         book.take(report(2, application="typed", step_time_s=1.28, micro_step_s=1.28), of, 0.0)
         known = {t.gpu_type: t.single for t in learned(book, of).application.types}
@@ -340,8 +340,8 @@ rows = st.fixed_dictionaries(
     "points": st.lists(rows, max_size=3) | json_values, "noise": json_values, "rates": json_values,
     "batch": json_values, "stated": json_values}))  # fmt: skip
 def test_whatever_lies_in_the_ledger_is_read_or_left_out(body):
-    lesson = Lesson.from_body(body)
-    assert Lesson.from_body(lesson.to_body()) == lesson
+    lesson = Observations.from_body(body)
+    assert Observations.from_body(lesson.to_body()) == lesson
 
 
 reports = st.fixed_dictionaries(
@@ -358,7 +358,7 @@ reports = st.fixed_dictionaries(
 
 @given(st.lists(reports, max_size=4), st.sampled_from(["1-8", "4-4", "2-8,unit=2"]), st.booleans())
 def test_no_report_makes_a_model_impossible(told, directive, share):
-    book = Book(Ledger(":memory:"), SHARING if share else STATED)
+    book = JobStore(Ledger(":memory:"), SHARING if share else STATED)
     for i, fields in enumerate(told):
         of = running(i % 2, gpus=fields["gpus"], directive=directive)
         book.take(Report.from_wire(report(i % 2, **fields).to_wire()), of, 0.0)

@@ -4,15 +4,15 @@ import time
 
 from desk_jobs import FakeScontrol, Log, job
 
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.housekeeping import Housekeeping
-from slurm_elastic.controller.ledger import Ledger
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 
 
 def test_a_lease_is_renewed_although_the_clock_was_set_back(monkeypatch):
-    scontrol, config = FakeScontrol(), Config(controller=Controller(queue="controller"))
-    keeper = Housekeeping(scontrol, config, Book(Ledger(":memory:")), Log())
+    scontrol, config = FakeScontrol(), Config(controller=ControllerSettings(queue="controller"))
+    keeper = OrphanCleanup(scontrol, config, JobStore(Ledger(":memory:")), Log())
     waiting = job(begin_time=time.time() + 3600, reason="BeginTime")
     keeper.lease(waiting)
     keeper.leases([waiting], {}, retired=False)

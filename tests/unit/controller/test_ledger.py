@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 from desk_jobs import SEGMENT
 
-from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 
 
 def test_everything_is_there_after_a_restart(tmp_path):

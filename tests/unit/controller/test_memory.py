@@ -7,16 +7,16 @@ from typing import Any
 
 from desk_jobs import FakeScontrol, Log, job, transition
 
-from slurm_elastic.cluster import JobState, Snapshot
-from slurm_elastic.config import Config
-from slurm_elastic.config import Controller as Settings
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.dialogue import Dialogue
-from slurm_elastic.controller.engine import Engine
-from slurm_elastic.controller.housekeeping import Housekeeping
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.tuning import Tuner
-from slurm_elastic.report import Report
+from slurm_elastic.config.schema import Config
+from slurm_elastic.config.schema import ControllerSettings as Settings
+from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.report_handler import ReportHandler
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
+from slurm_elastic.core.cluster import JobState, Snapshot
+from slurm_elastic.core.report import Report
 
 LAYERS = (("a", 0.1, 0.2, 10.0, 100.0), ("b", 0.1, 0.2, 10.0, 100.0))
 
@@ -43,10 +43,14 @@ def entries(thing: Any, seen: set[int] | None = None) -> int:
 def test_a_thousand_jobs_leave_nothing_behind():
     config = Config(controller=Settings(queue="controller"))
     ledger, scontrol, log = Ledger(":memory:"), FakeScontrol(), Log()
-    book = Book(ledger, config)
-    keeper = Housekeeping(scontrol, config, book, log)
-    engine = Engine(scontrol=scontrol, ledger=ledger, config=config, account="selastic", log=log)
-    dialogue = Dialogue(book=book, engine=engine, tuner=Tuner(engine.outbox.tell), log=log)
+    book = JobStore(ledger, config)
+    keeper = OrphanCleanup(scontrol, config, book, log)
+    engine = TransitionEngine(
+        scontrol=scontrol, ledger=ledger, config=config, account="selastic", log=log
+    )
+    dialogue = ReportHandler(
+        book=book, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
+    )
     sizes = []
     for generation in range(10):
         jobs = [

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from slurm_elastic.controller import pace as module
-from slurm_elastic.controller.pace import Pace
+from slurm_elastic.controller import poll_schedule as module
+from slurm_elastic.controller.poll_schedule import PollSchedule
 
 
 class Clock:
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("cost", [0.001, 0.5, 3.0])
 def test_rounds_cost_a_tenth_of_a_core_however_much_happens(clock: Clock, cost: float) -> None:
-    pace, rounds, began = Pace(), 0, clock.now
+    pace, rounds, began = PollSchedule(), 0, clock.now
     while rounds < 50:
         if pace.round_is_due():
             with pace.deciding(every_s=30.0):
@@ -42,7 +42,7 @@ def test_rounds_cost_a_tenth_of_a_core_however_much_happens(clock: Clock, cost: 
 
 
 def test_a_quiet_cluster_is_decided_about_once_an_interval(clock: Clock) -> None:
-    pace = Pace()
+    pace = PollSchedule()
     with pace.deciding(every_s=30.0):
         clock.work(0.2)
     assert pace.until_round() == pytest.approx(29.8)
@@ -51,7 +51,7 @@ def test_a_quiet_cluster_is_decided_about_once_an_interval(clock: Clock) -> None
 
 
 def test_a_round_that_takes_longer_than_the_interval_leaves_room_for_others(clock: Clock) -> None:
-    pace = Pace()
+    pace = PollSchedule()
     with pace.deciding(every_s=2.0):
         clock.work(5.0)
     assert pace.until_round() == pytest.approx(45.0)
@@ -60,7 +60,7 @@ def test_a_round_that_takes_longer_than_the_interval_leaves_room_for_others(cloc
 
 
 def test_the_longer_reading_the_jobs_takes_the_rarer_it_is_done(clock: Clock) -> None:
-    pace = Pace()
+    pace = PollSchedule()
     assert pace.pause(poll_s=2.0, live=True) == module._FAST_S
     with pace.looking():
         clock.work(0.2)
@@ -73,14 +73,14 @@ def test_the_longer_reading_the_jobs_takes_the_rarer_it_is_done(clock: Clock) ->
 
 
 def test_a_round_that_fails_is_not_begun_again_at_once(clock: Clock) -> None:
-    pace = Pace()
+    pace = PollSchedule()
     with pytest.raises(ValueError, match="bad"), pace.deciding(every_s=30.0):
         raise ValueError("bad")
     assert pace.until_round() == pytest.approx(30.0)
 
 
 def test_slurmctld_is_asked_less_and_less_often_while_it_is_silent(clock: Clock) -> None:
-    pace, waits, news = Pace(), [], []
+    pace, waits, news = PollSchedule(), [], []
     for _ in range(6):
         news.append(pace.quiet())
         waits.append(pace.pause(poll_s=2.0, live=True))
@@ -89,7 +89,7 @@ def test_slurmctld_is_asked_less_and_less_often_while_it_is_silent(clock: Clock)
 
 
 def test_a_word_about_an_unknown_job_brings_the_next_look_forward_once(clock: Clock) -> None:
-    pace = Pace()
+    pace = PollSchedule()
     with pace.deciding(every_s=30.0), pace.looking():
         pass
     assert not pace.ask()

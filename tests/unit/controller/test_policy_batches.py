@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.application import Application, JobClass, Learned, Observation, TypeProfile
-from slurm_elastic.cluster import Allocation, Job, JobState, Snapshot
-from slurm_elastic.controller.outbox import Outbox
-from slurm_elastic.controller.tuning import Tuner, obey
-from slurm_elastic.directive import Directive
-from slurm_elastic.plan import Action, Decision, JobRecord
-from slurm_elastic.report import Report
-from slurm_elastic.submission import Submission
+from slurm_elastic.controller.batch_tuning import BatchTuner, obey
+from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
+from slurm_elastic.core.application import Application, JobClass, Learned, Observation, TypeProfile
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action, Decision, JobRecord
+from slurm_elastic.core.report import Report
+from slurm_elastic.core.submission import Submission
 
 FOUR = Allocation.of("a100", {"n1": 4})
 
@@ -55,8 +55,8 @@ def decision(batch, *, target=FOUR, job_id=7):
 
 class Desk:
     def __init__(self, *, obeys=True):
-        self.outbox = Outbox()
-        self.tuner = Tuner(self.outbox.tell, obeys=obeys)
+        self.outbox = OrderOutbox()
+        self.tuner = BatchTuner(self.outbox.tell, obeys=obeys)
         self.record = JobRecord(job_id=7, learned=learned())
 
     def round(self, of, batch, told):

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tuning import Desk, report, running
 
-from slurm_elastic.application import LayerCost
-from slurm_elastic.controller import prefixes
-from slurm_elastic.controller.profiles import Profile
-from slurm_elastic.directive import Directive
-from slurm_elastic.models import effective
+from slurm_elastic.controller.state import freezing_reports
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.core.application import LayerCost
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.models import effective_progress
 from slurm_elastic.models.goodput import GoodputModel
 
 AUTO = Directive.parse("1-8,freeze=auto,max-penalty=5%")
@@ -30,11 +30,11 @@ ROWS = (
 
 
 def test_examples_in_the_docs():
-    assert doctest.testmod(prefixes).failed == 0
+    assert doctest.testmod(freezing_reports).failed == 0
 
 
 def test_a_report_says_what_may_be_frozen():
-    found = prefixes.of(report(**TOLD), AUTO, Profile(ROWS, 16))
+    found = freezing_reports.of(report(**TOLD), AUTO, StoredProfile(ROWS, 16))
     assert (found.layers, found.certified, found.frozen) == (4, 3, 1)
     assert found.penalties == ((1, 0.004), (3, 0.04))
     assert found.max_penalty == 0.05
@@ -56,20 +56,20 @@ def test_a_report_says_what_may_be_frozen():
     ],
 )
 def test_without_consent_certificate_or_sense_nothing_may_be_frozen(changes, directive):
-    assert prefixes.of(report(**TOLD | changes), directive, None) is None
+    assert freezing_reports.of(report(**TOLD | changes), directive, None) is None
 
 
 def test_a_profile_of_another_model_is_not_used():
     for rows in (ROWS[:3], tuple((n, 0.0, 0.0, a, p) for n, _, _, a, p in ROWS)):
-        found = prefixes.of(report(**TOLD), AUTO, Profile(rows, 16))
+        found = freezing_reports.of(report(**TOLD), AUTO, StoredProfile(rows, 16))
         assert found.costs == ()
-        assert effective.allowed(found)[-1] == (3, 0.04)
+        assert effective_progress.allowed(found)[-1] == (3, 0.04)
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=1, max_size=12), st.integers(1, 12))
 def test_joined_rows_lose_nothing(numbers, layers):
     rows = [(str(i), f, b, 0.0, p) for i, (f, b, p) in enumerate(numbers)]
-    found = prefixes.costs(rows, layers)
+    found = freezing_reports.costs(rows, layers)
     if layers > len(rows) or not sum(f + b for f, b, _ in numbers):
         assert found == ()
         return
@@ -80,10 +80,10 @@ def test_joined_rows_lose_nothing(numbers, layers):
 
 
 def test_times_with_frozen_layers_are_read_as_times_without():
-    profile = Profile(ROWS, 16)
-    costs = prefixes.costs(ROWS, 4)
+    profile = StoredProfile(ROWS, 16)
+    costs = freezing_reports.costs(ROWS, 4)
     assert isinstance(costs[0], LayerCost)
-    left = effective.part(prefixes.of(report(**TOLD), AUTO, profile), 1)
+    left = effective_progress.part(freezing_reports.of(report(**TOLD), AUTO, profile), 1)
     whole = report(step_time_s=0.5, micro_step_s=0.2, accumulation=1)
     frozen = dataclasses.replace(
         whole,
@@ -92,12 +92,12 @@ def test_times_with_frozen_layers_are_read_as_times_without():
         layers=4,
         frozen=1,
     )
-    back = prefixes.thawed(frozen, profile)
+    back = freezing_reports.thawed(frozen, profile)
     assert (back.step_time_s, back.micro_step_s) == pytest.approx((0.5, 0.2))
-    assert prefixes.thawed(whole, profile) == whole
-    assert prefixes.thawed(frozen, None) == frozen
+    assert freezing_reports.thawed(whole, profile) == whole
+    assert freezing_reports.thawed(frozen, None) == frozen
     measuring = dataclasses.replace(frozen, micro_step_s=None)
-    assert prefixes.thawed(measuring, profile).step_time_s is None
+    assert freezing_reports.thawed(measuring, profile).step_time_s is None
 
 
 def test_what_is_believed_of_a_shape_is_not_changed_by_frozen_layers():
@@ -129,7 +129,7 @@ def test_the_job_freezes_what_the_policy_counts_with_and_no_more_than_it_may():
         desk.tuner.heard(of, newest, directive=AUTO, learned=learned)
         frozen = desk.outbox.orders(7, 0).frozen
         model = GoodputModel.of(learned)
-        assert frozen == effective.prefix(model, learned, gpu_type="a100", nodes=1, gpus=1)
+        assert frozen == effective_progress.prefix(model, learned, gpu_type="a100", nodes=1, gpus=1)
         return frozen
 
     assert order() == 3

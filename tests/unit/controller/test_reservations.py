@@ -5,9 +5,9 @@ import time
 import pytest
 from desk_jobs import FakeScontrol, Log
 
-from slurm_elastic.cluster import Reservation
-from slurm_elastic.config import Config
-from slurm_elastic.controller.reservations import Reservations
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.transitions.reservations import Reservations
+from slurm_elastic.core.cluster import Reservation
 from slurm_elastic.slurm.scontrol import ScontrolError
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from desk_jobs import SEGMENT
 
-from slurm_elastic.controller import retention
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.ledger_schema import VERSIONS
+from slurm_elastic.controller.state import retention
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.ledger_schema import VERSIONS
 
 DAY = 86400.0
 NOW = 1_800_000_000.0

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from slurm_elastic.controller.daemon import sole_user
-from slurm_elastic.controller.ledger import LedgerError
+from slurm_elastic.controller.state.ledger import LedgerError
 
 
 def test_the_second_is_refused_until_the_first_has_gone(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 from desk_jobs import SEGMENT, Log
 
-from slurm_elastic.config import Controller
-from slurm_elastic.controller import succession
-from slurm_elastic.controller.ledger import Ledger, LedgerError
+from slurm_elastic.config.schema import ControllerSettings
+from slurm_elastic.controller.leader import standby_sync
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 
 RECORD = {"held": True, "override": "1-2", "pin": ["n1"], "pins": [["n1"]], "leased": True}
 
@@ -22,8 +22,8 @@ def active():
 
 
 def copy(active, other, since=None):
-    answer = succession.news(active, since or {})
-    succession.take(other, answer)
+    answer = standby_sync.news(active, since or {})
+    standby_sync.take(other, answer)
     return answer["since"]
 
 
@@ -35,10 +35,10 @@ def test_orders_history_and_segments_are_copied_and_then_only_news(active):
     assert list(other.open_segments()) == ["7@1"]
     assert other.applications("alice", "gpt") == {"": {"fit": 1}}
     assert other.since() == pytest.approx(active.since())
-    assert not any(succession.news(active, since)["rows"].values())
+    assert not any(standby_sync.news(active, since)["rows"].values())
     active.put_job("8@1", 8, {"held": False})
     active.end_segment("7@1", 4e9)
-    rows = succession.news(active, since)["rows"]
+    rows = standby_sync.news(active, since)["rows"]
     assert [r["key"] for r in rows["jobs"]] == ["8@1"]
     copy(active, other, since)
     assert other.open_segments() == {}
@@ -46,14 +46,14 @@ def test_orders_history_and_segments_are_copied_and_then_only_news(active):
 
 
 def test_what_does_not_fit_into_an_answer_comes_with_the_next(active, monkeypatch):
-    monkeypatch.setattr(succession, "_MOST", 200)
+    monkeypatch.setattr(standby_sync, "_MOST", 200)
     for number in range(20):
         active.put_job(f"{number}@2", number, {"note": "x" * 50})
     other, since, answers = Ledger(":memory:"), {}, 0
     more = True
     while more:
-        answer = succession.news(active, since)
-        succession.take(other, answer)
+        answer = standby_sync.news(active, since)
+        standby_sync.take(other, answer)
         since, more, answers = answer["since"], answer["more"], answers + 1
     assert answers > 3
     assert other.get_job("19@2")
@@ -62,7 +62,7 @@ def test_what_does_not_fit_into_an_answer_comes_with_the_next(active, monkeypatc
 def test_a_successor_does_not_believe_how_things_stood_in_slurm(active):
     other = Ledger(":memory:")
     copy(active, other)
-    succession.succeed(other, 2, Log())
+    standby_sync.succeed(other, 2, Log())
     assert other.live_transitions() == []
     (history,) = other.transitions(7)
     assert history["state"] == "ENDED"
@@ -74,18 +74,18 @@ def test_a_successor_does_not_believe_how_things_stood_in_slurm(active):
 
 
 def test_who_was_active_just_before_believes_all_of_it(active):
-    succession.succeed(active, 1, Log())
-    succession.succeed(active, 2, Log())
+    standby_sync.succeed(active, 1, Log())
+    standby_sync.succeed(active, 2, Log())
     assert len(active.live_transitions()) == 1
     assert active.get_job("7@1") == RECORD
-    succession.succeed(active, 4, Log())
+    standby_sync.succeed(active, 4, Log())
     assert active.live_transitions() == []
 
 
 def test_another_version_is_refused(active):
-    answer = {**succession.news(active, {}), "version": 99}
+    answer = {**standby_sync.news(active, {}), "version": 99}
     with pytest.raises(LedgerError, match="same release"):
-        succession.take(Ledger(":memory:"), answer)
+        standby_sync.take(Ledger(":memory:"), answer)
 
 
 @pytest.mark.parametrize("rows", [{"jobs": [{"key": "x"}]}, {"jobs": [{"key": []}]}])
@@ -93,7 +93,7 @@ def test_rows_that_make_no_sense_change_nothing(active, rows):
     other = Ledger(":memory:")
     copy(active, other)
     with pytest.raises(LedgerError):
-        succession.take(other, {**succession.news(active, {}), "rows": rows})
+        standby_sync.take(other, {**standby_sync.news(active, {}), "rows": rows})
     assert other.get_job("7@1") == RECORD
     other.put_job("8@1", 8, {})  # no transaction is left open
 
@@ -102,6 +102,6 @@ def test_the_copy_forgets_like_its_original(active):
     other = Ledger(":memory:")
     copy(active, other)
     other.end_segment("7@1", 200.0)
-    copying = succession.Copying(other, Log())
-    copying.forget(Controller(keep_days=1.0))
+    copying = standby_sync.StandbySync(other, Log())
+    copying.forget(ControllerSettings(keep_days=1.0))
     assert other.segments() == []

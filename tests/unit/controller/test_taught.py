@@ -7,13 +7,13 @@ from desk_jobs import job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.cluster import Allocation, JobState, Node, Snapshot
-from slurm_elastic.controller import taught
-from slurm_elastic.controller.api_requests import Refused
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.profiler.profile_file import Configured, Profile, Timed, to_body
-from slurm_elastic.report import Report
+from slurm_elastic.controller.server import profile_import
+from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.core.report import Report
+from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed, to_body
 
 NODES = tuple(Node(name=f"n{i}", gpu_type="a100", gpus=4) for i in (1, 2))
 
@@ -29,7 +29,7 @@ def configured(gpus, nodes=1, *, waits=0.0, kind="a100", compute=0.5, prep=0.1):
 
 def body(*configurations, **fields):
     rows = configurations or (configured(1), configured(4, waits=0.2), configured(4, 2, waits=1.0))
-    return to_body(Profile(configurations=rows, application="", **fields))
+    return to_body(StepProfile(configurations=rows, application="", **fields))
 
 
 def waiting(user="alice", name="net", job_id=7):
@@ -41,9 +41,9 @@ def record(book, of):
 
 
 def test_a_job_that_has_not_run_is_known_by_its_profile():
-    book, of = Book(Ledger(":memory:")), waiting()
+    book, of = JobStore(Ledger(":memory:")), waiting()
     assert record(book, of).learned is None
-    lesson, text = taught.lesson(body(), {"a100"})
+    lesson, text = profile_import.lesson(body(), {"a100"})
     assert text == "3 configurations learned"
     book.teach(of, lesson)
     known = record(book, of)
@@ -52,7 +52,7 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
     assert (seen[4, 1].compute_s, seen[4, 1].sync_s) == (0.5, pytest.approx(0.2))
     assert seen[4, 1].samples_per_s == pytest.approx(4 * 16 / 0.8)
     assert [t.single for t in known.learned.application.types] == [pytest.approx(16 / 0.6)]
-    lesson, _ = taught.lesson(body(), {"a100"})
+    lesson, _ = profile_import.lesson(body(), {"a100"})
     found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in lesson.points.values()}
     assert found == {
         (1, 1): (0.6, 0.6), (4, 1): pytest.approx((0.8, 0.6)), (4, 2): pytest.approx((1.6, 0.6)),
@@ -60,9 +60,9 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
 
 
 def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
-    book, of = Book(Ledger(":memory:")), waiting()
+    book, of = JobStore(Ledger(":memory:")), waiting()
     for other in (waiting(user="bob", job_id=8), waiting(name="other", job_id=9)):
-        book.teach(of, taught.lesson(body(), {"a100"})[0])
+        book.teach(of, profile_import.lesson(body(), {"a100"})[0])
         assert record(book, other).learned is None
         assert record(book, other).measurements == ()
     held = Allocation.of("a100", {"n1": 1})
@@ -80,10 +80,10 @@ def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
 
 def test_it_survives_a_restart(tmp_path):
     path, of = tmp_path / "ledger", waiting()
-    book = Book(Ledger(path))
-    book.teach(of, taught.lesson(body(), {"a100"})[0])
+    book = JobStore(Ledger(path))
+    book.teach(of, profile_import.lesson(body(), {"a100"})[0])
     book.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
-    known = record(Book(Ledger(path)), of)
+    known = record(JobStore(Ledger(path)), of)
     assert len(known.measurements) == 2
     assert known.learned.application.batch == 64
 
@@ -100,8 +100,8 @@ def test_it_survives_a_restart(tmp_path):
     ],
 )
 def test_what_is_no_profile_is_refused_in_one_line(wrong, line):
-    with pytest.raises(Refused, match=line) as caught:
-        taught.lesson(wrong, {"a100"})
+    with pytest.raises(RequestRefusedError, match=line) as caught:
+        profile_import.lesson(wrong, {"a100"})
     assert "\n" not in str(caught.value)
 
 
@@ -119,8 +119,8 @@ def test_whatever_is_sent_is_learned_or_refused(name, value):
     sent = json.loads(json.dumps(body()))
     (sent if name in FIELDS else sent["configurations"][1])[name] = value
     try:
-        lesson, _ = taught.lesson(sent, {"a100"})
-    except Refused:
+        lesson, _ = profile_import.lesson(sent, {"a100"})
+    except RequestRefusedError:
         return
     again = type(lesson).from_body(json.loads(json.dumps(lesson.to_body())))
     assert list(again.points) == list(lesson.points)  # the ledger can hold it
@@ -129,6 +129,6 @@ def test_whatever_is_sent_is_learned_or_refused(name, value):
 
 def test_a_large_profile_is_bounded():
     rows = [configured(g) for g in range(1, 400)]
-    lesson, _ = taught.lesson(body(*rows), {"a100"})
+    lesson, _ = profile_import.lesson(body(*rows), {"a100"})
     assert len(lesson.points) <= 128
     assert len(lesson.shapes) <= 128

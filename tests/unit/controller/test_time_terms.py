@@ -5,16 +5,21 @@ import dataclasses
 import pytest
 from desk_jobs import allocation, job, transition
 
-from slurm_elastic.cluster import Limit, Node, Partition, Reservation, Snapshot
-from slurm_elastic.config import Config, Resize, Speedup
-from slurm_elastic.controller.entry import Entry
-from slurm_elastic.controller.time_budget import Budget, Terms, begun, fresh
-from slurm_elastic.controller.time_terms import allowed, most_s
-from slurm_elastic.controller.transition import Transition
-from slurm_elastic.plan import Action, Decision
+from slurm_elastic.config.schema import Config, ResizeSettings, SpeedupSettings
+from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.time_limits import (
+    ExtensionTerms,
+    TimeBudget,
+    begun,
+    fresh,
+)
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.transitions.limit_extension import allowed, most_s
+from slurm_elastic.core.cluster import Limit, Node, Partition, Reservation, Snapshot
+from slurm_elastic.core.plan import Action, Decision
 
-LINEAR = Speedup(loss_in_node=0.0, loss_across_nodes=0.0)
-ON = Config(resize=Resize(extend_time=True), speedup=LINEAR)
+LINEAR = SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.0)
+ON = Config(resize=ResizeSettings(extend_time=True), speedup=LINEAR)
 FOUR = {"tres_per_node": "gres/gpu:a100:4", "min_nodes": 1, "time_limit": 60}
 
 
@@ -50,7 +55,7 @@ def test_by_default_nothing_is_extended():
 def test_fewer_gpus_are_as_slow_as_predicted_and_as_many_are_not():
     budget, found = terms(running(), {"n1": 2})
     assert budget == fresh(3600)
-    assert found == Terms(paces={"planned": 0.5, "old": 1.0, "queue": 0.25}, most_s=86400)
+    assert found == ExtensionTerms(paces={"planned": 0.5, "old": 1.0, "queue": 0.25}, most_s=86400)
     assert terms(running(1), {"n1": 4, "n2": 4}).terms.paces["planned"] == 1.0
     beyond = running(shape=FOUR | {"tres_per_node": "gres/gpu:800"})  # MAX is 8
     assert terms(beyond, {"n1": 4}).terms.paces["planned"] == 0.5
@@ -59,8 +64,11 @@ def test_fewer_gpus_are_as_slow_as_predicted_and_as_many_are_not():
 
 
 def test_switched_off_again_it_gives_back_what_is_left():
-    budget = Budget(work_s=1800.0, plain_s=1800.0, pace=0.5, set_s=3600)
-    assert terms(running(2), {"n1": 1}, config=Config(), budget=budget) == (budget, Terms())
+    budget = TimeBudget(work_s=1800.0, plain_s=1800.0, pace=0.5, set_s=3600)
+    assert terms(running(2), {"n1": 1}, config=Config(), budget=budget) == (
+        budget,
+        ExtensionTerms(),
+    )
 
 
 def test_a_longer_limit_than_submitted_of_which_nothing_is_known_is_not_extended():
@@ -93,11 +101,13 @@ def test_a_reservation_of_others_on_its_nodes_ends_an_extension():
 
 
 def test_ledger_rows_come_back_and_damaged_ones_count_as_none():
-    t = transition({"n1": 2}, {"n1": 4}, budget=fresh(3600), terms=Terms(paces={"old": 0.5}))
+    t = transition(
+        {"n1": 2}, {"n1": 4}, budget=fresh(3600), terms=ExtensionTerms(paces={"old": 0.5})
+    )
     back = Transition.from_body(t.to_body())
     assert (back.budget, back.terms) == (t.budget, t.terms)
-    entry = Entry(7, budget=fresh(3600))
-    assert Entry.from_body(entry.to_body()).budget == entry.budget
+    entry = StoredJob(7, budget=fresh(3600))
+    assert StoredJob.from_body(entry.to_body()).budget == entry.budget
     for body in (
         None,
         [],
@@ -105,7 +115,7 @@ def test_ledger_rows_come_back_and_damaged_ones_count_as_none():
         {"work_s": 1.0},
         {"work_s": 1.0, "plain_s": float("nan")},
     ):
-        assert Budget.from_body(body) is None
+        assert TimeBudget.from_body(body) is None
 
 
 @pytest.mark.parametrize(("shown", "extended_s"), [(7200, 3600), (7260, 0)])

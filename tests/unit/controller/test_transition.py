@@ -3,11 +3,11 @@
 import pytest
 from desk_jobs import transition
 
-from slurm_elastic.controller.transition import State, Transition
+from slurm_elastic.controller.state.transition import Transition, TransitionState
 
 
 def test_seconds_are_told_as_far_as_they_are_known():
-    t = transition({"n2": 4}, {"n1": 1}, State.CLEAR)
+    t = transition({"n2": 4}, {"n1": 1}, TransitionState.CLEAR)
     t.entered = {"NOTIFY": 10.0, "saved": 10.5, "REQUEUE": 10.6, "running": 13.6}
     assert t.seconds_text() == "checkpoint:0.50,slurm:3.00"
     t.entered["first_step"] = 18.0
@@ -17,11 +17,11 @@ def test_seconds_are_told_as_far_as_they_are_known():
 
 
 def test_a_notice_alone_moves_nothing():
-    t = transition({"n2": 4}, {"n1": 1}, State.NOTIFY)
+    t = transition({"n2": 4}, {"n1": 1}, TransitionState.NOTIFY)
     assert not t.moved
     t.entered["REQUEUE"] = 1.0
     assert t.moved
-    start = transition({"n2": 4}, None, State.RESHAPE)
+    start = transition({"n2": 4}, None, TransitionState.RESHAPE)
     assert start.moved
 
 

@@ -11,8 +11,17 @@ from desk_jobs import FakeScontrol, Log, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic import config
-from slurm_elastic.application import (
+from slurm_elastic.cli import explain
+from slurm_elastic.config import schema
+from slurm_elastic.controller.batch_tuning import MIN_GAIN, BatchChoice, BatchTuner, choose, frozen
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import Viewer
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.transitions.desired_settings import DesiredSettings
+from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     Learned,
@@ -20,22 +29,13 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
-from slurm_elastic.cli import why
-from slurm_elastic.cluster import Allocation, JobState, Node, Snapshot
-from slurm_elastic.controller import answers
-from slurm_elastic.controller.answers import Viewer
-from slurm_elastic.controller.book import Book
-from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.outbox import Outbox
-from slurm_elastic.controller.standing import Standing
-from slurm_elastic.controller.tuning import MIN_GAIN, Choice, Tuner, choose, frozen
-from slurm_elastic.directive import Directive
-from slurm_elastic.models.freezing import choose as choose_frozen
+from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 from slurm_elastic.models.goodput import GoodputModel
-from slurm_elastic.plan import Action, Decision
-from slurm_elastic.policies import base
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.policies import policy_protocol
 
 PER_NODE = {"a100": 4, "v100": 4}
 NODES = tuple(
@@ -114,9 +114,9 @@ def test_without_a_gain_nothing_changes_and_it_says_so():
 
 
 def test_what_is_not_known_changes_nothing():
-    assert chosen(None) == Choice(64, 64, (64, 1024))
+    assert chosen(None) == BatchChoice(64, 64, (64, 1024))
     strong = learned(job_class=JobClass.STRONG_SCALING)
-    assert chosen(strong) == Choice(64, 64, (64, 1024))
+    assert chosen(strong) == BatchChoice(64, 64, (64, 1024))
     assert chosen(Learned(application(), (), Noise(1.0, 9.0))).batch == 64
     silent = chosen(learned(noise=None))
     assert (silent.batch, silent.reason) == (64, "its gradient noise is not known yet")
@@ -124,7 +124,7 @@ def test_what_is_not_known_changes_nothing():
 
 
 def test_a_batch_outside_the_limits_goes_inside():
-    assert chosen(None, present=32) == Choice(
+    assert chosen(None, present=32) == BatchChoice(
         64, 32, (64, 1024), 0.0, "the directive allows 64-1024"
     )
     assert chosen(None, present=2000).batch == 1024
@@ -206,10 +206,10 @@ class Desk:
     """A book, and jobs that are told."""
 
     def __init__(self, *, tunes=True, policy="sia"):
-        self.book = Book(Ledger(":memory:"), config.parse(f'[controller]\npolicy = "{policy}"'))
+        self.book = JobStore(Ledger(":memory:"), schema.parse(f'[controller]\npolicy = "{policy}"'))
         self.book.learning.tunes = tunes
-        self.outbox, self.reports = Outbox(), {}
-        self.tuner = Tuner(self.outbox.tell)
+        self.outbox, self.reports = OrderOutbox(), {}
+        self.tuner = BatchTuner(self.outbox.tell)
 
     def hear(self, of, told):
         self.book.take(told, of, 0.0)
@@ -373,7 +373,7 @@ puts = st.lists(
 
 @given(puts)
 def test_an_attempt_is_told_what_was_last_meant_for_it(told):
-    standing, expected = Standing(), {}
+    standing, expected = DesiredSettings(), {}
     for seq, (job_id, run, batch) in enumerate(told, start=1):
         before = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
         news = standing.put(job_id, run=run, seq=seq, batch=batch)
@@ -390,7 +390,7 @@ def test_an_attempt_is_told_what_was_last_meant_for_it(told):
 
 
 def test_orders_rise_when_something_else_stands():
-    standing = Standing()
+    standing = DesiredSettings()
     assert standing.put(7, run=0, seq=5, batch=8)
     assert not standing.put(7, run=0, seq=6, batch=8)
     assert standing.on(Orders(), 7, run=0).seq == 5
@@ -403,20 +403,22 @@ def test_orders_rise_when_something_else_stands():
 
 def explained(choice, mode="act"):
     view = dataclasses.replace(scene.PLANNED, batches={4711: choice}, mode=mode)
-    found = answers.answer("explain", view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
-    lines = why.explained(json.loads(json.dumps(found)))
+    found = dispatch.answer(
+        "explain", view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[]
+    )
+    lines = explain.explained(json.loads(json.dumps(found)))
     return [line.removeprefix("  Batch:          ") for line in lines if "Batch:" in line]
 
 
 def test_explain_says_what_becomes_of_the_batch():
-    grows = Choice(512, 256, (256, 4096), 0.23, "goodput +23% over that of 256")
+    grows = BatchChoice(512, 256, (256, 4096), 0.23, "goodput +23% over that of 256")
     assert explained(grows) == ["256 → 512: goodput +23% over that of 256."]
     assert explained(grows, "advise") == [
         "256 → 512, but mode is advise: goodput +23% over that of 256."
     ]
-    stays = Choice(256, 256, (256, 4096), 0.0, "512 would gain 3.1%, a change must gain 5%")
+    stays = BatchChoice(256, 256, (256, 4096), 0.0, "512 would gain 3.1%, a change must gain 5%")
     assert explained(stays) == ["256 of 256-4096; 512 would gain 3.1%, a change must gain 5%."]
-    assert explained(Choice(96, 96, (96, 96))) == ["96."]
+    assert explained(BatchChoice(96, 96, (96, 96))) == ["96."]
 
 
 def test_the_model_agrees_that_the_chosen_batch_is_the_better_one():
@@ -462,14 +464,14 @@ class Reader:
 @pytest.mark.parametrize("mode", ["observe", "act"])
 def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
     of = running(gpus=4, directive="4,batch=64-1024,freeze=auto", submit_time=1.0)
-    site = config.parse(f'[controller]\npolicy = "sia"\nmode = "{mode}"')
+    site = schema.parse(f'[controller]\npolicy = "sia"\nmode = "{mode}"')
     log = Log()
     controller = Controller(
         config=site,
         reader=Reader(of),
         scontrol=FakeScontrol(),
         ledger=Ledger(tmp_path / "ledger.sqlite"),
-        policy=base.load(site),
+        policy=policy_protocol.load(site),
         account="selastic",
         log=log,
     )

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from desk_jobs import FakeScontrol, Log, job
 
-from slurm_elastic.cluster import Snapshot
-from slurm_elastic.config import Config
-from slurm_elastic.controller.answers_inputs import View
-from slurm_elastic.controller.api_requests import Refused
+from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.controller import Controller
-from slurm_elastic.controller.desk import Desk
-from slurm_elastic.controller.ledger import Ledger
-from slurm_elastic.controller.update import Wishes, updated
-from slurm_elastic.policies import base
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.controller.queries.view import View
+from slurm_elastic.controller.server.directive_update import DirectiveUpdate, updated
+from slurm_elastic.controller.server.request_handler import RequestHandler
+from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.policies import policy_protocol
 
 
 class Site:
@@ -29,12 +29,12 @@ class Site:
             reader=None,
             scontrol=FakeScontrol(),
             ledger=self.ledger,
-            policy=base.load(config),
+            policy=policy_protocol.load(config),
             account="selastic",
             log=Log(),
         )
         self.see(known)
-        self.desk = Desk(self.controller, check=lambda _: {}, reconfigure=lambda: "")
+        self.desk = RequestHandler(self.controller, check=lambda _: {}, reconfigure=lambda: "")
 
     def see(self, known):
         self.controller._jobs = {known.job_id: known}  # what it last read
@@ -126,8 +126,8 @@ def test_size_mode_and_layout_in_one_command(site):
     ],
 )
 def test_what_cannot_be_is_refused_as_a_whole(directive, args, why):
-    with pytest.raises(Refused) as caught:
-        updated(job({"n1": 4}, directive=directive), Wishes(), args)
+    with pytest.raises(RequestRefusedError) as caught:
+        updated(job({"n1": 4}, directive=directive), DirectiveUpdate(), args)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -144,23 +144,23 @@ def test_what_cannot_be_is_refused_as_a_whole(directive, args, why):
     ],
 )
 def test_what_can_be_is_accepted(directive, layout):
-    wishes, _ = updated(job({"n1": 4}, directive=directive), Wishes(), {"layout": layout})
-    assert wishes == Wishes("", layout)
+    wishes, _ = updated(job({"n1": 4}, directive=directive), DirectiveUpdate(), {"layout": layout})
+    assert wishes == DirectiveUpdate("", layout)
 
 
 def test_a_directive_that_rules_the_layout_out_takes_it_back():
     running = job({"n1": 4}, directive="1-8,parallel=hybrid")
-    before = Wishes("", "2x2")
+    before = DirectiveUpdate("", "2x2")
     kept, _ = updated(running, before, {"elastic": "4,parallel=hybrid"})
-    assert kept == Wishes("4,parallel=hybrid", "2x2")
+    assert kept == DirectiveUpdate("4,parallel=hybrid", "2x2")
     left, text = updated(running, before, {"elastic": "1-2,parallel=hybrid"})
-    assert left == Wishes("1-2,parallel=hybrid", "")
+    assert left == DirectiveUpdate("1-2,parallel=hybrid", "")
     assert text.endswith("layout 2x2 is no longer possible: the job's own choice")
 
 
 def test_a_layout_alone_keeps_the_directive_that_was_put_in_place():
-    wishes, _ = updated(job({"n1": 4}), Wishes("1-4,parallel=hybrid"), {"layout": "2x2"})
-    assert wishes == Wishes("1-4,parallel=hybrid", "2x2")
+    wishes, _ = updated(job({"n1": 4}), DirectiveUpdate("1-4,parallel=hybrid"), {"layout": "2x2"})
+    assert wishes == DirectiveUpdate("1-4,parallel=hybrid", "2x2")
 
 
 def test_what_cannot_be_written_down_is_not_done(site):

@@ -3,7 +3,8 @@
 import calendar
 from dataclasses import replace
 
-from slurm_elastic.cluster import (
+from slurm_elastic.controller.queries.dispatch import HistoryRow, SegmentRow, View
+from slurm_elastic.core.cluster import (
     Allocation,
     Job,
     JobState,
@@ -12,11 +13,10 @@ from slurm_elastic.cluster import (
     Snapshot,
     Switch,
 )
-from slurm_elastic.controller.answers import HistoryRow, SegmentRow, View
-from slurm_elastic.directive import Directive
-from slurm_elastic.plan import Action, Claim, Decision, JobRecord, Measurement, Plan
-from slurm_elastic.report import Report
-from slurm_elastic.submission import Submission
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action, Claim, Decision, JobRecord, Measurement, Plan
+from slurm_elastic.core.report import Report
+from slurm_elastic.core.submission import Submission
 
 #: 14:05:24 UTC; tests run with TZ=UTC.
 NOW = float(calendar.timegm((2026, 11, 20, 14, 5, 24)))

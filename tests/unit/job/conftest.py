@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job import seal
+from slurm_elastic.rpc import munge_auth
 
 
 @pytest.fixture(scope="session")
@@ -39,5 +39,5 @@ def munged() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def munge(munged: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Seals go through our munged in this test."""
-    monkeypatch.setenv(seal.SOCKET_VARIABLE, munged["socket"])
+    monkeypatch.setenv(munge_auth.SOCKET_VARIABLE, munged["socket"])
     return munged

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.job import channel, seal
+from slurm_elastic.rpc import frames, munge_auth
 
-Answer = Callable[[socket.socket, channel.Message], None]
+Answer = Callable[[socket.socket, frames.Message], None]
 
 
 @contextmanager
@@ -25,8 +25,8 @@ def serving(answer: Answer) -> Iterator[str]:
     def serve() -> None:
         peer, _ = listener.accept()
         with peer:
-            frame = channel.read_frame(peer.recv, limit=channel.MAX_REQUEST)
-            answer(peer, channel.decode(frame, purpose="request"))
+            frame = frames.read_frame(peer.recv, limit=frames.MAX_REQUEST)
+            answer(peer, frames.decode(frame, purpose="request"))
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -38,22 +38,22 @@ def serving(answer: Answer) -> Iterator[str]:
 
 
 def replying(content: dict[str, Any], **changes: Any) -> Answer:
-    def answer(peer: socket.socket, message: channel.Message) -> None:
-        seals = {"purpose": "reply", "nonce": message.nonce, "limit": channel.MAX_REPLY, **changes}
-        peer.sendall(channel.encode(content, **seals))
+    def answer(peer: socket.socket, message: frames.Message) -> None:
+        seals = {"purpose": "reply", "nonce": message.nonce, "limit": frames.MAX_REPLY, **changes}
+        peer.sendall(frames.encode(content, **seals))
 
     return answer
 
 
 def test_question_and_answer(munge: dict[str, str]) -> None:
-    asked: list[channel.Message] = []
+    asked: list[frames.Message] = []
 
-    def answer(peer: socket.socket, message: channel.Message) -> None:
+    def answer(peer: socket.socket, message: frames.Message) -> None:
         asked.append(message)
         replying({"orders": {"text": "x" * 2_000_000}})(peer, message)
 
     with serving(answer) as address:
-        reply = channel.call(address, {"v": 1, "op": "orders"}, timeout_s=20)
+        reply = frames.call(address, {"v": 1, "op": "orders"}, timeout_s=20)
     assert len(reply["orders"]["text"]) == 2_000_000
     assert asked[0].content == {"v": 1, "op": "orders"}
     assert (asked[0].uid, asked[0].gid) == (os.getuid(), os.getgid())
@@ -62,9 +62,9 @@ def test_question_and_answer(munge: dict[str, str]) -> None:
 def test_a_refusal_carries_its_reason(munge: dict[str, str]) -> None:
     with (
         serving(replying({"error": "job 7 is not elastic"})) as address,
-        pytest.raises(channel.Refused, match="job 7 is not elastic"),
+        pytest.raises(frames.RequestRejected, match="job 7 is not elastic"),
     ):
-        channel.call(address, {}, timeout_s=5)
+        frames.call(address, {}, timeout_s=5)
 
 
 @pytest.mark.parametrize(
@@ -77,44 +77,47 @@ def test_a_refusal_carries_its_reason(munge: dict[str, str]) -> None:
     ],
 )
 def test_a_false_reply_is_not_believed(munge: dict[str, str], answer: Answer, words: str) -> None:
-    with serving(answer) as address, pytest.raises(channel.Untrusted, match=words):
-        channel.call(address, {}, timeout_s=5)
+    with serving(answer) as address, pytest.raises(frames.ControllerUntrusted, match=words):
+        frames.call(address, {}, timeout_s=5)
 
 
 def test_json_that_is_no_object_is_not_believed(munge: dict[str, str]) -> None:
-    def answer(peer: socket.socket, message: channel.Message) -> None:
-        frame = seal.seal(b"[1]", purpose="reply", nonce=message.nonce)
+    def answer(peer: socket.socket, message: frames.Message) -> None:
+        frame = munge_auth.seal(b"[1]", purpose="reply", nonce=message.nonce)
         peer.sendall(len(frame).to_bytes(4, "big") + frame)
 
-    with serving(answer) as address, pytest.raises(channel.Untrusted, match="not a JSON object"):
-        channel.call(address, {}, timeout_s=5)
+    with (
+        serving(answer) as address,
+        pytest.raises(frames.ControllerUntrusted, match="not a JSON object"),
+    ):
+        frames.call(address, {}, timeout_s=5)
 
 
 def test_only_the_controllers_account_may_answer(
     munge: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "trusted_uids", lambda: {os.getuid() + 1})
+    monkeypatch.setattr(frames, "trusted_uids", lambda: {os.getuid() + 1})
     with (
         serving(replying({})) as address,
-        pytest.raises(channel.Untrusted, match="which is not its account"),
+        pytest.raises(frames.ControllerUntrusted, match="which is not its account"),
     ):
-        channel.call(address, {}, timeout_s=5)
+        frames.call(address, {}, timeout_s=5)
 
 
 def test_who_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     configuration = tmp_path / "elastic.toml"
-    monkeypatch.setattr(channel, "CONFIGURATION", configuration)
-    assert channel.trusted_uids() >= {0, os.getuid()}
+    monkeypatch.setattr(frames, "CONFIGURATION", configuration)
+    assert frames.trusted_uids() >= {0, os.getuid()}
     configuration.write_text('[api]\nuser = "daemon"\ncontroller = "head:99"\n')
-    assert 1 in channel.trusted_uids()
-    assert channel.controller_address() == "head:99"
-    monkeypatch.setenv(channel.ADDRESS_VARIABLE, "other")
-    assert channel.controller_address() == "other"
-    monkeypatch.delenv(channel.ADDRESS_VARIABLE)
+    assert 1 in frames.trusted_uids()
+    assert frames.controller_address() == "head:99"
+    monkeypatch.setenv(frames.ADDRESS_VARIABLE, "other")
+    assert frames.controller_address() == "other"
+    monkeypatch.delenv(frames.ADDRESS_VARIABLE)
     configuration.write_text("api = 3\n")
-    assert channel.controller_address() is None
+    assert frames.controller_address() is None
     configuration.write_text("not toml")
-    assert channel.controller_address() is None
+    assert frames.controller_address() is None
 
 
 @pytest.mark.parametrize(
@@ -126,12 +129,12 @@ def test_who_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     ],
 )
 def test_a_broken_server_is_unreachable(munge: dict[str, str], answer: Answer, words: str) -> None:
-    with serving(answer) as address, pytest.raises(channel.Unreachable, match=words):
-        channel.call(address, {}, timeout_s=5)
+    with serving(answer) as address, pytest.raises(frames.ControllerUnreachable, match=words):
+        frames.call(address, {}, timeout_s=5)
 
 
 def test_one_deadline_covers_a_trickle(munge: dict[str, str]) -> None:
-    def answer(peer: socket.socket, _: channel.Message) -> None:
+    def answer(peer: socket.socket, _: frames.Message) -> None:
         peer.sendall(b"\0\0\0\x40")
         try:
             for _second in range(50):
@@ -141,25 +144,30 @@ def test_one_deadline_covers_a_trickle(munge: dict[str, str]) -> None:
             pass
 
     began = time.monotonic()
-    with serving(answer) as address, pytest.raises(channel.Unreachable, match=r"time|timed out"):
-        channel.call(address, {}, timeout_s=0.5)
+    with (
+        serving(answer) as address,
+        pytest.raises(frames.ControllerUnreachable, match=r"time|timed out"),
+    ):
+        frames.call(address, {}, timeout_s=0.5)
     assert time.monotonic() - began < 4
 
 
 def test_nobody_there(munge: dict[str, str]) -> None:
-    with pytest.raises(channel.Unreachable, match="Connection refused"):
-        channel.call("127.0.0.1:1", {}, timeout_s=5)
+    with pytest.raises(frames.ControllerUnreachable, match="Connection refused"):
+        frames.call("127.0.0.1:1", {}, timeout_s=5)
 
 
 def test_a_request_has_a_limit(munge: dict[str, str]) -> None:
-    with pytest.raises(channel.ChannelError, match="more than 65536"):
-        channel.call("127.0.0.1:1", {"text": "x" * 70_000}, timeout_s=5)
+    with pytest.raises(frames.ChannelError, match="more than 65536"):
+        frames.call("127.0.0.1:1", {"text": "x" * 70_000}, timeout_s=5)
 
 
 def test_without_munge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(seal.SOCKET_VARIABLE, "/nowhere/socket")
-    with pytest.raises(channel.Untrusted, match=r"munge: .*(is munged running|is installed)"):
-        channel.call("127.0.0.1:1", {}, timeout_s=5)
+    monkeypatch.setenv(munge_auth.SOCKET_VARIABLE, "/nowhere/socket")
+    with pytest.raises(
+        frames.ControllerUntrusted, match=r"munge: .*(is munged running|is installed)"
+    ):
+        frames.call("127.0.0.1:1", {}, timeout_s=5)
 
 
 @pytest.mark.parametrize(
@@ -173,24 +181,24 @@ def test_without_munge(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert channel.parse_address(text) == address
+    assert frames.parse_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", ":99", "ctl:", "ctl:0", "ctl:99999", "ctl:http"])
 def test_addresses_that_are_none(text: str) -> None:
-    with pytest.raises(channel.Unreachable, match="write HOST:PORT"):
-        channel.parse_address(text)
+    with pytest.raises(frames.ControllerUnreachable, match="write HOST:PORT"):
+        frames.parse_address(text)
 
 
 def test_the_frame_as_documented(munge: dict[str, str]) -> None:
-    frame = channel.encode({"v": 1}, purpose="request", nonce="n", limit=1000)
-    size = channel.frame_size(frame[: channel.HEADER_SIZE], limit=1000)
+    frame = frames.encode({"v": 1}, purpose="request", nonce="n", limit=1000)
+    size = frames.frame_size(frame[: frames.HEADER_SIZE], limit=1000)
     assert size == len(frame) - 4
     line, body = frame[4:].split(b"\n", 1)
     assert line.startswith(b"MUNGE:")
     assert json.loads(body) == {"v": 1}
     with pytest.raises(EOFError):
-        channel.frame_size(frame[:3], limit=1000)
+        frames.frame_size(frame[:3], limit=1000)
 
 
 def test_of_several_the_active_one_answers_and_is_asked_first_from_then_on(
@@ -199,23 +207,23 @@ def test_of_several_the_active_one_answers_and_is_asked_first_from_then_on(
     standby = replying({"error": "this controller stands by", "code": "standby"})
     with serving(standby) as one, serving(replying({"version": "1"})) as two:
         both = f"{one},{two}"
-        assert channel.call(both, {"op": "ping"}, timeout_s=5) == {"version": "1"}
+        assert frames.call(both, {"op": "ping"}, timeout_s=5) == {"version": "1"}
     with serving(replying({"version": "2"})) as two:
-        channel._active[f"{one},{two}"] = two
-        assert channel.call(f"{one},{two}", {"op": "ping"}, timeout_s=5) == {"version": "2"}
+        frames._active[f"{one},{two}"] = two
+        assert frames.call(f"{one},{two}", {"op": "ping"}, timeout_s=5) == {"version": "2"}
 
 
 def test_of_several_one_that_is_dead_is_passed_over(munge: dict[str, str]) -> None:
     with serving(replying({"version": "1"})) as two:
-        assert channel.call(f"127.0.0.1:1, {two}", {}, timeout_s=5) == {"version": "1"}
+        assert frames.call(f"127.0.0.1:1, {two}", {}, timeout_s=5) == {"version": "1"}
 
 
 def test_a_refusal_of_the_active_one_is_final(munge: dict[str, str]) -> None:
     with (
         serving(replying({"error": "no", "code": "refused"})) as one,
-        pytest.raises(channel.Refused, match="no"),
+        pytest.raises(frames.RequestRejected, match="no"),
     ):
-        channel.call(f"{one},127.0.0.1:1", {}, timeout_s=5)
+        frames.call(f"{one},127.0.0.1:1", {}, timeout_s=5)
 
 
 def test_when_none_is_active_each_says_why(munge: dict[str, str]) -> None:
@@ -224,6 +232,8 @@ def test_when_none_is_active_each_says_why(munge: dict[str, str]) -> None:
     )
     with (
         serving(standby) as one,
-        pytest.raises(channel.Unreachable, match=r"stands by.*; 127.0.0.1:1: Connection refused"),
+        pytest.raises(
+            frames.ControllerUnreachable, match=r"stands by.*; 127.0.0.1:1: Connection refused"
+        ),
     ):
-        channel.call(f"{one},127.0.0.1:1", {}, timeout_s=5)
+        frames.call(f"{one},127.0.0.1:1", {}, timeout_s=5)

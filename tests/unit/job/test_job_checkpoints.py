@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.checkpoints import SETTLE_S, Scanner
+from slurm_elastic.job.unmodified.checkpoint_scanner import SETTLE_S, CheckpointScanner
 
 
 class Clock:
@@ -22,11 +22,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def scanner(tmp_path: Path, clock: Clock) -> Scanner:
-    return Scanner(f"{tmp_path}/*", clock=clock)
+def scanner(tmp_path: Path, clock: Clock) -> CheckpointScanner:
+    return CheckpointScanner(f"{tmp_path}/*", clock=clock)
 
 
-def names(scanner: Scanner) -> list[str]:
+def names(scanner: CheckpointScanner) -> list[str]:
     return [Path(checkpoint.path).name for checkpoint in scanner.scan()]
 
 
@@ -35,7 +35,7 @@ def later(clock: Clock, seconds: float = SETTLE_S) -> None:
 
 
 def test_a_file_counts_when_it_has_been_still(
-    tmp_path: Path, scanner: Scanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
 ) -> None:
     file = tmp_path / "a.pt"
     file.write_text("1")
@@ -54,7 +54,7 @@ def test_a_file_counts_when_it_has_been_still(
 
 
 def test_a_file_that_is_replaced_counts_again(
-    tmp_path: Path, scanner: Scanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
 ) -> None:
     (tmp_path / "last.pt").write_text("1")
     scanner.adopt()
@@ -68,7 +68,7 @@ def test_a_file_that_is_replaced_counts_again(
 
 @pytest.mark.parametrize("directory", [False, True])
 def test_what_is_renamed_into_place_can_be_complete_at_once(
-    tmp_path: Path, scanner: Scanner, clock: Clock, directory: bool
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock, directory: bool
 ) -> None:
     (tmp_path / "first.pt").write_text("1")
     scanner.adopt()
@@ -89,7 +89,9 @@ def test_what_is_renamed_into_place_can_be_complete_at_once(
 @pytest.mark.parametrize(
     "name", ["a.tmp", "A.PART", ".hidden", "tmp-7", "x.pt.incomplete", "a.lock", "b~"]
 )
-def test_names_that_say_not_yet(tmp_path: Path, scanner: Scanner, clock: Clock, name: str) -> None:
+def test_names_that_say_not_yet(
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock, name: str
+) -> None:
     (tmp_path / name).write_text("1")
     scanner.scan()
     later(clock)
@@ -97,7 +99,7 @@ def test_names_that_say_not_yet(tmp_path: Path, scanner: Scanner, clock: Clock, 
 
 
 def test_an_empty_file_or_directory_is_nothing(
-    tmp_path: Path, scanner: Scanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
 ) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "b").mkdir()
@@ -107,7 +109,7 @@ def test_an_empty_file_or_directory_is_nothing(
 
 
 def test_a_directory_counts_when_all_in_it_is_still(
-    tmp_path: Path, scanner: Scanner, clock: Clock
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
 ) -> None:
     deep = tmp_path / "step-1" / "shards"
     deep.mkdir(parents=True)
@@ -123,7 +125,7 @@ def test_a_directory_counts_when_all_in_it_is_still(
     assert names(scanner) == ["step-1"]
 
 
-def test_a_link_is_what_it_names(tmp_path: Path, scanner: Scanner, clock: Clock) -> None:
+def test_a_link_is_what_it_names(tmp_path: Path, scanner: CheckpointScanner, clock: Clock) -> None:
     (tmp_path / "step-1.pt").write_text("1")
     (tmp_path / "latest").symlink_to("step-1.pt")
     (tmp_path / "broken").symlink_to("nowhere")
@@ -132,7 +134,7 @@ def test_a_link_is_what_it_names(tmp_path: Path, scanner: Scanner, clock: Clock)
     assert names(scanner) == ["step-1.pt"]
 
 
-def test_the_newest_comes_first(tmp_path: Path, scanner: Scanner) -> None:
+def test_the_newest_comes_first(tmp_path: Path, scanner: CheckpointScanner) -> None:
     for age, name in enumerate("abcdefg"):
         (tmp_path / name).write_text("1")
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
@@ -140,7 +142,9 @@ def test_the_newest_comes_first(tmp_path: Path, scanner: Scanner) -> None:
     assert [Path(c.path).name for c in scanner.complete] == list("abcdefg")
 
 
-def test_what_is_deleted_is_forgotten(tmp_path: Path, scanner: Scanner, clock: Clock) -> None:
+def test_what_is_deleted_is_forgotten(
+    tmp_path: Path, scanner: CheckpointScanner, clock: Clock
+) -> None:
     (tmp_path / "a").write_text("1")
     scanner.adopt()
     (tmp_path / "a").unlink()
@@ -149,7 +153,7 @@ def test_what_is_deleted_is_forgotten(tmp_path: Path, scanner: Scanner, clock: C
 
 
 def test_subdirectories_by_two_stars(tmp_path: Path, clock: Clock) -> None:
-    scanner = Scanner(f"{tmp_path}/**/*.pt", clock=clock)
+    scanner = CheckpointScanner(f"{tmp_path}/**/*.pt", clock=clock)
     (tmp_path / "run" / "a").mkdir(parents=True)
     (tmp_path / "run" / "a" / "x.pt").write_text("1")
     scanner.scan()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.job import channel, courier
-from slurm_elastic.job.courier import Courier
-from slurm_elastic.job.desk import Desk
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.job import controller_client
+from slurm_elastic.job.controller_client import ControllerClient
+from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.rpc import frames
 
 
 class Controller:
@@ -57,20 +58,20 @@ def _all_end() -> Iterator[None]:
 @pytest.fixture
 def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     controller = Controller()
-    monkeypatch.setattr(channel, "call", controller.call)
-    monkeypatch.setattr(courier, "_FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(courier, "_LAST_PAUSE_S", 0.05)
+    monkeypatch.setattr(frames, "call", controller.call)
+    monkeypatch.setattr(controller_client, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(controller_client, "_LAST_PAUSE_S", 0.05)
     return controller
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk(Report(job_id=7, run=2, phase="starting"))
+def desk() -> ReportState:
+    return ReportState(Report(job_id=7, run=2, phase="starting"))
 
 
 @pytest.fixture
-def running(controller: Controller, desk: Desk) -> Iterator[Courier]:
-    running = Courier(desk, "ctl:1")
+def running(controller: Controller, desk: ReportState) -> Iterator[ControllerClient]:
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     yield running
     controller.give(Orders(seq=99))
@@ -85,7 +86,7 @@ def eventually(true: Callable[[], object]) -> None:
 
 
 def test_it_reports_at_once_and_on_every_change_of_phase(
-    controller: Controller, desk: Desk, running: Courier
+    controller: Controller, desk: ReportState, running: ControllerClient
 ) -> None:
     assert controller.reports.get(timeout=5)["phase"] == "starting"
     desk.tell({"step": 4})
@@ -94,16 +95,18 @@ def test_it_reports_at_once_and_on_every_change_of_phase(
     assert (report["phase"], report["notice"], report["step"]) == ("saved", 3, 4)
 
 
-def test_it_reports_regularly(controller: Controller, desk: Desk) -> None:
+def test_it_reports_regularly(controller: Controller, desk: ReportState) -> None:
     controller.orders = Orders(report_every_s=0.05)
-    running = Courier(desk, "ctl:1")
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     for _ in range(4):
         controller.reports.get(timeout=5)
     running.stop(farewell_s=5)
 
 
-def test_the_long_poll_brings_orders(controller: Controller, desk: Desk, running: Courier) -> None:
+def test_the_long_poll_brings_orders(
+    controller: Controller, desk: ReportState, running: ControllerClient
+) -> None:
     poll = controller.polls.get(timeout=5)
     assert {k: poll[k] for k in ("v", "job_id", "run", "seen")} == {
         "v": 1,
@@ -117,10 +120,10 @@ def test_the_long_poll_brings_orders(controller: Controller, desk: Desk, running
 
 
 def test_a_silent_controller_is_said_once_and_its_return_too(
-    controller: Controller, desk: Desk, capfd: pytest.CaptureFixture[str]
+    controller: Controller, desk: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller.trouble = channel.Unreachable("controller ctl:1: Connection refused")
-    running = Courier(desk, "ctl:1")
+    controller.trouble = frames.ControllerUnreachable("controller ctl:1: Connection refused")
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     time.sleep(0.5)
     assert desk.orders() == Orders()
@@ -137,22 +140,25 @@ def test_a_silent_controller_is_said_once_and_its_return_too(
 
 
 def test_a_notice_runs_out_although_the_controller_is_dead(
-    controller: Controller, desk: Desk, running: Courier, monkeypatch: pytest.MonkeyPatch
+    controller: Controller,
+    desk: ReportState,
+    running: ControllerClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slurm_elastic.job.desk.GRACE_S", 0.1)
+    monkeypatch.setattr("slurm_elastic.job.report_state.GRACE_S", 0.1)
     controller.polls.get(timeout=5)
     controller.give(Orders(seq=5, action="notice", notice=1, deadline_s=0.1))
     eventually(lambda: desk.orders().action == "notice")
-    controller.trouble = channel.Unreachable("controller ctl:1: Connection refused")
+    controller.trouble = frames.ControllerUnreachable("controller ctl:1: Connection refused")
     desk.tell({"phase": "saved", "notice": 1})
     eventually(lambda: desk.orders().action == "resume")
 
 
 def test_a_refusal_is_said_once(
-    controller: Controller, desk: Desk, capfd: pytest.CaptureFixture[str]
+    controller: Controller, desk: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller.trouble = channel.Refused("job 7 is not elastic")
-    running = Courier(desk, "ctl:1")
+    controller.trouble = frames.RequestRejected("job 7 is not elastic")
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     time.sleep(0.3)
     running.stop(farewell_s=0)
@@ -160,10 +166,10 @@ def test_a_refusal_is_said_once(
 
 
 def test_a_controller_that_does_not_know_the_job_yet_is_no_news(
-    controller: Controller, desk: Desk, capfd: pytest.CaptureFixture[str]
+    controller: Controller, desk: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller.trouble = channel.Refused("job 7 is not known", "unknown_job")
-    running = Courier(desk, "ctl:1")
+    controller.trouble = frames.RequestRejected("job 7 is not known", "unknown_job")
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     time.sleep(0.2)
     controller.trouble = None
@@ -174,11 +180,11 @@ def test_a_controller_that_does_not_know_the_job_yet_is_no_news(
 
 
 def test_orders_that_are_not_understood_are_said(
-    controller: Controller, desk: Desk, monkeypatch: pytest.MonkeyPatch,
+    controller: Controller, desk: ReportState, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(channel, "call", lambda *_, **__: {"orders": {"action": "dance"}})
-    running = Courier(desk, "ctl:1")
+    monkeypatch.setattr(frames, "call", lambda *_, **__: {"orders": {"action": "dance"}})
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     time.sleep(0.3)
     running.stop(farewell_s=1)
@@ -186,8 +192,8 @@ def test_orders_that_are_not_understood_are_said(
     assert desk.orders() == Orders()
 
 
-def test_the_last_report_is_waited_for(controller: Controller, desk: Desk) -> None:
-    running = Courier(desk, "ctl:1")
+def test_the_last_report_is_waited_for(controller: Controller, desk: ReportState) -> None:
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     controller.reports.get(timeout=5)
     desk.tell({"phase": "ended", "exit_code": 3})
@@ -200,10 +206,10 @@ def test_the_last_report_is_waited_for(controller: Controller, desk: Desk) -> No
 
 
 def test_a_controller_that_never_answered_is_not_waited_for(
-    controller: Controller, desk: Desk
+    controller: Controller, desk: ReportState
 ) -> None:
-    controller.trouble = channel.Unreachable("nobody")
-    running = Courier(desk, "ctl:1")
+    controller.trouble = frames.ControllerUnreachable("nobody")
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     began = time.monotonic()
     running.stop(farewell_s=30)
@@ -213,17 +219,17 @@ def test_a_controller_that_never_answered_is_not_waited_for(
 @pytest.mark.parametrize(
     ("trouble", "expected"),
     [
-        (channel.Refused("job 7 is not known", "unknown_job"), "expected"),
-        (channel.Refused("job 7 is not elastic"), "none"),
-        (channel.Unreachable("controller ctl:1: Connection refused"), "none"),
+        (frames.RequestRejected("job 7 is not known", "unknown_job"), "expected"),
+        (frames.RequestRejected("job 7 is not elastic"), "none"),
+        (frames.ControllerUnreachable("controller ctl:1: Connection refused"), "none"),
     ],
 )
 def test_whether_the_first_orders_are_still_to_come(
-    controller: Controller, desk: Desk, trouble: Exception, expected: str
+    controller: Controller, desk: ReportState, trouble: Exception, expected: str
 ) -> None:
     desk.expect()
     controller.trouble = trouble
-    running = Courier(desk, "ctl:1")
+    running = ControllerClient(desk, "ctl:1")
     calls = controller.calls
     running.start()
     eventually(lambda: controller.calls > calls + 1)
@@ -236,11 +242,11 @@ def test_whether_the_first_orders_are_still_to_come(
 
 
 def test_a_program_that_fails_at_once_is_heard_all_the_same(
-    controller: Controller, desk: Desk
+    controller: Controller, desk: ReportState
 ) -> None:
     """Neither has the controller answered yet, nor does it know the job."""
-    controller.trouble = channel.Refused("not known yet", "unknown_job")
-    running = Courier(desk, "ctl:1")
+    controller.trouble = frames.RequestRejected("not known yet", "unknown_job")
+    running = ControllerClient(desk, "ctl:1")
     running.start()
     desk.tell({"phase": "ended", "exit_code": 3})
     eventually(lambda: controller.calls)

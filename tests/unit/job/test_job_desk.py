@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from slurm_elastic.job.desk import GRACE_S, Desk
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.job.report_state import GRACE_S, ReportState
 
 
 class Clock:
@@ -23,30 +23,34 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def desk(clock: Clock) -> Desk:
-    return Desk(Report(job_id=7, run=1, phase="starting", kind="script", gpus=4), clock=clock)
+def desk(clock: Clock) -> ReportState:
+    return ReportState(
+        Report(job_id=7, run=1, phase="starting", kind="script", gpus=4), clock=clock
+    )
 
 
-def test_pieces_become_a_report(desk: Desk) -> None:
+def test_pieces_become_a_report(desk: ReportState) -> None:
     desk.tell({"phase": "training", "step": 3, "step_time_s": 0.5})
     desk.tell({"step": 4, "progress": 0.25})
     report = desk.report()
     assert (report.phase, report.step, report.progress, report.gpus) == ("training", 4, 0.25, 4)
 
 
-def test_none_clears(desk: Desk) -> None:
+def test_none_clears(desk: ReportState) -> None:
     desk.tell({"notice": 3})
     desk.tell({"notice": None})
     assert desk.report().notice is None
 
 
-def test_a_job_cannot_report_for_another_or_claim_gpus(desk: Desk) -> None:
+def test_a_job_cannot_report_for_another_or_claim_gpus(desk: ReportState) -> None:
     desk.tell({"job_id": 8, "run": 0, "gpus": 400, "nodes": 9})
     report = desk.report()
     assert (report.job_id, report.run, report.gpus, report.nodes) == (7, 1, 4, 1)
 
 
-def test_nonsense_is_left_out_and_said_once(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nonsense_is_left_out_and_said_once(
+    desk: ReportState, capfd: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(3):
         desk.tell({"step_time_s": math.nan, "phase": "flying", "step": 5, "unknown": 1})
     assert desk.report().step == 5
@@ -56,20 +60,20 @@ def test_nonsense_is_left_out_and_said_once(desk: Desk, capfd: pytest.CaptureFix
     assert said.count("field phase: 'flying'") == 1
 
 
-def test_whole_numbers_may_come_as_floats(desk: Desk) -> None:
+def test_whole_numbers_may_come_as_floats(desk: ReportState) -> None:
     desk.tell({"step": 12.0, "step_time_s": 2.0})
     assert desk.report().step == 12
     assert desk.report().step_time_s == 2.0
 
 
-def test_a_checkpoint_grows_older(desk: Desk, clock: Clock) -> None:
+def test_a_checkpoint_grows_older(desk: ReportState, clock: Clock) -> None:
     desk.tell({"checkpoint_age_s": 2.0})
     clock.now += 5
     desk.tell({"step": 9})
     assert desk.report().checkpoint_age_s == 7.0
 
 
-def test_a_measurement_is_reported_once(desk: Desk) -> None:
+def test_a_measurement_is_reported_once(desk: ReportState) -> None:
     desk.tell({"step_time_s": 0.5, "steps_measured": 20})
     desk.reported(desk.report())
     assert (desk.report().step_time_s, desk.report().steps_measured) == (None, 0)
@@ -79,7 +83,7 @@ def test_a_measurement_is_reported_once(desk: Desk) -> None:
     assert desk.report().step_time_s == 0.6, "a newer one is still to be reported"
 
 
-def test_what_is_urgent(desk: Desk) -> None:
+def test_what_is_urgent(desk: ReportState) -> None:
     desk.tell({"step": 3})
     assert not desk.wait_urgent(0)
     desk.tell({"phase": "saved", "notice": 2})
@@ -89,7 +93,7 @@ def test_what_is_urgent(desk: Desk) -> None:
     assert desk.wait_urgent(10)
 
 
-def test_orders_reach_subscribers_when_they_change(desk: Desk, clock: Clock) -> None:
+def test_orders_reach_subscribers_when_they_change(desk: ReportState, clock: Clock) -> None:
     heard: list[Orders] = []
     desk.subscribe(heard.append)
     notice = Orders(seq=4, action="notice", notice=9, deadline_s=30)
@@ -100,12 +104,12 @@ def test_orders_reach_subscribers_when_they_change(desk: Desk, clock: Clock) -> 
     assert desk.orders().deadline_s == 20
 
 
-def test_the_first_answer_counts_whatever_its_number(desk: Desk) -> None:
+def test_the_first_answer_counts_whatever_its_number(desk: ReportState) -> None:
     desk.take(Orders(seq=0, report_every_s=2), authoritative=False)
     assert desk.orders().report_every_s == 2
 
 
-def test_an_overtaken_answer_does_not_count_and_a_lost_ledger_does(desk: Desk) -> None:
+def test_an_overtaken_answer_does_not_count_and_a_lost_ledger_does(desk: ReportState) -> None:
     desk.take(Orders(seq=5, action="notice", notice=1), authoritative=True)
     desk.take(Orders(seq=4), authoritative=False)
     assert desk.orders().action == "notice"
@@ -113,7 +117,9 @@ def test_an_overtaken_answer_does_not_count_and_a_lost_ledger_does(desk: Desk) -
     assert desk.orders().action == "run"
 
 
-def test_a_notice_of_a_controller_that_has_gone_is_withdrawn(desk: Desk, clock: Clock) -> None:
+def test_a_notice_of_a_controller_that_has_gone_is_withdrawn(
+    desk: ReportState, clock: Clock
+) -> None:
     desk.take(Orders(seq=5, action="notice", notice=1, deadline_s=60), authoritative=True)
     clock.now += 60 + GRACE_S - 1
     desk.expire()
@@ -131,7 +137,7 @@ def test_a_notice_of_a_controller_that_has_gone_is_withdrawn(desk: Desk, clock: 
     assert desk.orders().action == "resume", "an old answer does not bring it back"
 
 
-def test_a_profile_is_reported_once(desk: Desk) -> None:
+def test_a_profile_is_reported_once(desk: ReportState) -> None:
     rows = [["conv", 0.01, 0.02, 4096, 1024.0], ["head", 0.01, 0.02, 40, 1e6]]
     desk.tell({"profile": rows, "profile_batch": 8})
     desk.tell({"step": 3})
@@ -141,14 +147,14 @@ def test_a_profile_is_reported_once(desk: Desk) -> None:
 
 
 def test_a_profile_too_large_is_left_out_with_a_word(
-    desk: Desk, capfd: pytest.CaptureFixture[str]
+    desk: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
     desk.tell({"step": 3, "profile": [[f"{i:0100}", 1, 1, 1, 1] for i in range(900)], "gpus": 9})
     assert (desk.report().step, desk.report().profile) == (3, ())
     assert "field profile: has" in capfd.readouterr().err
 
 
-def test_an_attempt_in_place_begins_anew(desk: Desk) -> None:
+def test_an_attempt_in_place_begins_anew(desk: ReportState) -> None:
     desk.tell({"phase": "ended", "exit_code": 83, "step": 9, "layout": "2x2", "notice": 4})
     desk.tell({"startup_s": 3.0, "profile": [["a", 1, 1, 1, 1]], "forward_s": 0.5, "proven": True})
     assert desk.wait_urgent(0)
@@ -162,7 +168,7 @@ def test_an_attempt_in_place_begins_anew(desk: Desk) -> None:
     assert desk.wait_urgent(0), "the controller is told at once"
 
 
-def test_what_the_orders_are(desk: Desk) -> None:
+def test_what_the_orders_are(desk: ReportState) -> None:
     heard: list[Orders] = []
     desk.subscribe(heard.append)
     assert desk.news() == (Orders(), "none")
@@ -175,7 +181,7 @@ def test_what_the_orders_are(desk: Desk) -> None:
     assert len(heard) == 2
 
 
-def test_a_controller_out_of_reach_is_expected_no_more(desk: Desk) -> None:
+def test_a_controller_out_of_reach_is_expected_no_more(desk: ReportState) -> None:
     heard: list[Orders] = []
     desk.subscribe(heard.append)
     desk.despair()

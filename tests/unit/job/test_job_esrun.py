@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.options import UsageError, parse
+from slurm_elastic.job.esrun_options import UsageError, parse
 from slurm_elastic.job.step import failure_code
 
 ESRUN = Path(__file__).resolve().parents[3] / "wrappers" / "esrun"
@@ -185,7 +185,7 @@ def test_local_signals() -> None:
 SPEAKS = """
 import os, sys, time
 sys.path.insert(0, os.environ["TREE"])
-from slurm_elastic.job.local import AGAIN, LocalLink
+from slurm_elastic.job.rank_socket import AGAIN, LocalLink
 port, file = os.environ["MASTER_PORT"], os.environ["HOME"] + "/attempts"
 if os.environ["RANK"] == "0":
     link = LocalLink.connect()

@@ -20,7 +20,7 @@ def test_the_way_to_srun_is_short() -> None:
     slow = {"argparse", "subprocess", "socket", "threading", "dataclasses", "json", "re", "typing"}
     slow |= {"ctypes", "tomllib", "pathlib", "asyncio", "logging", "shlex", "signal"}
     before = modules("sys")
-    assert not (modules("slurm_elastic.job.launcher") - before) & slow
+    assert not (modules("slurm_elastic.job.esrun") - before) & slow
 
 
 @pytest.mark.parametrize("name", ["supervisor", "local", "channel", "local_ranks"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.inotify import DirectoryWatch, ReadWatch
+from slurm_elastic.job.unmodified.inotify import DirectoryWatch, ReadWatch
 
 
 @pytest.fixture

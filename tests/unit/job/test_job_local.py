@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from slurm_elastic.job import local, local_server
-from slurm_elastic.job.desk import Desk
-from slurm_elastic.job.local import SOCKET_VARIABLE, LocalLink
-from slurm_elastic.job.local_server import LocalServer
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.job import rank_socket, rank_socket_server
+from slurm_elastic.job.rank_socket import SOCKET_VARIABLE, RankSocket
+from slurm_elastic.job.rank_socket_server import RankSocketServer
+from slurm_elastic.job.report_state import ReportState
 
 
 class Esrun:
@@ -22,11 +22,11 @@ class Esrun:
     def __init__(self) -> None:
         self.path = f"@slurm-elastic-test-{os.urandom(6).hex()}"
         self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(local.socket_address(self.path))
+        self.listener.bind(rank_socket.socket_address(self.path))
         self.listener.listen()
-        self.desk = Desk(Report(job_id=7, run=0, phase="starting"))
+        self.desk = ReportState(Report(job_id=7, run=0, phase="starting"))
         self.joined = 0
-        LocalServer(self.desk, self.listener, joined=self._join).start()
+        RankSocketServer(self.desk, self.listener, joined=self._join).start()
 
     def _join(self) -> None:
         self.joined += 1
@@ -40,8 +40,8 @@ def esrun(monkeypatch: pytest.MonkeyPatch) -> Esrun:
 
 
 @pytest.fixture
-def link(esrun: Esrun) -> Iterator[LocalLink]:
-    link = LocalLink.connect()
+def link(esrun: Esrun) -> Iterator[RankSocket]:
+    link = RankSocket.connect()
     assert link is not None
     yield link
     link.close()
@@ -56,7 +56,7 @@ def eventually(true: Callable[[], object]) -> None:
 
 def test_the_first_orders_are_those_of_the_controller(esrun: Esrun) -> None:
     esrun.desk.expect()
-    link = LocalLink.connect()
+    link = RankSocket.connect()
     assert link is not None
     assert link.first(0.05) == Orders(), "it waits no longer than that"
     assert link.controlled
@@ -75,7 +75,7 @@ def test_nothing_to_wait_for(esrun: Esrun, controller: str) -> None:
         threading.Timer(0.1, esrun.desk.despair).start()
     elif controller == "heard":
         esrun.desk.take(orders, authoritative=True)
-    link = LocalLink.connect()
+    link = RankSocket.connect()
     assert link is not None
     assert link.first(3600) == orders
     assert link.controlled is (controller == "heard")
@@ -92,10 +92,10 @@ def test_first_orders_of_an_esrun_that_is_old_or_dies() -> None:
     link, esrun = pair()
     esrun.close()
     assert link.first(3600) == Orders()
-    assert LocalLink.offline().first(3600) == Orders()
+    assert RankSocket.offline().first(3600) == Orders()
 
 
-def test_a_large_profile_arrives(esrun: Esrun, link: LocalLink) -> None:
+def test_a_large_profile_arrives(esrun: Esrun, link: RankSocket) -> None:
     rows = [[f"block{i}", 0.1234567890123, 0.1234567890123, 1e6, 1e6] for i in range(600)]
     link.send({"profile": rows, "step": 3})
     eventually(lambda: (link.orders(), esrun.desk.report().step == 3)[1])
@@ -103,7 +103,7 @@ def test_a_large_profile_arrives(esrun: Esrun, link: LocalLink) -> None:
     assert esrun.desk.report().profile[0][1] == 0.123457
 
 
-def test_reports_arrive(esrun: Esrun, link: LocalLink) -> None:
+def test_reports_arrive(esrun: Esrun, link: RankSocket) -> None:
     link.send({"phase": "training", "step": 3})
     link.send({"step": 4})
     eventually(lambda: esrun.desk.report().step == 4)
@@ -111,7 +111,7 @@ def test_reports_arrive(esrun: Esrun, link: LocalLink) -> None:
     assert esrun.joined
 
 
-def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: LocalLink) -> None:
+def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: RankSocket) -> None:
     assert link.wait(0.05) == Orders()
     esrun.desk.take(Orders(seq=1, action="notice", notice=3, deadline_s=30), authoritative=True)
     orders = link.wait(10)
@@ -126,7 +126,7 @@ def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: LocalLink) -> N
 
 def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
     esrun.desk.take(Orders(seq=1, action="rehearse"), authoritative=True)
-    link = LocalLink.connect()
+    link = RankSocket.connect()
     assert link is not None
     assert link.wait(10).action == "rehearse"
     link.close()
@@ -134,19 +134,19 @@ def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-    assert LocalLink.connect() is None
-    assert LocalLink.connect("/nowhere") is None
-    assert LocalLink.connect("@slurm-elastic-nowhere") is None
+    assert RankSocket.connect() is None
+    assert RankSocket.connect("/nowhere") is None
+    assert RankSocket.connect("@slurm-elastic-nowhere") is None
 
 
 def test_another_user_is_nobody(esrun: Esrun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "peer_uid", lambda _: os.getuid() + 1)
-    assert LocalLink.connect() is None
+    monkeypatch.setattr(rank_socket, "peer_uid", lambda _: os.getuid() + 1)
+    assert RankSocket.connect() is None
 
 
 def test_esrun_hangs_up_on_another_user(esrun: Esrun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "peer_uid", lambda _: os.getuid() + 1)
-    link = LocalLink.connect()
+    monkeypatch.setattr(rank_socket_server, "peer_uid", lambda _: os.getuid() + 1)
+    link = RankSocket.connect()
     assert link is not None
     link.wait(10)
     assert not link.connected
@@ -154,16 +154,16 @@ def test_esrun_hangs_up_on_another_user(esrun: Esrun, monkeypatch: pytest.Monkey
 
 
 def test_offline_swallows_everything() -> None:
-    link = LocalLink.offline()
+    link = RankSocket.offline()
     link.send({"step": 1})
     assert link.orders() == Orders()
     assert link.wait(30) == Orders(), "and waits for nobody"
     assert not link.connected
 
 
-def pair() -> tuple[LocalLink, socket.socket]:
+def pair() -> tuple[RankSocket, socket.socket]:
     ours, theirs = socket.socketpair()
-    return LocalLink(ours), theirs
+    return RankSocket(ours), theirs
 
 
 def test_an_esrun_that_dies_leaves_its_last_orders() -> None:

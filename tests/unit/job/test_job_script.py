@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.job.checkpoints import SETTLE_S
-from slurm_elastic.job.desk import Desk
-from slurm_elastic.job.proof import Memory, MemoryFile
-from slurm_elastic.job.script import ScriptWatch
-from slurm_elastic.report import Orders, Report
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.job.unmodified.checkpoint_scanner import SETTLE_S
+from slurm_elastic.job.unmodified.resume_state import ResumeState, ResumeStateFile
+from slurm_elastic.job.unmodified.script_watch import ScriptWatch
 
 
 class Guard:
@@ -34,8 +34,8 @@ class Job:
     def __init__(self, home: Path, *, run: int = 0, asks: bool = False) -> None:
         self.home = home
         self.now = 100.0 + 1000 * run
-        self.desk = Desk(Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now)
-        self.memory = MemoryFile("r-7", home / "memory")
+        self.desk = ReportState(Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now)
+        self.memory = ResumeStateFile("r-7", home / "memory")
         self.asked = 0
         self.restarts = 0
         self.guard = Guard()
@@ -222,7 +222,7 @@ def test_a_rehearsal_proves_a_script_that_resumes(job: Job) -> None:
     job.now += 5
     job.save()
     assert job.restarts == 1
-    assert job.memory.load() == Memory(count=3, proven=True)
+    assert job.memory.load() == ResumeState(count=3, proven=True)
 
 
 def test_a_rehearsal_finds_out_a_script_that_does_not(
@@ -301,15 +301,15 @@ def test_a_memory_that_cannot_be_kept_is_said_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    memory = MemoryFile("r-7", tmp_path / "file")
-    memory.save(Memory(count=1))
-    memory.save(Memory(count=2))
+    memory = ResumeStateFile("r-7", tmp_path / "file")
+    memory.save(ResumeState(count=1))
+    memory.save(ResumeState(count=2))
     assert capfd.readouterr().err.count("will not be kept") == 1
-    assert memory.load() == Memory()
+    assert memory.load() == ResumeState()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"count": "x", "proven": 1, "refuted": 0}', "{}"])
 def test_a_damaged_memory_is_a_fresh_one(tmp_path: Path, text: str) -> None:
-    memory = MemoryFile("r-7", tmp_path)
+    memory = ResumeStateFile("r-7", tmp_path)
     memory.path.write_text(text)
-    assert memory.load() == Memory()
+    assert memory.load() == ResumeState()

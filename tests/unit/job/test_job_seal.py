@@ -8,31 +8,31 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_elastic.job import seal
+from slurm_elastic.rpc import munge_auth
 
 
 @pytest.fixture(params=["library", "commands"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "commands":
-        monkeypatch.setattr(seal, "_library", lambda: None)
+        monkeypatch.setattr(munge_auth, "_library", lambda: None)
     return str(request.param)
 
 
 def make(body: bytes = b"{}", **changes: object) -> bytes:
-    return seal.seal(body, **{"purpose": "request", "nonce": "n1", **changes})  # type: ignore[arg-type]
+    return munge_auth.seal(body, **{"purpose": "request", "nonce": "n1", **changes})  # type: ignore[arg-type]
 
 
 def test_a_message_comes_back_with_its_author(munge: dict[str, str], way: str) -> None:
     body = bytes(range(256)) * 5000
-    opened = seal.unseal(make(body), purpose="request")
+    opened = munge_auth.unseal(make(body), purpose="request")
     assert opened == (os.getuid(), os.getgid(), body, "n1")
 
 
 def test_a_message_is_opened_once(munge: dict[str, str], way: str) -> None:
     frame = make()
-    seal.unseal(frame, purpose="request")
-    with pytest.raises(seal.UnsealError, match="a replay"):
-        seal.unseal(frame, purpose="request")
+    munge_auth.unseal(frame, purpose="request")
+    with pytest.raises(munge_auth.UnsealError, match="a replay"):
+        munge_auth.unseal(frame, purpose="request")
 
 
 def changed_body(frame: bytes) -> bytes:
@@ -57,36 +57,36 @@ def changed_credential(frame: bytes) -> bytes:
 def test_forgeries_are_refused(
     munge: dict[str, str], way: str, tamper: Callable[[bytes], bytes], words: str
 ) -> None:
-    with pytest.raises(seal.UnsealError, match=words):
-        seal.unseal(tamper(make()), purpose="request")
+    with pytest.raises(munge_auth.UnsealError, match=words):
+        munge_auth.unseal(tamper(make()), purpose="request")
 
 
 def test_a_request_is_no_reply_and_a_reply_answers_one_request(munge: dict[str, str]) -> None:
-    with pytest.raises(seal.UnsealError, match="is a request, not a reply"):
-        seal.unseal(make(), purpose="reply", nonce="n1")
-    with pytest.raises(seal.UnsealError, match="another request"):
-        seal.unseal(make(purpose="reply"), purpose="reply", nonce="n2")
-    assert seal.unseal(make(purpose="reply"), purpose="reply", nonce="n1").body == b"{}"
+    with pytest.raises(munge_auth.UnsealError, match="is a request, not a reply"):
+        munge_auth.unseal(make(), purpose="reply", nonce="n1")
+    with pytest.raises(munge_auth.UnsealError, match="another request"):
+        munge_auth.unseal(make(purpose="reply"), purpose="reply", nonce="n2")
+    assert munge_auth.unseal(make(purpose="reply"), purpose="reply", nonce="n1").body == b"{}"
 
 
 def test_a_credential_of_another_program_is_refused(munge: dict[str, str]) -> None:
-    credential = seal._encode(b"something else", None)
-    with pytest.raises(seal.UnsealError, match="another program"):
-        seal.unseal(credential + b"\n{}", purpose="request")
-    credential = seal._encode("slurm-elastic-1 request ü 0".encode(), None)
-    with pytest.raises(seal.UnsealError, match="another program"):
-        seal.unseal(credential + b"\n{}", purpose="request")
+    credential = munge_auth._encode(b"something else", None)
+    with pytest.raises(munge_auth.UnsealError, match="another program"):
+        munge_auth.unseal(credential + b"\n{}", purpose="request")
+    credential = munge_auth._encode("slurm-elastic-1 request ü 0".encode(), None)
+    with pytest.raises(munge_auth.UnsealError, match="another program"):
+        munge_auth.unseal(credential + b"\n{}", purpose="request")
 
 
 def test_a_message_for_another_user_stays_closed(munge: dict[str, str], way: str) -> None:
-    assert seal.unseal(make(uid=os.getuid()), purpose="request").body == b"{}"
-    with pytest.raises(seal.UnsealError, match="another user"):
-        seal.unseal(make(uid=os.getuid() + 4242), purpose="request")
+    assert munge_auth.unseal(make(uid=os.getuid()), purpose="request").body == b"{}"
+    with pytest.raises(munge_auth.UnsealError, match="another user"):
+        munge_auth.unseal(make(uid=os.getuid() + 4242), purpose="request")
 
 
 def test_no_munged_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setenv(seal.SOCKET_VARIABLE, "/nowhere/socket")
-    with pytest.raises(seal.MungeError) as caught:
+    monkeypatch.setenv(munge_auth.SOCKET_VARIABLE, "/nowhere/socket")
+    with pytest.raises(munge_auth.MungeError) as caught:
         make()
     words = "munge: socket /nowhere/socket does not answer: is munged running?"
     if shutil.which("munge") is None:
@@ -95,20 +95,22 @@ def test_no_munged_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, way: str) 
 
 
 def test_no_munge_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal, "_library", lambda: None)
+    monkeypatch.setattr(munge_auth, "_library", lambda: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(seal.MungeError, match=r"neither libmunge\.so\.2 nor the command munge"):
+    with pytest.raises(
+        munge_auth.MungeError, match=r"neither libmunge\.so\.2 nor the command munge"
+    ):
         make()
 
 
 def test_a_stopped_munged_holds_nobody_up(
     munge: dict[str, str], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seal, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(munge_auth, "TIMEOUT_S", 0.3)
     os.kill(int(munge["pid"]), signal.SIGSTOP)
     try:
         began = time.monotonic()
-        with pytest.raises(seal.MungeError, match="does not answer"):
+        with pytest.raises(munge_auth.MungeError, match="does not answer"):
             make()
         assert time.monotonic() - began < 5, "libmunge alone waits for ten seconds"
     finally:

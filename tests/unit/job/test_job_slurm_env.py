@@ -4,8 +4,8 @@ import pytest
 
 from slurm_elastic.job.slurm_env import (
     STALE,
-    Allocation,
     AllocationError,
+    SlurmAllocation,
     clean,
     expand,
     following_ports,
@@ -48,7 +48,7 @@ def test_unfold() -> None:
 
 
 def test_an_uneven_job() -> None:
-    job = Allocation(UNEVEN)
+    job = SlurmAllocation(UNEVEN)
     assert (job.job_id, job.run, job.run_id) == (1, 0, "elastic-1")
     assert job.nodes == ("g01", "g02")
     assert job.cpus == (4, 2)
@@ -57,18 +57,18 @@ def test_an_uneven_job() -> None:
 
 
 def test_a_restarted_job_keeps_its_run_id() -> None:
-    job = Allocation({**UNEVEN, "SLURM_RESTART_COUNT": "3"})
+    job = SlurmAllocation({**UNEVEN, "SLURM_RESTART_COUNT": "3"})
     assert (job.run, job.run_id) == (3, "elastic-1")
 
 
 def test_a_job_without_gpus() -> None:
     env = {k: v for k, v in UNEVEN.items() if "GPU" not in k}
-    assert Allocation(env).gpus == (0, 0)
+    assert SlurmAllocation(env).gpus == (0, 0)
 
 
 def test_salloc_does_not_tell_gpus() -> None:
     env = {k: v for k, v in UNEVEN.items() if "GPU" not in k and k != "SLURMD_NODENAME"}
-    job = Allocation(env)
+    job = SlurmAllocation(env)
     assert job.gpus == (None, None)
     assert job.here == ""
 
@@ -76,12 +76,12 @@ def test_salloc_does_not_tell_gpus() -> None:
 @pytest.mark.parametrize("name", ["SLURM_JOB_NODELIST", "SLURM_JOB_ID"])
 def test_a_damaged_environment_is_named(name: str) -> None:
     with pytest.raises(AllocationError, match="damaged"):
-        Allocation({k: v for k, v in UNEVEN.items() if k != name})
+        SlurmAllocation({k: v for k, v in UNEVEN.items() if k != name})
 
 
 def test_heterogeneous_jobs_are_refused() -> None:
     with pytest.raises(AllocationError, match="heterogeneous"):
-        Allocation({**UNEVEN, "SLURM_HET_SIZE": "2"})
+        SlurmAllocation({**UNEVEN, "SLURM_HET_SIZE": "2"})
 
 
 def test_clean_takes_what_the_facts_page_found_stale() -> None:

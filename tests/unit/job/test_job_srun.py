@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.job import srun
-from slurm_elastic.job.slurm_env import Allocation
+from slurm_elastic.job.slurm_env import SlurmAllocation
 
 
-def allocation(nodes: str = "g[01-02]", cpus: str = "4(x2)", **env: str) -> Allocation:
-    return Allocation(
+def allocation(nodes: str = "g[01-02]", cpus: str = "4(x2)", **env: str) -> SlurmAllocation:
+    return SlurmAllocation(
         {
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": nodes,
@@ -25,7 +25,7 @@ def allocation(nodes: str = "g[01-02]", cpus: str = "4(x2)", **env: str) -> Allo
     )
 
 
-def options(job: Allocation, tasks: Sequence[int], **more: object) -> list[str]:
+def options(job: SlurmAllocation, tasks: Sequence[int], **more: object) -> list[str]:
     words = srun.command(job, tasks, ["/bin/train.sh", "x"], **{"gpus": True, **more})  # type: ignore[arg-type]
     end = words.index("sh")
     assert words[end:] == ["sh", "-c", srun.RANK_SCRIPT, "esrun", "/bin/train.sh", "x"]

@@ -7,13 +7,13 @@ import pytest
 from slurm_elastic.models.communication import (
     ClosedForm,
     CommunicationError,
-    Link,
+    GangLink,
     SlowdownTable,
     Stalls,
     uplink_shares,
 )
 
-FAST, SLOW = Link(bytes_s=100.0), Link(bytes_s=10.0, latency_s=0.5)
+FAST, SLOW = GangLink(bytes_s=100.0), GangLink(bytes_s=10.0, latency_s=0.5)
 
 
 def form(**more):
@@ -66,7 +66,7 @@ def test_measured_stalls_count_where_they_were_measured_and_scale_the_rest():
 @pytest.mark.parametrize("bytes_s", [0.0, -1.0, math.inf, math.nan])
 def test_links_that_cannot_be(bytes_s):
     with pytest.raises(CommunicationError, match="a link of"):
-        Link(bytes_s=bytes_s)
+        GangLink(bytes_s=bytes_s)
 
 
 def test_what_is_not_known_is_named():

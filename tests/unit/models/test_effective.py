@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.application import (
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     LayerCost,
@@ -18,10 +18,17 @@ from slurm_elastic.application import (
     Prefixes,
     TypeProfile,
 )
-from slurm_elastic.models import effective
-from slurm_elastic.models.effective import Configurations, allowed, part, prefix, progress, thawed
+from slurm_elastic.models import effective_progress
+from slurm_elastic.models.effective_progress import (
+    ConfigurationSet,
+    allowed,
+    part,
+    prefix,
+    progress,
+    thawed,
+)
 from slurm_elastic.models.goodput import GoodputModel
-from slurm_elastic.models.tables import WHOLE, Part
+from slurm_elastic.models.goodput_tables import WHOLE, RemainingWork
 
 T4 = TypeProfile("t4", least=4, most=64, single=100.0)
 A100 = TypeProfile("a100", least=4, most=64, single=300.0)
@@ -35,7 +42,7 @@ SEEN = (
 EVEN = tuple(LayerCost(1.0, 2.0, 10.0) for _ in range(10))
 #: Front layers compute, rear layers are sent: as in CNNs.
 CNN = tuple(LayerCost(1.0, 2.0, 1.0 + 20.0 * (i > 7)) for i in range(10))
-SHAPES = Configurations(
+SHAPES = ConfigurationSet(
     ("t4", "t4", "t4", "t4", "a100", "a100"), (1, 1, 1, 2, 1, 1), (1, 2, 4, 8, 1, 8)
 )
 
@@ -57,14 +64,14 @@ def ask(prefixes=None, **more):
 
 
 def test_examples_in_the_docs():
-    assert doctest.testmod(effective).failed == 0
+    assert doctest.testmod(effective_progress).failed == 0
 
 
 def test_without_frozen_layers_it_is_goodput():
     model, plain = ask()
     assert np.abs(plain.best / model.goodputs_of(SHAPES) - 1).max() < 1e-12
     assert not plain.prefix.any()
-    explicit = model.goodputs_of(SHAPES, Part(1.0, 1.0))
+    explicit = model.goodputs_of(SHAPES, RemainingWork(1.0, 1.0))
     assert np.abs(explicit / model.goodputs_of(SHAPES) - 1).max() < 1e-12
     assert part(freezes((4, 0.01)), 0) == WHOLE
     # What would cost all progress is not chosen, and changes nothing.
@@ -77,7 +84,7 @@ def test_a_prefix_takes_away_backward_passes_and_gradients_and_costs_its_penalty
     rigid_batch = dataclasses.replace(NET, job_class=JobClass.STRONG_SCALING, batch=128)
     known = learned(freezes((5, 0.02)), rigid_batch)
     model = GoodputModel.of(known)
-    found = progress(model, known, Configurations(("t4",), (1,), (4,)))
+    found = progress(model, known, ConfigurationSet(("t4",), (1,), (4,)))
     fit = model.parameters("t4")
     # Half of all backward passes are two thirds of the half; a tenth of a message is latency.
     compute = fit.alpha_c + fit.beta_c * (2 / 3) * 32

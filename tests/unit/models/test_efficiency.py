@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.application import Noise
+from slurm_elastic.core.application import Noise
 from slurm_elastic.models.efficiency import efficiency, gain
 
 

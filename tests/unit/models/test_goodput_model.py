@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.application import (
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     Learned,
@@ -16,7 +16,7 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
-from slurm_elastic.models.goodput import Configurations, GoodputModel, goodput_matrix
+from slurm_elastic.models.goodput import ConfigurationSet, GoodputModel, goodput_matrix
 from slurm_elastic.models.throughput import pipeline_time
 
 T4 = TypeProfile("t4", least=8, most=64, single=100.0)
@@ -103,9 +103,9 @@ def test_scalars_and_shapes():
 
 def test_configurations_are_checked():
     with pytest.raises(ValueError, match="give one of each"):
-        Configurations(("t4",), (1, 2), (1,))
+        ConfigurationSet(("t4",), (1, 2), (1,))
     with pytest.raises(ValueError, match="must be >= 1"):
-        Configurations(("t4",), (1,), (0,))
+        ConfigurationSet(("t4",), (1,), (0,))
 
 
 # -- fixed batch
@@ -290,7 +290,7 @@ def test_a_type_without_profile_counts_as_the_slowest():
 
 def test_rows_mix_types_and_the_matrix_repeats_rows():
     types, nodes, gpus = ("t4", "a100", "t4", "a100"), (1, 1, 2, 2), (1, 8, 8, 16)
-    configurations = Configurations(types, nodes, gpus)
+    configurations = ConfigurationSet(types, nodes, gpus)
     first, second = model(), model(noise=Noise(1.0, 5.0))
     row = first.row(types, nodes, gpus)
     for i, (name, n, g) in enumerate(zip(types, nodes, gpus, strict=True)):
@@ -344,7 +344,7 @@ def test_observations_on_types_it_cannot_use_are_left_out():
 # -- invariants
 
 GPUS = (1, 2, 3, 4, 8, 16, 32, 64)
-EVERYWHERE = Configurations(
+EVERYWHERE = ConfigurationSet(
     tuple(t for t in PER_NODE for _ in GPUS),
     tuple(-(-g // per) for per in PER_NODE.values() for g in GPUS),
     GPUS * 2,

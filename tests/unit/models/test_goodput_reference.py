@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_elastic.application import Application, Learned, Noise, Observation, TypeProfile
-from slurm_elastic.models import tables, throughput
+from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
+from slurm_elastic.models import goodput_tables, throughput
 from slurm_elastic.models.efficiency import gain
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.models.throughput import ThroughputParameters
@@ -92,7 +92,7 @@ def test_optimised_batches(vectors, monkeypatch):
         fitted = vectors["fit"][entry["fit"]]
         theirs = ThroughputParameters(*fitted["params"])
         monkeypatch.setattr(throughput, "fit", lambda *_, theirs=theirs, **__: theirs)
-        tables.table.cache_clear()
+        goodput_tables.table.cache_clear()
         learned = Learned(
             application(entry["app"], entry["type"]),
             observations(fitted),
@@ -106,4 +106,4 @@ def test_optimised_batches(vectors, monkeypatch):
         if (micro_batch, accumulation) != (entry["local_bsz"], entry["accum"]):
             other_choice.append(entry)
     assert not other_choice
-    tables.table.cache_clear()
+    goodput_tables.table.cache_clear()

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from slurm_elastic.application import Application, Learned, Observation, TypeProfile
-from slurm_elastic.config import Speedup
-from slurm_elastic.models.communication import ClosedForm, Link
-from slurm_elastic.models.links import GBIT, Links, Toll, step_work
-from slurm_elastic.models.seen_links import Seen
+from slurm_elastic.config.schema import SpeedupSettings
+from slurm_elastic.core.application import Application, Learned, Observation, TypeProfile
+from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.models.communication import ClosedForm, GangLink
+from slurm_elastic.models.link_estimates import LinkEstimates
+from slurm_elastic.models.links import GBIT, CommunicationCost, Links, step_work
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import JobRecord, Measurement
 
 
 def seen(gpus, nodes=1, racks=1, *, compute=1.0, sync=0.0, reports=3, kind="a100", rate=100.0):
@@ -41,8 +41,9 @@ def test_one_gpu_per_node_is_the_closed_form(shape):
     """With one GPU per node, and one node per rack, links are shared with nobody."""
     _, _, racks = shape
     form = ClosedForm(
-        compute_s={}, gradient_bytes={}, domain=Link(bytes_s=1e12), node=Link(bytes_s=100e9),
-        rack=Link(bytes_s=10e9), spine=Link(bytes_s=1e9), uplink_share=0.5,
+        compute_s={}, gradient_bytes={}, domain=GangLink(bytes_s=1e12),
+        node=GangLink(bytes_s=100e9),
+        rack=GangLink(bytes_s=10e9), spine=GangLink(bytes_s=1e9), uplink_share=0.5,
     )  # fmt: skip
     alone = float(KNOWN.tiers(1e9, racks, racks, racks, share=0.5)[2])
     assert alone == pytest.approx(form.seconds(1e9, racks, (racks, racks, racks)))
@@ -58,12 +59,12 @@ def test_the_link_of_a_node_carries_what_all_its_gpus_send():
 
 def test_a_toll_needs_bytes_computing_and_a_link():
     good = record(seen(4))
-    assert Toll.of(good, KNOWN, {}) is not None
-    assert Toll.of(good, Links(), {}) is None
-    assert Toll.of(record(seen(4), size=None), KNOWN, {}) is None
-    assert Toll.of(record(), KNOWN, {}) is None
+    assert CommunicationCost.of(good, KNOWN, {}) is not None
+    assert CommunicationCost.of(good, Links(), {}) is None
+    assert CommunicationCost.of(record(seen(4), size=None), KNOWN, {}) is None
+    assert CommunicationCost.of(record(), KNOWN, {}) is None
     for size in (0.0, -1.0, math.nan, math.inf):
-        assert Toll.of(record(seen(4), size=size), KNOWN, {}) is None
+        assert CommunicationCost.of(record(seen(4), size=size), KNOWN, {}) is None
 
 
 def test_work_is_taken_from_the_parts_of_steps_then_micro_steps_then_earlier_jobs():
@@ -84,30 +85,32 @@ def test_work_is_taken_from_the_parts_of_steps_then_micro_steps_then_earlier_job
 
 
 def test_other_types_compute_as_fast_as_configured():
-    toll = Toll.of(record(seen(4, compute=1.0)), KNOWN, {"a100": 2.0, "v100": 1.0})
+    toll = CommunicationCost.of(record(seen(4, compute=1.0)), KNOWN, {"a100": 2.0, "v100": 1.0})
     assert toll.part("v100", 8, 2, 2) > toll.part("a100", 8, 2, 2)
     assert toll.part("v100", 16, 4, 2) == pytest.approx(toll.part("a100", 8, 4, 2), rel=0.01)
 
 
 def test_stalls_scale_what_the_links_say_and_not_without_end():
-    stated = Toll.of(record(seen(1)), KNOWN, {})
+    stated = CommunicationCost.of(record(seen(1)), KNOWN, {})
     twice = float(2 * stated.seconds(8, 2, 2))
-    scaled = Toll.of(record(seen(8, 2, 2, sync=twice)), KNOWN, {})
+    scaled = CommunicationCost.of(record(seen(8, 2, 2, sync=twice)), KNOWN, {})
     assert float(scaled.seconds(8, 2, 2)) == pytest.approx(twice)
     assert scaled.scales[:2] == (1.0, 1.0)
     assert scaled.scales[2] > 2.0, "nearer tiers take what the links say"
-    assert Toll.of(record(seen(8, 2, 2, sync=1e6)), KNOWN, {}).scales[2] == 32.0
-    hidden = Toll.of(record(seen(8, 2, 1, sync=0.0)), KNOWN, {})
+    assert CommunicationCost.of(record(seen(8, 2, 2, sync=1e6)), KNOWN, {}).scales[2] == 32.0
+    hidden = CommunicationCost.of(record(seen(8, 2, 1, sync=0.0)), KNOWN, {})
     assert hidden.scales == (1.0, 1 / 32, 0.5), "what hides little may not hide much"
-    slow = Toll.of(record(seen(8, 2, 1, sync=1.0)), KNOWN, {})
+    slow = CommunicationCost.of(record(seen(8, 2, 1, sync=1.0)), KNOWN, {})
     assert slow.scales[2] == slow.scales[1] > 1
-    assert Toll.of(record(seen(4, sync=0.0)), KNOWN, {}).scales == (1 / 32, 1.0, 1.0)
+    assert CommunicationCost.of(record(seen(4, sync=0.0)), KNOWN, {}).scales == (1 / 32, 1.0, 1.0)
 
 
 def test_the_model_prefers_links_to_stated_losses_tier_by_tier():
-    stated = Speedup(loss_in_node=0.1, loss_across_nodes=0.2)
+    stated = SpeedupSettings(loss_in_node=0.1, loss_across_nodes=0.2)
     told = record(seen(8, compute=1.0, rate=80.0))
-    spine = SpeedModel.fit(stated, told.measurements, Toll.of(told, Links(spine=1e9), {}))
+    spine = SpeedModel.fit(
+        stated, told.measurements, CommunicationCost.of(told, Links(spine=1e9), {})
+    )
     plain = SpeedModel.fit(stated, told.measurements)
     for model in (spine, plain):
         assert model.speed("a100", 8) == pytest.approx(80.0)
@@ -119,7 +122,7 @@ def test_the_model_prefers_links_to_stated_losses_tier_by_tier():
 
 
 def test_measured_racks_count_for_racks():
-    stated = Speedup(loss_across_nodes=0.0)
+    stated = SpeedupSettings(loss_across_nodes=0.0)
     told = (seen(8, 2, 1, rate=100.0), seen(8, 2, 2, rate=30.0))
     model = SpeedModel.fit(stated, told)
     assert model.speed("a100", 8, 2, 1) == pytest.approx(100.0)
@@ -133,7 +136,7 @@ def test_measured_racks_count_for_racks():
 
 
 def test_models_differ_by_speeds_and_tolls_only():
-    one, other = (SpeedModel.fit(Speedup(), (seen(8, sync=s),)) for s in (0.1, 0.2))
+    one, other = (SpeedModel.fit(SpeedupSettings(), (seen(8, sync=s),)) for s in (0.1, 0.2))
     assert one is other
 
 
@@ -150,13 +153,13 @@ def test_links_are_measured_by_stalls_less_what_nearer_tiers_take():
         ("bob", record(seen(8, 2, sync=float(Links(node=64e9, rack=8e9).seconds(1e9, 8, 2, 1))))),
         ("cat", record(seen(8, 2, 2, sync=float(KNOWN.seconds(1e9, 8, 2, 2))))),
     ]
-    found = Seen.of(jobs, Links())
+    found = LinkEstimates.of(jobs, Links())
     assert found.links["node"].bytes_s == pytest.approx(64e9, rel=0.1)
     assert found.links["rack"].bytes_s == pytest.approx(8e9, rel=0.1)
     assert found.links["spine"].bytes_s == pytest.approx(1e9, rel=0.1)
     assert found.of_owner("ann").node is None, "told only"
     assert (found.links["rack"].jobs, found.links["rack"].owners) == (1, 1)
-    configured = Seen.of(jobs, Links(rack=5e9))
+    configured = LinkEstimates.of(jobs, Links(rack=5e9))
     assert set(configured.links) == {"node", "spine"}
     assert configured.of_owner("bob").rack == 5e9, "what is configured wins"
 
@@ -164,20 +167,24 @@ def test_links_are_measured_by_stalls_less_what_nearer_tiers_take():
 def test_few_reports_and_jobs_without_bytes_measure_nothing():
     for told in (record(seen(8, 2, sync=1.0, reports=2)), record(seen(8, 2, sync=1.0), size=None),
                  record(seen(1, sync=1.0)), record(seen(8, 2, sync=0.0))):  # fmt: skip
-        assert Seen.of([("ann", told)], Links()).links == {}
+        assert LinkEstimates.of([("ann", told)], Links()).links == {}
 
 
 def test_nobody_is_judged_by_what_one_other_user_reports():
     liar = [("eve", record(seen(8, 2, sync=stall(1e4))))] * 50
-    assert Seen.of(liar, Links()).of_owner("bob").rack is None
-    assert Seen.of(liar, Links()).of_owner("eve").rack == pytest.approx(1e4, rel=0.1)
+    assert LinkEstimates.of(liar, Links()).of_owner("bob").rack is None
+    assert LinkEstimates.of(liar, Links()).of_owner("eve").rack == pytest.approx(1e4, rel=0.1)
     honest = [(who, record(seen(8, 2, sync=stall(8e9)))) for who in ("ann", "bob")]
-    assert Seen.of([*liar, *honest], Links()).of_owner("dan").rack == pytest.approx(8e9, rel=0.1)
+    assert LinkEstimates.of([*liar, *honest], Links()).of_owner("dan").rack == pytest.approx(
+        8e9, rel=0.1
+    )
 
 
 def test_what_trembles_measures_the_same():
     def by(speed):
-        return Seen.of([("ann", record(seen(8, 2, sync=stall(speed))))], Links()).of_owner("ann")
+        return LinkEstimates.of([("ann", record(seen(8, 2, sync=stall(speed))))], Links()).of_owner(
+            "ann"
+        )
 
     assert by(8.00e9) == by(8.05e9)
     assert by(8e9) != by(12e9)

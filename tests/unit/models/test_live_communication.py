@@ -2,14 +2,14 @@
 
 import pytest
 
-from slurm_elastic.config import Speedup
+from slurm_elastic.config.schema import SpeedupSettings
+from slurm_elastic.core.plan import JobRecord, Measurement
 from slurm_elastic.models.communication import CommunicationError
-from slurm_elastic.models.links import Links, Toll
+from slurm_elastic.models.links import CommunicationCost, Links
 from slurm_elastic.models.live_communication import LiveCommunication, key_of
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import JobRecord, Measurement
 
-STATED = Speedup(loss_in_node=0.0, loss_across_nodes=0.5)
+STATED = SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.5)
 
 
 def seen(gpus, nodes, racks, sync, kind="a100", steps=50):
@@ -21,7 +21,7 @@ def seen(gpus, nodes, racks, sync, kind="a100", steps=50):
 
 def live(*measurements, links=Links(), size=1e9, stated=STATED):  # noqa: B008 - frozen
     record = JobRecord(job_id=7, measurements=measurements, gradient_bytes=size)
-    model = SpeedModel.fit(stated, measurements, Toll.of(record, links, stated.types))
+    model = SpeedModel.fit(stated, measurements, CommunicationCost.of(record, links, stated.types))
     return LiveCommunication.of({7: record}, {7: model})
 
 

@@ -4,9 +4,15 @@ import math
 
 import pytest
 
-from slurm_elastic.layers import Layer, LayerError, LayerProfile, chain
-from slurm_elastic.models import pipeline_states
-from slurm_elastic.models.pipeline import ArgumentError, Cost, Level, PipelineError, partition
+from slurm_elastic.core.layers import Layer, LayerError, LayerProfile, chain
+from slurm_elastic.models.pipedream import model_cuts
+from slurm_elastic.models.pipedream.partitioner import (
+    ArgumentError,
+    Cost,
+    Level,
+    PipelineError,
+    partition,
+)
 
 
 def row(*costs):
@@ -90,7 +96,7 @@ def test_branches_are_cut_together():
         tuple(Layer(n, 1.0, 1.0, 10.0, 0.0) for n in names),
         (("in", "left"), ("in", "right"), ("left", "join"), ("right", "join")),
     )
-    known = pipeline_states.states(net, limit=100)
+    known = model_cuts.states(net, limit=100)
     assert len(known) == 1 + 5
     assert known.complete
     outputs = dict(zip([s.bit_count() for s in known.sets], known.output_bytes, strict=True))
@@ -102,7 +108,7 @@ def test_branches_are_cut_together():
 
 def test_more_layers_than_the_limit_are_thinned_to_the_lightest_cuts():
     net = row(*[(1.0, 5.0 if i % 3 else 1.0, 0.0) for i in range(30)])
-    known = pipeline_states.states(net, limit=10)
+    known = model_cuts.states(net, limit=10)
     assert not known.complete
     assert len(known) == 1 + 10
     assert set(known.output_bytes[1:-1].tolist()) == {1.0}

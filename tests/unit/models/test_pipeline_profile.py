@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from slurm_elastic.layers import Layer, LayerError, LayerProfile, chain
-from slurm_elastic.models import pipeline_profile
-from slurm_elastic.models.pipeline_profile import ProfileError, as_json, read
+from slurm_elastic.core.layers import Layer, LayerError, LayerProfile, chain
+from slurm_elastic.models.pipedream import profile_reader
+from slurm_elastic.models.pipedream.profile_reader import LayerProfileError, as_json, read
 
 COSTS = (
     "forward_compute_time=1.5, backward_compute_time=2.500, "
@@ -85,7 +85,7 @@ def test_without_after_a_layer_reads_the_one_before(write):
 def test_text_that_cannot_be(write, old, new, said):
     assert old in TEXT
     path = write(TEXT.replace(old, new))
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(LayerProfileError) as caught:
         read(path)
     text = str(caught.value)
     assert text.startswith(f"{path}{said}"), text
@@ -116,7 +116,7 @@ ROW = {"name": "a", "forward_s": 1, "backward_s": 1, "activation_bytes": 1, "par
 )
 def test_json_that_cannot_be(write, data, said):
     path = write(data if isinstance(data, str) else json.dumps(data))
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(LayerProfileError) as caught:
         read(path)
     assert str(caught.value).startswith(f"{path}{said}"), caught.value
 
@@ -129,12 +129,12 @@ def test_files_that_cannot_be(tmp_path, write):
         (TEXT.splitlines()[0], "nothing but inputs"),
     ):
         path = write(given) if isinstance(given, str) else given
-        with pytest.raises(ProfileError) as caught:
+        with pytest.raises(LayerProfileError) as caught:
             read(path)
         assert str(caught.value).startswith(f"{path}: {said}")
     path = tmp_path / "binary"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProfileError, match="not text"):
+    with pytest.raises(LayerProfileError, match="not text"):
         read(path)
 
 
@@ -149,4 +149,4 @@ def test_topological_order_keeps_the_given_one_where_it_can():
     layers = tuple(Layer(n, 1.0, 1.0, 1.0, 1.0) for n in "dabc")
     found = LayerProfile(layers, (("a", "b"), ("b", "c"), ("c", "d")))
     assert [found.layers[i].name for i in found.topological()] == list("abcd")
-    assert pipeline_profile.as_json(found)["layers"][0]["after"] == ["c"]
+    assert profile_reader.as_json(found)["layers"][0]["after"] == ["c"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_elastic.models import pipeline_profile, pipeline_states
-from slurm_elastic.models.pipeline import Level, partition
+from slurm_elastic.models.pipedream import model_cuts, profile_reader
+from slurm_elastic.models.pipedream.partitioner import Level, partition
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "pipedream"
 
@@ -19,7 +19,7 @@ CASES = json.loads((DATA / "oracle.json").read_text()) if DATA.is_dir() else []
 
 
 def read(model):
-    return pipeline_profile.read(DATA / "profiles" / f"{model}.txt")
+    return profile_reader.read(DATA / "profiles" / f"{model}.txt")
 
 
 def name(case):
@@ -89,7 +89,7 @@ def test_a_source_may_be_placed_on_its_own():
 
 def best_with(profile, levels, replication, compression):
     """Seconds of the best plan with this replication, by plain formulas: shows a tie."""
-    known = pipeline_states.states(profile, limit=5000)
+    known = model_cuts.states(profile, limit=5000)
     count = len(known)
     below = known.below(0, count)
     parameters = known.parameter_bytes[None, :] - known.parameter_bytes[:, None]

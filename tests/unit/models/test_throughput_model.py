@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.application import Observation
+from slurm_elastic.core.application import Observation
 from slurm_elastic.models import fitting, throughput
 from slurm_elastic.models.throughput import ThroughputParameters, fit, objective, pipeline_time
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from benchmarks.clusters import NOW, Cluster, node
-from slurm_elastic.application import Application, JobClass, Learned, TypeProfile
-from slurm_elastic.config import Config, Las
+from slurm_elastic.config.schema import Config, LasSettings
+from slurm_elastic.core.application import Application, JobClass, Learned, TypeProfile
+from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Measurement
-from slurm_elastic.policies import base
-from slurm_elastic.policies.base import Question
+from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.baselines.fifo import Fifo
 from slurm_elastic.policies.baselines.gavel import Gavel, shares
 from slurm_elastic.policies.baselines.las import LeastAttainedService
-from slurm_elastic.policies.baselines.requested import requests
+from slurm_elastic.policies.baselines.rigid import requests
 from slurm_elastic.policies.baselines.srtf import ShortestRemaining
 from slurm_elastic.policies.baselines.static import Static
+from slurm_elastic.policies.policy_protocol import Question
 
 EVERY = (Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel)
 
@@ -95,7 +95,7 @@ def test_each_is_installed_and_decisive(policy):
     names = {Fifo: "fifo", Static: "static", LeastAttainedService: "las"}
     names |= {ShortestRemaining: "srtf", Gavel: "gavel"}
     controller = dataclasses.replace(Config().controller, policy=names[policy])
-    loaded = base.load(Config(controller=controller))
+    loaded = policy_protocol.load(Config(controller=controller))
     assert type(loaded) is policy
     assert loaded.decisive
 
@@ -197,7 +197,7 @@ def test_static_goes_by_slurm_s_priority():
 
 
 def las(**changes):
-    return Config(las=dataclasses.replace(Las(), **changes))
+    return Config(las=dataclasses.replace(LasSettings(), **changes))
 
 
 def run(policy, cluster, config, *, seconds, state=None):

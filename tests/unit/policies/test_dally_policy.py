@@ -6,14 +6,21 @@ import json
 import pytest
 
 from benchmarks.clusters import NOW, Cluster, node, racks
-from slurm_elastic.cluster import Limit
-from slurm_elastic.config import Config, ConfigError, Controller, Dally, Resize, Speedup
-from slurm_elastic.directive import Directive
-from slurm_elastic.plan import Action, Alternative, Proposal
-from slurm_elastic.policies import base
-from slurm_elastic.policies.dally_book import Book
-from slurm_elastic.policies.dally_giveway import Giver, collect
-from slurm_elastic.policies.dally_rounds import DallyRounds
+from slurm_elastic.config.schema import (
+    Config,
+    ConfigError,
+    ControllerSettings,
+    DallySettings,
+    ResizeSettings,
+    SpeedupSettings,
+)
+from slurm_elastic.core.cluster import Limit
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Action, Alternative, Proposal
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.policies.dally.dally import Dally
+from slurm_elastic.policies.dally.job_state import GangStates
+from slurm_elastic.policies.dally.shrink_selection import ShrinkCandidate, collect
 from slurm_elastic.round import decide_round
 
 BOTH = pytest.mark.parametrize("at_once", [False, True])
@@ -21,10 +28,10 @@ BOTH = pytest.mark.parametrize("at_once", [False, True])
 
 def config(*, queue="controller", loss=0.3, **dally):
     return Config(
-        controller=Controller(queue=queue, policy="dally"),
-        resize=Resize(min_interval_s=0.0),
-        speedup=Speedup(loss_in_node=min(loss, 0.04), loss_across_nodes=loss),
-        dally=Dally(**dally),
+        controller=ControllerSettings(queue=queue, policy="dally"),
+        resize=ResizeSettings(min_interval_s=0.0),
+        speedup=SpeedupSettings(loss_in_node=min(loss, 0.04), loss_across_nodes=loss),
+        dally=DallySettings(**dally),
     )
 
 
@@ -36,7 +43,7 @@ def cluster(*sizes, kind="a100", per_rack=2):
 def decide(c, settings=None, *, at_once=True, state=None, policy=None):
     settings = settings or config()
     plan, after = decide_round(
-        c.snapshot(), c.records, config=settings, policy=policy or DallyRounds(settings),
+        c.snapshot(), c.records, config=settings, policy=policy or Dally(settings),
         state=state or {}, at_once=at_once,
     )  # fmt: skip
     json.dumps(after)
@@ -57,13 +64,13 @@ def running(c, job_id, elastic, on, *, ran=5000.0, record=None, **more):
 
 
 def test_it_is_installed():
-    assert "dally" in base.known()
+    assert "dally" in policy_protocol.known()
 
 
 @pytest.mark.parametrize("timers", ["soon", "24,12", "own,2"])
 def test_timers_that_cannot_be(timers):
     with pytest.raises(ConfigError, match=r"\[dally\] timers .* write .*or own"):
-        DallyRounds(config(timers=timers))
+        Dally(config(timers=timers))
 
 
 def test_least_gpu_time_left_goes_first():
@@ -365,7 +372,7 @@ def test_who_gives_keeps_an_even_share():
     settings = config()
     seen = []
 
-    class Spy(DallyRounds):
+    class Spy(Dally):
         def decide(self, question, state):
             seen.append(question)
             return super().decide(question, state)
@@ -373,8 +380,8 @@ def test_who_gives_keeps_an_even_share():
     decide(c, settings, policy=Spy(settings))
     (question,) = seen
     job = question.snapshot.job[1]
-    (bidder,) = Book(question, {}, question.later.frame).bidders(settings)
-    giver = Giver(bidder, job.allocation, {"g1": 4, "g2": 4})
+    (bidder,) = GangStates(question, {}, question.later.frame).bidders(settings)
+    giver = ShrinkCandidate(bidder, job.allocation, {"g1": 4, "g2": 4})
     ((who, left),) = collect([giver], {"g2": 1}, 4)
     assert who is giver
     assert dict(left.shares) == {"g0": 4, "g1": 4}

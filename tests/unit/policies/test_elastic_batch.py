@@ -9,8 +9,16 @@ import pytest
 
 from benchmarks import elastic_batch as bench
 from benchmarks.clusters import Cluster, node
-from slurm_elastic import config as configs
-from slurm_elastic.application import (
+from slurm_elastic.cli import main
+from slurm_elastic.config import schema as configs
+from slurm_elastic.config.schema import (
+    Config,
+    ConfigError,
+    ControllerSettings,
+    ElasticBatchSettings,
+    ResizeSettings,
+)
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     Learned,
@@ -18,25 +26,24 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
-from slurm_elastic.cli import main
-from slurm_elastic.config import Config, ConfigError, Controller, ElasticBatch, Resize
+from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Action, Measurement
-from slurm_elastic.policies import base, elastic_batch_dp
-from slurm_elastic.policies.elastic_batch import ElasticBatch as Policy
-from slurm_elastic.policies.elastic_batch_dp import divide
-from slurm_elastic.policies.elastic_batch_table import Rows, drawn
-from slurm_elastic.policies.sia_goodput import Candidate
+from slurm_elastic.policies import policy_protocol
+from slurm_elastic.policies.elastic_batch import division
+from slurm_elastic.policies.elastic_batch.division import divide
+from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatchSettings as Policy
+from slurm_elastic.policies.elastic_batch.value_rows import ValueRows, drawn
+from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.round import decide_round
 
-OURS = Controller(queue="controller", mode="act", policy="elastic_batch")
+OURS = ControllerSettings(queue="controller", mode="act", policy="elastic_batch")
 
 
 def config(**settings):
     return Config(
         controller=OURS,
-        resize=Resize(restart_s=60.0, min_interval_s=0.0, per_hour=999),
-        elastic_batch=ElasticBatch(**({"growth": 1e6} | settings)),
+        resize=ResizeSettings(restart_s=60.0, min_interval_s=0.0, per_hour=999),
+        elastic_batch=ElasticBatchSettings(**({"growth": 1e6} | settings)),
     )
 
 
@@ -74,7 +81,7 @@ def row(known, *, elastic="1-16", kind="a100", seed=0, **settings):
     add(c, 1, elastic, known)
     job, record = c.jobs[0], c.records[1]
     model = SpeedModel.fit(Config().speedup, record.measurements)
-    rows = Rows(config(**settings).elastic_batch)
+    rows = ValueRows(config(**settings).elastic_batch)
     candidate = Candidate(job, record, job.directive, model)
     return rows.row(candidate, kind, per_node={"a100": 4, "v100": 4}, most=16, seed=seed)
 
@@ -100,7 +107,7 @@ def sorted_(plan):
 
 
 def test_examples_in_the_docs():
-    assert doctest.testmod(elastic_batch_dp).failed == 0
+    assert doctest.testmod(division).failed == 0
 
 
 # --- the program ------------------------------------------------------------------------------
@@ -235,7 +242,7 @@ def test_a_job_on_unchanged_gpus_is_not_touched_and_ties_change_nothing():
     seen = Measurement(gpu_type="a100", gpus=1, nodes=1, samples_per_s=100.0, steps=99)
     add(c, 1, known=False, on={"a0": 2}, record={"measurements": (seen,)})
     add(c, 2, known=False, on={"a0": 2, "a1": 4}, record={"measurements": (seen,)})
-    linear = configs.Speedup(loss_in_node=0.0, loss_across_nodes=0.0)
+    linear = configs.SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.0)
     plan, _ = decide(c, dataclasses.replace(config(), speedup=linear))
     assert plan.changes == ()
     plan, _ = decide(c)
@@ -379,7 +386,7 @@ def test_what_the_ledger_kept_of_others_is_forgotten():
 
 
 def test_it_is_known_and_its_options_are_read():
-    assert "elastic_batch" in base.known()
+    assert "elastic_batch" in policy_protocol.known()
     text = '[elastic_batch]\nmode = "drop"\nbatch = "fixed-max"\nstarvation_s = 60'
     found = configs.parse(text).elastic_batch
     assert (found.mode, found.batch, found.starvation_s) == ("drop", "fixed-max", 60.0)
@@ -401,13 +408,13 @@ def test_it_is_known_and_its_options_are_read():
 def test_a_small_workload_as_in_the_paper():
     jobs = bench.workload(8, "high", hours=1.0, wide=2)
     case = bench.Case(gpus=8, wide=2)
-    elastic = bench.run(jobs, case, ElasticBatch())
-    fixed = bench.run(jobs, case, ElasticBatch(batch="fixed-max"))
+    elastic = bench.run(jobs, case, ElasticBatchSettings())
+    fixed = bench.run(jobs, case, ElasticBatchSettings(batch="fixed-max"))
     assert len(elastic.jobs) == len(fixed.jobs) == len(jobs.jobs)
     assert elastic.summary()["avg_jct_h"] < fixed.summary()["avg_jct_h"]
     assert all(sum(g for _, g in r.held) <= 8 for r in elastic.rounds)
     assert {j.name: j.completion_s for j in elastic.jobs} == {
-        j.name: j.completion_s for j in bench.run(jobs, case, ElasticBatch()).jobs
+        j.name: j.completion_s for j in bench.run(jobs, case, ElasticBatchSettings()).jobs
     }
 
 
@@ -416,7 +423,7 @@ def test_dropped_jobs_end_a_simulation_without_having_run():
     case = bench.Case(gpus=8, wide=2)
     lost = {}
     for name in ("elastic", "fixed-max"):
-        result = bench.run(jobs, case, ElasticBatch(batch=name, mode="drop"))
+        result = bench.run(jobs, case, ElasticBatchSettings(batch=name, mode="drop"))
         assert len(result.jobs) + len(result.dropped) == len(jobs.jobs)
         assert not {j.name for j in result.jobs} & set(result.dropped)
         lost[name] = len(result.dropped)

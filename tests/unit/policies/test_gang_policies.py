@@ -5,19 +5,19 @@ import math
 import pytest
 
 from slurm_elastic.models.communication import SlowdownTable
-from slurm_elastic.placement.delay import Timers, TimersError
-from slurm_elastic.placement.delay_choice import Choice, ideal, places
-from slurm_elastic.placement.delay_reserve import Reserve
-from slurm_elastic.placement.delay_room import GangTier, Room, Sites
-from slurm_elastic.policies.baselines.gandiva import Gandiva
-from slurm_elastic.policies.baselines.tiresias import Tiresias
-from slurm_elastic.policies.dally import Dally
-from slurm_elastic.policies.dally_own import OwnDally
-from slurm_elastic.policies.gangs import Gang, Held, Offer
+from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, NodeLayout
+from slurm_elastic.placement.delay.place_choice import PlaceChoice, ideal, places
+from slurm_elastic.placement.delay.reserve import NodeReserve
+from slurm_elastic.placement.delay.timers import Timers, TimersError
+from slurm_elastic.policies.gangs.gandiva import Gandiva
+from slurm_elastic.policies.gangs.gang_policy import Gang, Held, Offer
+from slurm_elastic.policies.gangs.own_dally import OwnDally
+from slurm_elastic.policies.gangs.published_dally import PublishedDally
+from slurm_elastic.policies.gangs.tiresias import Tiresias
 
 LEASE = 3600.0
 #: Two racks of two nodes of four GPUs in two link domains.
-SITES = Sites.regular(racks=2, nodes=2, gpus=4, domains=2)
+SITES = NodeLayout.regular(racks=2, nodes=2, gpus=4, domains=2)
 
 
 class Steps:
@@ -39,7 +39,7 @@ def gang(job_id, gpus, *, model="far", since=0.0, **more):
 
 def offer(gangs, free, *, now=0.0, policy=None, running=None):
     ordered = sorted(gangs, key=policy.rank) if policy else gangs
-    return Offer(now_s=now, waiting=ordered, room=Room(SITES, free), running=running or {})
+    return Offer(now_s=now, waiting=ordered, room=FreeMap(SITES, free), running=running or {})
 
 
 def places_of(answer):
@@ -50,7 +50,7 @@ ONE_IN_EACH_NODE = [1, 0] * 4
 
 
 def test_manual_timers_let_a_gang_spread_step_by_step():
-    policy = Dally(Timers.parse("1,2", lease_s=LEASE))
+    policy = PublishedDally(Timers.parse("1,2", lease_s=LEASE))
     for waited, tier in ((0.9, None), (1.0, GangTier.RACK), (2.0, GangTier.RACK)):
         answer = policy.decide(offer([gang(1, 2)], ONE_IN_EACH_NODE, now=waited * LEASE), {})
         assert [g.tier for g in answer.grants] == ([tier] if tier else [])
@@ -62,24 +62,26 @@ def test_manual_timers_let_a_gang_spread_step_by_step():
 
 def test_full_waits_for_ever_and_nowait_never():
     for mode, count in (("full", 0), ("nowait", 1)):
-        policy = Dally(Timers.parse(mode, lease_s=LEASE))
+        policy = PublishedDally(Timers.parse(mode, lease_s=LEASE))
         answer = policy.decide(offer([gang(1, 2)], ONE_IN_EACH_NODE, now=1e9), {})
         assert len(answer.grants) == count
 
 
 def test_a_gang_larger_than_a_node_does_not_wait_for_one():
-    answer = Dally(Timers.parse("full", lease_s=LEASE)).decide(offer([gang(1, 6)], None), {})
+    answer = PublishedDally(Timers.parse("full", lease_s=LEASE)).decide(
+        offer([gang(1, 6)], None), {}
+    )
     assert answer.grants[0].tier is GangTier.RACK
 
 
 def test_a_gang_is_never_placed_in_part():
-    policy = Dally(Timers.parse("nowait", lease_s=LEASE))
+    policy = PublishedDally(Timers.parse("nowait", lease_s=LEASE))
     answer = policy.decide(offer([gang(1, 5), gang(2, 4)], ONE_IN_EACH_NODE), {})
     assert {j: sum(g for _, g in p) for j, p in places_of(answer).items()} == {2: 4}
 
 
 def test_who_suffered_most_goes_first_and_the_new_before_all():
-    policy = Dally(Timers.parse("auto", lease_s=LEASE))
+    policy = PublishedDally(Timers.parse("auto", lease_s=LEASE))
     spread = gang(1, 2, done=0.1, ran_s=10 * LEASE)
     packed = gang(2, 2, done=0.9, ran_s=9 * LEASE)
     assert min([packed, spread, gang(3, 2)], key=policy.rank).job_id == 3
@@ -173,9 +175,9 @@ def test_our_timer_grows_with_the_waits():
 
 
 def test_a_reservation_takes_the_nodes_that_are_free_first():
-    room = Room(SITES, [0, 0, 2, 0, 0, 0, 0, 0])
+    room = FreeMap(SITES, [0, 0, 2, 0, 0, 0, 0, 0])
     ends = [(50.0, ((0, 2), (1, 2))), (20.0, ((3, 2),)), (10.0, ((4, 2), (5, 2), (6, 2), (7, 2)))]
-    reserve = Reserve(room, ends, 0.0)
+    reserve = NodeReserve(room, ends, 0.0)
     assert reserve.keep(4) == ()
     assert room.free[2] == 2, "the second rack is free sooner"
     assert reserve.keep(4) == ()
@@ -185,18 +187,18 @@ def test_a_reservation_takes_the_nodes_that_are_free_first():
 
 
 def test_places_are_tried_from_near_to_far():
-    room = Room(SITES)
+    room = FreeMap(SITES)
     found = [SITES.tier(p) for p in places(room, 4)]
     assert found[0] is GangTier.NODE
     assert GangTier.RACK in found
     assert all(sum(g for _, g in p) == 6 for p in places(room, 6))
-    assert list(places(Room(SITES, [0] * 8), 1)) == []
+    assert list(places(FreeMap(SITES, [0] * 8), 1)) == []
     assert ideal(SITES, Steps(), "far", 4) == 0.9
-    assert Choice(room, Steps()).best("far", 6, enough=1.0)[1] == 0.5
+    assert PlaceChoice(room, Steps()).best("far", 6, enough=1.0)[1] == 0.5
 
 
 def test_a_room_counts_and_refuses_what_it_has_not():
-    room = Room(SITES)
+    room = FreeMap(SITES)
     room.take(((0, 2), (2, 1)))
     assert (room.free_total, room.node[:2], room.rack) == (13, [2, 3], [5, 8])
     with pytest.raises(ValueError, match="domain 0"):
@@ -204,7 +206,7 @@ def test_a_room_counts_and_refuses_what_it_has_not():
     room.give(((0, 2), (2, 1)))
     assert room.free == list(SITES.size)
     with pytest.raises(ValueError, match="must divide"):
-        Sites.regular(racks=1, nodes=1, gpus=8, domains=3)
+        NodeLayout.regular(racks=1, nodes=1, gpus=8, domains=3)
 
 
 def test_a_table_with_a_hole_names_it():

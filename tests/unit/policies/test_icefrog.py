@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from benchmarks.clusters import Cluster, node
-from slurm_elastic.application import (
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     LayerCost,
@@ -15,17 +16,16 @@ from slurm_elastic.application import (
     Prefixes,
     TypeProfile,
 )
-from slurm_elastic.config import Config, Controller, Resize
+from slurm_elastic.core.plan import Action
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Action
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.icefrog import IceFrog
-from slurm_elastic.policies.sia import Sia
+from slurm_elastic.policies.icefrog.icefrog import IceFrog
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
 
 CONFIG = Config(
-    controller=Controller(queue="controller", mode="act", policy="icefrog"),
-    resize=Resize(restart_s=1.0, min_interval_s=0.0, per_hour=999),
+    controller=ControllerSettings(queue="controller", mode="act", policy="icefrog"),
+    resize=ResizeSettings(restart_s=1.0, min_interval_s=0.0, per_hour=999),
 )
 NET = Application(
     name="net",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks import solver
-from slurm_elastic.policies import program as module
-from slurm_elastic.policies.program import Program, solve
-from slurm_elastic.policies.program_reference import export, solve_reference
+from slurm_elastic.policies.milp import assignment_milp as module
+from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
+from slurm_elastic.policies.milp.pulp_reference import export, solve_reference
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 HARD = DATA / "hard_instance.json"
@@ -29,7 +29,7 @@ def simple(**changes):
         "not_running": 1.1,
         "fixed": np.array([-1, -1, -1]),
     }
-    return Program(**(fields | changes))
+    return AssignmentProgram(**(fields | changes))
 
 
 def test_examples_in_the_docs():
@@ -89,7 +89,7 @@ def test_out_of_time_means_greedy_and_says_so():
 def test_equal_jobs_beside_too_few_gpus_are_decided_at_once():
     costs = np.tile([0.488, 0.219, 0.172], (2, 1))
     sizes = np.array([1, 3, 4])
-    asked = Program(
+    asked = AssignmentProgram(
         cost=costs,
         valid=np.array([[False, True, False], [False, False, True]]),
         config_type=np.array([0, 0, 0]),

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.clusters import NOW, Cluster, node
-from slurm_elastic.application import (
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
+from slurm_elastic.config.schema import SiaSettings as Settings
+from slurm_elastic.core.application import (
     Application,
     JobClass,
     Learned,
@@ -16,19 +18,19 @@ from slurm_elastic.application import (
     Observation,
     TypeProfile,
 )
-from slurm_elastic.config import Config, Controller, Resize, Speedup
-from slurm_elastic.config import Sia as Settings
+from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.plan import Action, Measurement
-from slurm_elastic.policies import sia, sia_configurations
-from slurm_elastic.policies.base import Question
-from slurm_elastic.policies.program import Solution
-from slurm_elastic.policies.sia import Sia
-from slurm_elastic.policies.sia_configurations import configurations, node_counts, shapes
+from slurm_elastic.policies.milp.assignment_milp import ProgramSolution
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia import sia, sia_configurations
+from slurm_elastic.policies.sia.sia import Sia
+from slurm_elastic.policies.sia.sia_configurations import configurations, node_counts, shapes
 from slurm_elastic.round import decide_round
 
-OURS = Controller(queue="controller", mode="act", policy="sia")
-PLAIN = Config(controller=OURS, resize=Resize(restart_s=10.0, min_interval_s=0.0, per_hour=999))
+OURS = ControllerSettings(queue="controller", mode="act", policy="sia")
+PLAIN = Config(
+    controller=OURS, resize=ResizeSettings(restart_s=10.0, min_interval_s=0.0, per_hour=999)
+)
 COMPAT = dataclasses.replace(PLAIN, sia=Settings(artifact_compat=True))
 
 
@@ -230,7 +232,7 @@ def test_running_jobs_are_suspended_only_if_we_start_them_again():
     for i in range(1, 7):
         c.add(i, elastic="4", on={f"v{i}": 4} if i < 3 else None, record={"learned": seen})
     assert sum(g for _, g in first(c, capacity={"v100": 8}).values()) == 8
-    slurms = dataclasses.replace(PLAIN, controller=Controller(policy="sia"))
+    slurms = dataclasses.replace(PLAIN, controller=ControllerSettings(policy="sia"))
     c = cluster()
     c.add(1, elastic="8", on={"v1": 4, "v2": 4}, record={"learned": seen})
     c.add(2, elastic="1-4", on={"a1": 1}, record={"learned": seen})
@@ -239,7 +241,7 @@ def test_running_jobs_are_suspended_only_if_we_start_them_again():
 
 
 def test_jobs_that_have_reported_nothing_count_with_their_stated_speed():
-    stated = dataclasses.replace(PLAIN, speedup=Speedup(types={"a100": 2.0, "v100": 1.0}))
+    stated = dataclasses.replace(PLAIN, speedup=SpeedupSettings(types={"a100": 2.0, "v100": 1.0}))
     c = cluster()
     c.add(1, elastic="1-8")
     assert first(c, stated) == {1: ("a100", 1)}
@@ -285,7 +287,7 @@ def test_nothing_fits():
 
 def test_the_time_limit_is_written_down(monkeypatch):
     def late(program, **_):
-        return Solution(
+        return ProgramSolution(
             choice=np.array([0]),
             objective=1.0,
             bound=0.9,
@@ -359,7 +361,7 @@ def test_a_suspended_job_is_charged_its_restart_but_never_more_than_waiting(rule
 
 @pytest.mark.parametrize("queue", ["controller", "slurm"])
 def test_two_jobs_on_a_full_cluster_change_places(queue):
-    config = dataclasses.replace(PLAIN, controller=Controller(queue=queue, policy="sia"))
+    config = dataclasses.replace(PLAIN, controller=ControllerSettings(queue=queue, policy="sia"))
     fast, even = application("fast", a100=3.0), application("even", a100=1.0)
     c = cluster()
     seen = {1: learned(fast, ("v100", 8)), 2: learned(even, ("a100", 8))}

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.config import Sia as Settings
-from slurm_elastic.plan import Alternative, Proposal
-from slurm_elastic.policies.sia import Sia
-from slurm_elastic.simulator import clusters, profiles, workload
-from slurm_elastic.simulator.engine import simulate
-from slurm_elastic.simulator.physics import Physics
-from slurm_elastic.simulator.workload import Workload
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.config.schema import SiaSettings as Settings
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.policies.sia.sia import Sia
+from slurm_elastic.simulator.simulation import simulate
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from slurm_elastic.simulator.workloads.workload import Workload
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 UNTIL_S = 7200
@@ -75,14 +75,15 @@ class Replay:
 def test_the_first_two_hours_of_philly():
     with gzip.open(DATA / "reference" / "trace-philly-1.jsonl.gz", "rt") as lines:
         rounds = {row["t"]: row["jobs"] for row in map(json.loads, lines)}
-    cluster = clusters.parse("aws:6x4,dgx-ext:2x8,rtx:3x8")
+    cluster = cluster_text.parse("aws:6x4,dgx-ext:2x8,rtx:3x8")
     whole = workload.read(DATA / "workloads" / "philly" / "workload-1.csv")
     jobs = Workload(whole.name, tuple(j for j in whole.jobs if j.time_s <= UNTIL_S))
-    truth = profiles.read(DATA / "traces", jobs.applications, cluster.types)
+    truth = application_profiles.read(DATA / "traces", jobs.applications, cluster.types)
     config = Config(
-        controller=Controller(queue="controller", policy="sia"), sia=Settings(artifact_compat=True)
+        controller=ControllerSettings(queue="controller", policy="sia"),
+        sia=Settings(artifact_compat=True),
     )
-    replay = Replay(config, rounds, {name: Physics(p).total for name, p in truth.items()})
+    replay = Replay(config, rounds, {name: GroundTruth(p).total for name, p in truth.items()})
     with pytest.raises(Enough):
         simulate(jobs, truth, cluster, config=config, policy=replay)
     theirs, ours = np.array(replay.compared).T

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.profiler.comparable import ComparisonError, comparable, merged, subjects
-from slurm_elastic.profiler.profile_file import Configured, Profile, Timed
+from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed
+from slurm_elastic.profiler.profile_merge import ComparisonError, comparable, merged, subjects
 
 
 def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_type="a100", **stalls):
@@ -24,7 +24,7 @@ def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_typ
 
 
 def net(*configured, **said):
-    return Profile(application="app", model="net", configurations=configured, **said)
+    return StepProfile(application="app", model="net", configurations=configured, **said)
 
 
 def compared(*profiles, **options):
@@ -177,5 +177,5 @@ def test_models_of_one_class_are_told_apart_by_their_size():
 
 
 def test_models_without_a_name():
-    files = [("x.json", Profile(application="job")), ("y.json", Profile(application=""))]
+    files = [("x.json", StepProfile(application="job")), ("y.json", StepProfile(application=""))]
     assert list(subjects(files)) == ["job", "y.json"]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import extrapolation
-from slurm_elastic.profiler.comparable import subjects
 from slurm_elastic.profiler.extrapolate import (
     ExtrapolationError,
     Fit,
@@ -16,9 +15,10 @@ from slurm_elastic.profiler.extrapolate import (
     left_out,
     typical,
 )
-from slurm_elastic.profiler.profile_file import Configured, Profile, Timed
-from slurm_elastic.profiler.recommend import StepTimes
-from slurm_elastic.profiler.unseen import Unseen, estimates, from_subject
+from slurm_elastic.profiler.new_model import NewModel, estimates, from_subject
+from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed
+from slurm_elastic.profiler.profile_merge import subjects
+from slurm_elastic.profiler.recommendation import StepTimes
 
 MODELS = {"a": (8, 2.4e8), "b": (107, 1.0e8), "c": (16, 5.5e8), "d": (311, 2.4e8), "e": (105, 1e7)}
 
@@ -126,7 +126,7 @@ def profile(model, *, types=("a100",), noise=1.0):
                     prep=Timed(0.01, 0.0), fetch=Timed(0.03, 0.0),
                 )
             )  # fmt: skip
-    return Profile(
+    return StepProfile(
         application=model,
         model=model,
         layers=layers,
@@ -141,7 +141,7 @@ def others(*models, **options):
 
 def unseen(**alone):
     times = {t: StepTimes(compute_s=s, spread_s=0.001) for t, s in alone.items()}
-    return Unseen(name="new", layers=50, gradient_bytes=1e8, batch=64, alone=times)
+    return NewModel(name="new", layers=50, gradient_bytes=1e8, batch=64, alone=times)
 
 
 def test_an_unseen_model_gets_the_configurations_of_others():

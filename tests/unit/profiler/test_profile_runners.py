@@ -4,7 +4,7 @@ import pytest
 
 from slurm_elastic.job.slurm_env import AllocationError
 from slurm_elastic.profiler import runners
-from slurm_elastic.profiler.plan import Shape
+from slurm_elastic.profiler.profiling_plan import ProfiledShape
 
 ENV = {
     "SLURM_JOB_ID": "7",
@@ -52,7 +52,9 @@ def test_a_shape_has_its_ranks_on_the_first_nodes_and_each_gpu_its_share_of_proc
     log = tmp_path / "log"
     assert runner.gpus == (4, 4, 2)
     for _ in range(2):  # what one shape needs changes nothing for the next
-        code = runner.run(["train"], Shape.parse(shape), {"EXTRA": "1"}, log=log, timeout_s=1.0)
+        code = runner.run(
+            ["train"], ProfiledShape.parse(shape), {"EXTRA": "1"}, log=log, timeout_s=1.0
+        )
         assert code == 0
     (command, env), (again, other) = started
     assert command == again

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.job.profiling import answer, asked, write
-from slurm_elastic.profiler.plan import (
+from slurm_elastic.job.profile_request import answer, asked, write
+from slurm_elastic.profiler.profile_file import ProfileFileError, from_body, read, to_body
+from slurm_elastic.profiler.profile_store import Store, StoreError
+from slurm_elastic.profiler.profiling_plan import (
     PlanError,
-    Shape,
+    ProfiledShape,
     blocks,
     default_shapes,
     needs,
     next_launch,
 )
-from slurm_elastic.profiler.profile_file import ProfileError, from_body, read, to_body
-from slurm_elastic.profiler.run import Request, profile, run
+from slurm_elastic.profiler.profiling_runs import ProfilingRequest, profile, run
 from slurm_elastic.profiler.runners import Local
-from slurm_elastic.profiler.store import Store, StoreError
 
 #: Seconds of a step by GPUs and block.
 TIMES = {"synthetic": 1.0, "warm": 1.5, "cold": 3.0}
@@ -61,9 +61,9 @@ class Fake:
 
 def request(shapes=("2",), *, repeats=2, cold=False, whole=False):
     kinds = blocks(cold=cold, whole=whole)
-    return Request(
+    return ProfilingRequest(
         program=("train",),
-        needs=tuple(needs([Shape.parse(s) for s in shapes], repeats=repeats, blocks=kinds)),
+        needs=tuple(needs([ProfiledShape.parse(s) for s in shapes], repeats=repeats, blocks=kinds)),
         steps=4,
         warm_up=1,
         batch=None,
@@ -211,7 +211,7 @@ def test_shapes():
     assert [str(s) for s in default_shapes([1, 1, 1])] == ["1", "3@3"]
     for wrong in ("", "x", "3@2", "0", "4@0", "-1"):
         with pytest.raises(PlanError):
-            Shape.parse(wrong)
+            ProfiledShape.parse(wrong)
 
 
 def test_profile_files_are_checked(tmp_path):
@@ -233,13 +233,13 @@ def test_profile_files_are_checked(tmp_path):
         ({"model": "a\x1b[31m"}, "model"),
         ({"layers": True}, "layers"),
     ):
-        with pytest.raises(ProfileError, match=named):
+        with pytest.raises(ProfileFileError, match=named):
             from_body(body | wrong)
     path = tmp_path / "no.json"
-    with pytest.raises(ProfileError, match="No such file"):
+    with pytest.raises(ProfileFileError, match="No such file"):
         read(path)
     path.write_text("[1, 2")
-    with pytest.raises(ProfileError, match="not JSON"):
+    with pytest.raises(ProfileFileError, match="not JSON"):
         read(path)
 
 

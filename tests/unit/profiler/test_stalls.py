@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.profiler.plan import ONE, Need, Shape
+from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
 from slurm_elastic.profiler.stalls import Unmeasured, configurations, difference
 
 PARTS = ("interconnect", "network", "prep", "fetch")
@@ -24,7 +24,7 @@ def planted(compute, *, shapes, noise=0.0, repeats=3, seed=0):
         times = {"synthetic": together, "warm": warm, "cold": warm + parts.get("fetch", 0.0)}
         for block, value in times.items():
             for r in range(1, repeats + 1):
-                steps[Need(shape, r, block)] = value * (1 + draw.uniform(-noise, noise))
+                steps[MissingTime(shape, r, block)] = value * (1 + draw.uniform(-noise, noise))
     return steps
 
 
@@ -36,8 +36,8 @@ def found(steps):
 def test_every_planted_stall_is_found_and_the_parts_make_up_the_step(compute, parts):
     inter, net, prep, fetch = (p if p > 0.05 * (compute + sum(parts)) else 0.0 for p in parts)
     shapes = {
-        Shape(1, 4): {"interconnect": inter, "prep": prep},
-        Shape(2, 4): {"interconnect": inter, "network": net, "prep": prep, "fetch": fetch},
+        ProfiledShape(1, 4): {"interconnect": inter, "prep": prep},
+        ProfiledShape(2, 4): {"interconnect": inter, "network": net, "prep": prep, "fetch": fetch},
     }
     steps = planted(compute, shapes=shapes)
     two = found(steps)[4, 2]
@@ -45,26 +45,26 @@ def test_every_planted_stall_is_found_and_the_parts_make_up_the_step(compute, pa
     for part, value in zip(PARTS, (inter, net, prep, fetch), strict=True):
         assert getattr(two, part).seconds == pytest.approx(value, abs=1e-9), part
     whole = sum(getattr(two, p).seconds for p in ("compute", *PARTS))
-    assert whole == pytest.approx(steps[Need(Shape(2, 4), 1, "cold")])
+    assert whole == pytest.approx(steps[MissingTime(ProfiledShape(2, 4), 1, "cold")])
     assert two.s == pytest.approx(compute / (compute + inter + net))
 
 
 @given(st.integers(0, 1000), seconds)
 def test_noise_alone_is_no_stall(seed, compute):
     """Three repeats of 1 %: the differences stay below the floor of 2 %."""
-    alone = found(planted(compute, shapes={Shape(1, 4): {}}, noise=0.0049, seed=seed))
+    alone = found(planted(compute, shapes={ProfiledShape(1, 4): {}}, noise=0.0049, seed=seed))
     for c in alone.values():
         assert [getattr(c, p).seconds for p in PARTS] == [0.0] * 4
         assert c.s == 1.0
 
 
 def test_one_bad_repeat_does_not_count():
-    steps = planted(1.0, shapes={Shape(1, 2): {"interconnect": 0.5}}, repeats=5)
-    steps[Need(Shape(1, 2), 2, "synthetic")] += 3.0  # somebody else's work
+    steps = planted(1.0, shapes={ProfiledShape(1, 2): {"interconnect": 0.5}}, repeats=5)
+    steps[MissingTime(ProfiledShape(1, 2), 2, "synthetic")] += 3.0  # somebody else's work
     stall = found(steps)[2, 1].interconnect
     assert stall.spread > 0.5
     assert stall.seconds in (0.0, pytest.approx(0.5))
-    del steps[Need(Shape(1, 2), 2, "synthetic")]
+    del steps[MissingTime(ProfiledShape(1, 2), 2, "synthetic")]
     assert found(steps)[2, 1].interconnect.seconds == pytest.approx(0.5)
 
 
@@ -81,24 +81,24 @@ def test_a_difference_within_its_error_is_none_and_one_repeat_has_no_error():
 
 def test_the_network_is_told_by_the_same_gpus_else_by_a_nodes_share_of_them():
     shapes = {
-        Shape(1, 2): {"interconnect": 0.2},
-        Shape(1, 4): {"interconnect": 0.3},
-        Shape(2, 4): {"network": 1.0},
-        Shape(2, 8): {"network": 2.0},
+        ProfiledShape(1, 2): {"interconnect": 0.2},
+        ProfiledShape(1, 4): {"interconnect": 0.3},
+        ProfiledShape(2, 4): {"network": 1.0},
+        ProfiledShape(2, 8): {"network": 2.0},
     }
     at = found(planted(1.0, shapes=shapes))
     assert at[4, 2].network.seconds == pytest.approx(0.7)  # against 4 on one node
     assert at[8, 2].network.seconds == pytest.approx(1.7)  # against 4 on one node
-    del shapes[Shape(1, 4)]
+    del shapes[ProfiledShape(1, 4)]
     assert found(planted(1.0, shapes=shapes))[4, 2].network.seconds == pytest.approx(0.8)
-    alone = found(planted(1.0, shapes={Shape(2, 4): {"network": 1.0}}))[4, 2]
+    alone = found(planted(1.0, shapes={ProfiledShape(2, 4): {"network": 1.0}}))[4, 2]
     assert alone.interconnect is None
     assert alone.network.seconds == pytest.approx(1.0)
     assert alone.s == pytest.approx(0.5)
 
 
 def test_what_was_not_run_is_not_told():
-    steps = planted(1.0, shapes={Shape(1, 2): {"prep": 0.5}})
+    steps = planted(1.0, shapes={ProfiledShape(1, 2): {"prep": 0.5}})
     for key in [k for k in steps if k.block == "cold"]:
         del steps[key]
     assert found(steps)[2, 1].fetch is None
@@ -110,6 +110,6 @@ def test_what_was_not_run_is_not_told():
 
 
 def test_without_a_run_on_one_gpu_nothing_can_be_told():
-    steps = {Need(Shape(1, 2), 1, "synthetic"): 1.0}
+    steps = {MissingTime(ProfiledShape(1, 2), 1, "synthetic"): 1.0}
     with pytest.raises(Unmeasured, match="one GPU"):
         configurations(steps, gpu_type="", batch=1)

@@ -1,16 +1,17 @@
 """Jobs that begin with measured times, and batches and rejections that a policy decides."""
 
 from benchmarks.trainings import training
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.plan import Alternative, Proposal
-from slurm_elastic.simulator import clusters, engine
-from slurm_elastic.simulator.analyser import analysed
-from slurm_elastic.simulator.applications import describe
-from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.physics import Physics
-from slurm_elastic.simulator.workload import SubmittedJob, Workload
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.simulator import simulation
+from slurm_elastic.simulator.scalability_analyser import analysed
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.workloads import cluster_text
+from slurm_elastic.simulator.workloads.applications import describe
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 
-CLUSTER = clusters.parse("t4:2x4,a100:1x8")
+CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")
 PROFILES = {"net": training("net", seconds=600.0, restart_s=20.0)}
 
 
@@ -45,13 +46,13 @@ def jobs(*names, **fields):
 
 
 def run(policy, *names):
-    config = Config(controller=Controller(policy="scripted"))
+    config = Config(controller=ControllerSettings(policy="scripted"))
     workload = Workload.of("w", jobs(*names))
-    return engine.simulate(workload, PROFILES, CLUSTER, config=config, policy=policy)
+    return simulation.simulate(workload, PROFILES, CLUSTER, config=config, policy=policy)
 
 
 def test_the_analyser_tells_what_is_true():
-    physics = Physics(PROFILES["net"])
+    physics = GroundTruth(PROFILES["net"])
     (asked,) = jobs("a")
     job = SimulatedJob(asked, physics, describe(asked, physics, CLUSTER), job_id=1, restart_s=20.0)
     analysed([job], CLUSTER)

@@ -5,16 +5,18 @@ import dataclasses
 import pytest
 
 from benchmarks.trainings import training
-from slurm_elastic.config import Config, Controller
-from slurm_elastic.plan import Alternative, Proposal
-from slurm_elastic.policies.base import load
-from slurm_elastic.simulator import architectures, clusters, engine, freezing_truth
-from slurm_elastic.simulator.freezing_truth import BELIEFS, MAX_PENALTY
-from slurm_elastic.simulator.layers import FrozenLayers
-from slurm_elastic.simulator.workload import SubmittedJob, Workload
+from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.simulator import simulation
+from slurm_elastic.simulator.truth import architectures, freezing_truth
+from slurm_elastic.simulator.truth.freezing_truth import BELIEFS, MAX_PENALTY
+from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
+from slurm_elastic.simulator.workloads import cluster_text
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 
 KNOWN = ("cifar10", "imagenet", "yolov3", "bert", "deepspeech2")
-CLUSTER = clusters.parse("t4:2x4,a100:1x8")
+CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")
 PROFILES = {
     "bert": training("bert", seconds=60000.0, epochs=12),
     "net": training("net", seconds=3000.0),
@@ -40,8 +42,8 @@ def run(*applications, policy=None, freezing=None, **more):
         SubmittedJob(name=f"{a}-{i}", time_s=60.0 * i, application=a, gpus=2, batch=64)
         for i, a in enumerate(applications)
     ]
-    config = Config(controller=Controller(policy=policy or "still", queue="controller"))
-    return engine.simulate(
+    config = Config(controller=ControllerSettings(policy=policy or "still", queue="controller"))
+    return simulation.simulate(
         Workload.of("w", jobs),
         PROFILES,
         CLUSTER,

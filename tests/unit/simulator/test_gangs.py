@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.placement.delay import Timers
-from slurm_elastic.policies.baselines.gandiva import Gandiva
-from slurm_elastic.policies.baselines.tiresias import Tiresias
-from slurm_elastic.policies.dally import Dally
-from slurm_elastic.policies.dally_own import OwnDally
-from slurm_elastic.simulator.clusters import ClusterError
-from slurm_elastic.simulator.gang_files import read_sites, read_slowdowns, read_workload
-from slurm_elastic.simulator.gang_results import nearest_rank
-from slurm_elastic.simulator.gangs import simulate_gangs
-from slurm_elastic.simulator.workload import WorkloadError
+from slurm_elastic.placement.delay.timers import Timers
+from slurm_elastic.policies.gangs.gandiva import Gandiva
+from slurm_elastic.policies.gangs.own_dally import OwnDally
+from slurm_elastic.policies.gangs.published_dally import PublishedDally
+from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
+from slurm_elastic.simulator.gangs.gang_results import nearest_rank
+from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
+from slurm_elastic.simulator.workloads.cluster_text import ClusterError
+from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "dally"
 WORKLOAD = "job_id,arrival_time,model,total_iterations,time_per_iteration,max_parallelism\n"
@@ -58,7 +58,12 @@ def own(small):
 
 
 def test_work_and_times_add_up(small):
-    for policy in (own(small), Dally(Timers.parse("full", lease_s=LEASE)), Tiresias(), Gandiva()):
+    for policy in (
+        own(small),
+        PublishedDally(Timers.parse("full", lease_s=LEASE)),
+        Tiresias(),
+        Gandiva(),
+    ):
         result = simulated(small, policy)
         assert [round(j.compute_s) for j in result.jobs] == [10_000, 10_000, 10_000]
         for job in result.jobs:
@@ -73,7 +78,7 @@ def test_who_waits_for_a_node_runs_faster_than_who_spreads(small, write):
     jobs = {
         mode: simulate_gangs(
             read_workload(small[0]), read_sites("3x1x2", slots=1), read_slowdowns(small[1]),
-            Dally(Timers.parse(mode, lease_s=LEASE)), name=mode,
+            PublishedDally(Timers.parse(mode, lease_s=LEASE)), name=mode,
         ).jobs[2]
         for mode in ("full", "nowait")
     }  # fmt: skip
@@ -177,7 +182,7 @@ def test_published_runs_are_met_job_by_job(name):
     policy = (
         Tiresias(published=True)
         if name == "tiresias"
-        else Dally(Timers.parse("auto" if "auto" in name else "12,24", lease_s=LEASE))
+        else PublishedDally(Timers.parse("auto" if "auto" in name else "12,24", lease_s=LEASE))
     )
     result = simulate_gangs(
         read_workload(DATA / "workloads" / "p75g8.csv"), read_sites("2x4x8", slots=2),

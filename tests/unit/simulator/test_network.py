@@ -2,16 +2,21 @@
 
 import pytest
 
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller, Placement
-from slurm_elastic.policies.base import load
-from slurm_elastic.simulator import builtin, clusters, profiles, workload
-from slurm_elastic.simulator.applications import describe
-from slurm_elastic.simulator.engine import simulate
-from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.network import Network
-from slurm_elastic.simulator.physics import Physics
-from slurm_elastic.simulator.world import World
+from slurm_elastic.config.schema import Config, ControllerSettings, PlacementSettings
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.simulator.cluster_state import SimulatedCluster
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.simulation import simulate
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.truth.rack_network import Network
+from slurm_elastic.simulator.workloads import (
+    application_profiles,
+    builtin_profiles,
+    cluster_text,
+    workload,
+)
+from slurm_elastic.simulator.workloads.applications import describe
 
 NODES = ("a", "b", "c", "d", "e")
 
@@ -52,19 +57,19 @@ def test_only_who_crosses_pays_and_sharing_costs():
 @pytest.fixture(scope="module")
 def two_wide_jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiles")
-    builtin.write(folder)
+    builtin_profiles.write(folder)
     path = folder / "w.csv"
     path.write_text(
         "name,time,application,num_replicas,batch_size,category\n"
         "one,0,resnet18,8,1024,rigid\ntwo,0,resnet18,8,1024,rigid\n"
     )
     jobs = workload.read(path)
-    cluster = clusters.parse("v100:4x4")
-    return jobs, profiles.read(folder, jobs.applications, cluster.types), cluster
+    cluster = cluster_text.parse("v100:4x4")
+    return jobs, application_profiles.read(folder, jobs.applications, cluster.types), cluster
 
 
 def simulated(two_wide_jobs, net):
-    config = Config(controller=Controller(policy="fifo", queue="controller"))
+    config = Config(controller=ControllerSettings(policy="fifo", queue="controller"))
     return simulate(*two_wide_jobs, config=config, policy=load(config), network=net)
 
 
@@ -84,12 +89,12 @@ def test_a_job_over_racks_takes_longer_and_the_loss_is_counted(two_wide_jobs):
 def test_jobs_measure_what_crossing_racks_costs_them(two_wide_jobs, monkeypatch):
     seen = {}
 
-    def record(world, job, original=World._record):
+    def record(world, job, original=SimulatedCluster._record):
         found = original(world, job)
         seen.update({(job.job_id, m.racks, m.nodes): (m, found) for m in found.measurements})
         return found
 
-    monkeypatch.setattr(World, "_record", record)
+    monkeypatch.setattr(SimulatedCluster, "_record", record)
     simulated(two_wide_jobs, None)
     assert {m.sync_s for m, _ in seen.values()} <= {None}, "nobody asks where there are no racks"
     seen.clear()
@@ -107,19 +112,19 @@ def rigid(name, time_s, gpus):
 
 def test_the_event_clock_wakes_when_a_wait_ends(tmp_path):
     """A job waits for one rack while other jobs, and the next round, are far away."""
-    builtin.write(tmp_path)
-    cluster = clusters.parse("v100:4x4")
+    builtin_profiles.write(tmp_path)
+    cluster = cluster_text.parse("v100:4x4")
 
     def ran(*rows, **placement):
         path = tmp_path / "w.csv"
         path.write_text("name,time,application,num_replicas,batch_size,category\n" + "".join(rows))
         jobs = workload.read(path)
         config = Config(
-            controller=Controller(policy="fifo", queue="controller"),
-            placement=Placement(**placement),
+            controller=ControllerSettings(policy="fifo", queue="controller"),
+            placement=PlacementSettings(**placement),
         )
         result = simulate(
-            jobs, profiles.read(tmp_path, jobs.applications, cluster.types), cluster,
+            jobs, application_profiles.read(tmp_path, jobs.applications, cluster.types), cluster,
             config=config, policy=load(config), interval_s=3600.0, clock="event",
             network=network(uplink_bytes_s=1e10, gradient_bytes={"resnet18": 1e9}),
         )  # fmt: skip
@@ -140,7 +145,7 @@ def test_the_event_clock_wakes_when_a_wait_ends(tmp_path):
 @pytest.mark.parametrize(("costs", "starts"), [(False, 1), (True, 2)])
 def test_with_racks_a_move_in_the_same_shape_is_a_restart(two_wide_jobs, costs, starts):
     jobs, tables, cluster = two_wide_jobs
-    truth = Physics(tables["resnet18"])
+    truth = GroundTruth(tables["resnet18"])
     one = jobs.jobs[0]
     job = SimulatedJob(one, truth, describe(one, truth, cluster), job_id=1, restart_s=30.0)
     for nodes in (("a", "b"), ("c", "d")):

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trainings import training
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.simulator import clusters, profiles
-from slurm_elastic.simulator.applications import describe
-from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.physics import Physics
-from slurm_elastic.simulator.profiles import Curve, Profile, ProfileError, TypeTable
-from slurm_elastic.simulator.workload import SubmittedJob
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text
+from slurm_elastic.simulator.workloads.application_profiles import (
+    ApplicationProfile,
+    ApplicationProfileError,
+    MeasuredCurve,
+    TypeTable,
+)
+from slurm_elastic.simulator.workloads.applications import describe
+from slurm_elastic.simulator.workloads.workload import SubmittedJob
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 
@@ -29,8 +34,8 @@ def truth():
     if not DATA.is_dir():
         pytest.skip("needs the published data in ../shared/data/sia")
     names = ("bert", "cifar10", "deepspeech2", "imagenet", "yolov3")
-    read = profiles.read(DATA / "traces", names, ("aws", "dgx-ext", "rtx"))
-    return {name: Physics(profile) for name, profile in read.items()}
+    read = application_profiles.read(DATA / "traces", names, ("aws", "dgx-ext", "rtx"))
+    return {name: GroundTruth(profile) for name, profile in read.items()}
 
 
 def close(found, expected):
@@ -66,7 +71,7 @@ def test_published_ratios(vectors, truth):
 
 @pytest.fixture
 def net():
-    return Physics(training("net"))
+    return GroundTruth(training("net"))
 
 
 def test_between_measured_micro_batches_time_is_linear(net):
@@ -119,7 +124,7 @@ def test_rate_counts_iterations_of_the_fixed_batch(net):
 
 
 def test_pipelines_take_gpipe_time_and_scale_linearly():
-    pipe = Physics(training("pipe", units={"t4": 4, "a100": 2}, micro_batches=8))
+    pipe = GroundTruth(training("pipe", units={"t4": 4, "a100": 2}, micro_batches=8))
     forward, _ = pipe.step("t4", (4,), 1)
     assert pipe.iteration("t4", (4,), 1)[0] == pytest.approx(3 * (4 - 1 + 8) * forward)
     assert pipe.replicas("a100", (8, 8)) == 8
@@ -129,12 +134,14 @@ def test_pipelines_take_gpipe_time_and_scale_linearly():
 
 
 def test_micro_batches_that_were_not_measured_are_refused(net):
-    with pytest.raises(ProfileError, match=r"placements-t4.csv.* 1 to 32, not at 64"):
+    with pytest.raises(ApplicationProfileError, match=r"placements-t4.csv.* 1 to 32, not at 64"):
         net.step("t4", (1,), 64)
 
 
 def test_types_without_a_table_are_refused(net):
-    with pytest.raises(ProfileError, match=r"no table for GPU type v100; add placements-v100"):
+    with pytest.raises(
+        ApplicationProfileError, match=r"no table for GPU type v100; add placements-v100"
+    ):
         net.step("v100", (1,), 8)
 
 
@@ -142,8 +149,10 @@ def sparse(curves, scalability):
     """A profile with few rows, to interpolate between."""
     table = TypeTable("x", curves, scalability, least=1, most=8, source="net/placements-x.csv")
     runs = ((1.0,),)
-    return Physics(
-        Profile(name="net", batches=(8,), progress=runs, sqr=runs, var=runs, types={"x": table})
+    return GroundTruth(
+        ApplicationProfile(
+            name="net", batches=(8,), progress=runs, sqr=runs, var=runs, types={"x": table}
+        )
     )
 
 
@@ -154,7 +163,7 @@ def test_shapes_without_rows_are_interpolated():
         for r in (2, 8)
         for m in (1.0, 8.0)
     ]
-    physics = sparse({(1,): Curve((1, 8), (0.1, 0.2), (0.0, 0.0))}, tuple(rows))
+    physics = sparse({(1,): MeasuredCurve((1, 8), (0.1, 0.2), (0.0, 0.0))}, tuple(rows))
     step, sync = physics.step("x", (2, 2), 4)
     assert step == pytest.approx(0.44)
     assert sync == pytest.approx(0.08)
@@ -162,8 +171,8 @@ def test_shapes_without_rows_are_interpolated():
 
 def test_outside_of_all_rows_more_gpus_do_not_help():
     curves = {
-        (1,): Curve((1, 8), (0.1, 0.2), (0.0, 0.0)),
-        (2, 2): Curve((1, 8), (0.2, 0.3), (0.1, 0.1)),
+        (1,): MeasuredCurve((1, 8), (0.1, 0.2), (0.0, 0.0)),
+        (2, 2): MeasuredCurve((1, 8), (0.2, 0.3), (0.1, 0.1)),
     }
     physics = sparse(curves, ())
     step, sync = physics.step("x", (2, 2, 2, 2), 8)
@@ -173,13 +182,15 @@ def test_outside_of_all_rows_more_gpus_do_not_help():
         "net/placements-x.csv: placement 2 is not measured: taken to be no faster than 1",
         "net/placements-x.csv: placement 2+2+2+2 is not measured: taken to be no faster than 2+2",
     )
-    with pytest.raises(ProfileError, match=r"says nothing about placement 3 at local_bsz 9"):
+    with pytest.raises(
+        ApplicationProfileError, match=r"says nothing about placement 3 at local_bsz 9"
+    ):
         physics.step("x", (3,), 9)
 
 
 def test_progress_that_cannot_be_is_an_error():
-    physics = sparse({(1,): Curve((1, 8), (-1.0, 0.2), (0.0, 0.0))}, ())
-    with pytest.raises(ProfileError, match="would take -1 s per step; measure it"):
+    physics = sparse({(1,): MeasuredCurve((1, 8), (-1.0, 0.2), (0.0, 0.0))}, ())
+    with pytest.raises(ApplicationProfileError, match="would take -1 s per step; measure it"):
         physics.goodput("x", (1,), 1, 0, 0)
 
 
@@ -187,9 +198,11 @@ def test_the_pipeline_that_the_artifact_was_made_to_run():
     """Its tables filled in by hand, the artifact took 20,796 s and 137.8 GPU h for this job."""
     if not DATA.is_dir():
         pytest.skip("needs the published data in ../shared/data/sia")
-    physics = Physics(profiles.read(DATA / "traces", ("gpt_pmp",), ("rtx",))["gpt_pmp"])
+    physics = GroundTruth(
+        application_profiles.read(DATA / "traces", ("gpt_pmp",), ("rtx",))["gpt_pmp"]
+    )
     submitted = SubmittedJob(name="gpt_pmp-0", time_s=0.0, application="gpt_pmp", gpus=8, batch=384)
-    described = describe(submitted, physics, clusters.parse("rtx:3x8"))
+    described = describe(submitted, physics, cluster_text.parse("rtx:3x8"))
     assert str(described.directive) == "8-24,parallel=hybrid,unit=rtx:8"
     job = SimulatedJob(submitted, physics, described, job_id=1, restart_s=30.0)
     for at_s, nodes in ((60.0, 1), (120.0, 2), (180.0, 3)):

@@ -2,9 +2,10 @@
 
 import pytest
 
-from slurm_elastic.simulator import profiles, restarts
-from slurm_elastic.simulator.profiles import ProfileError
-from slurm_elastic.simulator.restarts import RestartsError
+from slurm_elastic.simulator.truth import restart_costs
+from slurm_elastic.simulator.truth.restart_costs import RestartCostError
+from slurm_elastic.simulator.workloads import application_profiles
+from slurm_elastic.simulator.workloads.application_profiles import ApplicationProfileError
 
 PLACEMENTS = "placement,local_bsz,step_time,sync_time\n1,8,0.1,0\n1,16,0.2,0\n21,8,0.15,0.05\n"
 RUN = "progress,grad_sqr,grad_var\n100,1,10\n200,1,20\n"
@@ -23,7 +24,7 @@ def folder(tmp_path):
 
 
 def read(folder, types=("t4", "a100")):
-    return profiles.read(folder.parent, ("net",), types)["net"]
+    return application_profiles.read(folder.parent, ("net",), types)["net"]
 
 
 def test_what_is_read(folder):
@@ -42,7 +43,7 @@ def test_what_is_read(folder):
 
 def test_the_artifacts_constants_are_known(folder):
     named = folder.rename(folder.parent / "imagenet")
-    found = profiles.read(named.parent, ("imagenet",), ("t4",))["imagenet"]
+    found = application_profiles.read(named.parent, ("imagenet",), ("t4",))["imagenet"]
     assert (found.calibration, found.restart_s) == (1 / 1.2, 250.0)
 
 
@@ -60,7 +61,7 @@ def test_own_constants(folder):
         ("x", "net/application.toml: "),
     ):
         (folder / "application.toml").write_text(text)
-        with pytest.raises(ProfileError, match=message):
+        with pytest.raises(ApplicationProfileError, match=message):
             read(folder)
 
 
@@ -90,27 +91,33 @@ def test_bad_tables_name_their_line(folder, name, old, new, message):
     text = (folder / name).read_text()
     assert old in text
     (folder / name).write_text(text.replace(old, new))
-    with pytest.raises(ProfileError, match=message) as error:
+    with pytest.raises(ApplicationProfileError, match=message) as error:
         read(folder)
     assert "\n" not in str(error.value)
 
 
 def test_absent_folders_types_and_runs(folder):
-    with pytest.raises(ProfileError, match="application gpt has no profile; known: net"):
-        profiles.read(folder.parent, ("gpt",), ("t4",))
-    with pytest.raises(ProfileError, match="no table for any of the cluster's types a100; there"):
+    with pytest.raises(ApplicationProfileError, match="application gpt has no profile; known: net"):
+        application_profiles.read(folder.parent, ("gpt",), ("t4",))
+    with pytest.raises(
+        ApplicationProfileError, match="no table for any of the cluster's types a100; there"
+    ):
         read(folder, types=("a100",))
     (folder / "validation-x.csv").write_text(RUN)
-    with pytest.raises(ProfileError, match=r"its name must be validation-BATCH\.csv"):
+    with pytest.raises(ApplicationProfileError, match=r"its name must be validation-BATCH\.csv"):
         read(folder)
     for path in folder.glob("validation-*.csv"):
         path.unlink()
-    with pytest.raises(ProfileError, match=r"no validation-BATCH\.csv"):
+    with pytest.raises(ApplicationProfileError, match=r"no validation-BATCH\.csv"):
         read(folder)
-    with pytest.raises(ProfileError, match="nowhere: No such file or directory; name a folder"):
-        profiles.applications(folder / "nowhere")
-    with pytest.raises(ProfileError, match="no application; it needs a folder per application"):
-        profiles.applications(folder)
+    with pytest.raises(
+        ApplicationProfileError, match="nowhere: No such file or directory; name a folder"
+    ):
+        application_profiles.applications(folder / "nowhere")
+    with pytest.raises(
+        ApplicationProfileError, match="no application; it needs a folder per application"
+    ):
+        application_profiles.applications(folder)
 
 
 # --- what restarts cost ---------------------------------------------------------------------
@@ -119,16 +126,16 @@ def test_absent_folders_types_and_runs(folder):
 def test_measured_restarts_by_application(tmp_path):
     path = tmp_path / "live.csv"
     path.write_text("application,checkpoint_s,slurm_s,start_s\nnet,1,3,6\nnet,2,3,7\n,0,2,2\n")
-    costs = restarts.read(path)
+    costs = restart_costs.read(path)
     assert costs.of("net", 99.0) == 11.0
     assert costs.of("other", 99.0) == pytest.approx(26 / 3)
-    assert restarts.RestartCosts().of("net", 99.0) == 99.0
+    assert restart_costs.RestartCosts().of("net", 99.0) == 99.0
 
 
 def test_measured_restarts_as_json(tmp_path):
     path = tmp_path / "live.json"
     path.write_text('{"transitions": [{"checkpoint_s": 1, "slurm_s": 2.5, "start_s": 4}]}')
-    assert restarts.read(path).of("net", 99.0) == 7.5
+    assert restart_costs.read(path).of("net", 99.0) == 7.5
 
 
 def test_restarts_as_the_benchmark_of_resizes_prints_them(tmp_path):
@@ -138,7 +145,7 @@ def test_restarts_as_the_benchmark_of_resizes_prints_them(tmp_path):
     )
     path = tmp_path / "resize.json"
     path.write_text(f'{{"ratio": 1.0, "rows": [{rows}]}}')
-    assert restarts.read(path).of("net", 99.0) == 6.5
+    assert restart_costs.read(path).of("net", 99.0) == 6.5
 
 
 @pytest.mark.parametrize(
@@ -155,7 +162,7 @@ def test_restarts_as_the_benchmark_of_resizes_prints_them(tmp_path):
 def test_bad_restarts(tmp_path, text, message):
     path = tmp_path / "live"
     path.write_text(text)
-    with pytest.raises(RestartsError, match=message):
-        restarts.read(path)
-    with pytest.raises(RestartsError, match="No such file"):
-        restarts.read(tmp_path / "absent")
+    with pytest.raises(RestartCostError, match=message):
+        restart_costs.read(path)
+    with pytest.raises(RestartCostError, match="No such file"):
+        restart_costs.read(tmp_path / "absent")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulator import CLUSTER, replay
-from slurm_elastic.simulator import clusters, profiles, workload
+from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
 
 DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 
@@ -14,8 +14,8 @@ DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the published data in ../shared/data/sia")
 def test_the_published_trace_is_followed_exactly():
     jobs = workload.read(DATA / "workloads" / "philly" / "workload-1.csv")
-    cluster = clusters.parse(CLUSTER)
-    tables = profiles.read(DATA / "traces", jobs.applications, cluster.types)
+    cluster = cluster_text.parse(CLUSTER)
+    tables = application_profiles.read(DATA / "traces", jobs.applications, cluster.types)
     found = replay(jobs, tables, cluster, DATA / "reference" / "trace-philly-1.jsonl.gz")
     assert found["records"] == 5197
     different = found["different"]

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_elastic.application import JobClass
-from slurm_elastic.simulator import physics, sacct, scaling, stated
-from slurm_elastic.simulator.workload import WorkloadError
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.simulator.truth import ground_truth
+from slurm_elastic.simulator.workloads import accounting_trace, curve_jobs, scaling_curves
+from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 WEEK = Path(__file__).parents[2] / "data" / "sacct-week.txt"
-HEADER = sacct.COLUMNS.replace(",", "|")
+HEADER = accounting_trace.COLUMNS.replace(",", "|")
 
 
 def _past(tmp_path, *rows, header=HEADER, **options):
     path = tmp_path / "sacct.txt"
     path.write_text("\n".join([header, *rows]) + "\n")
-    return sacct.read(path, **options)
+    return accounting_trace.read(path, **options)
 
 
 def _row(job="1", *, submit="2026-10-05T08:00:00", start="2026-10-05T09:00:00", seconds="3600",
@@ -29,7 +30,7 @@ def _row(job="1", *, submit="2026-10-05T08:00:00", start="2026-10-05T09:00:00", 
 
 
 def test_the_example_is_read_whole():
-    past = sacct.read(WEEK)
+    past = accounting_trace.read(WEEK)
     assert len(past.jobs) == 78
     assert past.said() == (
         "78 GPU jobs taken; left out: 3 never started, 5 shorter than 60 s, 16 without GPUs;"
@@ -37,7 +38,7 @@ def test_the_example_is_read_whole():
         " (as far as they came)"
     )
     assert {r.gpu_type for j in past.jobs for r in j.runs} == {"a100", "v100"}
-    assert len(sacct.read(WEEK, completed_only=True).jobs) == 63
+    assert len(accounting_trace.read(WEEK, completed_only=True).jobs) == 63
 
 
 def test_a_requeued_job_has_one_life(tmp_path):
@@ -101,14 +102,14 @@ def test_few_columns_suffice(tmp_path):
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said_with_its_line(tmp_path, rows, header, words):
-    with pytest.raises(sacct.SacctError, match=words):
+    with pytest.raises(accounting_trace.SacctError, match=words):
         _past(tmp_path, *rows, header=header)
 
 
 def _json(tmp_path, *jobs):
     path = tmp_path / "sacct.json"
     path.write_text(json.dumps({"jobs": list(jobs)}))
-    return sacct.read(path)
+    return accounting_trace.read(path)
 
 
 def _entry(**change):
@@ -137,7 +138,7 @@ def test_json_says_the_same(tmp_path):
         {"job_id": 18},
     )
     assert [j.job_id for j in past.jobs] == ["12", "13_5", "17"]
-    assert past.jobs[0].main == sacct.Run(2000, 7200, "a100", 8, 2)
+    assert past.jobs[0].main == accounting_trace.PastRun(2000, 7200, "a100", 8, 2)
     assert past.left_out == {"heterogeneous jobs": 1, "without GPUs": 1, "never started": 1}
 
 
@@ -147,20 +148,22 @@ def test_json_says_the_same(tmp_path):
 def test_broken_json_is_refused(tmp_path, text, words):
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(sacct.SacctError, match=words):
-        sacct.read(path)
+    with pytest.raises(accounting_trace.SacctError, match=words):
+        accounting_trace.read(path)
 
 
 @pytest.mark.parametrize("text", ["linear", "amdahl:0.9", "1=1;2=1.5;4=2", "none"])
 def test_at_its_own_size_a_job_takes_as_long_as_it_took(tmp_path, text):
     """Whatever is believed of its scaling: the curve only says what other sizes would give."""
-    rules = scaling.rules(text)
-    past = sacct.read(WEEK)
-    jobs = stated.of_past(past, rules, speeds={"a100": 2.0, "v100": 1.0})
-    work, tables = stated.build("week", jobs, ("a100", "v100"), speeds={"a100": 2.0, "v100": 1.0})
+    rules = scaling_curves.rules(text)
+    past = accounting_trace.read(WEEK)
+    jobs = curve_jobs.of_past(past, rules, speeds={"a100": 2.0, "v100": 1.0})
+    work, tables = curve_jobs.build(
+        "week", jobs, ("a100", "v100"), speeds={"a100": 2.0, "v100": 1.0}
+    )
     was = {j.job_id: j for j in past.jobs}
     for job in work.jobs:
-        truth = physics.Physics(tables[job.application])
+        truth = ground_truth.GroundTruth(tables[job.application])
         run = was[job.name].main
         micro, more = truth.fixed_batch(run.gpu_type, (job.gpus,), job.batch)
         assert more == 0
@@ -174,12 +177,12 @@ def test_at_its_own_size_a_job_takes_as_long_as_it_took(tmp_path, text):
 
 
 def test_a_workload_file_says_it_all(tmp_path):
-    jobs = stated.of_past(sacct.read(WEEK), scaling.rules("amdahl:0.9"))
+    jobs = curve_jobs.of_past(accounting_trace.read(WEEK), scaling_curves.rules("amdahl:0.9"))
     path = tmp_path / "week.csv"
     with path.open("w") as stream:
-        stated.write(jobs, stream)
-    assert stated.is_stated(path)
-    name, again = stated.read(path)
+        curve_jobs.write(jobs, stream)
+    assert curve_jobs.is_stated(path)
+    name, again = curve_jobs.read(path)
     assert name == "week"
     for a, b in zip(jobs, again, strict=True):
         assert b.work_s == pytest.approx(a.work_s, rel=1e-5)
@@ -187,7 +190,7 @@ def test_a_workload_file_says_it_all(tmp_path):
             b.scaling, b.gpu_type, b.submitted.gpus, b.submitted.most, b.submitted.user,
         )  # fmt: skip
     again_stream = io.StringIO()
-    stated.write(again, again_stream)
+    curve_jobs.write(again, again_stream)
     assert again_stream.getvalue() == path.read_text()
 
 
@@ -200,31 +203,31 @@ def test_a_workload_file_says_it_all(tmp_path):
     ],
 )
 def test_a_workload_file_with_errors_is_refused(tmp_path, old, new, words):
-    text = ",".join(stated.HEADER) + "\n7,0,a,1,1024,adaptive,eve,v100,4,2.5,amdahl:0.9\n"
+    text = ",".join(curve_jobs.HEADER) + "\n7,0,a,1,1024,adaptive,eve,v100,4,2.5,amdahl:0.9\n"
     path = tmp_path / "w.csv"
     path.write_text(text.replace(old, new))
     with pytest.raises(WorkloadError, match=words):
-        stated.read(path)
+        curve_jobs.read(path)
 
 
 def test_types_are_kept_unless_their_speeds_are_stated():
-    jobs = stated.of_past(sacct.read(WEEK), scaling.rules("linear"))
+    jobs = curve_jobs.of_past(accounting_trace.read(WEEK), scaling_curves.rules("linear"))
     with pytest.raises(WorkloadError, match=r"ran on a100.*--cluster.*--speeds a100=1,v100=2"):
-        stated.build("w", jobs, ("v100",))
-    _, kept = stated.build("w", jobs, ("v100", "a100"))
+        curve_jobs.build("w", jobs, ("v100",))
+    _, kept = curve_jobs.build("w", jobs, ("v100", "a100"))
     assert {len(p.types) for p in kept.values()} == {1}
-    _, free = stated.build("w", jobs, ("v100", "a100"), speeds={"v100": 1, "a100": 3})
+    _, free = curve_jobs.build("w", jobs, ("v100", "a100"), speeds={"v100": 1, "a100": 3})
     assert {len(p.types) for p in free.values()} == {2}
     speeds = {"v100": 1.0, "a100": 3.0}
-    _, plain = stated.build("w", jobs, ("v100", "a100"), speeds=speeds, keep_types=True)
+    _, plain = curve_jobs.build("w", jobs, ("v100", "a100"), speeds=speeds, keep_types=True)
     assert {len(p.types) for p in plain.values()} == {1}
 
 
 def test_curves():
-    c = scaling.curve("1=1;2=1.5;4=2")
+    c = scaling_curves.curve("1=1;2=1.5;4=2")
     assert [c.speed(n) for n in (1, 2, 3, 4, 64)] == [1, 1.5, 1.75, 2, 2]
-    assert scaling.curve("amdahl:0").speed(9) == pytest.approx(1)
-    assert scaling.curve("amdahl:1").speed(9) == pytest.approx(9)
+    assert scaling_curves.curve("amdahl:0").speed(9) == pytest.approx(1)
+    assert scaling_curves.curve("amdahl:1").speed(9) == pytest.approx(9)
 
 
 @pytest.mark.parametrize(
@@ -232,24 +235,24 @@ def test_curves():
     ["", "fast", "amdahl:", "amdahl:nan", "amdahl:1.1", "2=1", "1=1;2=x", "1=1;2=9", "1=1;1=1"],
 )
 def test_curves_that_cannot_be(text):
-    with pytest.raises(scaling.ScalingError):
-        scaling.curve(text)
+    with pytest.raises(scaling_curves.ScalingError):
+        scaling_curves.curve(text)
 
 
 def test_rules_of_a_file(tmp_path):
     path = tmp_path / "curves.csv"
     path.write_text("match,scaling\n# comment\ngpt*,linear\n*,none\n")
-    rules = scaling.rules(str(path))
+    rules = scaling_curves.rules(str(path))
     assert (rules.of("gpt-3").name, rules.of("bert").name) == ("linear", "none")
     path.write_text("match,scaling\ngpt*,linear\nx*,amdahl:7\n")
-    with pytest.raises(scaling.ScalingError, match=r"curves.csv:3: .*amdahl:0.95"):
-        scaling.rules(str(path))
+    with pytest.raises(scaling_curves.ScalingError, match=r"curves.csv:3: .*amdahl:0.95"):
+        scaling_curves.rules(str(path))
     path.write_text("match,scaling\ngpt*,linear\n")
-    with pytest.raises(scaling.ScalingError, match="bert"):
-        scaling.rules(str(path)).of("bert")
+    with pytest.raises(scaling_curves.ScalingError, match="bert"):
+        scaling_curves.rules(str(path)).of("bert")
     path.write_text("a,b\n")
-    with pytest.raises(scaling.ScalingError, match=r"curves\.csv:1"):
-        scaling.rules(str(path))
+    with pytest.raises(scaling_curves.ScalingError, match=r"curves\.csv:1"):
+        scaling_curves.rules(str(path))
 
 
 _ODD = st.sampled_from(
@@ -268,10 +271,10 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path_factory, line, c
     path.write_bytes("\n".join(lines).encode("utf-8", "replace"))
     said = ""
     try:
-        past = sacct.read(path)
-        jobs = stated.of_past(past, scaling.rules("amdahl:0.9"))
-        stated.build("x", jobs, ("a100", "v100"))
-    except (sacct.SacctError, WorkloadError) as error:
+        past = accounting_trace.read(path)
+        jobs = curve_jobs.of_past(past, scaling_curves.rules("amdahl:0.9"))
+        curve_jobs.build("x", jobs, ("a100", "v100"))
+    except (accounting_trace.SacctError, WorkloadError) as error:
         said = str(error)
     assert "\n" not in said
 
@@ -291,5 +294,5 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path_factory, line, c
 def test_odd_json_is_read_or_refused(tmp_path_factory, key, value):
     path = tmp_path_factory.mktemp("odd") / "x.json"
     path.write_text(json.dumps({"jobs": [_entry(), _entry(**{key: value})]}))
-    with contextlib.suppress(sacct.SacctError):
-        sacct.read(path)
+    with contextlib.suppress(accounting_trace.SacctError):
+        accounting_trace.read(path)

@@ -8,18 +8,19 @@ import math
 import pytest
 
 from benchmarks.trainings import training
-from slurm_elastic.application import JobClass, Learned
-from slurm_elastic.cluster import Allocation
-from slurm_elastic.config import Config, Controller, Resize
+from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
+from slurm_elastic.core.application import JobClass, Learned
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.goodput import GoodputModel
-from slurm_elastic.plan import Alternative, Proposal
-from slurm_elastic.simulator import clusters, engine, results
-from slurm_elastic.simulator.applications import describe, whole_nodes
-from slurm_elastic.simulator.engine import SimulationError
-from slurm_elastic.simulator.jobs import SimulatedJob
-from slurm_elastic.simulator.physics import Physics
-from slurm_elastic.simulator.restarts import RestartCosts
-from slurm_elastic.simulator.workload import SubmittedJob, Workload, WorkloadError
+from slurm_elastic.simulator import results, simulation
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.simulation import SimulationError
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.truth.restart_costs import RestartCosts
+from slurm_elastic.simulator.workloads import cluster_text
+from slurm_elastic.simulator.workloads.applications import describe, whole_nodes
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
 
 CLUSTER = "t4:2x4,a100:1x8"
 PROFILES = {"net": training("net", seconds=600.0, restart_s=20.0)}
@@ -52,12 +53,12 @@ def job(name="net-0", time_s=0.0, gpus=1, batch=16, **more):
 
 
 def run(*jobs, policy=None, cluster=CLUSTER, **more):
-    config = more.pop("config", Config(controller=Controller(policy="scripted")))
+    config = more.pop("config", Config(controller=ControllerSettings(policy="scripted")))
     workload = Workload.of("w", jobs)
-    return engine.simulate(
+    return simulation.simulate(
         workload,
         more.pop("profiles", PROFILES),
-        clusters.parse(cluster),
+        cluster_text.parse(cluster),
         config=config,
         policy=policy or Scripted(),
         **more,
@@ -185,7 +186,7 @@ def test_policies_that_never_start_anybody_are_told():
 
 def described(job_class, *, gpus=6, batch=64, cluster=CLUSTER, **more):
     submitted = job(gpus=gpus, batch=batch, job_class=job_class, **more)
-    return describe(submitted, Physics(PROFILES["net"]), clusters.parse(cluster))
+    return describe(submitted, GroundTruth(PROFILES["net"]), cluster_text.parse(cluster))
 
 
 def test_directives_by_class():
@@ -228,12 +229,12 @@ def test_whole_nodes_first():
 
 
 def simulated(**more):
-    physics = Physics(PROFILES["net"])
+    physics = GroundTruth(PROFILES["net"])
     submitted = job(**more)
     found = SimulatedJob(
         submitted,
         physics,
-        describe(submitted, physics, clusters.parse(CLUSTER)),
+        describe(submitted, physics, cluster_text.parse(CLUSTER)),
         job_id=1,
         restart_s=20.0,
     )
@@ -280,7 +281,7 @@ def test_the_sites_rules_bind_other_policies():
         decisive = False
 
     script = {"net-0": [(0, "t4", 1), (120, "t4", 4)]}
-    config = Config(resize=Resize(min_interval_s=200.0))
+    config = Config(resize=ResizeSettings(min_interval_s=200.0))
     result = run(job(), policy=Hesitant(**script), config=config)
     assert [(s.begin_s, s.gpus) for s in result.segments][:2] == [(60.0, 1), (300.0, 4)]
 

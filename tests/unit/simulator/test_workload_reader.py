@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from slurm_elastic.application import JobClass
-from slurm_elastic.simulator import clusters, workload
-from slurm_elastic.simulator.clusters import ClusterError
-from slurm_elastic.simulator.workload import WorkloadError
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.simulator.workloads import cluster_text, workload
+from slurm_elastic.simulator.workloads.cluster_text import ClusterError
+from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 HEAD = "name,time,application,num_replicas,batch_size"
 
@@ -85,14 +85,14 @@ def test_missing_column_empty_and_absent_files(tmp_path):
 
 
 def test_clusters_in_words():
-    cluster = clusters.parse("aws:6x4, dgx-ext:2x8")
+    cluster = cluster_text.parse("aws:6x4, dgx-ext:2x8")
     assert str(cluster) == "aws:6x4,dgx-ext:2x8"
     assert cluster.gpus == 40
     assert cluster.types == ("aws", "dgx-ext")
     nodes = cluster.nodes()
     assert [n.name for n in nodes[5:7]] == ["aws-0006", "dgx-ext-0001"]
     assert [n.gpus for n in nodes[5:7]] == [4, 8]
-    assert not doctest.testmod(clusters).failed
+    assert not doctest.testmod(cluster_text).failed
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_clusters_in_words():
 )
 def test_impossible_clusters(text, message):
     with pytest.raises(ClusterError, match=message) as error:
-        clusters.parse(text)
+        cluster_text.parse(text)
     assert "\n" not in str(error.value)

@@ -2,7 +2,7 @@
 
 import doctest
 
-from slurm_elastic.cluster import Job, JobState
+from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.slurm import limits
 from slurm_elastic.slurm.limits import LimitBook, parse_associations, parse_qos
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.cluster import JobState
-from slurm_elastic.slurm import readings
-from slurm_elastic.slurm.snapshot import Reader
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.slurm import pyslurm_records
+from slurm_elastic.slurm.pyslurm_reader import Reader
 
 
 def tres(gpus: int, nodes: int = 1) -> SimpleNamespace:
@@ -21,7 +21,7 @@ class Raw:
 
     def __init__(self, **fields: Any) -> None:
         self.seen: set[str] = set()
-        known = dict.fromkeys(readings.SAID) | {
+        known = dict.fromkeys(pyslurm_records.SAID) | {
             "id": 7,
             "state": "PENDING",
             "user_id": 1000,
@@ -62,7 +62,7 @@ BESIDES = {"user_name", "requested_tres"}
 def test_nothing_that_a_job_is_made_from_is_missing_in_its_mark(reader, state, comment):
     raw = Raw(state=state, comment=comment, memory_per_cpu=100, array_id=7)
     assert reader._job(raw).job_id == 7
-    assert raw.seen - BESIDES <= set(readings.SAID)
+    assert raw.seen - BESIDES <= set(pyslurm_records.SAID)
 
 
 def test_a_record_that_says_the_same_is_the_same_job(reader):

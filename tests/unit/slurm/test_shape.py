@@ -2,10 +2,10 @@
 
 import pytest
 
-from slurm_elastic.cluster import Allocation, Job, JobState
-from slurm_elastic.directive import Directive
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.submission import Submission
 from slurm_elastic.slurm import shape
-from slurm_elastic.submission import Submission
 
 TYPES = {"a100": 4, "v100": 8}
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_elastic.slurm import gres, readings, switches
+from slurm_elastic.slurm import gres, pyslurm_records, switches
 from slurm_elastic.slurm.gres import parse_link_domains, read_link_domains
 from slurm_elastic.slurm.switches import parse_topology, read_switches
 from slurm_elastic.topology import Tier, Topology, problems
@@ -103,8 +103,8 @@ def test_domains_of_a_node_are_those_of_all_its_gpus_or_unknown():
         partitions=(), active_features=(), available_features=(),
     )  # fmt: skip
     pairs = ((0, 2), (1, 3))
-    assert readings.node(raw, 0, reserved=False, domains=pairs).domains == pairs
-    assert readings.node(raw, 0, reserved=False, domains=((0, 1),)).domains == ()
+    assert pyslurm_records.node(raw, 0, reserved=False, domains=pairs).domains == pairs
+    assert pyslurm_records.node(raw, 0, reserved=False, domains=((0, 1),)).domains == ()
 
 
 def test_which_gpus_a_job_holds():
@@ -113,4 +113,4 @@ def test_which_gpus_a_job_holds():
         "n2": {"gres": {"gpu:a100": {"count": 1, "indexes": "N/A"}}},
         "n3": {"gres": None},
     }
-    assert readings.devices(layout) == (("n1", "0-2"),)
+    assert pyslurm_records.devices(layout) == (("n1", "0-2"),)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from slurm_elastic.training.checkpoint import Checkpoints
-from slurm_elastic.training.keeper import Keeper, agree
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
+from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
-from slurm_elastic.training.state import State
 
 PATIENCE_S = 60.0
 NAMES = ("embed", "first", "norm", "second", "head")
@@ -72,7 +72,7 @@ ALIASES = {"head.weight": "embed.weight"}
 
 def state(
     held: Sequence[str] = NAMES, *, part: int = 0, tie: bool = False, **options: Any
-) -> State:
+) -> TrainingState:
     """Fresh, of these layers; two groups of parameters, which may be empty."""
     found = [(name, layer) for name, layer in layers() if name in held]
     if tie:
@@ -89,7 +89,7 @@ def state(
             k: tuple(v.shape)
             for k, v in torch.nn.Sequential(OrderedDict(layers())).state_dict().items()
         }
-    return State(
+    return TrainingState(
         model=model,
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50),
@@ -99,7 +99,7 @@ def state(
     )
 
 
-def step(trained: State, seed: int) -> None:
+def step(trained: TrainingState, seed: int) -> None:
     """One optimisation step with gradients that depend on names only, so in any layout the same."""
     for name, parameter in trained.model.named_parameters():
         known = trained.aliases.get(name, name)
@@ -115,7 +115,7 @@ class Crew:
     def __init__(
         self,
         root: Path,
-        states: Sequence[State],
+        states: Sequence[TrainingState],
         *,
         writers: Sequence[int] | None = None,
         patience_s: float = PATIENCE_S,
@@ -127,8 +127,8 @@ class Crew:
         self.states = list(states)
         count = len(self.states)
         self.keepers = [
-            Keeper(
-                Checkpoints(root, keep=2, say=self.said.append),
+            CheckpointManager(
+                CheckpointDirectory(root, keep=2, say=self.said.append),
                 held,
                 Seat(rank, count, self.board),  # type: ignore[arg-type]
                 every_s=100.0,
@@ -154,7 +154,7 @@ class Crew:
             step(held, seed)
 
 
-def take_up(keeper: Keeper) -> Cursor | None:
+def take_up(keeper: CheckpointManager) -> Cursor | None:
     """Go on with the newest checkpoint."""
     found = agree(keeper._checkpoints, keeper._world)
     return found and keeper.restore(found)

@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 from worlds import PROCESSES
 
-from slurm_elastic.training.pipeline import Layout, LayoutError, LinkError, PipelineEngine, cut
+from slurm_elastic.training.pipeline import LayoutError, LinkError, PipelineEngine, StageLayout, cut
 
 PATIENCE_S = 90.0
 ROWS, WIDTH, CLASSES = 3, 6, 4
@@ -55,7 +55,7 @@ def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def engine(
-    layout: Layout,
+    layout: StageLayout,
     rank: int,
     modules: list[torch.nn.Module] | None = None,
     **options: Any,

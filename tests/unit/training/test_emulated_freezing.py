@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slurm_elastic.application import LayerCost, Prefixes
-from slurm_elastic.models.effective import part
+from slurm_elastic.core.application import LayerCost, Prefixes
+from slurm_elastic.models.effective_progress import part
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))

@@ -7,24 +7,24 @@ import random
 import pytest
 import torch
 
-from slurm_elastic.directive import DirectiveError
-from slurm_elastic.models import freezing as penalties
-from slurm_elastic.models.freezing import LEAST, Descent, cap, compound
-from slurm_elastic.training import criteria
-from slurm_elastic.training.criteria import (
+from slurm_elastic.core.directive import DirectiveError
+from slurm_elastic.models import frozen_penalty as penalties
+from slurm_elastic.models.frozen_penalty import LEAST, Descent, cap, compound
+from slurm_elastic.training.freezing import criteria
+from slurm_elastic.training.freezing.criteria import (
+    CriterionInputs,
     GradientChange,
     GradientNorm,
-    Look,
     Plasticity,
     similarity_loss,
 )
-from slurm_elastic.training.freezing import Freezing, wanted
-from slurm_elastic.training.guards import Bootstrap, Thaw, batch_changed
+from slurm_elastic.training.freezing.freezer import Freezing, wanted
+from slurm_elastic.training.freezing.guards import CriticalPeriod, ThawGuard, batch_changed
 
 
-def look(frozen: int = 0, **fields) -> Look:
+def look(frozen: int = 0, **fields) -> CriterionInputs:
     defaults = {"layers": 4, "epoch": 0, "progress": 0.5, "gradients": []}
-    return Look(frozen=frozen, **(defaults | fields))
+    return CriterionInputs(frozen=frozen, **(defaults | fields))
 
 
 def passes(criterion: Plasticity, curve, frozen: int = 0) -> int | None:
@@ -155,7 +155,7 @@ def test_little_knowledge_is_a_high_penalty() -> None:
 
 
 def test_the_bootstrap_period_ends_when_the_loss_settles() -> None:
-    bootstrap = Bootstrap(window=4, settled=0.1)
+    bootstrap = CriticalPeriod(window=4, settled=0.1)
     for loss in [8.0] * 4 + [4.0] * 4 + [3.7] * 3:
         bootstrap.see(loss)
         assert not bootstrap.over
@@ -166,7 +166,7 @@ def test_the_bootstrap_period_ends_when_the_loss_settles() -> None:
 
 
 def test_rates_that_rise_or_fall_far_are_reasons_to_thaw() -> None:
-    thaw = Thaw(worse=0.02)
+    thaw = ThawGuard(worse=0.02)
     assert thaw.rates([0.1, 0.01]) == ""
     assert thaw.rates([0.05, 0.01]) == ""
     assert "rose from 0.01 to 0.011" in thaw.rates([0.05, 0.011])
@@ -178,7 +178,7 @@ def test_rates_that_rise_or_fall_far_are_reasons_to_thaw() -> None:
 
 
 def test_a_worse_validation_loss_is_a_reason_to_thaw() -> None:
-    thaw = Thaw(worse=0.02)
+    thaw = ThawGuard(worse=0.02)
     assert [thaw.validated(v) for v in (1.0, 0.8, 0.9)] == ["", "", ""]
     assert not thaw.regressed
     assert thaw.validated(1.2) == "the validation loss is 1.05, it was 0.9"

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from slurm_elastic.training import Freezing, Job, init
-from slurm_elastic.training.checkpoint import Checkpoints
-from slurm_elastic.training.criteria import Look, Plasticity
-from slurm_elastic.training.prefix import Prefix
+from slurm_elastic.training import Freezing, TrainingJob, init
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.freezing.criteria import CriterionInputs, Plasticity
+from slurm_elastic.training.freezing.front_layers import FrontLayers
 
 SAMPLES, BATCH, EPOCHS = 120, 12, 5
 STEPS = EPOCHS * SAMPLES // BATCH
@@ -27,7 +27,7 @@ class Certain:
         self.layers = layers
         self.thaws = 0
 
-    def see(self, look: Look) -> int:
+    def see(self, look: CriterionInputs) -> int:
         return max(self.layers, look.frozen)
 
     def thawed(self) -> None:
@@ -71,7 +71,7 @@ def slow(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-def make(out: Path, **options: Any) -> Job:
+def make(out: Path, **options: Any) -> TrainingJob:
     generator = torch.Generator().manual_seed(5)
     points = torch.randn(SAMPLES, 6, generator=generator)
     labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
@@ -89,7 +89,9 @@ def make(out: Path, **options: Any) -> Job:
     )
 
 
-def run(job: Job, each: Callable[[Job, int], None] | None = None) -> tuple[list[float], list[int]]:
+def run(
+    job: TrainingJob, each: Callable[[TrainingJob, int], None] | None = None
+) -> tuple[list[float], list[int]]:
     """Losses, and how many layers were frozen after each step."""
     losses, frozen = [], []
     for batch in job:
@@ -101,7 +103,7 @@ def run(job: Job, each: Callable[[Job, int], None] | None = None) -> tuple[list[
     return losses, frozen
 
 
-def state(job: Job) -> dict[str, torch.Tensor]:
+def state(job: TrainingJob) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in job.model.state_dict().items()}
 
 
@@ -109,7 +111,7 @@ def state(job: Job) -> dict[str, torch.Tensor]:
 def test_it_equals_setting_requires_grad_by_hand(tmp_path: Path, optimizer) -> None:
     at_freeze: dict[str, torch.Tensor] = {}
 
-    def keep(job: Job, _step: int) -> None:
+    def keep(job: TrainingJob, _step: int) -> None:
         if job.frozen and not at_freeze:
             at_freeze.update(state(job))
 
@@ -119,7 +121,7 @@ def test_it_equals_setting_requires_grad_by_hand(tmp_path: Path, optimizer) -> N
     assert 10 <= first <= STEPS // 2
     assert frozen == [0] * (first - 1) + [1] * (STEPS - first + 1)
 
-    def by_hand(job: Job, step: int) -> None:
+    def by_hand(job: TrainingJob, step: int) -> None:
         if step == first:
             for module in job.model[:2]:
                 module.eval()
@@ -153,7 +155,7 @@ def test_nothing_changes_while_nothing_freezes(tmp_path: Path) -> None:
 
 
 def test_frozen_batch_norms_stay_what_they_are(tmp_path: Path) -> None:
-    def validate(job: Job, step: int) -> None:
+    def validate(job: TrainingJob, step: int) -> None:
         job.model.eval()
         job.model.train()
         if step == 40:
@@ -181,7 +183,7 @@ def test_frozen_batch_norms_stay_what_they_are(tmp_path: Path) -> None:
 def test_the_script_may_choose_fewer(tmp_path: Path) -> None:
     choices = {20: 0, 30: 1, 40: 7, 45: None}
 
-    def choose(job: Job, step: int) -> None:
+    def choose(job: TrainingJob, step: int) -> None:
         if step in choices:
             job.freeze(choices[step])
 
@@ -221,7 +223,7 @@ def test_a_worse_validation_thaws_all_until_it_recovers(tmp_path: Path, capfd) -
     how = surely(2)
     values = {20: 1.0, 25: 2.0, 40: 0.1}
 
-    def validate(job: Job, step: int) -> None:
+    def validate(job: TrainingJob, step: int) -> None:
         if step in values:
             job.validated(values[step])
 
@@ -238,7 +240,7 @@ def test_a_worse_validation_thaws_all_until_it_recovers(tmp_path: Path, capfd) -
 def test_a_learning_rate_that_rises_or_falls_far_thaws_all(tmp_path: Path, capfd) -> None:
     rates = {20: 0.02, 40: 0.001}
 
-    def change(job: Job, step: int) -> None:
+    def change(job: TrainingJob, step: int) -> None:
         for group in job.optimizer.param_groups:
             group["lr"] = rates.get(step, group["lr"])
 
@@ -305,7 +307,7 @@ def test_another_batch_thaws(tmp_path: Path, capfd) -> None:
 
 def test_the_manifest_tells_what_is_frozen(tmp_path: Path) -> None:
     run(make(tmp_path, freeze=surely(2)))
-    newest = Checkpoints(tmp_path, keep=1, say=lambda _: None).newest()
+    newest = CheckpointDirectory(tmp_path, keep=1, say=lambda _: None).newest()
     assert newest is not None
     kept = json.loads(json.dumps(newest.kept["freezing"]))
     assert kept["layers"] == ["0", "3", "6"]
@@ -325,7 +327,7 @@ def test_layers_own_what_follows_them_and_what_they_share_last() -> None:
 
     model = Tied()
     model.blocks[1].bias.requires_grad_(False)
-    prefix = Prefix(model)
+    prefix = FrontLayers(model)
     assert prefix.names == ("blocks.0", "blocks.1", "head")
     prefix.set(2)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == [
@@ -344,4 +346,4 @@ def test_a_model_around_a_model_is_looked_into() -> None:
             super().__init__()
             self.inner = network()
 
-    assert Prefix(Around()).names == ("inner.0", "inner.3", "inner.6")
+    assert FrontLayers(Around()).names == ("inner.0", "inner.3", "inner.6")

@@ -9,15 +9,19 @@ import pytest
 import torch
 from pipeline_ranks import CLASSES, WIDTH, data, engine, layers, loss, spawn
 
-from slurm_elastic.training.pipeline import Layout, LayoutError, PipelineEngine, cut
+from slurm_elastic.training.pipeline import LayoutError, PipelineEngine, StageLayout, cut
 
 STEPS = 3
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 LAYOUTS = {
-    1: [Layout.of(1), Layout(((0,), (0,), (0,)))],
-    2: [Layout.of(1, 1), Layout.of(2), Layout.grid(replicas=1, stages=2, chunks=2)],
-    3: [Layout.of(1, 1, 1), Layout.of(2, 1), Layout.of(1, 2), Layout.of(3)],
-    4: [Layout.of(2, 2), Layout.grid(replicas=2, stages=2, chunks=2), Layout.of(1, 2, 1)],
+    1: [StageLayout.of(1), StageLayout(((0,), (0,), (0,)))],
+    2: [StageLayout.of(1, 1), StageLayout.of(2), StageLayout.grid(replicas=1, stages=2, chunks=2)],
+    3: [StageLayout.of(1, 1, 1), StageLayout.of(2, 1), StageLayout.of(1, 2), StageLayout.of(3)],
+    4: [
+        StageLayout.of(2, 2),
+        StageLayout.grid(replicas=2, stages=2, chunks=2),
+        StageLayout.of(1, 2, 1),
+    ],
 }
 #: Fewer micro-batches than replicas, not a multiple of them, and more than the pipeline is deep.
 COUNTS = [1, 5, 8]
@@ -39,7 +43,7 @@ def reference(count: int) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     return losses, gradients
 
 
-def train(layout: Layout, rank: int, schedule: str, count: int) -> Found:
+def train(layout: StageLayout, rank: int, schedule: str, count: int) -> Found:
     run = engine(layout, rank, schedule=schedule, micro_batches=count)
     optimizer = torch.optim.SGD(run.parameters(), lr=0.2, momentum=0.9)
     losses, gradients = [], []
@@ -120,7 +124,7 @@ def forked() -> list[torch.nn.Module]:
 
 def several_tensors(rank: int) -> Found:
     """Sizes differ too, within a batch and between batches; the divisor counts samples."""
-    run = engine(Layout.of(1, 1, 1), rank, forked(), micro_batches=4)
+    run = engine(StageLayout.of(1, 1, 1), rank, forked(), micro_batches=4)
     total = []
     for step in range(2):
         sizes = [2, 3, 2, 5 + step]
@@ -179,14 +183,14 @@ def tied_layers(*, one_object: bool) -> list[tuple[str, torch.nn.Module]]:
 
 
 TIE = ("embed.weight", "head.weight")
-TIED_LAYOUTS = [Layout.of(1, 1, 1), Layout.of(1, 2), Layout.of(2, 1)]
+TIED_LAYOUTS = [StageLayout.of(1, 1, 1), StageLayout.of(1, 2), StageLayout.of(2, 1)]
 
 
 def tied_batch(step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(y, y.roll(1)) for _, y in data(4, seed=step)]
 
 
-def train_tied(layout: Layout, rank: int, *, one_object: bool) -> tuple[list[float], Any]:
+def train_tied(layout: StageLayout, rank: int, *, one_object: bool) -> tuple[list[float], Any]:
     lengths = {1: [4], 2: [1, 3], 3: [1, 2, 1]}[len(layout.stages)]
     parts = cut(tied_layers(one_object=one_object), lengths)
     run = engine(layout, rank, list(parts), micro_batches=4, ties=[TIE])
@@ -205,7 +209,7 @@ def tied(rank: int) -> list[tuple[list[float], Any]]:
 
 
 def test_tied_weights_stay_one(tmp_path: Path) -> None:
-    expected, alone = train_tied(Layout.of(1), 0, one_object=True)
+    expected, alone = train_tied(StageLayout.of(1), 0, one_object=True)
     weight = alone["embed.weight"]
     model = cut(tied_layers(one_object=True), [4])[0]
     (sum(loss(model(x), y) for x, y in tied_batch(0)) / 4).backward()
@@ -213,7 +217,7 @@ def test_tied_weights_stay_one(tmp_path: Path) -> None:
     assert expected[1] == pytest.approx(norm, rel=1e-6)
     assert norm > 0.5
     # Copies on one rank: SGD and AdamW treat both alike.
-    copies, weights = train_tied(Layout(((0,), (0,))), 0, one_object=False)
+    copies, weights = train_tied(StageLayout(((0,), (0,))), 0, one_object=False)
     torch.testing.assert_close(copies, expected, **TOLERANCE)
     assert torch.equal(*weights.values())
     found = spawn(tmp_path, 3, tied)
@@ -229,7 +233,7 @@ def test_tied_weights_stay_one(tmp_path: Path) -> None:
             torch.testing.assert_close(end, weight, rtol=1e-5, atol=1e-5)
 
 
-FROZEN_LAYOUTS = [Layout.of(1, 1, 1), Layout.of(2, 1)]
+FROZEN_LAYOUTS = [StageLayout.of(1, 1, 1), StageLayout.of(2, 1)]
 
 
 def frozen_prefix(rank: int) -> list[Found]:
@@ -251,7 +255,7 @@ def frozen_prefix(rank: int) -> list[Found]:
 
 def test_a_frozen_prefix_gets_no_gradients(tmp_path: Path) -> None:
     found = spawn(tmp_path, 3, frozen_prefix)
-    whole = engine(Layout.of(1), 0, micro_batches=4)
+    whole = engine(StageLayout.of(1), 0, micro_batches=4)
     total = whole.step(data(4))
     model = cut(layers(), [7])[0]
     # With only the last stage training, PipeDream is plain training.
@@ -274,9 +278,9 @@ def test_a_frozen_prefix_gets_no_gradients(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    one = Layout.of(1)
+    one = StageLayout.of(1)
     with pytest.raises(LayoutError, match="layout 1-1 is for 2 rank"):
-        engine(Layout.of(1, 1), 0)
+        engine(StageLayout.of(1, 1), 0)
     with pytest.raises(LayoutError, match="known: gpipe, 1f1b, pipedream"):
         engine(one, 0, schedule="2f2b")
     with pytest.raises(LayoutError, match=r"rank 0: has modules for stages \[1\]"):
@@ -285,7 +289,7 @@ def test_what_cannot_be_is_refused() -> None:
         engine(one, 0, micro_batches=0)
     twice = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, CLASSES)]
     with pytest.raises(LayoutError, match="stages 0 and 1 both have a parameter weight"):
-        engine(Layout(((0,), (0,))), 0, twice)
+        engine(StageLayout(((0,), (0,))), 0, twice)
     with pytest.raises(LayoutError, match="a batch of 2 micro-batches, not of 3"):
         engine(one, 0, micro_batches=3).step(data(2))
     with pytest.raises(LayoutError, match="2 sizes for 3"):
@@ -305,7 +309,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"of shape \[3\]; give one number"):
         engine(one, 0, loss=lambda out, y: out.sum(dim=1)).step(data(1))
     with pytest.raises(LayoutError, match=r"a stage gives dict; .* cut elsewhere"):
-        engine(Layout(((0,), (0,))), 0, [Odd(), torch.nn.Identity()]).step(data(1))
+        engine(StageLayout(((0,), (0,))), 0, [Odd(), torch.nn.Identity()]).step(data(1))
     with pytest.raises(LayoutError, match="use step"):
         engine(one, 0).run(data(1), print)
     with pytest.raises(LayoutError, match="do not make 7"):
@@ -314,6 +318,6 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_layers_that_do_not_chain_are_named() -> None:
     wrong = [("front", torch.nn.Linear(WIDTH, 5)), ("back", torch.nn.Linear(16, CLASSES))]
-    run = engine(Layout.of(1), 0, list(cut(wrong, [2])))
+    run = engine(StageLayout.of(1), 0, list(cut(wrong, [2])))
     with pytest.raises(LayoutError, match=r"^layer back does not take what layer front gives: mat"):
         run.step(data(1))

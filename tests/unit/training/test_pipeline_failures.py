@@ -12,7 +12,7 @@ import pytest
 import torch
 from pipeline_ranks import LENGTHS, PATIENCE_S, data, engine, errors, layers, spawn
 
-from slurm_elastic.training.pipeline import Layout, cut
+from slurm_elastic.training.pipeline import StageLayout, cut
 
 GONE = 3
 
@@ -31,7 +31,7 @@ class Trap:
             os._exit(9)
 
 
-def trapped(rank: int, layout: Layout, schedule: str, victim: int, what: str) -> None:
+def trapped(rank: int, layout: StageLayout, schedule: str, victim: int, what: str) -> None:
     modules = list(cut(layers(), LENGTHS[len(layout.stages)]))
     if rank == victim:
         for part in modules:
@@ -52,18 +52,18 @@ def one_line(text: str) -> bool:
 @pytest.mark.parametrize(
     ("layout", "schedule", "victim", "what"),
     [
-        (Layout.of(1, 1, 1), "1f1b", 0, "dies"),
-        (Layout.of(1, 1, 1), "gpipe", 2, "dies"),
-        (Layout.of(2, 1), "1f1b", 1, "dies"),
-        (Layout.of(1, 1, 1), "pipedream", 1, "dies"),
-        (Layout.of(1, 2), "pipedream", 2, "dies"),
-        (Layout.of(2, 1), "1f1b", 2, "hangs"),
-        (Layout.of(1, 1, 1), "pipedream", 0, "hangs"),
+        (StageLayout.of(1, 1, 1), "1f1b", 0, "dies"),
+        (StageLayout.of(1, 1, 1), "gpipe", 2, "dies"),
+        (StageLayout.of(2, 1), "1f1b", 1, "dies"),
+        (StageLayout.of(1, 1, 1), "pipedream", 1, "dies"),
+        (StageLayout.of(1, 2), "pipedream", 2, "dies"),
+        (StageLayout.of(2, 1), "1f1b", 2, "hangs"),
+        (StageLayout.of(1, 1, 1), "pipedream", 0, "hangs"),
     ],
     ids=str,
 )
 def test_the_others_end_with_one_line(
-    layout: Layout, schedule: str, victim: int, what: str, tmp_path: Path
+    layout: StageLayout, schedule: str, victim: int, what: str, tmp_path: Path
 ) -> None:
     # A hanging rank is killed when the others have ended.
     codes = [GONE] * 3
@@ -86,23 +86,23 @@ DISAGREEMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 def disagree(rank: int, options: list[dict[str, Any]]) -> None:
-    engine(Layout.of(1, 1), rank, **options[rank])
+    engine(StageLayout.of(1, 1), rank, **options[rank])
 
 
 def other_replica(rank: int) -> None:
     parts = [cut(layers(), [7])[0]]
     if rank == 1:
         parts[0][0] = torch.nn.Linear(6, 17)
-    engine(Layout.of(2), rank, list(parts))
+    engine(StageLayout.of(2), rank, list(parts))
 
 
 def no_stage(rank: int) -> None:
-    engine(Layout.of(1, 1) if rank == 0 else Layout(((1,), (0,))), rank)
+    engine(StageLayout.of(1, 1) if rank == 0 else StageLayout(((1,), (0,))), rank)
 
 
 def other_shape(rank: int) -> None:
     batch = [*data(1), *data(1, rows=5)]
-    engine(Layout.of(1, 1), rank, micro_batches=2, timeout_s=3.0).step(batch)
+    engine(StageLayout.of(1, 1), rank, micro_batches=2, timeout_s=3.0).step(batch)
 
 
 @pytest.mark.parametrize(("one", "other", "said"), DISAGREEMENTS)

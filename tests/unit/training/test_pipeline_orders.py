@@ -8,9 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_elastic.training.pipeline import Layout, LayoutError
-from slurm_elastic.training.pipeline.schedules import SCHEDULES, Action, Kind, in_flight, order
-from slurm_elastic.training.pipeline.stashing import newest, synchronised
+from slurm_elastic.training.pipeline import LayoutError, StageLayout
+from slurm_elastic.training.pipeline.schedules import (
+    SCHEDULES,
+    MicroBatchStep,
+    PassKind,
+    in_flight,
+    order,
+)
+from slurm_elastic.training.pipeline.weight_stashing import newest, synchronised
 
 ROOMS = ("layout", "schedules", "stages", "stashing")
 
@@ -21,22 +27,26 @@ def compositions(total: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *rest) for rest in compositions(total - first))
 
 
-PLAIN = [Layout.of(*replicas) for total in range(1, 8) for replicas in compositions(total)]
+PLAIN = [StageLayout.of(*replicas) for total in range(1, 8) for replicas in compositions(total)]
 FOLDED = [
-    Layout.grid(replicas=replicas, stages=stages, chunks=chunks)
+    StageLayout.grid(replicas=replicas, stages=stages, chunks=chunks)
     for replicas in (1, 2)
     for stages in (1, 2, 3)
     for chunks in (2, 3)
 ]
-UNEVEN = [Layout(((0,), (1, 2), (0,))), Layout(((0, 1), (0,), (1,))), Layout(((1,), (0, 1), (0,)))]
+UNEVEN = [
+    StageLayout(((0,), (1, 2), (0,))),
+    StageLayout(((0, 1), (0,), (1,))),
+    StageLayout(((1,), (0, 1), (0,))),
+]
 
 
-def runs_dry(layout: Layout, schedule: str, count: int) -> str:
+def runs_dry(layout: StageLayout, schedule: str, count: int) -> str:
     """Where ranks wait for each other for ever; "" if they all come to the end."""
     left = [
         list(order(layout, schedule, rank=rank, count=count))[::-1] for rank in range(layout.world)
     ]
-    done: set[Action] = set()
+    done: set[MicroBatchStep] = set()
     while any(left):
         moved = False
         for rank, todo in enumerate(left):
@@ -49,35 +59,41 @@ def runs_dry(layout: Layout, schedule: str, count: int) -> str:
 
 
 def _possible(
-    layout: Layout, action: Action, rank: int, left: list[list[Action]], done: set[Action]
+    layout: StageLayout,
+    action: MicroBatchStep,
+    rank: int,
+    left: list[list[MicroBatchStep]],
+    done: set[MicroBatchStep],
 ) -> bool:
     kind, stage, micro = action
-    if kind is Kind.FORWARD:
-        return stage == 0 or Action(kind, stage - 1, micro) in done
-    if kind is Kind.BACKWARD:
-        return stage == layout.last or Action(kind, stage + 1, micro) in done
+    if kind is PassKind.FORWARD:
+        return stage == 0 or MicroBatchStep(kind, stage - 1, micro) in done
+    if kind is PassKind.BACKWARD:
+        return stage == layout.last or MicroBatchStep(kind, stage + 1, micro) in done
     # A sum over replicas: those that came here leave together.
     return action in done or all(left[r][-1:] == [action] for r in layout.stages[stage])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", [*PLAIN, *FOLDED, *UNEVEN], ids=lambda x: str(x.stages))
-def test_everything_is_done_once_and_nobody_waits_for_ever(layout: Layout, schedule: str) -> None:
+def test_everything_is_done_once_and_nobody_waits_for_ever(
+    layout: StageLayout, schedule: str
+) -> None:
     if layout.interleaved and schedule == "pipedream":
         with pytest.raises(LayoutError, match="one stage per rank"):
             order(layout, schedule, rank=0, count=1)
         return
     for count in (1, 2, 3, 5, 12):
         assert runs_dry(layout, schedule, count) == ""
-        found: list[Action] = []
+        found: list[MicroBatchStep] = []
         for rank in range(layout.world):
             mine = list(order(layout, schedule, rank=rank, count=count))
-            found += [a for a in mine if a.kind is not Kind.UPDATE]
+            found += [a for a in mine if a.kind is not PassKind.UPDATE]
             for stage in layout.held_by(rank):
                 check_rank(layout, schedule, stage, [a for a in mine if a.stage == stage])
         expected = {
-            Action(kind, stage, micro)
-            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            MicroBatchStep(kind, stage, micro)
+            for kind in (PassKind.FORWARD, PassKind.BACKWARD)
             for stage in range(len(layout.stages))
             for micro in range(count)
         }
@@ -85,19 +101,21 @@ def test_everything_is_done_once_and_nobody_waits_for_ever(layout: Layout, sched
         assert set(found) == expected
 
 
-def check_rank(layout: Layout, schedule: str, stage: int, actions: list[Action]) -> None:
-    forward = [a.micro for a in actions if a.kind is Kind.FORWARD]
-    backward = [a.micro for a in actions if a.kind is Kind.BACKWARD]
+def check_rank(
+    layout: StageLayout, schedule: str, stage: int, actions: list[MicroBatchStep]
+) -> None:
+    forward = [a.micro for a in actions if a.kind is PassKind.FORWARD]
+    backward = [a.micro for a in actions if a.kind is PassKind.BACKWARD]
     # Links give values in the order in which they were sent.
     assert forward == backward == sorted(forward)
     most = now = updates = 0
     for action in actions:
-        now += {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.UPDATE: 0}[action.kind]
+        now += {PassKind.FORWARD: 1, PassKind.BACKWARD: -1, PassKind.UPDATE: 0}[action.kind]
         most = max(most, now)
-        if action.kind is Kind.UPDATE:
+        if action.kind is PassKind.UPDATE:
             assert action.micro == updates
             updates += 1
-        if action.kind is Kind.FORWARD and schedule == "pipedream":
+        if action.kind is PassKind.FORWARD and schedule == "pipedream":
             assert newest(layout, stage, action.micro) == updates
             assert synchronised(layout, stage, action.micro) <= updates
     if schedule != "gpipe":
@@ -106,9 +124,9 @@ def check_rank(layout: Layout, schedule: str, stage: int, actions: list[Action])
 
 def test_in_flight_is_the_papers() -> None:
     # SOSP'19: NOAM = ceil(workers / replicas of the input stage).
-    assert [in_flight(Layout.of(1, 1, 1, 1), stage) for stage in range(4)] == [4, 3, 2, 1]
-    assert [in_flight(Layout.of(15, 1), stage) for stage in range(2)] == [2, 1]
-    assert in_flight(Layout.of(2, 1), 0) == 2
+    assert [in_flight(StageLayout.of(1, 1, 1, 1), stage) for stage in range(4)] == [4, 3, 2, 1]
+    assert [in_flight(StageLayout.of(15, 1), stage) for stage in range(2)] == [2, 1]
+    assert in_flight(StageLayout.of(2, 1), 0) == 2
 
 
 @pytest.mark.parametrize(
@@ -123,14 +141,14 @@ def test_in_flight_is_the_papers() -> None:
 )
 def test_bad_layouts_are_refused(stages: tuple[tuple[int, ...], ...], said: str) -> None:
     with pytest.raises(LayoutError, match=said):
-        Layout(stages)
+        StageLayout(stages)
 
 
 def test_numbers_below_one_are_refused() -> None:
     with pytest.raises(LayoutError, match="stage 1 with 0 replicas"):
-        Layout.of(1, 0)
+        StageLayout.of(1, 0)
     with pytest.raises(LayoutError, match="0 chunks"):
-        Layout.grid(replicas=1, stages=1, chunks=0)
+        StageLayout.grid(replicas=1, stages=1, chunks=0)
 
 
 @pytest.mark.parametrize("room", ROOMS)

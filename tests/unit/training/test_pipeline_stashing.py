@@ -9,11 +9,11 @@ import pytest
 import torch
 from pipeline_ranks import LENGTHS, data, engine, layers, loss, spawn
 
-from slurm_elastic.training.pipeline import Layout, cut, stashing
+from slurm_elastic.training.pipeline import StageLayout, cut, weight_stashing
 
 COUNT = 13
-STRAIGHT = [Layout.of(1, 1), Layout.of(1, 1, 1)]
-REPLICATED = [Layout.of(2, 1), Layout.of(1, 2), Layout.of(1, 2, 1)]
+STRAIGHT = [StageLayout.of(1, 1), StageLayout.of(1, 1, 1)]
+REPLICATED = [StageLayout.of(2, 1), StageLayout.of(1, 2), StageLayout.of(1, 2, 1)]
 Found = dict[str, Any]
 #: Samples of each minibatch; the last one is smaller.
 SIZES = [3] * (COUNT - 1) + [2]
@@ -23,11 +23,11 @@ def minibatches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [data(1, seed=100 * seed + m, rows=rows)[0] for m, rows in enumerate(SIZES)]
 
 
-def run(rank: int, layout: Layout, vertical: bool, stash: bool, rounds: int = 1) -> Found:
+def run(rank: int, layout: StageLayout, vertical: bool, stash: bool, rounds: int = 1) -> Found:
     """Losses, and of each update of this rank the gradients and the weights after it."""
     if not stash:
         # The control: passes go through the parameters themselves, which updates change.
-        stashing.StashedStage._snapshot = shared  # type: ignore[method-assign]
+        weight_stashing.StashedStage._snapshot = shared  # type: ignore[method-assign]
     engine_ = engine(layout, rank, schedule="pipedream", vertical_sync=vertical)
     optimizer = torch.optim.SGD(engine_.parameters(), lr=0.2, momentum=0.9)
     named = engine_.named_parameters()
@@ -35,7 +35,7 @@ def run(rank: int, layout: Layout, vertical: bool, stash: bool, rounds: int = 1)
     gradients: list[Found] = []
     kept: list[int] = []
     stage = engine_._stages[engine_.stages[0]]
-    assert isinstance(stage, stashing.StashedStage)
+    assert isinstance(stage, weight_stashing.StashedStage)
 
     def update() -> None:
         kept.append(len(stage.versions))
@@ -47,11 +47,11 @@ def run(rank: int, layout: Layout, vertical: bool, stash: bool, rounds: int = 1)
     return {"losses": losses, "gradients": gradients, "weights": weights, "kept": max(kept)}
 
 
-def shared(stage: stashing.StashedStage) -> dict[str, torch.Tensor]:
+def shared(stage: weight_stashing.StashedStage) -> dict[str, torch.Tensor]:
     return {n: p.data.requires_grad_() for n, p in stage.module.named_parameters()}
 
 
-def version(layout: Layout, stage: int, micro: int, *, vertical: bool) -> int:
+def version(layout: StageLayout, stage: int, micro: int, *, vertical: bool) -> int:
     """Which weights the paper says a minibatch uses, written down anew.
 
     A straight pipeline of n stages is n - 1 - s updates behind on stage s (SOSP'19, 3.3); with
@@ -66,7 +66,7 @@ def version(layout: Layout, stage: int, micro: int, *, vertical: bool) -> int:
 
 
 def monolithic(
-    layout: Layout, found: list[Found], micro: int, *, vertical: bool, round_: int = 0
+    layout: StageLayout, found: list[Found], micro: int, *, vertical: bool, round_: int = 0
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of one minibatch by the whole model at the versions it met."""
     model = cut(layers(), [7])[0]
@@ -82,7 +82,7 @@ def monolithic(
     return total.item(), {n: p.grad for n, p in model.named_parameters()}
 
 
-def check(layout: Layout, found: list[Found], *, vertical: bool, rounds: int = 1) -> bool:
+def check(layout: StageLayout, found: list[Found], *, vertical: bool, rounds: int = 1) -> bool:
     """Whether all losses and gradients are those of the whole model, to the last bit."""
     same = True
     for round_ in range(rounds):
@@ -107,7 +107,7 @@ def check(layout: Layout, found: list[Found], *, vertical: bool, rounds: int = 1
 @pytest.mark.parametrize("vertical", [False, True], ids=["stashing", "vertical-sync"])
 @pytest.mark.parametrize("layout", [*STRAIGHT, *REPLICATED], ids=str)
 def test_gradients_are_those_of_the_forward_passes_weights(
-    layout: Layout, vertical: bool, tmp_path: Path
+    layout: StageLayout, vertical: bool, tmp_path: Path
 ) -> None:
     found = spawn(tmp_path, layout.world, run, layout, vertical, True, 2)
     assert check(layout, found, vertical=vertical, rounds=2)
@@ -126,7 +126,7 @@ def test_gradients_are_those_of_the_forward_passes_weights(
 
 
 @pytest.mark.parametrize("layout", STRAIGHT, ids=str)
-def test_without_stashing_gradients_are_nobodys(layout: Layout, tmp_path: Path) -> None:
+def test_without_stashing_gradients_are_nobodys(layout: StageLayout, tmp_path: Path) -> None:
     found = spawn(tmp_path, layout.world, run, layout, False, False)
     assert not check(layout, found, vertical=False)
     worst = 0.0
@@ -139,7 +139,7 @@ def test_without_stashing_gradients_are_nobodys(layout: Layout, tmp_path: Path) 
 
 
 def test_one_stage_is_plain_training() -> None:
-    found = run(0, Layout.of(1), False, True)
+    found = run(0, StageLayout.of(1), False, True)
     model = cut(layers(), LENGTHS[1])[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for (x, y), total in zip(minibatches(0), found["losses"][0], strict=True):

@@ -13,9 +13,9 @@ import pytest
 from crews import NAMES, Crew, state, together
 from worlds import PROCESSES, wait
 
-from slurm_elastic.training import tensorfile
-from slurm_elastic.training.checkpoint import Checkpoints
-from slurm_elastic.training.keeper import differences
+from slurm_elastic.training.checkpoint import dcp_files
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.checkpoint.checkpoint_manager import differences
 from slurm_elastic.training.sampler import Cursor
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
@@ -28,7 +28,7 @@ class Gate:
         self.open = threading.Event()
         self.came = threading.Semaphore(0)
         self.error: BaseException | None = None
-        honest = tensorfile.write
+        honest = dcp_files.write
 
         def write(path: Path, found: Any) -> Any:
             if threading.current_thread().name == "checkpoint":
@@ -38,7 +38,7 @@ class Gate:
                     raise self.error
             return honest(path, found)
 
-        monkeypatch.setattr(tensorfile, "write", write)
+        monkeypatch.setattr(dcp_files, "write", write)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_training_goes_on_and_does_not_change_what_is_saved(
     together([k.settle for k in crew.keepers])
     assert keeper.facts()["checkpoint_step"] == 2
     assert keeper.due()
-    found = Checkpoints(tmp_path, keep=2, say=print).newest()
+    found = CheckpointDirectory(tmp_path, keep=2, say=print).newest()
     assert found is not None
     assert found.step == 2
     read = found.read()
@@ -153,7 +153,7 @@ def test_without_memory_for_a_copy_training_waits(
     def full(_: object) -> None:
         raise RuntimeError("can't allocate memory\nand so on")
 
-    monkeypatch.setattr(tensorfile, "copied", full)
+    monkeypatch.setattr(dcp_files, "copied", full)
     keeper = crew.keepers[0]
     assert keeper.save(Cursor(2, 0, 2), wait=False)
     assert keeper.facts()["checkpoint_step"] == 2
@@ -189,7 +189,7 @@ def _script(root: Path, ends: bool) -> None:
     os.dup2(os.open(root / "log", os.O_WRONLY | os.O_CREAT), 2)
     crew = Crew(root, [state()], background=True)
     crew.save(1)
-    honest = tensorfile.write
+    honest = dcp_files.write
 
     def slow(path: Path, found: Any) -> Any:
         (root / "writes").touch()
@@ -197,7 +197,7 @@ def _script(root: Path, ends: bool) -> None:
             time.sleep(0.01)
         return honest(path, found)
 
-    tensorfile.write = slow
+    dcp_files.write = slow
     crew.keepers[0].save(Cursor(2, 0, 2), wait=False)
     wait((root / "writes").exists, "the save")
     if ends:

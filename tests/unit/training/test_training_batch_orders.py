@@ -15,8 +15,8 @@ import torch
 import worlds as harness
 from worlds import Esrun, Worlds
 
-from slurm_elastic.report import Orders
-from slurm_elastic.training import Freezing, Job, init
+from slurm_elastic.core.report import Orders
+from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.sampler import Sampler
 
 SAMPLES, INITIAL, EPOCHS = 200, 10, 6
@@ -71,7 +71,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     torch.save(dict(job.model.state_dict()), out / f"end{rank}.pt")
 
 
-def follow(job: Job, plan: dict[int, int | None]) -> None:
+def follow(job: TrainingJob, plan: dict[int, int | None]) -> None:
     """Let the controller order a batch after so many steps, instead of when it likes."""
     orders = job._reporter.orders
 
@@ -182,7 +182,7 @@ def test_changed_batches_train_like_a_plain_loop(ranks, optimizer, rule, workers
         assert 1 < gains[60] <= 6
 
 
-def make(out: Path, **options: Any) -> Job:
+def make(out: Path, **options: Any) -> TrainingJob:
     model, optimizer, scheduler = parts("sgd")
     return init(model, torch.nn.CrossEntropyLoss(), optimizer,
                 torch.utils.data.TensorDataset(*data()), scheduler=scheduler, checkpoint_dir=out,

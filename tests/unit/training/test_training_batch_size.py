@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from slurm_elastic.application import Noise
-from slurm_elastic.directive import Directive
+from slurm_elastic.core.application import Noise
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.models import efficiency
-from slurm_elastic.training import batch_size
-from slurm_elastic.training.batch_size import RULES, WARM_UP, BatchSize, limits
-from slurm_elastic.training.sampler import Cursor, Even, Sampler, Share
+from slurm_elastic.training import scaling_rules
+from slurm_elastic.training.sampler import Cursor, EvenSplit, Sampler, StepShare
+from slurm_elastic.training.scaling_rules import RULES, WARM_UP, BatchSize, limits
 
 NOISE = {"grad_sqr": 2.0, "grad_var": 6.0}
 
@@ -36,7 +36,7 @@ def size(initial: int = 8, low: int = 1, high: int = 1000, **options) -> BatchSi
 
 
 def test_examples() -> None:
-    assert doctest.testmod(batch_size).failed == 0
+    assert doctest.testmod(scaling_rules).failed == 0
 
 
 # --- what may be ordered ---
@@ -356,8 +356,8 @@ def trained(optimizer: str, rule: str) -> list[torch.Tensor]:
         if plan.ended(cursor):
             break
         world = WORLDS[i % len(WORLDS)]
-        splits = [Even(rank=rank, world=world, micro=4) for rank in range(world)]
-        shares: list[Share] = [next(plan.shares(cursor, split)) for split in splits]
+        splits = [EvenSplit(rank=rank, world=world, micro=4) for rank in range(world)]
+        shares: list[StepShare] = [next(plan.shares(cursor, split)) for split in splits]
         made.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)
         for share in shares:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from slurm_elastic.training import budget as budgets
-from slurm_elastic.training.budget import Budget
+from slurm_elastic.training.freezing import overhead_budget as budgets
+from slurm_elastic.training.freezing.overhead_budget import OverheadBudget
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def now(monkeypatch: pytest.MonkeyPatch):
     return clock
 
 
-def run(budget: Budget, now: list[float], *, steps: int, look_s: float) -> list[int]:
+def run(budget: OverheadBudget, now: list[float], *, steps: int, look_s: float) -> list[int]:
     """Steps of a second; the intervals between looks."""
     looks = [0]
     for step in range(1, steps + 1):
@@ -34,18 +34,18 @@ def run(budget: Budget, now: list[float], *, steps: int, look_s: float) -> list[
     ("look_s", "factor"), [(0.01, 1), (0.0999, 1), (0.15, 2), (0.199, 2), (0.35, 4), (50.0, 4)]
 )
 def test_looks_take_at_most_a_hundredth_while_that_is_possible(now, look_s, factor) -> None:
-    budget = Budget(10, most=7)
+    budget = OverheadBudget(10, most=7)
     intervals = run(budget, now, steps=400, look_s=look_s)
     assert intervals[:3] == [10, 10, 10]  # the first ones import and allocate
     assert set(intervals[5:]) == {10 * factor}
 
 
 def test_an_interval_that_somebody_chose_is_kept(now) -> None:
-    assert set(run(Budget(10, most=1), now, steps=100, look_s=5.0)) == {10}
+    assert set(run(OverheadBudget(10, most=1), now, steps=100, look_s=5.0)) == {10}
 
 
 def test_looks_become_frequent_again_when_they_cost_less(now) -> None:
-    budget = Budget(10, most=7)
+    budget = OverheadBudget(10, most=7)
     run(budget, now, steps=200, look_s=0.15)
     assert budget.every == 20
     run(budget, now, steps=200, look_s=0.001)

@@ -15,8 +15,12 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from worlds import PROCESSES, wait
 
-from slurm_elastic.training import checkpoint as module
-from slurm_elastic.training.checkpoint import CheckpointError, Checkpoints, verify
+from slurm_elastic.training.checkpoint import checkpoint_directory as module
+from slurm_elastic.training.checkpoint.checkpoint_directory import (
+    CheckpointDirectory,
+    CheckpointError,
+    verify,
+)
 
 TENSORS = {
     "model.w": torch.arange(6.0).reshape(2, 3),
@@ -35,11 +39,11 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, said: list[str]) -> Checkpoints:
-    return Checkpoints(tmp_path, keep=2, say=said.append)
+def checkpoints(tmp_path: Path, said: list[str]) -> CheckpointDirectory:
+    return CheckpointDirectory(tmp_path, keep=2, say=said.append)
 
 
-def test_what_is_read_is_what_was_written(checkpoints: Checkpoints) -> None:
+def test_what_is_read_is_what_was_written(checkpoints: CheckpointDirectory) -> None:
     checkpoints.save(7, TENSORS, {"epoch": 1})
     found = checkpoints.newest()
     assert found is not None
@@ -53,7 +57,7 @@ def test_what_is_read_is_what_was_written(checkpoints: Checkpoints) -> None:
             assert torch.equal(read[name].nan_to_num(9), tensor.nan_to_num(9)), name
 
 
-def test_torch_reads_the_files_too(checkpoints: Checkpoints) -> None:
+def test_torch_reads_the_files_too(checkpoints: CheckpointDirectory) -> None:
     found = checkpoints.save(7, TENSORS, {})
     dcp_to_torch_save(found.path, checkpoints.root / "all.pt")
     assert torch.equal(torch.load(checkpoints.root / "all.pt")["model.w"], TENSORS["model.w"])
@@ -61,7 +65,7 @@ def test_torch_reads_the_files_too(checkpoints: Checkpoints) -> None:
     assert metadata.state_dict_metadata.keys() == TENSORS.keys()
 
 
-def test_two_stay_and_latest_names_the_newest(checkpoints: Checkpoints) -> None:
+def test_two_stay_and_latest_names_the_newest(checkpoints: CheckpointDirectory) -> None:
     for step in (3, 5, 9):
         checkpoints.save(step, TENSORS, {})
     assert sorted(p.name for p in checkpoints.root.iterdir()) == [
@@ -72,7 +76,7 @@ def test_two_stay_and_latest_names_the_newest(checkpoints: Checkpoints) -> None:
     assert (checkpoints.root / "latest").read_text() == "step_00000009\n"
 
 
-def test_latest_edited_by_hand_goes_back(checkpoints: Checkpoints, said: list[str]) -> None:
+def test_latest_edited_by_hand_goes_back(checkpoints: CheckpointDirectory, said: list[str]) -> None:
     checkpoints.save(5, TENSORS, {})
     checkpoints.save(9, TENSORS, {})
     time.sleep(0.01)
@@ -87,7 +91,7 @@ def test_latest_edited_by_hand_goes_back(checkpoints: Checkpoints, said: list[st
     assert said == []
 
 
-def test_a_kill_between_rename_and_latest_costs_nothing(checkpoints: Checkpoints) -> None:
+def test_a_kill_between_rename_and_latest_costs_nothing(checkpoints: CheckpointDirectory) -> None:
     checkpoints.save(5, TENSORS, {})
     before = (checkpoints.root / "latest").read_text()
     pointer = (checkpoints.root / "latest").stat()
@@ -144,7 +148,7 @@ def _garble(path: Path) -> None:
     ],
 )
 def test_what_is_not_whole_is_passed_over_in_one_line(
-    checkpoints: Checkpoints, said: list[str], harm, reason: str
+    checkpoints: CheckpointDirectory, said: list[str], harm, reason: str
 ) -> None:
     checkpoints.save(5, TENSORS, {})
     checkpoints.save(9, TENSORS, {})
@@ -157,7 +161,7 @@ def test_what_is_not_whole_is_passed_over_in_one_line(
     assert said[0].startswith(f"skipped step_00000009: {reason}")
 
 
-def test_foreign_and_newer_ones_are_never_deleted(checkpoints: Checkpoints) -> None:
+def test_foreign_and_newer_ones_are_never_deleted(checkpoints: CheckpointDirectory) -> None:
     (checkpoints.root / "step_00000001").mkdir()
     (checkpoints.root / "step_00000001" / "weights").write_text("somebody's")
     checkpoints.save(2, TENSORS, {})
@@ -169,7 +173,7 @@ def test_foreign_and_newer_ones_are_never_deleted(checkpoints: Checkpoints) -> N
 
 
 def test_nothing_there_is_nothing(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "absent", keep=2, say=print).newest() is None
+    assert CheckpointDirectory(tmp_path / "absent", keep=2, say=print).newest() is None
 
 
 def _save_and_hang(root: Path, where: str) -> None:
@@ -183,12 +187,12 @@ def _save_and_hang(root: Path, where: str) -> None:
         module._write_text = hang  # type: ignore[assignment]
     else:
         module._sync = hang  # type: ignore[assignment]
-    Checkpoints(root, keep=2, say=print).save(9, TENSORS, {})
+    CheckpointDirectory(root, keep=2, say=print).save(9, TENSORS, {})
 
 
 @pytest.mark.parametrize("where", ["data", "manifest", "rename"])
 def test_sigkill_during_a_save_leaves_the_one_before(
-    checkpoints: Checkpoints, said: list[str], where: str
+    checkpoints: CheckpointDirectory, said: list[str], where: str
 ) -> None:
     checkpoints.save(5, TENSORS, {})
     victim = PROCESSES.Process(target=_save_and_hang, args=(checkpoints.root, where))
@@ -224,10 +228,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_keeps_what_is_there(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
-    checkpoints = Checkpoints(small_disk, keep=2, say=print)
+    checkpoints = CheckpointDirectory(small_disk, keep=2, say=print)
     checkpoints.save(5, TENSORS, {})
     if not guarded:  # as with a quota, which the free space does not show
-        monkeypatch.setattr(Checkpoints, "_check_space", lambda *_: None)
+        monkeypatch.setattr(CheckpointDirectory, "_check_space", lambda *_: None)
     with pytest.raises(CheckpointError, match=f"No space left on device .{small_disk}"):
         checkpoints.save(9, TENSORS | {"model.big": torch.zeros(2**20)}, {})
     assert checkpoints.newest().step == 5  # type: ignore[union-attr]

@@ -17,7 +17,7 @@ sys.path.insert(0, str(EXAMPLES))
 import check_run  # noqa: E402
 import emulate  # noqa: E402
 
-from slurm_elastic.directive import Directive  # noqa: E402
+from slurm_elastic.core.directive import Directive  # noqa: E402
 
 SMALL = ("--samples", "96", "--epochs", "2", "--global-batch", "24")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from worlds import Esrun, Worlds
 
-from slurm_elastic.job.local import AGAIN
+from slurm_elastic.job.rank_socket import AGAIN
 
 
 def test_measured_layers_decide_the_layout(tmp_path: Path, esrun: Esrun) -> None:

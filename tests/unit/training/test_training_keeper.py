@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from slurm_elastic.training import keeper as module
-from slurm_elastic.training.checkpoint import CheckpointError, Checkpoints
-from slurm_elastic.training.keeper import Keeper, agree
-from slurm_elastic.training.parallel import World
+from slurm_elastic.training.checkpoint import checkpoint_manager as module
+from slurm_elastic.training.checkpoint.checkpoint_directory import (
+    CheckpointDirectory,
+    CheckpointError,
+)
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
+from slurm_elastic.training.checkpoint.dcp_files import TensorReader
+from slurm_elastic.training.checkpoint.training_state import TrainingState
+from slurm_elastic.training.parallel.process_group import World
 from slurm_elastic.training.sampler import Cursor
-from slurm_elastic.training.state import State
-from slurm_elastic.training.tensorfile import Tensors
 
 FIRST, SECOND = Cursor(3, 0, 30), Cursor(4, 1, 0)
 
@@ -24,11 +27,11 @@ def said() -> list[str]:
 
 @pytest.fixture
 def make(tmp_path: Path, said: list[str]):
-    def keeper(**identity: int) -> Keeper:
+    def keeper(**identity: int) -> CheckpointManager:
         model = torch.nn.Linear(2, 2)
-        state = State(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-        return Keeper(
-            Checkpoints(tmp_path, keep=2, say=said.append),
+        state = TrainingState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        return CheckpointManager(
+            CheckpointDirectory(tmp_path, keep=2, say=said.append),
             state,
             World(),
             every_s=100.0,
@@ -41,8 +44,8 @@ def make(tmp_path: Path, said: list[str]):
 
 @pytest.fixture
 def take_up(tmp_path: Path):
-    def restored(keeper: Keeper) -> Cursor | None:
-        found = agree(Checkpoints(tmp_path, keep=2, say=lambda _: None), World())
+    def restored(keeper: CheckpointManager) -> Cursor | None:
+        found = agree(CheckpointDirectory(tmp_path, keep=2, say=lambda _: None), World())
         return found and keeper.restore(found)
 
     return restored
@@ -78,13 +81,13 @@ def test_what_a_save_costs_is_remembered(make, take_up) -> None:
 def test_what_reads_back_differently_proves_nothing(
     make, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Tensors.__getitem__
+    honest = TensorReader.__getitem__
 
-    def lie(tensors: Tensors, name: str) -> torch.Tensor:
+    def lie(tensors: TensorReader, name: str) -> torch.Tensor:
         read = honest(tensors, name)
         return torch.nextafter(read, torch.tensor(9.0)) if name == "model.bias" else read
 
-    monkeypatch.setattr(Tensors, "__getitem__", lie)
+    monkeypatch.setattr(TensorReader, "__getitem__", lie)
     keeper = make()
     assert keeper.save(FIRST)
     assert keeper.facts()["proven"] is False
@@ -100,7 +103,7 @@ def test_other_data_is_refused(make, take_up) -> None:
 def test_a_step_is_saved_once(make, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = make()
     keeper.save(FIRST)
-    monkeypatch.setattr(Checkpoints, "save", lambda *_: pytest.fail("saved again"))
+    monkeypatch.setattr(CheckpointDirectory, "save", lambda *_: pytest.fail("saved again"))
     assert keeper.save(FIRST)
 
 

@@ -16,7 +16,11 @@ import torch
 from traps import Trap
 from worlds import BATCH, PATIENCE_S, PROCESSES, SAMPLES, Esrun, Worlds, lines, wait
 
-from slurm_elastic.training.checkpoint import Checkpoint, Checkpoints, open_checkpoint
+from slurm_elastic.training.checkpoint.checkpoint_directory import (
+    CheckpointDirectory,
+    CompleteCheckpoint,
+    open_checkpoint,
+)
 from slurm_elastic.training.signals import STOPPED, leave
 
 EPOCHS = 5
@@ -167,10 +171,10 @@ def begun(worlds: Worlds, attempt: int, rank: int = 0) -> int:
     return sum(line["attempt"] == attempt for line in lines(worlds.out / f"begun-rank{rank}.jsonl"))
 
 
-def newest(worlds: Worlds) -> Checkpoint | None:
+def newest(worlds: Worlds) -> CompleteCheckpoint | None:
     """As a new start finds it; nothing may be torn."""
     said: list[str] = []
-    found = Checkpoints(worlds.out / "ckpt", keep=2, say=said.append).newest()
+    found = CheckpointDirectory(worlds.out / "ckpt", keep=2, say=said.append).newest()
     assert said == []
     return found
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.directive import Directive
-from slurm_elastic.layers import Layer, chain
-from slurm_elastic.training.layouts import Ranks, balanced, choose
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.layers import Layer, chain
+from slurm_elastic.training.parallel.layout_choice import AvailableRanks, balanced, choose
 
 NET = [("a", True), ("act", False), ("b", True), ("c", True), ("d", True)]
 #: Small weights that compute, then large ones that hardly do: where pipelines win (SOSP'19, VGG).
@@ -28,7 +28,7 @@ HEAVY = chain(
 def chosen(world: int, directive: str, **options: object) -> str:
     layers = options.pop("layers", NET)
     asked = Directive.parse(directive) if directive else None
-    return str(choose(Ranks(world), layers, asked=asked, **options).text)  # type: ignore[arg-type]
+    return str(choose(AvailableRanks(world), layers, asked=asked, **options).text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_directive_says_what_may_be(world: int, directive: str, layout: str)
 
 def test_a_known_profile_is_partitioned() -> None:
     choice = choose(
-        Ranks(4, nodes=4), NET, asked=Directive.parse("1-8,parallel=hybrid"), profile=HEAVY
+        AvailableRanks(4, nodes=4), NET, asked=Directive.parse("1-8,parallel=hybrid"), profile=HEAVY
     )
     assert choice.text.stages > 1
     assert sum(choice.lengths) == len(NET)
@@ -70,7 +70,7 @@ def test_an_order_counts_if_it_can_be_followed() -> None:
         "x": "is none",
     }.items():
         choice = choose(
-            Ranks(3), NET, asked=Directive.parse("1-8,parallel=hybrid"), ordered=ordered
+            AvailableRanks(3), NET, asked=Directive.parse("1-8,parallel=hybrid"), ordered=ordered
         )
         assert str(choice.text) == "3x1"
         assert why in choice.remark
@@ -83,11 +83,11 @@ def test_a_model_that_cannot_be_cut_is_refused() -> None:
 
 
 def test_the_sites_bandwidths() -> None:
-    ranks = Ranks(8, nodes=2)
+    ranks = AvailableRanks(8, nodes=2)
     assert [(x.machines, x.bandwidth) for x in ranks.levels({})] == [(4, 20e9), (2, 2.5e9)]
     told = ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "2e10,5e9"})
     assert [x.bandwidth for x in told] == [4e10, 10e9]
-    assert [x.machines for x in Ranks(3, nodes=2).levels({})] == [3]
+    assert [x.machines for x in AvailableRanks(3, nodes=2).levels({})] == [3]
     with pytest.raises(ValueError, match="SLURM_ELASTIC_BANDWIDTH is 'fast'; write two numbers"):
         ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "fast"})
 

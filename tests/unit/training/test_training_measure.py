@@ -8,27 +8,27 @@ import pytest
 import torch
 from worlds import Esrun, Worlds
 
-from slurm_elastic.layers import Layer
-from slurm_elastic.report import Report
-from slurm_elastic.training import noise as noises
-from slurm_elastic.training.checkpoint import Checkpoints
-from slurm_elastic.training.layer_profile import Measured
-from slurm_elastic.training.measure import (
+from slurm_elastic.core.layers import Layer
+from slurm_elastic.core.report import Report
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.measure import gradient_noise as noises
+from slurm_elastic.training.measure.gradient_noise import Consecutive, GradientNoise, squared_norm
+from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.step_profiler import StepProfiler
+from slurm_elastic.training.measure.step_times import (
     CLOSELY,
     EVERY,
     SELDOM,
     SOON,
     WARM_UP,
-    Parts,
     Phases,
+    StepParts,
     StepTimer,
-    Times,
+    StepTimes,
     peak_memory,
 )
-from slurm_elastic.training.noise import Consecutive, GradientNoise, squared_norm
-from slurm_elastic.training.parallel import World
+from slurm_elastic.training.parallel.process_group import World
 from slurm_elastic.training.reporting import Reporter
-from slurm_elastic.training.watch import Watch
 
 DIMENSIONS = 400
 #: |G|^2 and the trace of a sample's covariance: the true values of what is estimated.
@@ -52,7 +52,7 @@ def steps(timer: StepTimer, now: list[float], durations, **parts) -> None:
     for duration in durations:
         now[0] += duration
         if parts:
-            timer.parts(Parts(**parts))
+            timer.parts(StepParts(**parts))
         timer.end()
 
 
@@ -70,7 +70,7 @@ def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -
     steps(timer, now, [2.0, 2.0], **passes, pieces=4)
     assert micro(timer) == (2.0, 2, pytest.approx(0.45))
     steps(timer, now, [2.0])
-    assert timer.take() == Times(2.0, 1, None)
+    assert timer.take() == StepTimes(2.0, 1, None)
 
 
 def test_an_all_reduce_that_takes_longer_than_a_step_leaves_something(now) -> None:
@@ -89,7 +89,7 @@ def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None
     found = (taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s)
     assert found == (1.0, 2.0, 5.0, 4.0)
     steps(timer, now, [1.0])
-    assert timer.take() == Times(1.0, 1, None)
+    assert timer.take() == StepTimes(1.0, 1, None)
 
 
 def test_waiting_for_the_loader_is_timed(now) -> None:
@@ -228,7 +228,7 @@ def test_a_watched_job_knows_its_noise(pieces: int) -> None:
     generator = torch.Generator().manual_seed(pieces)
     weights = torch.nn.Parameter(torch.zeros(DIMENSIONS))
     timer, noise = StepTimer(), GradientNoise(initial_batch=32)
-    watch = Watch(timer=timer, noise=noise, parameters=[weights], world=World())
+    watch = StepProfiler(timer=timer, noise=noise, parameters=[weights], world=World())
     for _ in range(1500):
         weights.grad = None
         watch.begin()
@@ -292,9 +292,9 @@ def test_layers_are_told_and_kept(worlds: Worlds, esrun: Esrun, size: int) -> No
     rows = {row[0]: row for row in told[0]["profile"]}
     assert list(rows) == ["front", "act", "drop", "back"]
     assert rows["front"][3:] == [12 // size * 16 * 4, 7 * 16 * 4]
-    kept = Checkpoints(worlds.out / "ckpt", keep=1, say=lambda _: None).newest()
+    kept = CheckpointDirectory(worlds.out / "ckpt", keep=1, say=lambda _: None).newest()
     assert kept is not None
-    measured = Measured.restored(kept.kept["profile"])
+    measured = MeasuredLayer.restored(kept.kept["profile"])
     assert measured is not None
     assert [layer.name for layer in measured.layers] == list(rows)
     assert "the layer profile" not in worlds.log()
@@ -304,11 +304,11 @@ def test_a_profile_too_large_to_tell_is_left_out(esrun: Esrun, monkeypatch) -> N
     monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(esrun.path))
     reporter = Reporter(rank=0, world=1, global_batch=8)
     reporter.orders(wait_s=60.0)  # which say to report every step
-    many = Measured(4, tuple(Layer(f"layer{n}", 1.0, 1.0, 1, 1) for n in range(1001)))
+    many = MeasuredLayer(4, tuple(Layer(f"layer{n}", 1.0, 1.0, 1, 1) for n in range(1001)))
     assert "at most 1000 layers" in reporter.profile(many)
     reporter.timer.end()
     reporter.training(step=1, progress=0.5, checkpoint={})
-    assert reporter.profile(Measured(4, many.layers[:2])) == ""
+    assert reporter.profile(MeasuredLayer(4, many.layers[:2])) == ""
     reporter.training(step=2, progress=0.5, checkpoint={})
     reporter.training(step=3, progress=0.5, checkpoint={})
     reporter.ended(step=3, progress=1.0, code=0, checkpoint={})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds, wait
 
-from slurm_elastic.report import Report
+from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
 
 ONCE = [Counter(range(SAMPLES))] * EPOCHS

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from worlds import PROCESSES, _free_port
 
-from slurm_elastic.training.parallel import CONTROL, Reducer, World
+from slurm_elastic.training.parallel.process_group import CONTROL, Reducer, World
 
 BATCH = 5
 

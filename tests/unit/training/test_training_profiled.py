@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from slurm_elastic.job import page_cache
-from slurm_elastic.job.profiling import Asked
-from slurm_elastic.training import profiled
+from slurm_elastic.job.profile_request import ProfileRequest
 from slurm_elastic.training.loader import Loader
-from slurm_elastic.training.sampler import Even, Sampler
+from slurm_elastic.training.measure import profiling_run
+from slurm_elastic.training.sampler import EvenSplit, Sampler
 
 COMPUTE, PREP, COLD = 1.0, 0.25, 0.5
 
@@ -53,10 +53,10 @@ def plants(monkeypatch):
 
 def measure(plants, tmp_path, *blocks, steps=3, warm_up=1, batch=4):
     """Seconds of each step by block; each step computes for `COMPUTE`."""
-    asked = Asked(
+    asked = ProfileRequest(
         result=tmp_path / "answer.json", blocks=blocks, steps=steps, warm_up=warm_up, data=("/d",)
     )
-    run = profiled.Profiled(
+    run = profiling_run.ProfilingRun(
         asked,
         sampler=Sampler(samples=len(plants), global_batch=batch, epochs=1, seed=0),
         loader=Loader(dataset=plants, workers=0, collate=None, pin=False, seed=0),
@@ -64,7 +64,7 @@ def measure(plants, tmp_path, *blocks, steps=3, warm_up=1, batch=4):
         facts={},
         clock=plants.clock,
     )
-    for _ in run.batches(Even(rank=0, world=1)):
+    for _ in run.batches(EvenSplit(rank=0, world=1)):
         plants.now += COMPUTE
     return {row["block"]: row["seconds"] for row in run._done}
 
@@ -104,13 +104,13 @@ def test_without_warm_up_the_first_step_counts(plants, tmp_path):
 
 
 def test_the_samples_per_gpu_are_those_of_the_largest_shape(monkeypatch, tmp_path):
-    asked = Asked(result=tmp_path / "a", blocks=("warm",), gpus=4)
+    asked = ProfileRequest(result=tmp_path / "a", blocks=("warm",), gpus=4)
     for world, expected in ((1, 16), (2, 32), (4, 64)):
         monkeypatch.setenv("WORLD_SIZE", str(world))
-        assert profiled.global_batch(asked, 64, samples=1000) == expected
-    assert profiled.global_batch(replace(asked, batch=5), 64, samples=1000) == 20
+        assert profiling_run.global_batch(asked, 64, samples=1000) == expected
+    assert profiling_run.global_batch(replace(asked, batch=5), 64, samples=1000) == 20
     with pytest.raises(ValueError, match="give a smaller --batch"):
-        profiled.global_batch(asked, 64, samples=63)
+        profiling_run.global_batch(asked, 64, samples=63)
 
 
 SCRIPT = """
@@ -138,7 +138,9 @@ def test_a_profiled_script_leaves_in_its_loop_and_its_checkpoints_alone(tmp_path
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     before = {p: p.stat().st_mtime_ns for p in kept.rglob("*")}
     assert before
-    asked = Asked(result=tmp_path / "a.json", blocks=("synthetic", "warm"), steps=6, warm_up=1)
+    asked = ProfileRequest(
+        result=tmp_path / "a.json", blocks=("synthetic", "warm"), steps=6, warm_up=1
+    )
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=100, env=asked.environment()
     )

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_elastic.training.pipeline import Layout
-from slurm_elastic.training.sampler import Cursor, Even, Sampler, Share
-from slurm_elastic.training.staged import Turns
+from slurm_elastic.training.parallel.pipeline_parallel import MicroBatchSplit
+from slurm_elastic.training.pipeline import StageLayout
+from slurm_elastic.training.sampler import Cursor, EvenSplit, Sampler, StepShare
 
 
-def whole(sampler: Sampler, cursor: Cursor, world: int) -> list[list[Share]]:
+def whole(sampler: Sampler, cursor: Cursor, world: int) -> list[list[StepShare]]:
     """By step: every rank's share."""
-    parts = [sampler.shares(cursor, Even(rank=rank, world=world)) for rank in range(world)]
+    parts = [sampler.shares(cursor, EvenSplit(rank=rank, world=world)) for rank in range(world)]
     return [list(shares) for shares in zip(*parts, strict=True)]
 
 
-def joined(step: list[Share]) -> list[int]:
+def joined(step: list[StepShare]) -> list[int]:
     return [index for share in step for index in share.indices]
 
 
@@ -69,11 +69,11 @@ def test_order_is_the_same_in_every_torch() -> None:
 
 def test_micro_batches_cover_the_share() -> None:
     def spans(count: int, micro: int | None) -> list[list[int]]:
-        return [list(p.span) for p in Even(rank=0, world=1, micro=micro).pieces(count)]
+        return [list(p.span) for p in EvenSplit(rank=0, world=1, micro=micro).pieces(count)]
 
     assert spans(7, 3) == [[0, 1, 2], [3, 4, 5], [6]]
     assert spans(7, None) == [list(range(7))]
-    assert Even(rank=0, world=2).pieces(1) == []
+    assert EvenSplit(rank=0, world=2).pieces(1) == []
 
 
 @given(
@@ -84,8 +84,8 @@ def test_micro_batches_cover_the_share() -> None:
 def test_the_ends_of_a_pipeline_load_every_sample(
     replicas: list[int], count: int, micro: int | None
 ) -> None:
-    layout = Layout.of(*replicas)
-    turns = [Turns(layout=layout, rank=rank, micro=micro) for rank in range(layout.world)]
+    layout = StageLayout.of(*replicas)
+    turns = [MicroBatchSplit(layout=layout, rank=rank, micro=micro) for rank in range(layout.world)]
     losses = [i for t in turns for piece in t.pieces(count) if piece.counts for i in piece.span]
     assert sorted(losses) == list(range(count))
     inputs = {i for r in layout.stages[0] for p in turns[r].pieces(count) for i in p.span}
@@ -98,7 +98,7 @@ def test_the_ends_of_a_pipeline_load_every_sample(
 
 def test_a_changed_batch_goes_on_where_the_last_one_ended() -> None:
     sampler = Sampler(samples=20, global_batch=4, epochs=1, seed=0)
-    alone = Even(rank=0, world=1)
+    alone = EvenSplit(rank=0, world=1)
     first = next(sampler.shares(Cursor(), alone))
     rest = list(sampler.shares(first.after, alone, batch=6))
     assert [share.count for share in rest] == [6, 6, 4]

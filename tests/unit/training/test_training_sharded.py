@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from worlds import SAMPLES, STEPS, Worlds
 
-from slurm_elastic.training import sharded
+from slurm_elastic.training.parallel import fsdp
 
-pytestmark = pytest.mark.skipif(bool(sharded.unsupported()), reason=sharded.unsupported())
+pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -36,7 +36,7 @@ def test_parts_train_as_one_rank_does_and_others_go_on_with_them(
 
 def test_every_rank_has_as_many_pieces() -> None:
     for count in range(1, 20):
-        splits = [sharded.Padded(rank=rank, world=3, micro=2).pieces(count) for rank in range(3)]
+        splits = [fsdp.Padded(rank=rank, world=3, micro=2).pieces(count) for rank in range(3)]
         assert len({len(pieces) for pieces in splits}) == 1
         taken = [i for pieces in splits for piece in pieces if piece.counts for i in piece.span]
         assert sorted(taken) == list(range(count))

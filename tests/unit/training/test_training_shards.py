@@ -9,11 +9,11 @@ import torch
 from crews import take_up
 from worlds import PROCESSES, _free_port
 
-from slurm_elastic.training.checkpoint import Checkpoints
-from slurm_elastic.training.keeper import Keeper, differences
-from slurm_elastic.training.parallel import World
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.training_state import TrainingState
+from slurm_elastic.training.parallel.process_group import World
 from slurm_elastic.training.sampler import Cursor
-from slurm_elastic.training.state import State
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = pytest.mark.skipif(RELEASE < (2, 7), reason="torch 2.6 has no FSDP2 for CPUs")
@@ -36,14 +36,14 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int) 
         optimizer.step()
 
 
-def make(mesh: Any) -> State:
+def make(mesh: Any) -> TrainingState:
     model = network()
     if mesh is not None:
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return State(model=model, optimizer=optimizer)
+    return TrainingState(model=model, optimizer=optimizer)
 
 
 def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: int) -> None:
@@ -61,14 +61,14 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
         shape, names = ((size,), ("s",)) if replicas == 1 else ((2, size // 2), ("r", "s"))
         mesh = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=names)
     made = make(mesh)
-    made = State(model=made.model, optimizer=made.optimizer, part=rank)
+    made = TrainingState(model=made.model, optimizer=made.optimizer, part=rank)
 
     def say(line: str) -> None:
         with (root / "said").open("a") as file:
             file.write(f"{line}\n")
 
-    keeper = Keeper(
-        Checkpoints(root / "c", keep=9, say=say),
+    keeper = CheckpointManager(
+        CheckpointDirectory(root / "c", keep=9, say=say),
         made,
         world,
         every_s=100.0,
@@ -109,7 +109,7 @@ def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
         assert not (tmp_path / "said").exists(), (tmp_path / "said").read_text()
         train(alone.model, alone.optimizer, done)
         done += STEPS
-        found = Checkpoints(tmp_path / "c", keep=9, say=print).newest()
+        found = CheckpointDirectory(tmp_path / "c", keep=9, say=print).newest()
         assert found is not None
         assert found.step == done
         read = found.read()
@@ -121,5 +121,5 @@ def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
 def test_a_name_is_not_lost_between_shards(tmp_path: Path) -> None:
     one = make(None)
     train(one.model, one.optimizer, 0)
-    saved = Checkpoints(tmp_path, keep=1, say=print).save(1, one.gather(), {})
+    saved = CheckpointDirectory(tmp_path, keep=1, say=print).save(1, one.gather(), {})
     assert differences(one.gather(), saved.read()) == []

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_elastic.training.checkpoint import CheckpointError
-from slurm_elastic.training.keeper import differences
-from slurm_elastic.training.state import State, check
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError
+from slurm_elastic.training.checkpoint.checkpoint_manager import differences
+from slurm_elastic.training.checkpoint.training_state import TrainingState, check
 
 
 def network() -> torch.nn.Module:
@@ -17,7 +17,7 @@ def network() -> torch.nn.Module:
     )
 
 
-def steps(state: State, count: int) -> list[float]:
+def steps(state: TrainingState, count: int) -> list[float]:
     losses = []
     generator = torch.Generator().manual_seed(1)
     for _ in range(count):
@@ -31,10 +31,12 @@ def steps(state: State, count: int) -> list[float]:
     return losses
 
 
-def make(optimizer: Callable[..., Any], **options: Any) -> State:
+def make(optimizer: Callable[..., Any], **options: Any) -> TrainingState:
     model = network()
     made = optimizer(model.parameters(), **options)
-    return State(model=model, optimizer=made, scheduler=torch.optim.lr_scheduler.StepLR(made, 3))
+    return TrainingState(
+        model=model, optimizer=made, scheduler=torch.optim.lr_scheduler.StepLR(made, 3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_groups_may_be_cut_differently() -> None:
     first = make(torch.optim.AdamW, lr=0.02)
     steps(first, 2)
     model = network()
-    second = State(
+    second = TrainingState(
         model=model,
         optimizer=torch.optim.AdamW(
             [{"params": [p]} for p in reversed(list(model.parameters()))], lr=7.0
@@ -109,14 +111,20 @@ class Counter:
 
 def test_the_users_own_state_joins() -> None:
     state = make(torch.optim.SGD)
-    extra = State(model=state.model, optimizer=state.optimizer, extra={"counter": Counter()})
+    extra = TrainingState(
+        model=state.model, optimizer=state.optimizer, extra={"counter": Counter()}
+    )
     flat = extra.gather()
     other = Counter()
     other.state = None
-    State(model=state.model, optimizer=state.optimizer, extra={"counter": other}).restore(flat)
+    TrainingState(model=state.model, optimizer=state.optimizer, extra={"counter": other}).restore(
+        flat
+    )
     assert other.state == {"seen": [1, 2], "mean": torch.tensor(0.5)}
     with pytest.raises(CheckpointError, match=r"the checkpoint has no extra\.meter"):
-        State(model=state.model, optimizer=state.optimizer, extra={"meter": other}).restore(flat)
+        TrainingState(model=state.model, optimizer=state.optimizer, extra={"meter": other}).restore(
+            flat
+        )
 
 
 def test_what_cannot_come_back_is_refused_when_saved() -> None:
@@ -124,27 +132,27 @@ def test_what_cannot_come_back_is_refused_when_saved() -> None:
     odd = Counter()
     odd.state = {"when": Counter()}
     with pytest.raises(CheckpointError, match="extra 'odd' cannot be saved"):
-        State(model=state.model, optimizer=state.optimizer, extra={"odd": odd}).gather()
+        TrainingState(model=state.model, optimizer=state.optimizer, extra={"odd": odd}).gather()
 
 
 def test_another_model_is_refused_by_name() -> None:
     flat = make(torch.optim.SGD).gather()
     other = torch.nn.Sequential(torch.nn.Linear(4, 9))
-    state = State(model=other, optimizer=torch.optim.SGD(other.parameters()))
+    state = TrainingState(model=other, optimizer=torch.optim.SGD(other.parameters()))
     with pytest.raises(CheckpointError, match=r"0\.bias is 8 there and 9 here"):
         state.fits({name: tensor.shape for name, tensor in flat.items()})
     with pytest.raises(CheckpointError, match=r"only the checkpoint has 1\.bias"):
         state.restore(flat)
     more = network()
     more.add_module("4", torch.nn.Linear(2, 2))
-    state = State(model=more, optimizer=torch.optim.SGD(more.parameters()))
+    state = TrainingState(model=more, optimizer=torch.optim.SGD(more.parameters()))
     with pytest.raises(CheckpointError, match=r"only the model has 4\.bias"):
         state.restore(flat)
 
 
 def test_a_parameter_without_a_name_is_refused() -> None:
     loose = torch.nn.Parameter(torch.zeros(3, 2))
-    state = State(model=network(), optimizer=torch.optim.SGD([loose]))
+    state = TrainingState(model=network(), optimizer=torch.optim.SGD([loose]))
     with pytest.raises(ValueError, match=r"parameter 0 of the optimizer's group 0 \(3x2\)"):
         check(state)
 
@@ -158,7 +166,7 @@ def test_differences_are_of_bits() -> None:
     assert differences({"a": torch.zeros(2, 1)}, {"a": torch.zeros(1, 2)}) == ["a"]
 
 
-def _cut() -> list[State]:
+def _cut() -> list[TrainingState]:
     """A network in two parts with two groups each, of which some are empty."""
     whole = network()
     shapes = {k: tuple(v.shape) for k, v in whole.state_dict().items()}
@@ -178,12 +186,12 @@ def _cut() -> list[State]:
         )
         scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
         parts.append(
-            State(model=model, optimizer=made, scheduler=scheduler, whole=shapes, part=part)
+            TrainingState(model=model, optimizer=made, scheduler=scheduler, whole=shapes, part=part)
         )
     return parts
 
 
-def _move(state: State) -> None:
+def _move(state: TrainingState) -> None:
     for parameter in state.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     state.optimizer.step()
@@ -227,7 +235,9 @@ def test_tied_parameters_are_known_by_one_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
     model[2].weight = model[0].weight
     aliases = {"2.weight": "0.weight"}
-    whole = State(model=model, optimizer=torch.optim.AdamW(model.parameters()), aliases=aliases)
+    whole = TrainingState(
+        model=model, optimizer=torch.optim.AdamW(model.parameters()), aliases=aliases
+    )
     model(torch.ones(1, 3)).sum().backward()
     whole.optimizer.step()
     flat = whole.gather()
@@ -236,7 +246,7 @@ def test_tied_parameters_are_known_by_one_name() -> None:
     head = torch.nn.Sequential()
     head.add_module("2", torch.nn.Linear(3, 3))
     shapes = {k: tuple(v.shape) for k, v in model.state_dict().items()}
-    part = State(
+    part = TrainingState(
         model=head,
         optimizer=torch.optim.AdamW(head.parameters()),
         aliases=aliases,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
 
-from slurm_elastic.job.local import AGAIN
-from slurm_elastic.layout import LayoutText
-from slurm_elastic.training.checkpoint import Checkpoints
+from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.signals import STOPPED
 
 WALK = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
@@ -38,7 +38,7 @@ def leg(
 
 def tensors(worlds: Worlds) -> dict[str, torch.Tensor]:
     """Of the newest checkpoint."""
-    found = Checkpoints(worlds.out / "ckpt", keep=2, say=pytest.fail).newest()
+    found = CheckpointDirectory(worlds.out / "ckpt", keep=2, say=pytest.fail).newest()
     assert found is not None
     assert found.step == STEPS
     return found.read()

@@ -16,13 +16,16 @@ from crews import NAMES, Board, Crew, Seat, state, step, together
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from worlds import PROCESSES, wait
 
-from slurm_elastic.training import checkpoint as module
-from slurm_elastic.training import tensorfile
-from slurm_elastic.training.checkpoint import CheckpointError, Checkpoints
-from slurm_elastic.training.keeper import Keeper, differences
+from slurm_elastic.training.checkpoint import checkpoint_directory as module
+from slurm_elastic.training.checkpoint import dcp_files
+from slurm_elastic.training.checkpoint.checkpoint_directory import (
+    CheckpointDirectory,
+    CheckpointError,
+)
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.dcp_files import TensorReader
+from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
-from slurm_elastic.training.state import State
-from slurm_elastic.training.tensorfile import Tensors
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
 
@@ -31,7 +34,7 @@ def two(root: Path, **options: Any) -> Crew:
     return Crew(root, [state(FRONT), state(BACK, part=1)], **options)
 
 
-def trained(steps: int, **options: Any) -> State:
+def trained(steps: int, **options: Any) -> TrainingState:
     """The whole network, as if nobody had ever stopped."""
     found = state(**options)
     for seed in range(steps):
@@ -39,11 +42,11 @@ def trained(steps: int, **options: Any) -> State:
     return found
 
 
-def moments(of: State) -> dict[str, torch.Tensor]:
+def moments(of: TrainingState) -> dict[str, torch.Tensor]:
     return {k: v for k, v in of.gather().items() if not k.startswith("blob.")}
 
 
-def rates(of: State) -> list[float]:
+def rates(of: TrainingState) -> list[float]:
     return [group["lr"] for group in of.optimizer.param_groups]
 
 
@@ -95,7 +98,7 @@ def test_what_several_hold_is_written_once_as_the_first_has_it(tmp_path: Path) -
     crew = Crew(tmp_path, states)
     assert crew.save(3) == [True, True]
     assert [k.proven for k in crew.keepers] == [True, True]
-    found = Checkpoints(tmp_path, keep=1, say=print).newest()
+    found = CheckpointDirectory(tmp_path, keep=1, say=print).newest()
     assert found is not None
     assert found.written_by(1) == {"blob.optim.1"}
     assert torch.equal(
@@ -106,15 +109,15 @@ def test_what_several_hold_is_written_once_as_the_first_has_it(tmp_path: Path) -
 def test_one_rank_that_reads_back_differently_leaves_all_unproven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Tensors.__getitem__
+    honest = TensorReader.__getitem__
 
-    def lie(tensors: Tensors, name: str) -> torch.Tensor:
+    def lie(tensors: TensorReader, name: str) -> torch.Tensor:
         read = honest(tensors, name)
         return read + 1 if name == "model.head.weight" else read
 
     crew = two(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Tensors, "__getitem__", lie)
+        patch.setattr(TensorReader, "__getitem__", lie)
         assert crew.save(3) == [True, True]
     assert [k.proven for k in crew.keepers] == [False, False]
     assert crew.said == ["step 3 reads back differently: model.head.weight"]
@@ -158,7 +161,7 @@ def test_messages_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def _no_space(rank: int) -> Any:
-    honest = tensorfile.write
+    honest = dcp_files.write
 
     def write(path: Path, found: Any) -> Any:
         if path.name == f"__{rank}_0.distcp":
@@ -176,7 +179,7 @@ def test_a_disk_full_for_one_keeps_the_one_before(
     crew = two(tmp_path)
     crew.save(3)
     with monkeypatch.context() as patch:
-        patch.setattr(tensorfile, "write", _no_space(rank))
+        patch.setattr(dcp_files, "write", _no_space(rank))
         assert crew.save(5) == [False, False]
     (line,) = crew.said
     assert line.startswith(f"no checkpoint at step 5: rank {rank}: No space left on device (")
@@ -214,12 +217,15 @@ def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
 
 def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
     board = Board()
-    crews = [module.Crew(rank=r, writers=[0, 1], line=lambda: board, patience_s=5) for r in (0, 1)]
+    crews = [
+        module.CheckpointCoordinator(rank=r, writers=[0, 1], line=lambda: board, patience_s=5)
+        for r in (0, 1)
+    ]
     for crew in crews:
         crew.begin()
-    piece = tensorfile.Piece("model.w", (4, 2), (0, 0), torch.ones(1, 2))
-    other = tensorfile.Piece("model.w", (4, 2), (2, 0), torch.ones(2, 2))
-    checkpoints = Checkpoints(tmp_path, keep=1, say=print)
+    piece = dcp_files.TensorShard("model.w", (4, 2), (0, 0), torch.ones(1, 2))
+    other = dcp_files.TensorShard("model.w", (4, 2), (2, 0), torch.ones(2, 2))
+    checkpoints = CheckpointDirectory(tmp_path, keep=1, say=print)
 
     def lead() -> str:
         with pytest.raises(CheckpointError) as caught:
@@ -275,12 +281,12 @@ def _hang_at(root: Path, where: str) -> None:
 
     crew = two(root)
     if where == "plan":
-        tensorfile.divide = hang  # type: ignore[assignment]
+        dcp_files.divide = hang  # type: ignore[assignment]
     elif where == "one writer":
-        honest = tensorfile.write
-        tensorfile.write = lambda p, f: hang() if "__1" in p.name else honest(p, f)  # type: ignore[assignment,func-returns-value]
+        honest = dcp_files.write
+        dcp_files.write = lambda p, f: hang() if "__1" in p.name else honest(p, f)  # type: ignore[assignment,func-returns-value]
     elif where == "metadata":
-        tensorfile.describe = hang  # type: ignore[assignment]
+        dcp_files.describe = hang  # type: ignore[assignment]
     else:
         module._write_text = hang
     crew.save(9)
@@ -305,13 +311,13 @@ def test_only_what_a_part_needs_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     whole = trained(2)
     Crew(tmp_path, [whole]).save(3)
     read: Counter[str] = Counter()
-    honest = Tensors.__getitem__
+    honest = TensorReader.__getitem__
 
-    def watch(tensors: Tensors, name: str) -> torch.Tensor:
+    def watch(tensors: TensorReader, name: str) -> torch.Tensor:
         read[name] += 1
         return honest(tensors, name)
 
-    monkeypatch.setattr(Tensors, "__getitem__", watch)
+    monkeypatch.setattr(TensorReader, "__getitem__", watch)
     crew = Crew(tmp_path, [state(BACK, part=1)])
     crew.restore()
     assert {n for n in read if not n.startswith("blob.")} == moments(crew.states[0]).keys()
@@ -322,7 +328,7 @@ def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> N
     Crew(tmp_path, [state()]).save(3)
     wrong = state(FRONT)
     assert wrong.whole is not None
-    other = State(
+    other = TrainingState(
         model=wrong.model,
         optimizer=wrong.optimizer,
         whole={**wrong.whole, "head.weight": (9, 4)},
@@ -356,8 +362,8 @@ def test_a_broken_line_is_a_failed_save(tmp_path: Path) -> None:
             raise RuntimeError("Connection reset by peer\nand so on")
 
     said: list[str] = []
-    keeper = Keeper(
-        Checkpoints(tmp_path, keep=2, say=said.append),
+    keeper = CheckpointManager(
+        CheckpointDirectory(tmp_path, keep=2, say=said.append),
         state(FRONT),
         Seat(0, 2, Board()),  # type: ignore[arg-type]
         every_s=100.0,

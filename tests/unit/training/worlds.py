@@ -275,7 +275,7 @@ class Worlds:
 
 
 class Esrun:
-    """The other end of `slurm_elastic.job.local`: collects reports, gives orders."""
+    """The other end of `slurm_elastic.job.rank_socket`: collects reports, gives orders."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,0 +1,120 @@
+"""`selastic check`, `selastic config` and `selastic ping`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, formatting, options
+from slurm_elastic.cli.errors import REFUSED, SILENT, CliError
+
+if TYPE_CHECKING:
+    from slurm_elastic.controller.site_check import Facts
+
+
+@options.verb
+@options.as_json
+def check(json_: bool) -> None:
+    """Look for what in this site's set-up would hurt elastic jobs.
+
+    Works without a running controller. Exit code 1 when something needs mending.
+    """
+    from slurm_elastic.controller.site_check import check as look  # noqa: PLC0415
+    from slurm_elastic.controller.site_check import lines  # noqa: PLC0415
+
+    findings = look(_facts())
+    if json_:
+        options.put_json({"findings": [dataclasses.asdict(f) for f in findings]})
+    elif findings:
+        options.put(formatting.clean(line) for line in lines(findings))
+    else:
+        click.echo("nothing to mend")
+    if any(f.severity == "error" for f in findings):
+        click.get_current_context().exit(REFUSED)
+
+
+@options.verb
+def config() -> None:
+    """Print a commented elastic.toml with all defaults."""
+    from slurm_elastic.config.documentation import example  # noqa: PLC0415
+
+    click.echo(example(), nl=False)
+
+
+@options.verb
+@options.as_json
+def ping(json_: bool) -> None:
+    """Ask the controller whether it is there. Exit code 3 when it, or each of several, is not."""
+    if "," in client.address():
+        _ping_all(json_=json_)
+        return
+    begin = time.monotonic()
+    answer = client.ask("ping")
+    took = time.monotonic() - begin
+    if json_:
+        options.put_json({**answer, "seconds": round(took, 4)})
+    else:
+        version = formatting.clean(answer.get("version", "?"))
+        click.echo(f"selasticd {version} at {client.address()} answers in {took * 1000:.0f} ms")
+
+
+def _ping_all(*, json_: bool) -> None:
+    """Several controllers, with their roles, like `scontrol ping`."""
+    answers = client.roles()
+    if json_:
+        options.put_json({"controllers": [_answered(w, a) for w, a in answers.items()]})
+    else:
+        for where, answer in answers.items():
+            if isinstance(answer, str):
+                click.echo(f"selasticd at {where} is DOWN ({answer})")
+            else:
+                version, role = (
+                    formatting.clean(answer.get("version", "?")),
+                    answer.get("role", "?"),
+                )
+                click.echo(f"selasticd {version} at {where} is UP ({formatting.clean(role)})")
+    if not any(
+        isinstance(a, dict) and a.get("role") in ("active", "alone") for a in answers.values()
+    ):
+        click.get_current_context().exit(SILENT)
+
+
+def _answered(where: str, answer: dict[str, Any] | str) -> dict[str, Any]:
+    return {"address": where, **({"error": answer} if isinstance(answer, str) else answer)}
+
+
+def _facts() -> Facts:
+    from slurm_elastic.controller.site_check import Facts  # noqa: PLC0415
+    from slurm_elastic.rpc import munge_auth  # noqa: PLC0415
+    from slurm_elastic.slurm import slurm_settings  # noqa: PLC0415
+
+    settings, config_error = None, ""
+    try:
+        settings = client.settings()
+    except CliError as error:
+        config_error = str(error)
+    munge_error = ""
+    try:
+        munge_auth.unseal(munge_auth.seal(b"", purpose="check", nonce="0"), purpose="check")
+    except munge_auth.SealError as error:
+        munge_error = str(error)
+    answer: Any = None
+    controller_error = ""
+    try:
+        answer = client.ask("check")
+    except CliError as error:
+        controller_error = str(error).removesuffix(client.REMEDY)
+    account = (answer or {}).get("account") or "selastic"
+    return Facts(
+        site=slurm_settings.gather(account),
+        config=settings,
+        config_error=config_error,
+        policies=tuple(sorted({e.name for e in entry_points(group="slurm_elastic.policies")})),
+        munge_error=munge_error,
+        controller=answer,
+        controller_error=controller_error,
+    )

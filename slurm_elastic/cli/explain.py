@@ -1,0 +1,336 @@
+"""`selastic explain`, `selastic plan` and `selastic history`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, formatting, options
+from slurm_elastic.cli.status import waits_for
+from slurm_elastic.cli.tables import Column, TableLayout, render
+
+if TYPE_CHECKING:
+    from slurm_elastic.rpc.answers import (
+        ChangeRow,
+        DecisionRow,
+        ExplainAnswer,
+        HistoryAnswer,
+        ModelRow,
+        PlanAnswer,
+        PlanRow,
+    )
+
+_VERBS = {
+    "keep": "stays",
+    "start": "starts with",
+    "grow": "grows to",
+    "shrink": "shrinks to",
+    "move": "moves to",
+    "preempt": "gives all its GPUs and waits",
+}
+_WOULD = {
+    "keep": "stay",
+    "start": "start with",
+    "grow": "grow to",
+    "shrink": "shrink to",
+    "move": "move to",
+    "preempt": "give all its GPUs and wait",
+}
+
+#: Where the texts of `explain` begin.
+_INDENT = 18
+
+_COLUMNS = (
+    Column("TIME", lambda r: formatting.clock(r["time"], r["now"])),
+    Column("JOBID", lambda r: r["display_id"], right=True),
+    Column("ACTION", lambda r: r["action"]),
+    Column("FROM", lambda r: r["from"] or "-"),
+    Column("TO", lambda r: r["to"] or "-"),
+    Column("OUTCOME", lambda r: r["outcome"] or r["state"].lower()),
+    Column("TOOK", lambda r: _seconds(r["total_s"]), right=True),
+    Column("REASON", lambda r: r["reason"] or "-"),
+    Column("SAVE", lambda r: _part(r, "checkpoint"), right=True),
+    Column("SLURM", lambda r: _part(r, "slurm"), right=True),
+    Column("STARTUP", lambda r: _part(r, "startup"), right=True),
+    Column("RESTORE", lambda r: _part(r, "restore"), right=True),
+    Column("PAIDBACK", lambda r: _seconds(r["paid_back_s"]), right=True),
+    Column("STATE", lambda r: r["state"]),
+)
+_DEFAULT = tuple(c.header for c in _COLUMNS[:8])
+
+
+@options.verb
+@click.argument("job", metavar="JOBID")
+@options.as_json
+def explain(job: str, json_: bool) -> None:
+    """Say what happens to a job, and why."""
+    answer: Any = client.ask("explain", jobs=[job])
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(formatting.wrapped(explained(answer), _INDENT))
+
+
+@options.verb
+@click.option("-a", "--all", "all_", is_flag=True, help="Jobs for which nothing changes too.")
+@options.as_json
+def plan(all_: bool, json_: bool) -> None:
+    """Show what the next round would do. Nothing is done."""
+    answer: Any = client.ask("plan")
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(planned(answer, everything=all_))
+
+
+@options.verb
+@click.argument("job", metavar="[JOBID]", required=False)
+@options.table
+@options.as_json
+def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_: bool) -> None:
+    """Show past changes, of one job or of all, and what each cost."""
+    answer: Any = client.ask("history", jobs=[job] if job else None)
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(past(answer, options.layout(format_, noheader, parsable)))
+
+
+def explained(answer: ExplainAnswer) -> list[str]:
+    """The whole of `explain`."""
+    job, decision = answer["job"], answer["decision"]
+    lines = [_state(answer)]
+
+    def add(label: str, text: str) -> None:
+        if text:
+            ending = "" if text.endswith((".", "?", "!")) else "."
+            lines.append(f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}{ending}")
+
+    if decision:
+        add("Why not more", decision["why_not_more"])
+        add("Why not fewer", decision["why_not_fewer"])
+        add("Why here", decision["why_here"])
+        told = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
+        if decision["action"] == "keep" and (answer["model"] or not told):
+            add("Why", decision["reason"])
+        add("Held back", decision["waiting_for"])
+    add("Learned", _learned(answer["model"]))
+    add("Batch", _batch(answer))
+    if job["elastic"] and job["waiting"] is None and not answer["proven"]:
+        add("Not yet", "it is resized once it has written a checkpoint and read it back")
+    if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
+        add("Silent", "it has not reported yet; is it started with esrun?")
+    if job["stopped"]:
+        add("Stopped", job["stopped"])
+        add("Remedy", f"mend the script, then `selastic release {job['display_id']}`")
+    if job["held"]:
+        add("Held", f"nothing changes until `selastic release {job['display_id']}`")
+    add("Time limit", _time_limit(answer))
+    add("Next", _next(answer))
+    if decision and decision["action"] != "keep" and not job["transition"]:
+        add("Because", decision["reason"])
+    if answer["last"]:
+        add("Last resize", _last(answer["last"], answer["time"]))
+    return lines
+
+
+def _time_limit(answer: ExplainAnswer) -> str:
+    """What there is to say of it: that it was extended, and why."""
+    if not answer["extended_s"] or answer["time_limit_s"] is None:
+        return ""
+    holds, wanted = answer["job"]["gpus"], answer["submitted_gpus"]
+    why = f"since it runs on {holds} of {wanted} GPUs"
+    if not holds:
+        why = f"since it is to start on fewer than {wanted} GPUs"
+    elif holds >= wanted:
+        why = f"for the time that it had fewer than its {wanted} GPUs"
+    limit, more = (
+        formatting.duration(answer["time_limit_s"]),
+        formatting.duration(answer["extended_s"]),
+    )
+    return f"{limit}, extended by {more} {why}"
+
+
+def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
+    """The whole of `plan`."""
+    if answer["planned"] is None:
+        return ["no round yet: ask again in a moment"]
+    changes = answer["changes"]
+    stays = [s for s in answer["stays"] if everything or s["waiting_for"]]
+    count = len(changes)
+    if not count:
+        head = "no change would be made now."
+    else:
+        head = f"{count} change{'s' if count > 1 else ''} would be made now, nothing was done:"
+    rows = [(r["display_id"], _shape(r), formatting.clean(r["reason"]), _worth(r)) for r in changes]
+    rows += [
+        (r["display_id"], "stays", formatting.clean(r["waiting_for"] or r["reason"]), "")
+        for r in stays
+    ]
+    columns = tuple(Column(str(i), _cell(i), right=i == 0) for i in range(4))
+    table = render(rows, columns, [c.header for c in columns], TableLayout(header=False))
+    kept = [
+        f"  kept for {c['display_id']} until {formatting.clock(c['until'], answer['time'])}: "
+        + ", ".join(f"{count} on {formatting.clean(node)}" for node, count in c["gpus"].items())
+        for c in answer["claims"]
+    ]
+    notes = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
+    return [*notes, head, *(f"  {line}" for line in table), *kept]
+
+
+def past(answer: HistoryAnswer, layout: TableLayout) -> list[str]:
+    """The whole of `history`."""
+    since = formatting.kept(answer["kept_since"], answer["time"])
+    if not answer["changes"] and layout.header and not layout.parsable:
+        return [f"no changes; {since}" if since else "no changes yet"]
+    # Today is the controller's: the answer may be looked at after midnight.
+    rows = [{**change, "now": answer["time"]} for change in answer["changes"]]
+    lines = render(rows, _COLUMNS, _DEFAULT, layout)
+    return [*lines, since] if since and layout.header and not layout.parsable else lines
+
+
+def _state(answer: ExplainAnswer) -> str:
+    job, now = answer["job"], answer["time"]
+    name = f"{job['display_id']} {formatting.clean(job['name'])}"
+    since = f" since {formatting.clock(answer['since'], now)}" if answer["since"] else ""
+    if job["waiting"] is not None:
+        text = f"{name} waits for {formatting.gpus(job['waiting']['gpus'], '')}{since}"
+        reason = waits_for(job["waiting"])
+        text += f": {reason}." if reason else "."
+        if job["waiting"]["kept_until"]:
+            text += f" Kept for it until {formatting.clock(job['waiting']['kept_until'], now)}."
+        return text
+    where = formatting.spelled(job["where"])
+    text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {where}{since}."
+    if job["unmanaged_reason"]:
+        return f"{text} It is left alone: {formatting.clean(job['unmanaged_reason'])}."
+    return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
+
+
+def _learned(model: ModelRow | None) -> str:
+    """What goodput models expect of each GPU type: `4 a100: 160 samples/s (measured), ...`."""
+    if model is None:
+        return ""
+    shown = [t for t in model["types"] if t["goodput"]]
+    if not model["observed"]:
+        least = min((t["goodput"] or 0.0 for t in shown), default=0.0)
+        ratios = [
+            f"{formatting.clean(t['gpu_type'])} {(t['goodput'] or 0) / least:.1f}" for t in shown
+        ]
+        return "nothing measured yet; expected ratio of types " + " : ".join(ratios)
+    parts = [
+        f"{formatting.gpus(t['gpus'], t['gpu_type'])}:"
+        f" {formatting.digits(t['goodput'] or 0.0)} samples/s "
+        + ("(measured there)" if t["observed"] else "(estimated)")
+        for t in shown
+    ]
+    count = model["observed"]
+    return ", ".join(parts) + f"; fitted to {count} shape{'s' if count > 1 else ''}"
+
+
+def _batch(answer: ExplainAnswer) -> str:
+    """`256 of 256-4096; 512 would gain 3.1%, a change must gain 5%`."""
+    row = answer.get("batch")
+    if row is None:
+        return ""
+    reason = formatting.clean(row["reason"])
+    if row["batch"] != row["present"]:
+        would = "" if answer["mode"] == "act" else f", but mode is {answer['mode']}"
+        return f"{row['present']} → {row['batch']}{would}: {reason}"
+    span = f" of {row['least']}-{row['most']}" if row["least"] < row["most"] else ""
+    return f"{row['present']}{span}" + (f"; {reason}" if reason else "")
+
+
+def _next(answer: ExplainAnswer) -> str:
+    job, decision, now = answer["job"], answer["decision"], answer["time"]
+    transition = job["transition"]
+    if transition:
+        target = transition["target"] or "no GPUs"
+        ago = formatting.span(max(0.0, now - (transition["since"] or now)))
+        reason = f"; {transition['reason']}" if transition["reason"] else ""
+        return f"on its way to {target}, {formatting.phase(transition['state'])} for {ago}{reason}"
+    if decision is None or decision["action"] == "keep":
+        return ""
+    at = f" at about {formatting.clock(answer['next_round'], now)}" if answer["next_round"] else ""
+    parts = [
+        f"checkpoint {formatting.span(answer['checkpoint_s'])}" if answer["checkpoint_s"] else "",
+        f"restart {formatting.span(answer['restart_s'])}" if answer["restart_s"] else "",
+        _cost("expected loss", decision["cost_gpu_s"]),
+    ]
+    costs = ", ".join(p for p in parts if p)
+    shape = _target(decision, job["gpu_type"])
+    if answer["mode"] == "act":
+        text = f"{_VERBS[decision['action']]} {shape}".rstrip() + at
+    else:
+        text = (
+            f"would {_WOULD[decision['action']]} {shape}".rstrip()
+            + f", but mode is {answer['mode']}"
+        )
+    return text + (f" ({costs})" if costs else "")
+
+
+def _target(decision: DecisionRow, present_type: str) -> str:
+    if not decision["gpus"]:
+        return ""
+    if decision["action"] == "move" or decision["gpu_type"] != present_type:
+        shape = formatting.gpus(decision["gpus"], decision["gpu_type"])
+        return f"{shape} on {formatting.spelled(decision['where'])}"
+    return str(decision["gpus"])
+
+
+def _last(change: ChangeRow, now: float) -> str:
+    text = (
+        f"{change['from'] or '-'} → {change['to'] or '-'}"
+        f" at {formatting.clock(change['time'], now)}"
+    )
+    if change["outcome"] not in ("", "done"):
+        return f"{text}, {change['outcome']}: {change['reason'] or change['state'].lower()}"
+    if change["total_s"]:
+        end = "first step" if change["seconds"].get("startup") else "start"
+        text += f", {formatting.span(change['total_s'])} from notice to {end}"
+    if change["paid_back_s"]:
+        text += f", paid back after {formatting.span(change['paid_back_s'])}"
+    return text
+
+
+def _shape(row: PlanRow) -> str:
+    kind = row["gpu_type"] or row["from_type"]
+    if row["action"] == "start":
+        return f"start {formatting.gpus(row['gpus'], kind)}"
+    if row["action"] == "preempt":
+        return f"{row['from_gpus']} → 0 {formatting.clean(kind)}"
+    if row["action"] == "move":
+        old = formatting.gpus(row["from_gpus"], row["from_type"])
+        return f"{old} → {formatting.gpus(row['gpus'], kind)} on {formatting.places(row['where'])}"
+    return f"{row['from_gpus']} → {formatting.gpus(row['gpus'], kind)}"
+
+
+def _worth(row: PlanRow) -> str:
+    parts = []
+    if row["gain"] > 0 and row["steps_per_s"] and row["kind"] != "script":
+        parts.append(f"gains {formatting.digits(row['gain'] * row['steps_per_s'])} it/s")
+    elif row["gain"] > 0:
+        parts.append(f"gains {formatting.percent_gain(row['gain'])}")
+    if row["payback_s"] is not None:
+        parts.append(f"pays back in {formatting.span(row['payback_s'])}")
+    else:
+        parts.append(_cost("costs", row["cost_gpu_s"]))
+    return ", ".join(p for p in parts if p)
+
+
+def _cost(label: str, gpu_seconds: float) -> str:
+    return f"{label} {formatting.digits(gpu_seconds)} GPU s" if gpu_seconds > 0 else ""
+
+
+def _cell(index: int) -> Any:
+    return lambda row: row[index]
+
+
+def _part(row: ChangeRow, name: str) -> str:
+    value: Any = row["seconds"].get(name)
+    return _seconds(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else formatting.span(value)

@@ -1,0 +1,195 @@
+r"""Numbers, times and names as people read them.
+
+>>> duration(90061), duration(59.7)
+('1-01:01:01', '00:01:00')
+>>> span(9.13), span(150), span(7300)
+('9.1 s', '2 min 30 s', '2 h 1 min')
+>>> digits(1.934), digits(0.0621), digits(123.4), digits(12345)
+('1.9', '0.062', '123', '12345')
+>>> clean("evil\x1b[31m\nname")
+'evil?[31m?name'
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from slurm_elastic.core.nodelist import fold
+
+if TYPE_CHECKING:
+    from slurm_elastic.rpc.answers import JobRow, Place
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def clean(text: object) -> str:
+    """User-controlled text without anything that a terminal would obey or a table stumble over."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def size(count: float) -> str:
+    """Bytes: `1.5 GB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Slurm's [D-]HH:MM:SS."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    days, rest = divmod(whole, _DAY)
+    hours, rest = divmod(rest, _HOUR)
+    text = f"{hours:02}:{rest // _MINUTE:02}:{rest % _MINUTE:02}"
+    return f"{days}-{text}" if days else text
+
+
+def span(seconds: float) -> str:
+    """A time as it is said: `9.1 s`, `2 min 30 s`, `2 h 2 min`."""
+    if seconds < 9.95:
+        return f"{digits(seconds).removesuffix('.0')} s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    big, small, names = (
+        (_MINUTE, 1, ("min", "s")) if whole < _HOUR else (_HOUR, _MINUTE, ("h", "min"))
+    )
+    if whole >= _DAY:
+        big, small, names = _DAY, _HOUR, ("d", "h")
+    first, rest = divmod(whole, big)
+    return f"{first} {names[0]}" + (f" {rest // small} {names[1]}" if rest // small else "")
+
+
+def clock(when: float | None, now: float | None = None) -> str:
+    """`14:02:10` today, `2026-11-20T14:02:10` on other days."""
+    if when is None:
+        return "-"
+    then, today = time.localtime(when), time.localtime(now)
+    if then[:3] == today[:3]:
+        return time.strftime("%H:%M:%S", then)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", then)
+
+
+def kept(since: float, now: float) -> str:
+    """How far back the controller remembers; "" if it does not say."""
+    return f"(records are kept since {clock(since, now)})" if since else ""
+
+
+def digits(value: float) -> str:
+    """A number with two significant digits, or all of its whole ones."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = max(0, 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text and len(text) > 3 else text
+
+
+def speed(row: JobRow) -> str:
+    """`1.9 it/s`, else samples, else `-`; of a script only its checkpoints are seen."""
+    steps_per_s, samples_per_s = row["steps_per_s"], row["samples_per_s"]
+    if steps_per_s is not None:
+        return f"{digits(steps_per_s)} {'saves' if row['kind'] == 'script' else 'it'}/s"
+    return "-" if samples_per_s is None else f"{digits(samples_per_s)} samples/s"
+
+
+def percent(fraction: float | None) -> str:
+    """`34%`; a job that is not done never shows 100%."""
+    if fraction is None:
+        return "-"
+    return f"{100 if fraction >= 1 else min(99, round(fraction * 100))}%"
+
+
+def percent_gain(fraction: float) -> str:
+    """A relative gain: `4 %`, `0.4 %`."""
+    return f"{digits(fraction * 100)} %"
+
+
+def places(where: Iterable[Place]) -> str:
+    """`rack1:g[01-02],rack2:g06`."""
+    return ",".join(
+        (f"{clean(p['switch'])}:" if p["switch"] else "") + clean(fold(p["nodes"])) for p in where
+    )
+
+
+def nodes(where: Iterable[Place]) -> str:
+    """`g[01-02,06]`."""
+    return clean(fold(n for p in where for n in p["nodes"]))
+
+
+def spelled(where: Iterable[Place], most: int = 4) -> str:
+    """`g01, g02 (rack1)`; folded when many."""
+    parts = []
+    for place in where:
+        names = place["nodes"] if len(place["nodes"]) <= most else [fold(place["nodes"])]
+        rack = f" ({place['switch']})" if place["switch"] else ""
+        parts.append(clean(", ".join(names) + rack))
+    return "; ".join(parts)
+
+
+def gpus(count: int, gpu_type: str) -> str:
+    """`8 a100`, `1 GPU`."""
+    return f"{count} {clean(gpu_type) or ('GPU' if count == 1 else 'GPUs')}"
+
+
+#: States of a transition (`controller.transition`) as people say them.
+_PHASES = {
+    "RESERVE": "waiting for its GPUs",
+    "NOTIFY": "saving",
+    "REQUEUE": "stopping",
+    "DRAIN": "stopping",
+    "RESHAPE": "being reshaped",
+    "COOL": "being reshaped",
+    "RELEASE": "starting",
+    "VERIFY": "starting",
+    "CLEAR": "tidied up",
+}
+
+
+def wrapped(lines: Iterable[str], indent: int) -> list[str]:
+    """On a terminal: long lines continued under their text."""
+    if not sys.stdout.isatty():
+        return list(lines)
+    width = max(40, shutil.get_terminal_size().columns)
+    further = " " * indent
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        )
+    ]
+
+
+def phase(state: object) -> str:
+    """What a job in transition is doing."""
+    return _PHASES.get(str(state), clean(state).lower())
+
+
+def parse_time(text: str, now: float) -> float:
+    """A point in time: `now`, `now-2days`, `today`, `2026-11-20`, `2026-11-20T14:00[:00]`.
+
+    Raises:
+        ValueError: none of these.
+    """
+    units = {"s": 1, "m": _MINUTE, "h": _HOUR, "d": _DAY, "w": 7 * _DAY}
+    match = re.fullmatch(r"now(?:-([0-9]{1,12})\s*(s|m|h|d|w)[a-z]*)?", text)
+    if match:
+        return now - (int(match[1]) * units[match[2]] if match[1] else 0)
+    if text == "today":
+        return time.mktime((*time.localtime(now)[:3], 0, 0, 0, 0, 0, -1))
+    for form in ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    examples = "now-2days, today, 2026-11-20 or 2026-11-20T14:00"
+    raise ValueError(f'"{text[:40]}" is no time; write {examples}')

@@ -1,0 +1,1 @@
+"""`selastic profile`: where the time of a training step goes."""

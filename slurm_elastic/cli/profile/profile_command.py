@@ -1,0 +1,351 @@
+"""`selastic profile`: where a training's time goes, measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from slurm_elastic.cli import client, options
+from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.formatting import clean, span
+
+if TYPE_CHECKING:
+    from slurm_elastic.profiler.profile_file import StepProfile
+    from slurm_elastic.profiler.profile_store import Store
+    from slurm_elastic.profiler.profiling_plan import ProfiledShape
+    from slurm_elastic.profiler.profiling_runs import Failure, ProfilingRequest
+    from slurm_elastic.profiler.runners import Runner
+
+#: Options belong to selastic up to the first word that is none.
+_SETTINGS = {"allow_interspersed_args": False}
+
+
+@click.command(
+    cls=options.rich_if_terminal("RichCommand", click.Command), context_settings=_SETTINGS
+)
+@click.option(
+    "--shapes", metavar="4,8@2,…",
+    help="GPUs to measure on, @NODES if several; one GPU always (all of a node, of all nodes).",
+)  # fmt: skip
+@click.option(
+    "--data", metavar="PATH", multiple=True,
+    help="Files or directories of the data set: measure reading them from storage, too.",
+)  # fmt: skip
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples per GPU and step.")
+@click.option(
+    "--repeats", type=click.IntRange(1, 100), default=3, metavar="N", help="Of each run (3)."
+)
+@click.option(
+    "--steps", type=click.IntRange(1, 100_000), default=20, metavar="N", help="Timed in a run (20)."
+)
+@click.option(
+    "--warm-up", type=click.IntRange(0, 100_000), default=5, metavar="N",
+    help="Steps before them that do not count (5).",
+)  # fmt: skip
+@click.option(
+    "--whole", is_flag=True,
+    help="The script heeds nothing and does --steps steps: time whole runs of it.",
+)  # fmt: skip
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=600.0, metavar="SECONDS",
+    help="Of one run (600).",
+)  # fmt: skip
+@click.option(
+    "--dir", "directory", metavar="DIR", default="selastic-profile",
+    help="Keeps what is measured; the same command goes on where it was left (selastic-profile).",
+)  # fmt: skip
+@click.option("--again", is_flag=True, help="Forget what --dir holds.")
+@click.option("--out", metavar="FILE", help="The profile (profile.json in --dir).")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
+@click.option("--application", metavar="NAME", default="", help="What is trained.")
+@click.option("--gpu-type", metavar="TYPE", default="", help="Of the GPUs, if Slurm does not say.")
+@click.option(
+    "--send", metavar="JOBID",
+    help="Tell the controller: it expects so of this job, and of others of its name.",
+)  # fmt: skip
+@click.option("-p", "--partition", metavar="NAME", help="Submit a job of its own to it.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Of that job (1).")
+@click.option("--gpus-per-node", metavar="[TYPE:]N", help="Of that job (1).")
+@click.option("--time", "limit", metavar="TIME", help="Time limit of that job.")
+@options.table
+@options.as_json
+@options.dry_run
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def profile(  # noqa: PLR0917 - click passes them by name
+    shapes: str | None,
+    data: tuple[str, ...],
+    batch: int | None,
+    repeats: int,
+    steps: int,
+    warm_up: int,
+    whole: bool,
+    timeout: float,
+    directory: str,
+    again: bool,
+    out: str | None,
+    plot: str | None,
+    application: str,
+    gpu_type: str,
+    send: str | None,
+    partition: str | None,
+    nodes: int | None,
+    gpus_per_node: str | None,
+    limit: str | None,
+    format_: str,
+    noheader: bool,
+    parsable: bool,
+    json_: bool,
+    dry_run: bool,
+    program: tuple[str, ...],
+) -> int | None:
+    """Measure what a training waits for: other GPUs, network, data.
+
+    Runs PROGRAM some steps at a time on one GPU and on more, with repeated and with real data: in
+    the present allocation, in a job of its own (--partition, --nodes, --gpus-per-node or --time),
+    or on this machine.
+    """
+    from slurm_elastic.cli.profile import (  # noqa: PLC0415 - slow to import
+        profile_report,
+        profile_submission,
+    )
+    from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
+
+    layout = options.layout(format_, noheader, parsable)
+    if hint := runs.check(program):
+        raise CliError(hint, USAGE)
+    _check(data, plot)
+    if (partition or nodes or gpus_per_node or limit) and "SLURM_JOB_ID" not in os.environ:
+        job = profile_submission.ProfilingJob(
+            partition=partition, nodes=nodes or 1, gpus_per_node=gpus_per_node or "1", time=limit
+        )
+        return profile_submission.submit(job, sys.argv, directory=Path(directory), dry_run=dry_run)
+    runner = _runner(shapes)
+    request = _request(
+        program, _shapes(shapes, runner), data=data, batch=batch, repeats=repeats, steps=steps,
+        warm_up=warm_up, whole=whole, timeout_s=timeout,
+    )  # fmt: skip
+    if dry_run:
+        options.put(profile_report.planned(request))
+        return None
+    if send:
+        client.ask("ping")  # before hours of measuring
+    store = _store(Path(directory), request, again=again)
+    failures = _run(request, runner, store)
+    for failure in failures:
+        _complain(failure)
+    found = _outcome(
+        store, request, application=application, gpu_type=gpu_type or _type_from_slurm()
+    )
+    _write(Path(out) if out else store.directory / "profile.json", found)
+    if plot:
+        _draw(found, plot)
+    if send:
+        _send(found, send)
+    if json_:
+        from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
+
+        options.put_json(to_body(found))
+    else:
+        options.put(profile_report.lines(found, layout, cold=bool(data), whole=whole))
+    return REFUSED if failures else None
+
+
+def _check(data: Sequence[str], plot: str | None) -> None:
+    """Before anything runs: is what is named there?"""
+    for path in data:
+        if not Path(path).exists():
+            raise CliError(f"--data {clean(path)}: there is no such file or directory", USAGE)
+    if plot:
+        from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
+
+        try:
+            plots.check(Path(plot))
+        except plots.PlotError as error:
+            raise CliError(clean(error), USAGE) from None
+
+
+def _runner(shapes: str | None) -> Runner:
+    from slurm_elastic.job.slurm_env import AllocationError  # noqa: PLC0415
+    from slurm_elastic.profiler import runners  # noqa: PLC0415
+
+    if "SLURM_JOB_ID" not in os.environ:
+        wanted = [s.gpus for s in _parsed(shapes) if s.nodes == 1] if shapes else []
+        return runners.Local(max([runners.local_gpus(), *wanted]))
+    try:
+        return runners.Allocated(os.environ)
+    except AllocationError as error:
+        raise CliError(str(error)) from None
+
+
+def _shapes(text: str | None, runner: Runner) -> tuple[ProfiledShape, ...]:
+    from slurm_elastic.profiler.profiling_plan import default_shapes, fits  # noqa: PLC0415
+
+    if text is None:
+        return default_shapes(runner.gpus)
+    found = _parsed(text)
+    for shape in found:
+        if not fits(shape, runner.gpus):
+            has = ", ".join(map(str, runner.gpus))
+            raise CliError(f"--shapes {shape}: the nodes here have {has} GPUs", USAGE)
+    return found
+
+
+def _parsed(text: str) -> tuple[ProfiledShape, ...]:
+    from slurm_elastic.profiler.profiling_plan import PlanError, ProfiledShape  # noqa: PLC0415
+
+    try:
+        return tuple(ProfiledShape.parse(word) for word in text.split(","))
+    except PlanError as error:
+        raise CliError(f"--shapes: {clean(error)}", USAGE) from None
+
+
+def _request(
+    program: tuple[str, ...],
+    shapes: Sequence[ProfiledShape],
+    *,
+    data: Sequence[str],
+    batch: int | None,
+    repeats: int,
+    steps: int,
+    warm_up: int,
+    whole: bool,
+    timeout_s: float,
+) -> ProfilingRequest:
+    from slurm_elastic.profiler import profiling_plan  # noqa: PLC0415
+    from slurm_elastic.profiler.profiling_runs import ProfilingRequest  # noqa: PLC0415
+
+    blocks = profiling_plan.blocks(cold=bool(data), whole=whole)
+    return ProfilingRequest(
+        program=program,
+        needs=tuple(profiling_plan.needs(shapes, repeats=repeats, blocks=blocks)),
+        steps=steps,
+        warm_up=warm_up,
+        batch=batch,
+        data=tuple(str(Path(p).absolute()) for p in data),
+        whole=whole,
+        timeout_s=timeout_s,
+    )
+
+
+def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
+    from slurm_elastic.profiler.profile_store import Store, StoreError  # noqa: PLC0415
+
+    settings: dict[str, Any] = {
+        "program": list(request.program),
+        "steps": request.steps,
+        "warm-up": request.warm_up,
+        "batch": request.batch,
+        "data": list(request.data),
+        "whole": request.whole,
+    }
+    if request.batch is None:
+        settings["largest shape"] = request.gpus  # which the samples per GPU follow from
+    try:
+        return Store(directory, settings, again=again)
+    except StoreError as error:
+        raise CliError(clean(error)) from None
+
+
+def _run(request: ProfilingRequest, runner: Runner, store: Store) -> list[Failure]:
+    from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
+
+    begun = time.monotonic()
+
+    def progress(done: int, total: int, what: str) -> None:
+        passed = time.monotonic() - begun
+        left = f", about {span(passed / done * (total - done))} left" if done else ""
+        click.echo(f"selastic: run {done + 1} of {total}: {what}{left}", err=True)
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        return runs.run(request, runner, store, progress)
+    except KeyboardInterrupt:
+        click.echo(
+            f"selastic: stopped; what was measured is kept in {clean(store.directory)}, the same"
+            " command goes on",
+            err=True,
+        )
+        raise
+    except OSError as error:
+        what = clean(error.filename or request.program[0])
+        raise CliError(f"{what}: {error.strerror}") from None
+
+
+def _complain(failure: Failure) -> None:
+    from slurm_elastic.profiler.profiling_runs import describe  # noqa: PLC0415
+
+    text = f"selastic: {describe(failure.launch)}: the program {failure.why}"
+    click.echo(text + f" ({clean(failure.log)})", err=True)
+    for line in failure.tail:
+        click.echo(f"    {clean(line)}", err=True)
+
+
+def _outcome(
+    store: Store, request: ProfilingRequest, *, application: str, gpu_type: str
+) -> StepProfile:
+    from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
+    from slurm_elastic.profiler.stalls import Unmeasured  # noqa: PLC0415
+
+    if request.batch is None and store.batch() is None and store.steps:
+        click.echo(
+            "selastic: the script does not say how many samples a GPU takes per step; the profile"
+            " says 1: give --batch before it is used by `selastic recommend`",
+            err=True,
+        )
+    try:
+        return runs.profile(
+            store,
+            application=application,
+            gpu_type=gpu_type,
+            batch=request.batch,
+            whole=request.whole,
+        )
+    except Unmeasured as error:
+        raise CliError(f"{error}; nothing can be told") from None
+
+
+def _write(path: Path, found: StepProfile) -> None:
+    from slurm_elastic.profiler import profile_file  # noqa: PLC0415
+
+    try:
+        profile_file.write(path, found)
+    except profile_file.ProfileFileError as error:
+        raise CliError(clean(error)) from None
+    click.echo(f"selastic: {clean(path)} written", err=True)
+
+
+def _draw(found: StepProfile, path: str) -> None:
+    from slurm_elastic.cli.profile import profile_plot  # noqa: PLC0415 - slow to import
+    from slurm_elastic.simulator import plots  # noqa: PLC0415
+
+    try:
+        profile_plot.draw(found, Path(path))
+    except plots.PlotError as error:
+        raise CliError(clean(error), USAGE) from None
+
+
+def _send(found: StepProfile, job: str) -> None:
+    from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
+
+    (result,) = client.ask("teach", jobs=[job], profile=to_body(found))["results"]
+    text = f"job {clean(result['display_id'])}: {clean(result['text'])}"
+    if not result["ok"]:
+        raise CliError(text)
+    click.echo(f"selastic: {text}", err=True)
+
+
+def _type_from_slurm() -> str:
+    from slurm_elastic.profiler import runners  # noqa: PLC0415
+
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return runners.gpu_type(job) if job else ""

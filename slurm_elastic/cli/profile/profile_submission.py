@@ -1,0 +1,109 @@
+"""`selastic profile` outside of an allocation: the same command in a job of its own."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from slurm_elastic.cli.errors import REFUSED, CliError
+from slurm_elastic.cli.formatting import clean
+
+#: Options that describe the job, each with a value; inside of it they mean nothing.
+_OWN = ("-p", "--partition", "--nodes", "--gpus-per-node", "--time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingJob:
+    """What sbatch is asked for; None is left to the site."""
+
+    partition: str | None
+    nodes: int
+    gpus_per_node: str
+    time: str | None
+
+
+def submit(job: ProfilingJob, argv: Sequence[str], *, directory: Path, dry_run: bool) -> int:
+    """Submit, wait for the end, show what the job has printed; returns its exit code.
+
+    Raises:
+        CliError: there is no sbatch, or it refuses.
+    """
+    if shutil.which("sbatch") is None:
+        raise CliError(
+            "there is no sbatch here: leave --partition, --nodes, --gpus-per-node and --time out"
+            " to measure on this machine"
+        )
+    log = directory.absolute() / "job.log"
+    command = sbatch(job, inner(argv), log)
+    if dry_run:
+        click.echo(shlex.join(command))
+        return 0
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"--dir {clean(directory)}: {error.strerror}") from None
+    log.unlink(missing_ok=True)
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    job_id = done.stdout.readline().strip().split(";")[0]
+    if job_id:
+        click.echo(f"selastic: job {clean(job_id)} submitted, waiting for it ({log})", err=True)
+    try:
+        code = done.wait()
+    except KeyboardInterrupt:
+        if job_id:
+            subprocess.run(["scancel", job_id], check=False)
+        raise
+    if not job_id:
+        raise CliError("sbatch refused the job", REFUSED)
+    if log.exists():
+        click.echo(log.read_text(encoding="utf-8", errors="replace").rstrip())
+    return code
+
+
+def sbatch(job: ProfilingJob, words: Sequence[str], log: Path) -> list[str]:
+    """The command line."""
+    return [
+        *("sbatch", "--parsable", "--wait", "--job-name=selastic-profile", f"--output={log}"),
+        *(("--partition=" + job.partition,) if job.partition else ()),
+        *(("--time=" + job.time,) if job.time else ()),
+        f"--nodes={job.nodes}",
+        f"--gpus-per-node={job.gpus_per_node}",
+        f"--ntasks-per-node={_count(job.gpus_per_node)}",
+        "--wrap=" + shlex.join(words),
+    ]
+
+
+def inner(argv: Sequence[str]) -> list[str]:
+    """The command without what describes the job, by absolute path.
+
+    >>> inner(["/usr/bin/selastic", "profile", "-p", "gpu", "--time=5", "--", "a", "-p", "b"])
+    ['/usr/bin/selastic', 'profile', '--', 'a', '-p', 'b']
+    """
+    words, kept = list(argv), []
+    path = shutil.which(words[0])
+    kept.append(str(Path(path).absolute()) if path else words[0])
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "--":
+            return [*kept, word, *rest]
+        if word in _OWN:
+            next(rest, None)
+        elif word in ("-n", "--dry-run"):
+            continue
+        elif not word.startswith(tuple(f"{o}=" for o in _OWN if o.startswith("--"))):
+            kept.append(word)
+    return kept
+
+
+def _count(gpus_per_node: str) -> str:
+    count = gpus_per_node.rpartition(":")[2]
+    if not count.isdecimal() or not int(count):
+        raise CliError(f"--gpus-per-node {clean(gpus_per_node)}: write 4, or a100:4")
+    return count

@@ -1,0 +1,1 @@
+"""`selastic recommend`: the GPUs on which a training is fastest or cheapest."""

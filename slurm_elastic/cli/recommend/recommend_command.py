@@ -1,0 +1,330 @@
+"""`selastic recommend`: what to run a training on, from profiles of what it measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from slurm_elastic.cli import options
+from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.simulate import simulation_inputs
+
+if TYPE_CHECKING:
+    from slurm_elastic.cli.recommend.recommend_answer import RecommendationInputs
+    from slurm_elastic.profiler.new_model import Estimates, NewModel
+    from slurm_elastic.profiler.profile_file import StepProfile
+    from slurm_elastic.profiler.profile_merge import MeasuredModel, MergedProfiles
+    from slurm_elastic.profiler.recommendation import ConfigurationCost, NobodyError, Recommendation
+
+#: What `--model KEY=VALUE,…` must say; `compute` also as `compute.TYPE`.
+_KEYS = ("layers", "gradient-bytes", "batch", "compute")
+
+
+@options.verb
+@click.argument("more", metavar="[PROFILE]...", nargs=-1)
+@click.option(
+    "--profile", "profiles", metavar="PROFILE", multiple=True,
+    help="What `selastic profile` wrote; several may follow.",
+)  # fmt: skip
+@click.option("--epochs", metavar="N", default="1", help="Of the whole training (1).")
+@click.option("--samples", metavar="N", help="In an epoch (the profile's).")
+@click.option(
+    "--deadline", metavar="HOURS", help="Ask for the cheapest that is done in so many hours."
+)
+@click.option(
+    "--budget", metavar="COST",
+    help="Ask for the fastest that costs at most this: GPU hours, or money with --price.",
+)  # fmt: skip
+@click.option(
+    "--price", metavar="TYPE=X,…",
+    help="Of one GPU for an hour, e.g. a100=3.2,v100=1.1; without it cost is GPU hours.",
+)  # fmt: skip
+@click.option(
+    "--model", metavar="NAME|KEY=VALUE,…",
+    help="Which of several models, or one that was not profiled: layers=50,gradient-bytes=102e6,"
+    "batch=64,compute.a100=0.2.",
+)  # fmt: skip
+@click.option(
+    "--extrapolate", is_flag=True,
+    help="Add configurations on which only other models were profiled.",
+)  # fmt: skip
+@click.option("--batch", metavar="N", help="Compare configurations with N samples per GPU.")
+@click.option(
+    "--global-batch", metavar="N", help="Compare those with N samples on all GPUs together."
+)
+@click.option(
+    "--uncached", is_flag=True,
+    help="The data set does not fit in memory: each epoch reads it from storage.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Take what was measured only once, too.")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
+@options.table
+@options.as_json
+def recommend(
+    *,
+    more: tuple[str, ...],
+    profiles: tuple[str, ...],
+    epochs: str,
+    samples: str | None,
+    deadline: str | None,
+    budget: str | None,
+    price: str | None,
+    model: str | None,
+    extrapolate: bool,
+    batch: str | None,
+    global_batch: str | None,
+    uncached: bool,
+    once: bool,
+    plot: str | None,
+    format_: str,
+    noheader: bool,
+    parsable: bool,
+    json_: bool,
+) -> None:
+    """Say on which GPUs a training is fast, on which cheap.
+
+    Time and cost on each configuration that was profiled: with --deadline the cheapest in that
+    time, with --budget the fastest for that cost, and always which configurations are worth a
+    thought, as no other is both as fast and as cheap.
+    """
+    from slurm_elastic.cli.recommend import recommend_answer  # noqa: PLC0415
+    from slurm_elastic.profiler import profile_merge  # noqa: PLC0415
+    from slurm_elastic.profiler.extrapolate import ExtrapolationError  # noqa: PLC0415
+    from slurm_elastic.profiler.recommendation import NobodyError, Work  # noqa: PLC0415
+
+    if plot is not None:
+        _draw(None, plot)
+    limits = {
+        "deadline": options.number(deadline, "--deadline") if deadline else math.inf,
+        "budget": options.number(budget, "--budget") if budget else math.inf,
+    }
+    prices = simulation_inputs.weights(price, "--price") if price else None
+    wanted = options.whole(batch, "--batch") if batch else None
+    together = options.whole(global_batch, "--global-batch") if global_batch else None
+    if together and (wanted or extrapolate or "=" in (model or "")):
+        raise CliError(
+            "--global-batch goes with neither --batch nor what is extrapolated: give --batch",
+            USAGE,
+        )
+    try:
+        epoch = options.whole(samples, "--samples") if samples else None
+        known = profile_merge.subjects(_read((*profiles, *more)), samples=epoch)
+        if model is not None and "=" in model:
+            unseen = _unseen(model, wanted)
+            measured = profile_merge.MergedProfiles((), unknown=("prep", "fetch"))
+            name = unseen.name
+            estimated = _estimates(unseen, known, measured)
+        else:
+            subject = _subject(known, model)
+            name, estimated = subject.name, None
+            if extrapolate:
+                wanted = wanted or _per_gpu(subject)
+            measured = profile_merge.comparable(
+                subject, batch=wanted, global_batch=together, once=once
+            )
+            if wanted and extrapolate:
+                from slurm_elastic.profiler.new_model import from_subject  # noqa: PLC0415
+
+                estimated = _estimates(from_subject(subject, wanted), known, measured)
+        offers = recommend_answer.offers(measured, estimated)
+        work = Work(
+            samples=epoch or _samples(known, name),
+            epochs=options.whole(epochs, "--epochs"),
+            always_cold=uncached,
+        )
+        found = recommend_answer.found(
+            name, work, measured, estimated, prices=_prices(prices, offers), **limits
+        )
+    except (profile_merge.ComparisonError, ExtrapolationError) as error:
+        raise CliError(clean(error), USAGE) from None
+    except NobodyError as error:
+        _nobody(error, limits, unit="" if prices else " GPU h")
+    if plot is not None:
+        _draw(found, plot)
+    if json_:
+        options.put_json(simulation_inputs.plain(recommend_answer.answer(found)))
+    else:
+        options.put(recommend_answer.shown(found, options.layout(format_, noheader, parsable)))
+
+
+def _read(paths: Sequence[str]) -> list[tuple[str, StepProfile]]:
+    from slurm_elastic.profiler import profile_file  # noqa: PLC0415
+
+    if not paths:
+        raise CliError("--profile is missing: name what `selastic profile` wrote", USAGE)
+    real = [Path(p).resolve() for p in paths]
+    twice = [p for p, r in zip(paths, real, strict=True) if real.count(r) > 1]
+    if twice:
+        raise CliError(f"{clean(twice[-1])} is given twice", USAGE)
+    try:
+        return [(path, profile_file.read(Path(path))) for path in paths]
+    except profile_file.ProfileFileError as error:
+        raise CliError(clean(error), USAGE) from None
+
+
+def _subject(known: Mapping[str, MeasuredModel], model: str | None) -> MeasuredModel:
+    names = ", ".join(clean(n) for n in known)
+    if model is None:
+        if len(known) > 1:
+            raise CliError(
+                f"the profiles are of several models: add --model, one of {names}", USAGE
+            )
+        return next(iter(known.values()))
+    if model not in known:
+        raise CliError(f'--model: no profile is of "{clean(model)}"; known: {names}', USAGE)
+    return known[model]
+
+
+def _per_gpu(subject: MeasuredModel) -> int:
+    """The batch per GPU of most configurations, the smallest of equals."""
+    counts = Counter(r.place.batch for r in subject.rows)
+    return min(counts, key=lambda b: (-counts[b], b))
+
+
+def _unseen(text: str, batch: int | None) -> NewModel:
+    """`layers=50,gradient-bytes=102e6,batch=64,compute.a100=0.2`."""
+    from slurm_elastic.profiler.new_model import NewModel  # noqa: PLC0415
+    from slurm_elastic.profiler.recommendation import StepTimes  # noqa: PLC0415
+
+    said: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key not in (*_KEYS, "name") and not key.startswith("compute."):
+            raise CliError(
+                f'--model: "{clean(key)}" is unknown; known: name, {", ".join(_KEYS)},'
+                " compute.TYPE",
+                USAGE,
+            )
+        if key in said:
+            raise CliError(f"--model: {clean(key)} is given twice", USAGE)
+        said[key] = value
+    if batch is not None:
+        said.setdefault("batch", str(batch))
+    alone = {
+        key.partition(".")[2]: StepTimes(
+            compute_s=options.number(value, f"--model: {key}"), spread_s=0.0
+        )
+        for key, value in said.items()
+        if key.partition(".")[0] == "compute"
+    }
+    missing = [k for k in _KEYS[:3] if k not in said] + ([] if alone else ["compute"])
+    if missing:
+        raise CliError(
+            f"--model: {', '.join(missing)} missing; write layers=N,gradient-bytes=N,batch=N"
+            " and, of each type of GPU, the seconds of a step on one: compute.a100=0.2",
+            USAGE,
+        )
+    return NewModel(
+        name=said.get("name", "the model"),
+        layers=options.whole(said["layers"], "--model: layers"),
+        gradient_bytes=options.number(said["gradient-bytes"], "--model: gradient-bytes"),
+        batch=options.whole(said["batch"], "--model: batch"),
+        alone=alone,
+    )
+
+
+def _estimates(
+    unseen: NewModel, known: Mapping[str, MeasuredModel], measured: MergedProfiles
+) -> Estimates:
+    from dataclasses import replace  # noqa: PLC0415
+
+    from slurm_elastic.profiler.new_model import estimates  # noqa: PLC0415
+
+    types = {r.place.gpu_type for s in known.values() for r in s.rows}
+    if "" in unseen.alone and "" not in types:
+        if len(types) > 1:
+            one = min(types)
+            raise CliError(
+                f"--model: compute of which GPU? write compute.{clean(one)}=SECONDS; profiled:"
+                f" {', '.join(map(clean, sorted(types)))}",
+                USAGE,
+            )
+        unseen = replace(unseen, alone={next(iter(types)): unseen.alone[""]})
+    strange = sorted(set(unseen.alone) - types)
+    if strange:
+        raise CliError(
+            f"--model: nothing was profiled on {clean(strange[0])}; profiled:"
+            f" {', '.join(map(clean, sorted(types)))}",
+            USAGE,
+        )
+    places = [o.configuration for o in measured.offers]
+    found = estimates(unseen, known.values(), but=[(p.gpu_type, p.nodes, p.gpus) for p in places])
+    if not found.found and not places:
+        raise CliError(clean("; ".join(found.left_out) or "nothing to extrapolate from"), USAGE)
+    return found
+
+
+def _samples(known: Mapping[str, MeasuredModel], name: str) -> int:
+    found = known[name].samples if name in known else None
+    if found is None:
+        raise CliError(
+            f"how many samples an epoch of {clean(name)} has is unknown: add --samples", USAGE
+        )
+    return found
+
+
+def _prices(
+    prices: Mapping[str, float] | None, offers: Sequence[ConfigurationCost]
+) -> Mapping[str, float] | None:
+    if prices is None:
+        return None
+    types = sorted({o.configuration.gpu_type for o in offers})
+    strange = sorted(set(prices) - set(types))
+    if strange:
+        raise CliError(
+            f"--price: {clean(strange[0])} is a type of no configuration; known:"
+            f" {', '.join(map(clean, types))}",
+            USAGE,
+        )
+    free = [t for t in types if t not in prices]
+    if "" in free:
+        raise CliError("--price: a profile names no type of GPU: write its gpu_type there", USAGE)
+    if free:
+        missing = ",".join(f"{clean(t)}=X" for t in free)
+        raise CliError(f"--price: nothing for {', '.join(map(clean, free))}: add {missing}", USAGE)
+    return prices
+
+
+def _nobody(error: NobodyError, limits: Mapping[str, float], unit: str) -> NoReturn:
+    nearest: Recommendation = error.nearest
+    where = clean(nearest.offer.configuration)
+    hours = math.ceil(nearest.time_s / 36) / 100
+    cost = math.ceil(nearest.cost * 100) / 100
+    deadline, budget = f"{limits['deadline']:g}", f"{limits['budget']:g}"
+    if error.limit == "deadline":
+        text = (
+            f"--deadline {deadline}: nothing is done in that time; the fastest, {where}, takes"
+            f" {hours:g} h: give --deadline {hours:g} or more"
+        )
+    elif error.limit == "budget":
+        text = (
+            f"--budget {budget}: nothing costs so little; the cheapest, {where}, costs"
+            f" {cost:g}{unit}: give --budget {cost:g} or more"
+        )
+    else:
+        text = (
+            f"nothing meets both limits; in {deadline} h the cheapest is {where} for"
+            f" {cost:g}{unit}: give --budget {cost:g}, or a later --deadline"
+        )
+    raise CliError(text, REFUSED)
+
+
+def _draw(found: RecommendationInputs | None, path: str) -> None:
+    """Draw, or with None see whether that can be done."""
+    from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
+
+    try:
+        if found is None:
+            plots.check(Path(path))
+        else:
+            from slurm_elastic.cli.recommend import recommend_plot  # noqa: PLC0415
+
+            recommend_plot.draw(found, Path(path))
+    except plots.PlotError as error:
+        raise CliError(clean(error), USAGE) from None

@@ -1,0 +1,104 @@
+"""The picture of `selastic recommend --plot`: time and cost of configurations, and the front."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.recommend.recommend_answer import RecommendationInputs
+from slurm_elastic.profiler.recommendation import HOUR_S, Recommendation
+from slurm_elastic.simulator import plots
+
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+#: Of the front so many are named beside their point.
+_NAMED = 12
+
+
+def draw(found: RecommendationInputs, path: Path) -> None:
+    """Draw an answer; axes are logarithmic when they span more than a factor of ten.
+
+    Raises:
+        PlotError: matplotlib is not installed, or the file cannot be written.
+    """
+    plt = plots.matplotlib()
+    with plt.rc_context(plots.STYLE):
+        figure, axes = plt.subplots(figsize=(8, 5.2), layout="constrained")
+        _points(axes, found)
+        _front(axes, found)
+        _limits(axes, found)
+        for scale, axis, values in (
+            (axes.set_xscale, axes.xaxis, [_hours(c) for c in found.choices]),
+            (axes.set_yscale, axes.yaxis, [c.cost for c in found.choices]),
+        ):
+            if min(values) > 0 and max(values) > 10 * min(values):
+                scale("log")
+                axis.set_major_formatter("{x:g}")
+        axes.margins(0.12)
+        epochs = f"{found.work.epochs} epoch{'s' if found.work.epochs > 1 else ''}"
+        axes.set_title(f"{clean(found.model)}: {epochs} of {found.work.samples} samples")
+        axes.set_xlabel("hours")
+        axes.set_ylabel("cost (GPU hours)" if found.prices is None else "cost (as --price)")
+        axes.legend(loc="best")
+        plots.save(figure, path)
+        plt.close(figure)
+
+
+def _points(axes: Any, found: RecommendationInputs) -> None:
+    """One mark per configuration: colour and form by type, hollow when extrapolated."""
+    types = sorted({c.offer.configuration.gpu_type for c in found.choices})
+    for i, gpu_type in enumerate(types):
+        colour = plots.COLOURS[i % len(plots.COLOURS)]
+        for estimated in (False, True):
+            some = [
+                c
+                for c in found.choices
+                if c.offer.configuration.gpu_type == gpu_type and c.offer.estimated == estimated
+            ]
+            if some:
+                name = clean(gpu_type) or "GPU"
+                spread = [0.0 if math.isnan(c.spread) else c.spread for c in some]
+                axes.errorbar(
+                    [_hours(c) for c in some], [c.cost for c in some],
+                    xerr=[_hours(c) * s for c, s in zip(some, spread, strict=True)],
+                    yerr=[c.cost * s for c, s in zip(some, spread, strict=True)],
+                    fmt=_MARKS[i % len(_MARKS)], color=colour, elinewidth=0.8, markersize=7,
+                    markerfacecolor="white" if estimated else colour, zorder=3,
+                    label=f"{name}, extrapolated" if estimated else name,
+                )  # fmt: skip
+
+
+def _front(axes: Any, found: RecommendationInputs) -> None:
+    front = list(found.front)
+    axes.step(
+        [_hours(c) for c in front], [c.cost for c in front], where="post",
+        color="#666666", linewidth=1.2, linestyle="--", zorder=2,
+        label="no other is as fast and as cheap",
+    )  # fmt: skip
+    for choice in front[:_NAMED]:
+        axes.annotate(
+            clean(choice.offer.configuration), (_hours(choice), choice.cost),
+            textcoords="offset points", xytext=(7, 5), fontsize=8,
+        )  # fmt: skip
+
+
+def _limits(axes: Any, found: RecommendationInputs) -> None:
+    line = {"color": "#D55E00", "linewidth": 1.0}
+    if math.isfinite(found.deadline):
+        axes.axvline(found.deadline, label=f"deadline {found.deadline:g} h", linestyle=":", **line)
+    if math.isfinite(found.budget):
+        axes.axhline(found.budget, label=f"budget {found.budget:g}", linestyle="-.", **line)
+    for choice, asked in (
+        (found.cheapest, math.isfinite(found.deadline)),
+        (found.fastest, math.isfinite(found.budget)),
+    ):
+        if asked:
+            axes.plot(
+                _hours(choice), choice.cost, "o", markersize=15, markerfacecolor="none",
+                markeredgecolor="#D55E00", zorder=4,
+            )  # fmt: skip
+
+
+def _hours(choice: Recommendation) -> float:
+    return choice.time_s / HOUR_S

@@ -1,0 +1,1 @@
+"""`selastic simulate`, `compare` and `workload`."""

@@ -1,0 +1,363 @@
+"""`selastic compare`: policies beside each other, also on what a site's accounting says it ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from slurm_elastic.cli import options
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.tables import Column, TableLayout, render
+
+if TYPE_CHECKING:
+    from slurm_elastic.simulator.results import Result
+    from slurm_elastic.simulator.workloads.accounting_trace import AccountingTrace
+    from slurm_elastic.simulator.workloads.cluster_text import Cluster
+
+POLICIES = "sia,gavel,las,fifo"
+PAST_POLICIES = "static,fair,sia"
+#: Believed of jobs when nobody says how they scale: from pessimistic to optimistic.
+SCALINGS = ("amdahl:0.9", "amdahl:0.99")
+
+#: Policies that stand for plain Slurm: a job of the past keeps the GPU type it asked for.
+_PLAIN = ("static", "fifo")
+
+#: Header, key of the summary, decimals.
+_FIGURES = (
+    ("AVG_JCT_H", "avg_jct_h", 2),
+    ("P50_JCT_H", "p50_jct_h", 2),
+    ("P99_JCT_H", "p99_jct_h", 2),
+    ("MAKESPAN_H", "makespan_h", 2),
+    ("GPU_H_PER_JOB", "gpu_h_per_job", 2),
+    ("RESTARTS_PER_JOB", "restarts_per_job", 2),
+    ("POLICY_MS_P50", "policy_ms_p50", 1),
+)
+#: Beside the accounting; ranges are wide.
+_PAST_FIGURES = tuple(f for f in _FIGURES if f[0] not in ("MAKESPAN_H", "POLICY_MS_P50"))
+#: Of these a ratio says something.
+_RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
+_AS_IT_WAS = "as it was"
+
+
+@options.verb
+@simulation_inputs.shared
+@click.option(
+    "--policies", metavar="NAME,…",
+    help=f"Who decides; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
+)  # fmt: skip
+@click.option("--sacct", metavar="FILE", help="Jobs as a site's accounting has them.")
+@click.option(
+    "--scaling", "scalings", metavar="CURVE", multiple=True,
+    help="With --sacct, from pessimistic to optimistic (amdahl:0.9 and amdahl:0.99).",
+)  # fmt: skip
+@click.option(
+    "--grow", type=click.FloatRange(1, 1000), metavar="X",
+    help="With --sacct: jobs grow to X times what they asked for (4).",
+)  # fmt: skip
+@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that ended well.")
+@options.as_json
+def compare(
+    *,
+    workloads: tuple[str, ...],
+    policies: str | None,
+    sacct: str | None,
+    scalings: tuple[str, ...],
+    grow: float | None,
+    completed_only: bool,
+    jobs_csv: str | None,
+    plot: str | None,
+    json_: bool,
+    **shared: Any,
+) -> None:
+    """Run the same workloads under several policies.
+
+    With --sacct: what would elasticity have given us last month? Accounting does not hold how
+    jobs scale, so that the answer is a range over the stated curves.
+    """
+    inputs = simulation_inputs.Inputs(**shared)
+    with simulation_inputs.refusals():
+        names = _policies(policies or (POLICIES if sacct is None else PAST_POLICIES))
+        simulation_inputs.check(inputs, plot=plot, jobs_csv=jobs_csv)
+        if sacct is None:
+            for given, option in (
+                (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),
+            ):  # fmt: skip
+                if given:
+                    raise CliError(f"{option} says something about --sacct FILE only", USAGE)
+            machines = simulation_inputs.cluster(inputs, builtin=inputs.profiles is None)
+            loaded = simulation_inputs.load(workloads, inputs, machines)
+            tasks = [
+                simulation_inputs.task(one, machines, inputs, n) for n in names for one in loaded
+            ]
+            results = simulation_inputs.run(tasks, inputs)
+            by_name = {
+                name: results[i * len(loaded) : (i + 1) * len(loaded)]
+                for i, name in enumerate(names)
+            }
+            said = answer(by_name)
+            lines = shown(by_name, said)
+            found = [
+                _Found(name, name, "", runs, said["policies"][name]["ratio"])
+                for name, runs in by_name.items()
+            ]
+        else:
+            if workloads:
+                raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
+            found, said, lines = _past(
+                Path(sacct), names, scalings or SCALINGS, inputs,
+                grow=grow, completed_only=completed_only,
+            )  # fmt: skip
+        _write(found, jobs_csv, plot, Path(sacct).name if sacct else "")
+    if json_:
+        options.put_json(simulation_inputs.plain(said))
+    elif jobs_csv != "-":
+        options.put(lines)
+
+
+def _policies(text: str) -> list[str]:
+    names = [simulation_inputs.known_policy(n.strip(), "--policies") for n in text.split(",")]
+    for name in names:
+        if names.count(name) > 1:
+            raise CliError(f"--policies: {name} is given twice", USAGE)
+    return names
+
+
+class _Found(NamedTuple):
+    """What one policy did, under one belief about scaling ("" when it is known)."""
+
+    name: str
+    policy: str
+    scaling: str
+    results: Sequence[Result]
+    ratios: Mapping[str, float]
+
+
+def _write(found: Sequence[_Found], jobs_csv: str | None, plot: str | None, title: str) -> None:
+    from slurm_elastic.simulator import plots  # noqa: PLC0415
+    from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
+
+    if jobs_csv is not None:
+        everything = [r for one in found for r in one.results]
+        simulation_inputs.write_text(jobs_csv, rows(everything), "--jobs-csv")
+    if plot is not None:
+        first = found[0].policy
+        jobs = f"{title} ({len(found[0].results[0].jobs)} jobs)" if title else ""
+        drawn = [
+            plots.Drawn(
+                name=one.name,
+                policy=one.policy,
+                results=one.results,
+                ratios={} if one.policy == first else one.ratios,
+            )
+            for one in found
+        ]
+        plots.draw_comparison(drawn, Path(plot), title=jobs)
+
+
+def answer(found: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """Figures of each policy, with ratios to the first."""
+    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
+
+    figures = {name: summary(results) for name, results in found.items()}
+    first = next(iter(figures.values()))
+    return {
+        "workloads": first["workloads"],
+        "cluster": first["cluster"],
+        "jobs": first["jobs"],
+        "first": next(iter(figures)),
+        "policies": {name: {**one, "ratio": _ratios(one, first)} for name, one in figures.items()},
+    }
+
+
+def _ratios(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, float]:
+    return {key: one[key] / first[key] if first[key] else math.nan for key in _RATIOS}
+
+
+def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> list[str]:
+    """The table."""
+    some = next(iter(found.values()))
+    gpus = sum(g for _, g in some[0].gpus)
+    many = clean(some[0].workload) if len(some) == 1 else f"{len(some)} workloads"
+    rows = [
+        {"POLICY": name, **{h: _cell([one], key, places) for h, key, places in _FIGURES}}
+        for name, one in said["policies"].items()
+    ]
+    return [
+        (
+            f"{said['jobs']} jobs of {many} on {said['cluster']} ({gpus} GPUs);"
+            f" x: times {said['first']}'s"
+        ),
+        *_table(rows, _FIGURES),
+        *(
+            f"{name} turned {one['dropped']} jobs away, which its row does not count: compare the"
+            " numbers of jobs, too"
+            for name, one in said["policies"].items()
+            if one.get("dropped")
+        ),
+    ]
+
+
+def _table(rows: Sequence[Mapping[str, str]], figures: Sequence[tuple[str, str, int]]) -> list[str]:
+    headers = ["POLICY", *(h for h, _, _ in figures)]
+    columns = [_column(h) for h in headers]
+    return render(rows, columns, headers, TableLayout())
+
+
+def _column(header: str) -> Column:
+    return Column(header, lambda row: row.get(header, "-"), right=header != "POLICY")
+
+
+def _cell(figures: Sequence[Mapping[str, Any]], key: str, places: int) -> str:
+    """A figure, or its range, with its ratio to the first policy."""
+    text = _range([one[key] for one in figures], places)
+    ratios = [one["ratio"][key] for one in figures if key in one.get("ratio", ())]
+    return f"{text} x{_range(ratios, 2)}" if ratios else text
+
+
+def _range(values: Sequence[float], places: int) -> str:
+    texts = list(dict.fromkeys(f"{v:.{places}f}" for v in values))
+    return texts[0] if len(texts) == 1 else f"{texts[0]}..{texts[-1]}"
+
+
+def _past(
+    path: Path,
+    names: Sequence[str],
+    scalings: Sequence[str],
+    inputs: simulation_inputs.Inputs,
+    *,
+    grow: float | None,
+    completed_only: bool,
+) -> tuple[list[_Found], dict[str, Any], list[str]]:
+    """Results by policy and curve; the JSON answer; the lines."""
+    from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
+        accounting_trace,
+        curve_jobs,
+        scaling_curves,
+    )
+
+    if inputs.profiles is not None:
+        raise CliError("--profiles says nothing about jobs of --sacct; leave it out", USAGE)
+    rules = [scaling_curves.rules(text) for text in scalings]
+    past = accounting_trace.read(path, completed_only=completed_only)
+    if inputs.cluster is None:
+        raise CliError(f"--cluster is missing; {clean(_most_used(past))}", USAGE)
+    machines = simulation_inputs.cluster(inputs, builtin=False)
+    speeds = simulation_inputs.weights(inputs.speeds, "--speeds")
+    factor = grow or curve_jobs.GROW
+    jobs = {
+        text: curve_jobs.of_past(past, rule, grow=factor, speeds=speeds)
+        for text, rule in zip(scalings, rules, strict=True)
+    }
+    tasks = [
+        simulation_inputs.task(
+            curve_jobs.build(
+                f"{path.stem} {text}",
+                those,
+                machines.types,
+                speeds=speeds,
+                keep_types=name in _PLAIN,
+            ),
+            machines,
+            inputs,
+            name,
+        )
+        for name in names
+        for text, those in jobs.items()
+    ]
+    results = iter(simulation_inputs.run(tasks, inputs))
+    found = {name: {text: next(results) for text in scalings} for name in names}
+    figures = {
+        name: {text: result.summary() for text, result in runs.items()}
+        for name, runs in found.items()
+    }
+    first = figures[names[0]]
+    for runs in figures.values():
+        for text, one in runs.items():
+            one["ratio"] = _ratios(one, first[text])
+    was = _was(past)
+    said = {
+        "file": str(path), "read": past.said(), "cluster": str(machines), "grow": factor,
+        "scalings": list(scalings), "first": names[0], "as_it_was": was, "policies": figures,
+    }  # fmt: skip
+    everything = [
+        _Found(
+            f"{name} ({text})" if len(scalings) > 1 else name,
+            name,
+            text,
+            [result],
+            figures[name][text]["ratio"],
+        )
+        for name, runs in found.items()
+        for text, result in runs.items()
+    ]
+    return everything, said, _past_lines(said, machines, path)
+
+
+def _past_lines(said: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
+    rows = [
+        {
+            "POLICY": name,
+            **{h: _cell(list(runs.values()), key, places) for h, key, places in _PAST_FIGURES},
+        }
+        for name, runs in said["policies"].items()
+    ]
+    was = said["as_it_was"]
+    rows.insert(
+        0,
+        {"POLICY": _AS_IT_WAS, **{h: f"{was[k]:.{p}f}" for h, k, p in _PAST_FIGURES}},
+    )
+    curves = said["scalings"]
+    believed = (
+        f"pessimistic {curves[0]} .. optimistic {curves[-1]}" if len(curves) > 1 else curves[0]
+    )
+    return [
+        f"{clean(path.name)}: {clean(said['read'])}",
+        (
+            f"on {machines} ({machines.gpus} GPUs); believed, not measured: jobs scale as"
+            f" {clean(believed)} and grow to {said['grow']:g} times what they asked for;"
+            f" x: times {said['first']}'s"
+        ),
+        *_table(rows, _PAST_FIGURES),
+    ]
+
+
+def _was(past: AccountingTrace) -> dict[str, float]:
+    """The same figures as the accounting has them."""
+    jct = sorted((j.end - j.submit) / 3600 for j in past.jobs)
+    begin, end = min(j.submit for j in past.jobs), max(j.end for j in past.jobs)
+    gpu_s = sum(r.seconds * r.gpus for j in past.jobs for r in j.runs)
+    runs = sum(len(j.runs) - 1 for j in past.jobs)
+    return {
+        "avg_jct_h": sum(jct) / len(jct),
+        "p50_jct_h": jct[int(0.5 * len(jct))],
+        "p99_jct_h": jct[int(0.99 * len(jct))],
+        "makespan_h": (end - begin) / 3600,
+        "gpu_h_per_job": gpu_s / 3600 / len(jct),
+        "restarts_per_job": runs / len(jct),
+    }
+
+
+def _most_used(past: AccountingTrace) -> str:
+    """What the cluster must at least have been, from what was in use at once."""
+    peaks: dict[str, tuple[int, int]] = {}
+    for kind in sorted({r.gpu_type for j in past.jobs for r in j.runs}):
+        runs = [r for j in past.jobs for r in j.runs if r.gpu_type == kind]
+        edges = sorted(
+            [(r.start, r.gpus) for r in runs] + [(r.start + r.seconds, -r.gpus) for r in runs]
+        )
+        peak = held = 0
+        for _, change in edges:
+            held += change
+            peak = max(peak, held)
+        peaks[kind] = (peak, max(math.ceil(r.gpus / r.nodes) for r in runs))
+    used = ", ".join(f"{peak} {kind or 'GPUs'}" for kind, (peak, _) in peaks.items())
+    example = ",".join(
+        f"{kind or 'gpu'}:{math.ceil(peak / each)}x{each}" for kind, (peak, each) in peaks.items()
+    )
+    return f"at once {used} were in use: write at least --cluster {example}"

@@ -1,0 +1,211 @@
+"""`selastic simulate --format dally`: rigid gangs by offers (docs/dally.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from slurm_elastic.cli import options
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.formatting import clean, digits
+from slurm_elastic.cli.simulate import progress, simulation_inputs
+
+if TYPE_CHECKING:
+    from slurm_elastic.models.communication import Communication
+    from slurm_elastic.policies.gangs.gang_policy import GangPolicy
+    from slurm_elastic.simulator.gangs.gang_results import GangResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+POLICIES = ("dally", "gandiva", "tiresias", "tiresias-condfix")
+#: Our own order and tuner; every other word means the published system.
+OWN = "own"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GangInputs:
+    """The options that only `--format dally` has, as they were typed."""
+
+    slowdown: str | None
+    timers: str | None
+    lease: float
+    slots: int
+
+    def unused(self) -> None:
+        """Refuse them without `--format dally`.
+
+        Raises:
+            CliError: one was given.
+        """
+        for value, option in ((self.slowdown, "--slowdown"), (self.timers, "--timers")):
+            if value is not None:
+                raise CliError(f"{option}: only gangs know it; add --format dally", USAGE)
+
+
+def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
+    """Refuse options that mean nothing for gangs.
+
+    Raises:
+        CliError: one was given.
+    """
+    given = (
+        (inputs.profiles, "--profiles"),
+        (inputs.class_, "--class"),
+        (inputs.freezing, "--freezing"),
+        (plot, "--plot"),
+        (inputs.racks, "--racks"),
+        (inputs.uplink_gbit, "--uplink-gbit"),
+        (inputs.congestion, "--congestion"),
+        (inputs.gradient_bytes, "--gradient-bytes"),
+    )
+    for value, option in given:
+        if value is not None:
+            raise CliError(f"{option}: gangs do not know it; leave it out", USAGE)
+
+
+def only_gangs(command: F) -> F:
+    """The options of `GangInputs`, and `--format`."""
+    added = (
+        click.option(
+            "--format", "format_", type=click.Choice(["jobs", "dally"]), default="jobs",
+            show_default=True, help="dally: rigid gangs, placed by offers.",
+        ),
+        click.option("--slowdown", metavar="FILE", help="dally: what distance costs each model."),
+        click.option(
+            "--timers", metavar="T",
+            help="dally: own, or the published auto, nowait, full, NODE,RACK in leases.",
+        ),
+        click.option(
+            "--lease", type=click.FloatRange(1, 1e7), default=3600.0, show_default=True,
+            metavar="SECONDS", help="dally: a gang bids again after it.",
+        ),
+        click.option(
+            "--slots", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N",
+            help="dally: GPU link domains of a node.",
+        ),
+    )  # fmt: skip
+    for option in reversed(added):
+        command = option(command)
+    return command
+
+
+def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPolicy:
+    """One of `POLICIES`.
+
+    Raises:
+        CliError: there is no such policy, or it takes no timers.
+    """
+    from slurm_elastic.placement.delay.timers import Timers, TimersError  # noqa: PLC0415
+    from slurm_elastic.policies.gangs.gandiva import Gandiva  # noqa: PLC0415
+    from slurm_elastic.policies.gangs.own_dally import OwnDally  # noqa: PLC0415
+    from slurm_elastic.policies.gangs.published_dally import PublishedDally  # noqa: PLC0415
+    from slurm_elastic.policies.gangs.tiresias import Tiresias  # noqa: PLC0415
+
+    if name not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise CliError(f'--policy: "{name}" does not place gangs; known: {known}', USAGE)
+    if name != "dally" and gangs.timers is not None:
+        raise CliError(f"--timers: {name} has none; leave them out, or take dally", USAGE)
+    if name == "gandiva":
+        return Gandiva()
+    if name.startswith("tiresias"):
+        return Tiresias(published=name == "tiresias")
+    if gangs.timers in (None, OWN):
+        return OwnDally(communication, lease_s=gangs.lease)
+    try:
+        return PublishedDally(Timers.parse(gangs.timers or "", lease_s=gangs.lease))
+    except TimersError as error:
+        raise CliError(f"--timers: {clean(error)}", USAGE) from None
+
+
+def run(
+    workloads: Sequence[str], name: str, inputs: simulation_inputs.Inputs, gangs: GangInputs
+) -> list[GangResult]:
+    """Simulate each workload.
+
+    Raises:
+        CliError: an input is missing or cannot be used.
+    """
+    from slurm_elastic.simulator.gangs import gang_files  # noqa: PLC0415
+    from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs  # noqa: PLC0415
+
+    for given, option, example in (
+        (workloads, "WORKLOAD", "workload.csv"),
+        (inputs.cluster, "--cluster", "--cluster 2x4x8"),
+        (gangs.slowdown, "--slowdown", "--slowdown slowdown.csv"),
+    ):
+        if not given:
+            raise CliError(f"--format dally: {option} is missing; write e.g. {example}", USAGE)
+    sites = gang_files.read_sites(inputs.cluster or "", slots=gangs.slots)
+    communication = gang_files.read_slowdowns(Path(gangs.slowdown or ""))
+    policy(name, gangs, communication)
+    loaded = [gang_files.read_workload(Path(path)) for path in workloads]
+    results = []
+    with progress.shown(
+        [f"{name} {one.name}" for one in loaded], [len(one.gangs) for one in loaded]
+    ) as report:
+        for index, one in enumerate(loaded):
+            results.append(
+                simulate_gangs(
+                    one,
+                    sites,
+                    communication,
+                    policy(name, gangs, communication),
+                    name=name,
+                    lease_s=gangs.lease,
+                    progress=lambda done, total, _, i=index: report(i, done, total),  # type: ignore[misc]
+                )
+            )
+    return results
+
+
+def put(results: Sequence[GangResult], *, as_json: bool, jobs_csv: str | None) -> None:
+    """Print the answer, and write the rows."""
+    from slurm_elastic.simulator.gangs.gang_results import jobs_csv as rows  # noqa: PLC0415
+
+    if jobs_csv is not None:
+        simulation_inputs.write_text(jobs_csv, rows(results), "--jobs-csv")
+    if as_json:
+        options.put_json(simulation_inputs.plain({"each": [r.summary() for r in results]}))
+    elif jobs_csv != "-":
+        for result in results:
+            options.put(shown(result))
+
+
+def shown(result: GangResult) -> list[str]:
+    """One workload for people."""
+    s = result.summary()
+    return [
+        f"{s['jobs']} gangs of {clean(s['workload'])}, policy {s['policy']}, {s['gpus']} GPUs",
+        (
+            f"  completion time   {s['avg_jct_h']:.2f} h on average, {s['p50_jct_h']:.2f} h"
+            f" median, {s['p99_jct_h']:.2f} h p99"
+        ),
+        f"  makespan          {s['makespan_h']:.2f} h",
+        (
+            f"  queueing          {s['avg_queue_h']:.2f} h on average, {s['max_queue_h']:.2f} h at"
+            " most"
+        ),
+        (
+            f"  communication     {digits(s['comm_gpu_h'])} of {digits(s['gpu_h'])} GPU h;"
+            f" {100 * s['comm_share_2_8']:.1f} % of the time of gangs of 2 to 8"
+        ),
+        (
+            f"  their leases      {100 * s['share_node_2_8']:.1f} % in a node,"
+            f" {100 * s['share_rack_2_8']:.1f} % in a rack,"
+            f" {100 * s['share_network_2_8']:.1f} % across racks"
+        ),
+        (
+            f"  leases            {s['grants_single']} single, {s['grants_node']} node,"
+            f" {s['grants_rack']} rack, {s['grants_network']} network; {s['preemptions']}"
+            " preemptions"
+        ),
+        (
+            f"  policy            {s['offer_ms']:.2f} ms per offer, {s['offers']} offers;"
+            f" simulation {digits(s['cpu_s'])} s of CPU"
+        ),
+    ]

@@ -1,0 +1,74 @@
+"""How far simulations are: bars on a terminal, a line now and then elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import click
+
+from slurm_elastic.cli.formatting import clean
+
+#: (which simulation, jobs complete, jobs in all)
+Report = Callable[[int, int, int], None]
+
+#: Plain lines are this far apart.
+_SAY_S = 30.0
+
+
+def shown(names: Sequence[str], sizes: Sequence[int]) -> AbstractContextManager[Report]:
+    """What reports are to be given to while simulations of these names and jobs run."""
+    return _bar(names, sizes) if sys.stderr.isatty() else _lines(sum(sizes))
+
+
+@contextlib.contextmanager
+def _bar(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Report]:
+    """A bar per simulation that runs, on stderr; gone at the end."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("jobs"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        whole = progress.add_task("simulating", total=sum(sizes)) if len(names) > 1 else None
+        rows = [
+            progress.add_task(clean(n), total=s, visible=False)
+            for n, s in zip(names, sizes, strict=True)
+        ]
+        done = [0] * len(names)
+
+        def report(index: int, complete: int, total: int) -> None:
+            done[index] = complete
+            running = complete < total or whole is None
+            progress.update(rows[index], completed=complete, total=total, visible=running)
+            if whole is not None:
+                progress.update(whole, completed=sum(done))
+
+        yield report
+
+
+@contextlib.contextmanager
+def _lines(total: int) -> Iterator[Report]:
+    """Without a terminal: a line now and then, on stderr."""
+    done: dict[int, int] = {}
+    last = time.monotonic()
+
+    def report(index: int, complete: int, _: int) -> None:
+        nonlocal last
+        done[index] = complete
+        if time.monotonic() - last >= _SAY_S:
+            last = time.monotonic()
+            click.echo(f"selastic: {sum(done.values())} of {total} jobs simulated", err=True)
+
+    yield report

@@ -1,0 +1,411 @@
+"""What `simulate` and `compare` share: options, reading of inputs, running with a progress bar.
+
+The simulator is imported when a command runs, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.simulate import progress
+from slurm_elastic.cli.simulate.network_options import check_network, network, network_options
+
+if TYPE_CHECKING:
+    from slurm_elastic.config.schema import Config
+    from slurm_elastic.simulator.parallel_runs import Task
+    from slurm_elastic.simulator.results import Result
+    from slurm_elastic.simulator.truth.restart_costs import RestartCosts
+    from slurm_elastic.simulator.workloads.application_profiles import Profiles
+    from slurm_elastic.simulator.workloads.cluster_text import Cluster
+    from slurm_elastic.simulator.workloads.workload import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: As `simulator.freezing_truth.BELIEFS`, which is only imported when a command runs.
+_BELIEFS = ("pessimistic", "central", "optimistic")
+_CLASSES = ("adaptive", "strong-scaling", "rigid")
+_INVENTED_JOBS = 160
+_INVENTED_HOURS = 8.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The options that `simulate` and `compare` share, as they were typed."""
+
+    profiles: str | None
+    cluster: str | None
+    interval: float
+    clock: str
+    seed: int
+    class_: str | None
+    restarts: str | None
+    speeds: str | None
+    freezing: str | None
+    config: str | None
+    artifact_compat: bool
+    jobs: int | None
+    racks: int | None
+    uplink_gbit: float | None
+    congestion: float | None
+    gradient_bytes: str | None
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """What `simulate_network` wants."""
+        names = ("racks", "uplink_gbit", "congestion", "gradient_bytes")
+        return {name: getattr(self, name) for name in names}
+
+
+def shared(command: F) -> F:
+    """The options of `Inputs`, and those for the answer."""
+    options = (
+        click.argument("workloads", metavar="[WORKLOAD.csv]...", nargs=-1),
+        click.option("--profiles", metavar="DIR", help="Profiles of the applications (built-in)."),
+        click.option(
+            "--cluster", metavar="TYPE:NODESxGPUS,…", help="E.g. aws:6x4,dgx-ext:2x8,rtx:3x8."
+        ),
+        click.option(
+            "--interval", type=click.FloatRange(1, 86400), default=60.0, show_default=True,
+            metavar="SECONDS", help="Between rounds.",
+        ),
+        click.option(
+            "--clock", type=click.Choice(["round", "event"]), default="round", show_default=True,
+            help="Rounds at fixed times only, or at each arrival and end too.",
+        ),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, metavar="N",
+            help="For policies that draw lots, and for the invented workload.",
+        ),
+        click.option(
+            "--class", "class_", type=click.Choice(_CLASSES), help="Make all jobs of this class."
+        ),
+        click.option(
+            "--restarts", metavar="FILE|SECONDS", help="What a restart costs (the profiles' own)."
+        ),
+        click.option(
+            "--speeds", metavar="TYPE=X,…",
+            help="Relative speed of GPU types, for jobs with a stated curve.",
+        ),
+        network_options,
+        click.option(
+            "--freezing", type=click.Choice(_BELIEFS),
+            help="All jobs may freeze layers; what is believed of that.",
+        ),
+        click.option("--config", metavar="FILE", help="A site's elastic.toml (defaults)."),
+        click.option(
+            "--artifact-compat", is_flag=True, help="As Sia's artifact where it leaves its paper."
+        ),
+        click.option(
+            "--jobs", type=click.IntRange(1, 4096), metavar="N", help="Processes (one per CPU)."
+        ),
+        click.option("--jobs-csv", metavar="FILE", help="Write a row per job."),
+        click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn the simulator's errors about input into one line and exit code 2.
+
+    They all are ValueErrors whose text names culprit and remedy; other ValueErrors are bugs.
+    """
+    from slurm_elastic.config.schema import ConfigError  # noqa: PLC0415
+    from slurm_elastic.models.communication import CommunicationError  # noqa: PLC0415
+    from slurm_elastic.simulator.parallel_runs import RunError  # noqa: PLC0415
+    from slurm_elastic.simulator.plots import PlotError  # noqa: PLC0415
+    from slurm_elastic.simulator.simulation import SimulationError  # noqa: PLC0415
+    from slurm_elastic.simulator.truth.restart_costs import RestartCostError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.accounting_trace import SacctError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.application_profiles import ApplicationProfileError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.cluster_text import ClusterError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.generate import GenerateError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.scaling_curves import ScalingError  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads.workload import WorkloadError  # noqa: PLC0415
+
+    try:
+        yield
+    except (
+        ClusterError, CommunicationError, ConfigError, GenerateError, PlotError,
+        ApplicationProfileError,
+        RestartCostError, SacctError, ScalingError, SimulationError, WorkloadError,
+    ) as error:  # fmt: skip
+        raise CliError(clean(error), USAGE) from None
+    except RunError as error:
+        raise CliError(clean(error), REFUSED) from None
+
+
+def known_policy(name: str, option: str) -> str:
+    """The name, if such a policy is installed.
+
+    Raises:
+        CliError: it is not.
+    """
+    from slurm_elastic.policies import policy_protocol  # noqa: PLC0415
+
+    known = policy_protocol.known()
+    if name not in known:
+        raise CliError(f'{option}: "{name}" is unknown; known: {", ".join(known)}', USAGE)
+    return name
+
+
+def settings(inputs: Inputs, policy: str) -> Config:
+    """The site's configuration with the policy put in."""
+    from slurm_elastic.config import schema  # noqa: PLC0415
+
+    chosen = inputs.config or click.get_current_context().find_root().params.get("config")
+    site = schema.load(Path(chosen)) if chosen else schema.Config()
+    # Nobody but the policy starts jobs here; sia suspends only what it may start again.
+    controller = dataclasses.replace(site.controller, policy=policy, queue="controller")
+    site = dataclasses.replace(site, controller=controller)
+    if inputs.artifact_compat:
+        site = dataclasses.replace(site, sia=dataclasses.replace(site.sia, artifact_compat=True))
+    return site
+
+
+def cluster(inputs: Inputs, *, builtin: bool) -> Cluster:
+    """--cluster, or the built-in profiles' example."""
+    from slurm_elastic.simulator.workloads import builtin_profiles as own  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads import cluster_text  # noqa: PLC0415
+
+    if inputs.cluster is None and not builtin:
+        raise CliError("--cluster is missing; write e.g. --cluster aws:6x4,dgx-ext:2x8", USAGE)
+    return cluster_text.parse(inputs.cluster or own.CLUSTER)
+
+
+def check_builtin(machines: Cluster) -> None:
+    """Refuse a cluster on which the built-in applications cannot run.
+
+    Raises:
+        CliError: none of their types is there.
+    """
+    from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
+
+    known = [gpu.name for gpu in builtin_profiles.GPUS]
+    if not set(known) & set(machines.types):
+        raise CliError(
+            f"--cluster {machines}: the built-in profiles know {', '.join(known)} only;"
+            " take one of these, or name --profiles DIR",
+            USAGE,
+        )
+
+
+def load(
+    paths: Sequence[str], inputs: Inputs, machines: Cluster
+) -> list[tuple[Workload, Profiles]]:
+    """Read the workloads, and the profiles that each of them needs."""
+    from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
+        application_profiles,
+        builtin_profiles,
+        curve_jobs,
+        workload,
+    )
+
+    speeds = weights(inputs.speeds, "--speeds")
+    unknown = set(speeds) - set(machines.types)
+    if inputs.speeds and not set(speeds) & set(machines.types):
+        raise CliError(f"--speeds: no GPU of type {min(unknown)} in --cluster {machines}", USAGE)
+    with contextlib.ExitStack() as stack:
+        folder = Path(inputs.profiles) if inputs.profiles else None
+        found: list[tuple[Workload, Profiles]] = []
+        for path in map(Path, paths):
+            if curve_jobs.is_stated(path):
+                name, jobs = curve_jobs.read(path)
+                found.append(curve_jobs.build(name, jobs, machines.types, speeds=speeds))
+                continue
+            if folder is None:
+                check_builtin(machines)
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                builtin_profiles.write(folder)
+            known = application_profiles.applications(folder)
+            try:
+                jobs_ = workload.read(path, applications=known)
+            except workload.WorkloadError as error:
+                raise CliError(_with_hint(str(error), inputs), USAGE) from None
+            found.append(
+                (jobs_, application_profiles.read(folder, jobs_.applications, machines.types))
+            )
+        if not paths:
+            found.append(_invented(stack, inputs, machines))
+    return _told_apart(found, paths)
+
+
+def _told_apart(
+    found: list[tuple[Workload, Profiles]], paths: Sequence[str]
+) -> list[tuple[Workload, Profiles]]:
+    """Where two files have one name, that of their folder before it."""
+    if len({jobs.name for jobs, _ in found}) == len(found):
+        return found
+    return [
+        (dataclasses.replace(jobs, name=f"{Path(path).resolve().parent.name}/{jobs.name}"), tables)
+        for (jobs, tables), path in zip(found, paths, strict=True)
+    ]
+
+
+def _with_hint(text: str, inputs: Inputs) -> str:
+    if inputs.profiles is None and "has no profile" in text:
+        return clean(text.replace("add its folder to --profiles", "name its --profiles DIR"))
+    return clean(text)
+
+
+def _invented(
+    stack: contextlib.ExitStack, inputs: Inputs, machines: Cluster
+) -> tuple[Workload, Profiles]:
+    """Without a workload: one of the built-in kind."""
+    from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
+        application_profiles,
+        builtin_profiles,
+        generate,
+        workload,
+    )
+
+    if inputs.profiles is not None:
+        raise CliError(
+            "no WORKLOAD; name one, or make one: selastic workload generate --profiles"
+            f" {clean(inputs.profiles)} -o FILE.csv",
+            USAGE,
+        )
+    check_builtin(machines)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    builtin_profiles.write(folder)
+    path = folder / "invented.csv"
+    lines = generate.generate(
+        builtin_profiles.asks(), jobs=_INVENTED_JOBS, hours=_INVENTED_HOURS, seed=inputs.seed
+    )
+    with path.open("w", encoding="utf-8") as stream:
+        generate.write(lines, stream)
+    jobs = workload.read(path)
+    click.echo(
+        f"selastic: no WORKLOAD, so an invented one: {_INVENTED_JOBS} jobs in"
+        f" {_INVENTED_HOURS:g} h on {machines}",
+        err=True,
+    )
+    return jobs, application_profiles.read(folder, jobs.applications, machines.types)
+
+
+def restarts(inputs: Inputs) -> RestartCosts | None:
+    """--restarts: seconds for all jobs, or a file of measured transitions; None: not given."""
+    from slurm_elastic.simulator.truth import restart_costs as costs  # noqa: PLC0415
+
+    text = inputs.restarts
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        return costs.read(Path(text))
+    if not 0 <= seconds <= 1e6:
+        raise CliError(f"--restarts: {text} cannot be; write seconds from 0 on, or a file", USAGE)
+    return costs.RestartCosts(default_s=seconds)
+
+
+def weights(text: str | None, option: str) -> dict[str, float]:
+    """`a100=2,v100=1` as a mapping; {} when not given."""
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        name, _, value = part.strip().rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not name or not 0 <= number < math.inf:
+            raise CliError(
+                f'{option}: "{clean(part.strip())}" cannot be read; write NAME=NUMBER', USAGE
+            )
+        if name in found:
+            raise CliError(f"{option}: {clean(name)} is given twice", USAGE)
+        found[name] = number
+    return found
+
+
+def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, policy: str) -> Task:
+    """One simulation."""
+    from slurm_elastic.core.application import JobClass  # noqa: PLC0415
+    from slurm_elastic.simulator.parallel_runs import Task  # noqa: PLC0415
+
+    return Task(
+        workload=loaded[0],
+        profiles=loaded[1],
+        cluster=machines,
+        config=settings(inputs, policy),
+        interval_s=inputs.interval,
+        clock=inputs.clock,  # type: ignore[arg-type]  # click.Choice
+        seed=inputs.seed,
+        job_class=JobClass(inputs.class_) if inputs.class_ else None,
+        restarts=_by_job(restarts(inputs), loaded[1]),
+        freezing=inputs.freezing,
+        network=network(
+            machines,
+            loaded[0],
+            builtin=inputs.profiles is None and "#" not in min(loaded[0].applications),
+            **inputs.network,
+        ),
+    )
+
+
+def _by_job(costs: RestartCosts | None, tables: Profiles) -> RestartCosts | None:
+    """Also for profiles of single jobs, `APPLICATION#JOB` (`simulator.stated`)."""
+    if costs is None:
+        return None
+    known = costs.seconds
+    more = {n: known[n.partition("#")[0]] for n in tables if n.partition("#")[0] in known}
+    return dataclasses.replace(costs, seconds={**known, **more})
+
+
+def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:
+    """Run them all, telling how far they are."""
+    from slurm_elastic.simulator.parallel_runs import run_all  # noqa: PLC0415
+
+    cpus = len(os.sched_getaffinity(0))
+    names = [f"{t.config.controller.policy} {t.workload.name}" for t in tasks]
+    sizes = [len(t.workload.jobs) for t in tasks]
+    with progress.shown(names, sizes) as report:
+        return run_all(tasks, processes=inputs.jobs or cpus, report=report)
+
+
+def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
+    """Refuse before a long run what cannot be read, or could not be written after it."""
+    from slurm_elastic.simulator import plots  # noqa: PLC0415
+
+    restarts(inputs)
+    settings(inputs, "")
+    check_network(**inputs.network)
+    if plot is not None:
+        plots.check(Path(plot))
+    if jobs_csv is not None and not Path(jobs_csv).resolve().parent.is_dir():
+        raise CliError(f"--jobs-csv: {clean(jobs_csv)}: no such folder; make it first", USAGE)
+
+
+def write_text(path: str, text: str, option: str) -> None:
+    """Write a file; - is standard output."""
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{option}: {clean(path)}: {error.strerror}", USAGE) from None
+
+
+def plain(value: Any) -> Any:
+    """For JSON: what is not a number is null, floats have no more digits than they deserve."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value

@@ -1,0 +1,174 @@
+"""`selastic workload`: workloads for the simulator, invented or from a site's accounting."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_elastic.cli import options
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.simulate import simulation_inputs
+
+_CLASSES = {"adaptive": "adaptive", "strong-scaling": "scale-gpus", "rigid": "rigid"}
+
+
+@click.group(cls=options.rich_if_terminal("RichGroup", click.Group))
+def workload() -> None:
+    """Make workloads for simulate and compare."""
+
+
+_output = click.option(
+    "-o", "--output", metavar="FILE", default="-", help="Write to this file (standard output)."
+)
+
+
+@workload.command(cls=options.rich_if_terminal("RichCommand", click.Command))
+@click.option(
+    "--jobs", type=click.IntRange(1, 1_000_000), default=160, show_default=True, metavar="N",
+    help="How many.",
+)  # fmt: skip
+@click.option(
+    "--hours", type=click.FloatRange(0.01, 100_000), default=8.0, show_default=True,
+    metavar="H", help="All are submitted within that time.",
+)  # fmt: skip
+@click.option(
+    "--arrivals", type=click.Choice(["poisson", "diurnal", "bursts"]), default="poisson",
+    show_default=True, help="When they are submitted.",
+)  # fmt: skip
+@click.option("--mix", metavar="APP=W,…", help="Weights of the applications.")
+@click.option("--sizes", metavar="GPUS=W,…", help="Weights of the GPUs asked for.")
+@click.option("--classes", metavar="CLASS=W,…", help="Weights of the classes (adaptive=1).")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="Another one, other jobs."
+)
+@click.option("--profiles", metavar="DIR", help="Applications of this set (built-in).")
+@_output
+def generate(
+    *,
+    jobs: int,
+    hours: float,
+    arrivals: str,
+    mix: str | None,
+    sizes: str | None,
+    classes: str | None,
+    seed: int,
+    profiles: str | None,
+    output: str,
+) -> None:
+    """Invent a workload."""
+    from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
+
+    with simulation_inputs.refusals():
+        asks = _asks(profiles, mix, sizes)
+        lines = inventing.generate(
+            asks, jobs=jobs, hours=hours, arrivals=arrivals, classes=_classes(classes), seed=seed
+        )
+    stream = io.StringIO()
+    inventing.write(lines, stream)
+    simulation_inputs.write_text(output, stream.getvalue(), "--output")
+
+
+@workload.command("from-sacct", cls=options.rich_if_terminal("RichCommand", click.Command))
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--scaling", default="amdahl:0.95", show_default=True, metavar="CURVE|FILE",
+    help="How jobs scale: linear, amdahl:P, none, 1=1;2=1.9;4=3.5, or a file match,scaling.",
+)  # fmt: skip
+@click.option(
+    "--grow", type=click.FloatRange(1, 1000), default=4.0, show_default=True, metavar="X",
+    help="Jobs grow to X times what they asked for.",
+)  # fmt: skip
+@click.option("--speeds", metavar="TYPE=X,…", help="Relative speed of GPU types.")
+@click.option("--completed-only", is_flag=True, help="Only jobs that ended well.")
+@_output
+def from_sacct(
+    *,
+    file: str,
+    scaling: str,
+    grow: float,
+    speeds: str | None,
+    completed_only: bool,
+    output: str,
+) -> None:
+    """Make a workload of what `sacct --json` or `sacct -P` printed."""
+    from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
+        accounting_trace,
+        curve_jobs,
+    )
+    from slurm_elastic.simulator.workloads.scaling_curves import rules  # noqa: PLC0415
+
+    with simulation_inputs.refusals():
+        curves = rules(scaling)
+        past = accounting_trace.read(Path(file), completed_only=completed_only)
+        factors = simulation_inputs.weights(speeds, "--speeds")
+        jobs = curve_jobs.of_past(past, curves, grow=grow, speeds=factors)
+    stream = io.StringIO()
+    curve_jobs.write(jobs, stream)
+    simulation_inputs.write_text(output, stream.getvalue(), "--output")
+    click.echo(f"{clean(Path(file).name)}: {clean(past.said())}", err=True)
+
+
+@workload.command(cls=options.rich_if_terminal("RichCommand", click.Command))
+@click.argument("folder", metavar="DIR")
+def profiles(folder: str) -> None:
+    """Write the built-in profiles to a folder.
+
+    They are invented: a pattern for one's own.
+    """
+    from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
+
+    try:
+        builtin_profiles.write(Path(folder))
+    except OSError as error:
+        raise CliError(f"{clean(folder)}: {error.strerror}", USAGE) from None
+
+
+def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, Any]:
+    """What there is to ask for, with the user's weights."""
+    import dataclasses  # noqa: PLC0415
+
+    from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
+
+    asks = builtin_profiles.asks() if folder is None else _foreign(Path(folder))
+    wanted = simulation_inputs.weights(mix, "--mix")
+    for name in wanted:
+        if name not in asks:
+            known = ", ".join(sorted(asks))
+            raise CliError(f"--mix: {clean(name)} has no profile; known: {known}", USAGE)
+    if wanted:
+        asks = {n: dataclasses.replace(a, weight=wanted.get(n, 0.0)) for n, a in asks.items()}
+    if sizes:
+        drawn = []
+        for name, weight in simulation_inputs.weights(sizes, "--sizes").items():
+            if not name.isdecimal() or not 1 <= int(name) <= 65536:
+                raise CliError(f'--sizes: "{clean(name)}" is no number of GPUs', USAGE)
+            drawn.append((int(name), weight))
+        asks = {n: dataclasses.replace(a, sizes=tuple(drawn)) for n, a in asks.items()}
+    return asks
+
+
+def _foreign(folder: Path) -> dict[str, Any]:
+    """Applications of a set: batches are those of its validation runs."""
+    from slurm_elastic.simulator.workloads import application_profiles as tables  # noqa: PLC0415
+    from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
+
+    found = {}
+    for name in tables.applications(folder):
+        home = folder / name
+        types = sorted(p.stem.partition("-")[2] for p in home.glob("placements-*.csv"))
+        batches = tables.read_one(home, types).batches
+        found[name] = inventing.RequestPattern(batches=(batches[0], batches[-1]))
+    return found
+
+
+def _classes(text: str | None) -> dict[str, float] | None:
+    given = simulation_inputs.weights(text, "--classes")
+    for name in given:
+        if name not in _CLASSES:
+            known = ", ".join(_CLASSES)
+            raise CliError(f'--classes: "{clean(name)}" is unknown; known: {known}', USAGE)
+    return {_CLASSES[n]: w for n, w in given.items()} or None

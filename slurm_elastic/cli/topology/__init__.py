@@ -1,0 +1,1 @@
+"""`selastic topology`: the network as text and as a picture."""

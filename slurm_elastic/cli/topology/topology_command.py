@@ -1,0 +1,226 @@
+"""`selastic topology`: the network, and who sits where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_elastic.cli import client, formatting, options
+from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.tables import Column, TableLayout, render
+from slurm_elastic.core.nodelist import fold
+
+if TYPE_CHECKING:
+    from slurm_elastic.rpc.answers import (
+        LinkRow,
+        NodeRow,
+        SpreadRow,
+        SwitchRow,
+        TopologyAnswer,
+    )
+
+_COLUMNS = (
+    Column("JOBID", lambda r: r["display_id"], right=True),
+    Column("NAME", lambda r: r["name"], most=20),
+    Column("USER", lambda r: r["user"], most=12),
+    Column("GPUS", lambda r: str(r["gpus"]), right=True),
+    Column("TYPE", lambda r: r["gpu_type"]),
+    Column("TIER", lambda r: r["tier"]),
+    Column("NODES", lambda r: str(r["node_count"]), right=True),
+    Column("RACKS", lambda r: str(r["rack_count"]), right=True),
+    Column("WHERE", lambda r: formatting.places(r["where"])),
+    Column("SHARES", lambda r: r["shares"]),
+)
+_TIERS = (
+    ("domain", "inside a GPU domain"),
+    ("node", "inside a node"),
+    ("rack", "inside a rack"),
+    ("spine", "between racks"),
+)
+#: What is said of a measured speed that does not count for all jobs.
+_COUNTS = {"all": "", "own": "; counts for their own jobs only", "none": "; told only"}
+#: So many names are written out; of more only the number.
+_MOST = 4
+
+
+@options.verb
+@click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs in the table too.")
+@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
+@options.table
+@options.as_json
+def topology(
+    *, all_: bool, plot: str | None, format_: str, noheader: bool, parsable: bool, json_: bool
+) -> None:
+    """Show who sits below which switch and shares which link."""
+    layout = options.layout(format_, noheader, parsable)
+    if plot is not None:
+        _check(plot)
+    answer: Any = client.ask("topology")
+    if plot is not None:
+        _draw(answer, plot)
+    if json_:
+        options.put_json(answer)
+    else:
+        options.put(lines(answer, layout, everybody=all_))
+
+
+def _check(path: str) -> None:
+    """Before the controller is asked: can it be drawn and written?"""
+    from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
+
+    try:
+        plots.check(Path(path))
+    except plots.PlotError as error:
+        raise CliError(formatting.clean(error), USAGE) from None
+
+
+def _draw(answer: TopologyAnswer, path: str) -> None:
+    from slurm_elastic.cli.topology import topology_plot  # noqa: PLC0415 - slow to import
+    from slurm_elastic.simulator import plots  # noqa: PLC0415
+
+    try:
+        topology_plot.draw(answer, Path(path))
+    except plots.PlotError as error:
+        raise CliError(formatting.clean(error), USAGE) from None
+
+
+def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = False) -> list[str]:
+    """Notes, speeds, the tree, and how far apart each job is."""
+    links = {row["link"]: row for row in (*answer["switches"], *answer["nodes"])}
+    jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or everybody]
+    table = render(jobs, _COLUMNS, [c.header for c in _COLUMNS], layout)
+    if layout.parsable or not layout.header:
+        return table
+    out = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
+    known = [f"{text} {said}" for tier, text in _TIERS if (said := _tier_speed(answer, tier))]
+    if known:
+        out.append("LINKS   " + "   ".join(known))
+    out += tree(answer)
+    missing = "no jobs hold GPUs" if everybody else "no elastic jobs hold GPUs"
+    return [*out, "", *(table if jobs else [missing])]
+
+
+def tree(answer: TopologyAnswer) -> list[str]:
+    """Switches and nodes, indented; nodes alike are folded."""
+    switches, nodes = answer["switches"], answer["nodes"]
+    rack = answer["speeds"].get("rack")
+    if not nodes:
+        return ["no nodes with GPUs are known (yet)"]
+    if not switches:
+        return ["no switches: all nodes count as one rack", *_nodes(nodes, "  ", rack)]
+    out = [
+        line
+        for top in switches
+        if not top["parent"]
+        for line in _switch(top, answer, frozenset(), rack)
+    ]
+    alone = [n for n in nodes if not n["switch"]]
+    return out + (["(below no switch)", *_nodes(alone, "  ", rack)] if alone else [])
+
+
+def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
+    """`rack1 with 4713 (50 Gbit/s each)`: links that a job shares, those with equal users once."""
+    alike: dict[str, list[str]] = {}
+    for name in row["shared"]:
+        link = links.get(name)
+        if link is None:  # of a node without GPUs
+            continue
+        users = [u for u in link["users"] if u != row["display_id"]]
+        count = 1 + len(users) + link["others"]
+        speed = link["gbit_s"]
+        each = f" ({_speed(speed / count)} each)" if speed is not None else ""
+        alike.setdefault(f"with {_users(users, link['others'])}{each}", []).append(_end(link))
+    parts = [f"{fold(names)} {text}" for text, names in alike.items()]
+    more = sum(len(names) for names in list(alike.values())[_MOST:])
+    return ", ".join([*parts[:_MOST], *([f"and {more} more"] if more else [])])
+
+
+def _switch(
+    switch: SwitchRow, answer: TopologyAnswer, above: frozenset[str], rack: float | None
+) -> Iterator[str]:
+    """A switch and what is below it. `above`: a loop in the tree is not walked for ever."""
+    name = switch["name"]
+    indent = "  " * len(above)
+    parts = [formatting.clean(name)]
+    if switch["parent"]:
+        if switch["gbit_s"] is not None:
+            parts.append(f"up {_speed(switch['gbit_s'])}")
+        elif switch["link_speed"] != 1:
+            parts.append(f"LinkSpeed {switch['link_speed']}")
+    if switch["users"] or switch["others"]:
+        parts.append(f"crossed by {_users(switch['users'], switch['others'])}")
+    yield indent + "   ".join(parts)
+    below = above | {name}
+    for child in answer["switches"]:
+        if child["parent"] == name and child["name"] not in below:
+            yield from _switch(child, answer, below, rack)
+    yield from _nodes([n for n in answer["nodes"] if n["switch"] == name], indent + "  ", rack)
+
+
+def _nodes(nodes: Sequence[NodeRow], indent: str, rack: float | None) -> list[str]:
+    alike: dict[str, list[str]] = {}
+    for node in nodes:
+        alike.setdefault(_node(node, rack), []).append(node["name"])
+    names = [formatting.clean(fold(n)) for n in alike.values()]
+    width = max(map(len, names), default=0)
+    return [f"{indent}{n.ljust(width)}  {text}" for n, text in zip(names, alike, strict=True)]
+
+
+def _node(node: NodeRow, rack: float | None) -> str:
+    parts = [formatting.gpus(node["gpus"], node["gpu_type"]) + _domains(node)]
+    if node["gbit_s"] is not None and node["gbit_s"] != rack:
+        parts.append(f"up {_speed(node['gbit_s'])}")
+    held = [f"{formatting.clean(h['display_id'])}: {h['gpus']}" for h in node["holders"]]
+    others = node["used"] - sum(h["gpus"] for h in node["holders"])
+    if others > 0:
+        held.append(f"others: {others}")
+    if held:
+        parts.append(", ".join(held))
+    if not node["available"]:
+        parts.append(f"unavailable ({formatting.clean(node['state'])})")
+    elif node["idle"]:
+        parts.append(f"{node['idle']} idle")
+    return "   ".join(parts)
+
+
+def _domains(node: NodeRow) -> str:
+    sizes = [len(d) for d in node["domains"]]
+    if len(sizes) <= 1:
+        return ""
+    if len({*sizes}) == 1:
+        return f" in {len(sizes)} domains of {sizes[0]}"
+    return f" in domains of {', '.join(map(str, sizes))}"
+
+
+def _users(users: Sequence[str], others: int) -> str:
+    """`4711, 4713 and 2 others`."""
+    rest = others + len(users[_MOST:])
+    shown = [formatting.clean(u) for u in users[:_MOST]]
+    if not rest:
+        return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+    more = f"{rest} other{'s' if rest > 1 else ''}"
+    return f"{', '.join(shown)} and {more}" if shown else more
+
+
+def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
+    """As configured, else as jobs' stalls show it; "" when it is not known."""
+    if tier in answer["speeds"]:
+        return _speed(answer["speeds"][tier])
+    seen = answer["measured"].get(tier)
+    if seen is None:
+        return ""
+    count = f"{seen['jobs']} job{'s' if seen['jobs'] != 1 else ''}"
+    owners = f"{seen['owners']} user{'s' if seen['owners'] != 1 else ''}"
+    return f"{_speed(seen['gbit_s'])} (measured by {count} of {owners}{_COUNTS[seen['counts']]})"
+
+
+def _end(link: LinkRow) -> str:
+    """The lower end of a link."""
+    return formatting.clean(link["link"].removeprefix("switch:"))
+
+
+def _speed(gbit_s: float) -> str:
+    return f"{formatting.digits(gbit_s)} Gbit/s"

@@ -1,0 +1,1 @@
+"""`elastic.toml`: schema, defaults, validation and generated documentation."""

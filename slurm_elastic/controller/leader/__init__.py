@@ -1,0 +1,1 @@
+"""Leader election between two controllers, and the standby's copy of the ledger."""

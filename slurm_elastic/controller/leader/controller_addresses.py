@@ -1,0 +1,56 @@
+"""Which of the controllers named in `[api] controller` is this one."""
+
+from __future__ import annotations
+
+import socket
+
+from slurm_elastic.config.schema import Config, ConfigError
+from slurm_elastic.rpc import frames
+
+
+def own_address(config: Config) -> str:
+    """The one of several addresses at which this daemon is found; "" where only one is named.
+
+    It names this host, or resolves to an address of it, and has the port of `listen`.
+
+    Raises:
+        ConfigError: none of them does, or more than one.
+    """
+    named = config.api.addresses
+    if len(named) == 1:
+        return ""
+    port = frames.parse_address(config.api.listen)[1]
+    here = [a for a in named if _port(a) == port]
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0], socket.getfqdn()}
+    found = [a for a in here if frames.parse_address(a)[0] in names]
+    found = found or [a for a in here if _is_here(frames.parse_address(a)[0])]
+    if len(found) != 1:
+        what = "more than one" if found else "none"
+        raise ConfigError(
+            f"[api] controller = {config.api.controller!r}: {what} of these is this daemon, at "
+            f"{socket.gethostname()} with port {port} of listen; name the host that each runs on"
+        )
+    return found[0]
+
+
+def _port(address: str) -> int:
+    try:
+        return frames.parse_address(address)[1]
+    except frames.ChannelError as error:
+        raise ConfigError(f"[api] controller: {error}") from None
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name resolves to an address that can be bound here."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in found:
+        with socket.socket(family, kind) as sock:
+            try:
+                sock.bind(address)
+            except OSError:
+                continue
+            return True
+    return False

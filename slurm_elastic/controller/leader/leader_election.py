@@ -1,0 +1,298 @@
+"""Keeps the lease with slurmctld: stands by, takes it, beats, gives it back.
+
+The rules are `lease`'s; here are the calls and the thread. A beat is written
+only while the daemon's own loop gets on, so that one that hangs loses the lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from slurm_elastic.controller.leader import leader_lease
+from slurm_elastic.core.cluster import Reservation
+from slurm_elastic.slurm.pyslurm_reader import LEASE
+from slurm_elastic.slurm.scontrol import LeaseWrites, NotActive, ScontrolError
+
+#: A loop that is busy with one look for this many times `takeover_s` hangs.
+_HANGS = 6
+#: What Slurm says of a reservation that it has already.
+_EXISTS = "Duplicate reservation name"
+
+
+class LeaseReader(Protocol):
+    """What is read: `slurm.snapshot.Reader`."""
+
+    def leases(self) -> tuple[Reservation, ...]:
+        """The leases there are."""
+        ...
+
+    def some_node(self) -> str:
+        """The name of a node."""
+        ...
+
+
+def now() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class LeaderElection:
+    """One controller's part in the lease. Thread-safe.
+
+    Args:
+        reader: reads.
+        writes: writes of the lease.
+        prefix: of our reservations.
+        address: where this controller listens, one of `[api] controller`.
+        takeover_s: see `lease`.
+        log: structlog logger.
+        clock: see `now`.
+
+    Attributes:
+        lost: called from the thread that beats when the lease is lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        reader: LeaseReader,
+        writes: LeaseWrites,
+        prefix: str,
+        address: str,
+        takeover_s: float,
+        log: Any,
+        clock: Callable[[], float] = now,
+    ) -> None:
+        self._reader, self._writes, self._prefix = reader, writes, prefix + LEASE
+        self.address, self._takeover_s, self._log, self._clock = address, takeover_s, log, clock
+        self._id = os.urandom(4).hex()
+        self._watch = leader_lease.LeaseObservation(takeover_s)
+        self._claim: leader_lease.LeaseClaim | None = None
+        self._tenure: leader_lease.Tenure | None = None
+        self._before: leader_lease.LeaseMark | None = None
+        self._seen: leader_lease.LeaseMark | None = None
+        self._lock = threading.RLock()
+        self._busy_since: float | None = None
+        self._beat, self._name = 0, ""
+        self._why, self._said = "", ""
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self.lost: Callable[[], object] = lambda: None
+        #: Generation that is, or was last, ours.
+        self.generation = 0
+
+    # --- standing by ---
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds between two looks of one who stands by."""
+        return self._takeover_s * leader_lease.LOOK
+
+    @property
+    def active_address(self) -> str:
+        """Where the holder listens, as last seen; "": nobody is known to hold it."""
+        if self.holds:
+            return self.address
+        seen = self._seen
+        return seen.holder if seen and not seen.free and seen.holder != self.address else ""
+
+    @property
+    def active_process(self) -> str:
+        """Tells apart who has been active, as last seen."""
+        return f"{self._seen.name} {self._seen.id}" if self._seen else ""
+
+    def stand_by(self) -> bool:
+        """Look once, and take the lease if that may be; whether it is ours now.
+
+        Raises:
+            SlurmUnreachable: slurmctld does not answer; that time does not count.
+        """
+        began = self._clock()
+        found = [leader_lease.LeaseMark(r.name, r.comment) for r in self._reader.leases()]
+        self._seen = leader_lease.newest(found)
+        if self._claim:
+            return self._settle(self._claim, found, began)
+        if self._watch.look(self._seen, began=began, ended=self._clock()):
+            self._make()
+        return False
+
+    def _make(self) -> None:
+        """Make the next generation; of several who try, one succeeds."""
+        generation = self._seen.generation + 1 if self._seen else 1
+        name, began = f"{self._prefix}{generation}", self._clock()
+        try:
+            self._writes.create_lease(
+                name, node=self._reader.some_node(), comment=self._comment(free=False)
+            )
+        except ScontrolError as error:
+            if _EXISTS not in str(error):  # else another one was quicker
+                self._say(f"Lease={generation} Problem={error}")
+            self._watch = leader_lease.LeaseObservation(self._takeover_s)
+            return
+        self._before = self._seen
+        tenure = leader_lease.Tenure(self._takeover_s, began)
+        self._claim = leader_lease.LeaseClaim(name, self._id, tenure, made=self._clock())
+        self.generation, self._name = generation, name
+        self._log.info(f"Lease={generation} State=made")
+
+    def _settle(
+        self, claim: leader_lease.LeaseClaim, found: list[leader_lease.LeaseMark], looked: float
+    ) -> bool:
+        """Beat for a lease of ours until slurmctld will remember it; whether that is now."""
+        began = self._clock()
+        try:
+            if claim.stands(self._seen):
+                self._renew()
+                claim.tenure.renewed(began, self._clock())
+        except ScontrolError as error:
+            self._say(f"Lease={self.generation} Problem={error}")
+        if not claim.stands(self._seen) or not claim.tenure.left(self._clock()):
+            self._log.info(f"Lease={self.generation} State=forgotten by slurmctld, or too late")
+            self._stand_down()
+            return False
+        if not claim.lasts(looked):
+            return False
+        with self._lock:
+            self._tenure, self._why, self._claim = claim.tenure, "", None
+        before = self._before
+        how = "taken" if before is None or before.free else f"taken over from {before.holder}"
+        if before and before.holder == self.address:
+            how = "taken again"
+        self._log.warning(f"Lease={self.generation} State={how!r} Active={self.address}")
+        for mark in found:
+            if mark.name != claim.name:  # the highest number counts, whatever is left
+                with contextlib.suppress(ScontrolError):
+                    self._writes.delete_reservation(mark.name)
+        self._ending.clear()
+        self._thread = threading.Thread(target=self._beats, name="lease", daemon=True)
+        self._thread.start()
+        return True
+
+    def _stand_down(self) -> None:
+        with self._lock:
+            self._tenure = self._claim = None
+        self._watch = leader_lease.LeaseObservation(self._takeover_s)
+
+    def _renew(self) -> None:
+        fields = {"Comment": self._comment(free=False)}
+        self._writes.update_reservation(self._name, fields)
+
+    # --- holding ---
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is ours now."""
+        with self._lock:
+            return self._tenure is not None and self._tenure.left(self._clock()) > 0
+
+    def right(self) -> float:
+        """Seconds for which a write may still be under way.
+
+        Raises:
+            NotActive: none.
+        """
+        with self._lock:
+            left = self._tenure.left(self._clock()) if self._tenure else 0.0
+            if left > 0:
+                return left
+            raise NotActive(self._why or "the lease was not renewed in time")
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Around what the daemon's loop does between two waits."""
+        self._busy_since = self._clock()
+        try:
+            yield
+        finally:
+            self._busy_since = None
+
+    def notice(self, leases: tuple[Reservation, ...]) -> None:
+        """What a round has read anyway: another's lease above ours ends ours at once."""
+        above = leader_lease.newest(leader_lease.LeaseMark(r.name, r.comment) for r in leases)
+        with self._lock:
+            if self._tenure and above and above.generation > self.generation:
+                self._end(f"{above.holder or 'another controller'} has taken the lease")
+
+    def give_back(self) -> None:
+        """Orderly: whoever stands by may begin at once. Nothing is written by us after this."""
+        held = self.holds
+        self._stop_beating()
+        with self._lock:
+            self._end("it was given back")
+        if held:
+            try:
+                fields = {"Comment": self._comment(free=True)}
+                self._writes.update_reservation(self._name, fields)
+                self._log.info(f"Lease={self.generation} State=given back")
+            except ScontrolError as error:
+                self._log.warning(f"Lease={self.generation} Problem={error}")
+
+    def drop(self) -> str:
+        """It is lost: why; from now on we stand by."""
+        self._stop_beating()
+        with self._lock:
+            why = self._why or "the lease was not renewed in time"
+        self._stand_down()
+        self._seen = None
+        return why
+
+    def _beats(self) -> None:
+        while not self._ending.wait(self._takeover_s * leader_lease.BEAT):
+            began, busy = self._clock(), self._busy_since
+            if not self.holds:
+                break
+            if busy is not None and began - busy > _HANGS * self._takeover_s:
+                self._say(f"the controller's loop has hung for {began - busy:.0f} s")
+                continue
+            try:
+                self._renew()
+            except ScontrolError as error:
+                if "invalid" in str(error):
+                    with self._lock:
+                        self._end("slurmctld knows the lease no more")
+                    break
+                self._say(f"Lease={self.generation} Problem={error}")
+                continue
+            self._said = ""
+            with self._lock:
+                if not self._tenure or not self._tenure.renewed(began, self._clock()):
+                    break
+        if not self._ending.is_set():
+            self.lost()
+
+    def _stop_beating(self) -> None:
+        self._ending.set()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _end(self, why: str) -> None:
+        if self._tenure and not self._why:
+            self._tenure.end()
+            self._why = why
+
+    def _comment(self, *, free: bool) -> str:
+        self._beat += 1
+        return leader_lease.words(holder=self.address, id_=self._id, beat=self._beat, free=free)
+
+    def _say(self, text: str) -> None:
+        """Once, until something else happens."""
+        if text != self._said:
+            self._log.warning(text)
+        self._said = text
+
+
+def rival(leases: tuple[Reservation, ...]) -> str:
+    """For a controller that is configured to be alone: another that says it acts here, or ""."""
+    above = leader_lease.newest(leader_lease.LeaseMark(r.name, r.comment) for r in leases)
+    if above is None or above.free:
+        return ""
+    return (
+        f"another selasticd, at {above.holder or 'an unknown address'}, holds {above.name}: "
+        "nothing is begun here. Name both in [api] controller; or stop that one, and "
+        f"scontrol delete ReservationName={above.name}"
+    )

@@ -1,0 +1,205 @@
+"""What one controller knows of another's jobs: copied while it stands by, doubted when it succeeds.
+
+The ledger is never shared. Who stands by asks the active controller, over the
+socket, for what its ledger has got since the last time: people's orders,
+measurements, what jobs of one application share, history and segments. What
+says how things stand between a controller and Slurm (transitions under way, node lists given,
+leases of start times) may be seconds old when it is needed, so it is not believed: the
+successor finds that in Slurm itself, as one does that has lost its ledger (`housekeeping`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.config.schema import ControllerSettings
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.rpc import frames
+
+#: Table → the column that says when a row was written.
+_WRITTEN = {"jobs": "seen", "transitions": "updated", "applications": "seen", "profiles": "seen"}
+#: Seconds before what was reached that are asked for again, should the clock have been set.
+_AGAIN_S = 60.0
+#: Seconds between two times that a copy forgets what is too old.
+_FORGETS_S = 60.0
+#: Rows of segments in an answer.
+_SEGMENTS = 5000
+#: Bytes of an answer, about; the rest comes with the next.
+_MOST = 4_000_000
+#: Ids of transitions, which jobs and reservations bear, rise with the generation of the lease.
+_IDS = 100_000
+#: Of a job's record: how things stood in Slurm.
+_UNSURE: dict[str, Any] = {
+    "pin": None,
+    "pins": [],
+    "leased": False,
+    "broken": -1,
+    "spare": [-1, 0],
+}
+_LOST = "the controller that began it was lost"
+
+
+def succeed(ledger: Ledger, generation: int, log: Any) -> None:
+    """Take a ledger over into a generation of the lease.
+
+    Whose last word in it is of the generation before was the active one up to now: it is believed.
+
+    Raises:
+        LedgerError: it cannot be written.
+    """
+    own = ledger.get("lease", 0)
+    if own != generation - 1:
+        ended = _disown(ledger, generation)
+        log.info(f"Lease={generation} Ledger=of another's time: {ended} changes are left to Slurm")
+    ledger.put("lease", generation)
+
+
+def _disown(ledger: Ledger, generation: int) -> int:
+    live = ledger.live_transitions()
+    for id_, _, body in live:
+        ledger.put_transition(id_, "ENDED", {**body, "problem": _LOST}, live=False)
+    with ledger.raw() as db:
+        for row in db.execute("SELECT key, record FROM jobs").fetchall():
+            try:
+                record = {**json.loads(row["record"]), **_UNSURE}
+            except (ValueError, TypeError):
+                continue
+            db.execute("UPDATE jobs SET record = ? WHERE key = ?", (json.dumps(record), row["key"]))
+        first = generation * _IDS
+        found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transitions'").fetchone()
+        if found is None:
+            db.execute("INSERT INTO sqlite_sequence VALUES ('transitions', ?)", (first,))
+        elif found["seq"] < first:
+            db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'transitions'", (first,))
+    return len(live)
+
+
+def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ledger has got since; the answer's `since` asks for what follows.
+
+    Args:
+        ledger: the active controller's.
+        since: as answered last; {} for all there is.
+
+    Raises:
+        LedgerError: it cannot be read.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    reached, size, more = {}, 0, False
+    with ledger.raw() as db:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        for table, column in _WRITTEN.items():
+            rows[table], begun = [], _number(since.get(table))
+            reached[table] = begun
+            query = f"SELECT * FROM {table} WHERE {column} > ? ORDER BY {column}"  # noqa: S608
+            for row in db.execute(query, (begun,)):
+                if size > _MOST:
+                    more = True
+                    break
+                rows[table].append(dict(row))
+                reached[table] = row[column]
+                size += sum(len(str(value)) for value in row)
+        known, ended = _number(since.get("segments")), _number(since.get("ended"))
+        query = "SELECT rowid, * FROM segments WHERE rowid > ? OR end > ? ORDER BY rowid LIMIT ?"
+        found = [dict(r) for r in db.execute(query, (known, ended - _AGAIN_S, _SEGMENTS))]
+    reached["segments"] = max([known, *(r.pop("rowid") for r in found)])
+    reached["ended"] = time.time()
+    rows["segments"] = found
+    return {
+        "version": version,
+        "rows": rows,
+        "since": reached,
+        "more": more or len(found) == _SEGMENTS,
+        "kept_since": ledger.since(),
+        "policy_state": ledger.get("policy_state", {}),
+    }
+
+
+def take(ledger: Ledger, answer: dict[str, Any]) -> int:
+    """Put another's rows in place of our own; how many.
+
+    Raises:
+        LedgerError: the other ledger is of another version, or ours cannot be written.
+    """
+    count = 0
+    with ledger.raw() as db:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if answer.get("version") != version:
+            raise LedgerError(
+                f"the active controller's ledger has version {answer.get('version')!r:.20}, ours "
+                f"{version}: install the same release of slurm-elastic on both"
+            )
+        for table in (*_WRITTEN, "segments"):
+            columns = [r["name"] for r in db.execute(f"PRAGMA table_info({table})").fetchall()]
+            marks = ", ".join(f":{c}" for c in columns)
+            rows = answer["rows"].get(table, [])
+            with db:  # all of it or nothing
+                db.execute("BEGIN")
+                db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608
+            count += len(rows)
+    ledger.put("kept_since", _number(answer.get("kept_since")))
+    ledger.put("policy_state", answer.get("policy_state") or {})
+    return count
+
+
+class StandbySync:
+    """Of who stands by: its ledger follows the active one's.
+
+    Args:
+        ledger: ours.
+        log: structlog logger.
+    """
+
+    def __init__(self, ledger: Ledger, log: Any) -> None:
+        self._ledger, self._log = ledger, log
+        self._since: dict[str, Any] = {}
+        self._of, self._said = "", ""
+        self._forgot = float("-inf")
+
+    def follow(self, active: str, *, process: str, seconds: float) -> None:
+        """Ask for what is new, for about so long.
+
+        Args:
+            active: address of the active controller; "": none is known.
+            process: tells apart who was active there; another one is asked for everything.
+            seconds: for each answer, and after which no more is asked for.
+        """
+        if process != self._of:
+            self._of, self._since = process, {}
+        end, problem, more = time.monotonic() + seconds, "", bool(active)
+        while more and time.monotonic() < end:
+            try:
+                request = {"v": 1, "op": "copy", "since": self._since}
+                answer = frames.call(active, request, timeout_s=seconds)
+                take(self._ledger, answer)
+                self._since, more = self._next(answer["since"]), bool(answer["more"])
+            except (frames.ChannelError, LedgerError, KeyError, TypeError) as error:
+                problem, more = f"the active controller's ledger is not copied: {error}", False
+        if problem != self._said:
+            self._log.warning(problem or "the active controller's ledger is copied again")
+        self._said = problem
+
+    def forget(self, settings: ControllerSettings) -> None:
+        """Keep the copy as small as its original, a piece now and then."""
+        now = time.monotonic()
+        if now - self._forgot < _FORGETS_S:
+            return
+        self._forgot = now
+        with contextlib.suppress(LedgerError):
+            self._ledger.forget(time.time(), keep_days=settings.keep_days, keep_mb=settings.keep_mb)
+
+    def _next(self, reached: dict[str, Any]) -> dict[str, Any]:
+        """What to ask for next; further back when the other's clock has been set back."""
+        now, before = _number(reached["ended"]), _number(self._since.get("ended"))
+        if now >= before:
+            return reached
+        back = {t: min(_number(reached[t]), now - _AGAIN_S) for t in _WRITTEN}
+        return {**reached, **back}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

@@ -1,0 +1,17 @@
+"""What the controller's log says of a decision."""
+
+from __future__ import annotations
+
+from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.plan import Decision
+from slurm_elastic.slurm.shape import describe
+
+
+def words(decision: Decision, snapshot: Snapshot) -> str:
+    """A decision, one line for people to grep."""
+    job = snapshot.job[decision.job_id]
+    held = decision.current.gpus if decision.current else 0
+    return (
+        f"JobId={job.display_id} Action={decision.action.value} From={held} "
+        f"To={describe(decision.target)!r} Reason={decision.reason!r}"
+    )

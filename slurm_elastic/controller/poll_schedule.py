@@ -1,0 +1,136 @@
+"""When the controller looks at the jobs again, and when it decides again.
+
+Looking and deciding cost time of ours and of slurmctld's, more of it the more jobs there are:
+the longer they took, the longer they are not done again. All times are of time.monotonic,
+since the clock may be set.
+
+>>> pace = PollSchedule()
+>>> pace.round_is_due()
+True
+>>> with pace.deciding(every_s=30.0):
+...     pass
+>>> pace.round_is_due(), 0 < pace.pause(poll_s=2.0, live=False) <= 2.0
+(False, True)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: While transitions are live.
+_FAST_S = 0.2
+#: Shares of a core: of cheap looks while nothing happens, of looks while transitions are live,
+#: and of rounds however much happens.
+_IDLE_SHARE, _FAST_SHARE, _ROUND_SHARE = 0.004, 0.2, 0.1
+#: After a change, others that come with it get this long to show.
+_SETTLE_S = 0.3
+#: Somebody's word about a job not known yet makes the next look come after this time.
+_UNKNOWN_S = 1.0
+_FIRST_SILENCE_S, _SILENCE_MAX_S = 1.0, 15.0
+_INTERNAL_ERROR_S = 10.0
+#: Rounds whose times are kept.
+_ROUNDS = 1000
+
+
+class PollSchedule:
+    """The waits of one controller.
+
+    Attributes:
+        silence_s: how long nothing is asked of Slurm, because it did not answer; 0: it does.
+        rounds: seconds that the last rounds took, and of CPU in this process, the newest last.
+        asked_for: somebody wants to know of a job that is not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.silence_s = 0.0
+        self.rounds: deque[tuple[float, float]] = deque(maxlen=_ROUNDS)
+        self.asked_for = False
+        self._next_round = 0.0
+        self._not_before = 0.0
+        self._looked = 0.0
+        self._pulse_s = self._look_s = 0.0
+
+    def pause(self, *, poll_s: float, live: bool) -> float:
+        """Seconds until the next look.
+
+        Args:
+            poll_s: at most, while nothing happens and looking is cheap.
+            live: transitions are under way.
+        """
+        if self.silence_s:
+            return self.silence_s
+        if live:
+            return max(_FAST_S, self._look_s / _FAST_SHARE)
+        if self.asked_for:
+            return _UNKNOWN_S
+        poll = max(poll_s, self._pulse_s / _IDLE_SHARE)
+        return max(0.05, min(poll, self.until_round()))
+
+    # --- looks ---
+
+    @contextmanager
+    def glancing(self) -> Iterator[None]:
+        """A cheap look, whose cost decides how often it is done."""
+        began = time.process_time()
+        yield
+        self._pulse_s = time.process_time() - began
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """The jobs are read."""
+        self.asked_for, self._looked = False, time.monotonic()
+        began = time.process_time()
+        yield
+        self._look_s = time.process_time() - began
+
+    def ask(self) -> bool:
+        """Somebody asks for a job not known yet; whether that may make a look come at once."""
+        self.asked_for = True
+        return time.monotonic() - self._looked > _UNKNOWN_S
+
+    def quiet(self) -> bool:
+        """Slurm does not answer: wait, longer each time. Whether that is news."""
+        news = not self.silence_s
+        self.silence_s = min(_SILENCE_MAX_S, self.silence_s * 2 or _FIRST_SILENCE_S)
+        return news
+
+    def stumble(self) -> None:
+        """An error of our own: let some time pass."""
+        self.silence_s = _INTERNAL_ERROR_S
+
+    # --- rounds ---
+
+    def round_is_due(self) -> bool:
+        """Whether to decide now."""
+        return time.monotonic() >= self._next_round
+
+    def until_round(self) -> float:
+        """Seconds until then."""
+        return self._next_round - time.monotonic()
+
+    def soon(self, seconds: float = _SETTLE_S) -> None:
+        """Decide again after so many seconds, if rounds are cheap enough for that."""
+        wanted = max(time.monotonic() + max(seconds, _SETTLE_S), self._not_before)
+        self._next_round = min(self._next_round, wanted)
+
+    def at_once(self) -> None:
+        """Decide with the next look."""
+        self._next_round = 0.0
+
+    @contextmanager
+    def deciding(self, *, every_s: float) -> Iterator[None]:
+        """A round; the next is due after `every_s` unless something happens."""
+        self._next_round = time.monotonic() + every_s
+        wall, cpu = time.monotonic(), time.process_time()
+        yield
+        spent = time.process_time() - cpu
+        self.rounds.append((time.monotonic() - wall, spent))
+        self._not_before = wall + spent / _ROUND_SHARE
+        self._next_round = max(self._next_round, self._not_before)
+
+    def last(self) -> str:
+        """The last round's times, for the log."""
+        return "Seconds={:.3f} Cpu={:.3f}".format(*self.rounds[-1])

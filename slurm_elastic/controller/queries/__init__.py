@@ -1,0 +1,1 @@
+"""Answers to questions of users: pure functions from a `View` to JSON objects."""

@@ -1,0 +1,123 @@
+"""Answers to people's questions: pure functions from a `View` to JSON objects.
+
+The schema of every answer is documented in docs/cli.md and typed in
+`answers_schema`. The daemon's `Desk.question` calls `answer`, or the single
+functions:
+
+    answers.answer("explain", view, viewer, args, history=rows)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_elastic.controller.queries import job_answers, round_answers, topology_answer
+from slurm_elastic.controller.queries.show_answer import show
+from slurm_elastic.controller.queries.view import (
+    HistoryRow,
+    NoAnswerError,
+    Particulars,
+    SegmentRow,
+    TransitionRow,
+    View,
+    Viewer,
+)
+
+__all__ = [
+    "HistoryRow",
+    "NoAnswerError",
+    "Particulars",
+    "SegmentRow",
+    "TransitionRow",
+    "View",
+    "Viewer",
+    "answer",
+    "find",
+]
+
+
+def find(view: View, name: str) -> tuple[int, ...]:
+    """Raw ids of the jobs that people mean by `4711`, `4711_3`, or an array's `4711`: all tasks.
+
+    Empty when the snapshot has none. This is what `Desk.find` needs.
+    """
+    found = view.snapshot.named.get(name)
+    if found:
+        return found
+    raw = int(name) if name.isascii() and name.isdigit() else 0
+    return (raw,) if raw in view.snapshot.job else ()
+
+
+def answer(
+    op: str,
+    view: View,
+    viewer: Viewer,
+    args: Mapping[str, Any],
+    *,
+    history: Sequence[HistoryRow] = (),
+    segments: Sequence[SegmentRow] = (),
+    particulars: Particulars | None = None,
+) -> dict[str, Any]:
+    """Answer one question of `api.QUESTIONS` (all but `check`).
+
+    Args:
+        op: status, show, explain, plan, history, usage or topology.
+        view: the controller's view.
+        viewer: who asks.
+        args: the request's arguments as `api` hands them on (`job_ids`: tuple of raw ids).
+        history: for explain, show and history: rows of the jobs asked for (history without a
+            job: the newest rows of all), oldest first.
+        particulars: for show: of the job asked for.
+        segments: for usage: rows that overlap args["start"]..args["end"] (epoch s or absent).
+
+    Raises:
+        NoAnswerError: in one line why not.
+    """
+    if op == "explain":
+        return dict(job_answers.explain(view, viewer, _one(view, args), history))
+    if op == "show":
+        job_id, whole = _one(view, args), bool(args.get("profile"))
+        return dict(show(view, viewer, job_id, history, particulars=particulars, layers=whole))
+    if op == "status":
+        return dict(job_answers.status(view, viewer, everything=bool(args.get("all"))))
+    if op == "plan":
+        return dict(round_answers.plan(view, viewer))
+    if op == "history":
+        return dict(round_answers.history(view, viewer, history))
+    if op == "topology":
+        return dict(topology_answer.topology(view, viewer))
+    if op == "usage":
+        start, end, user = _time(args, "start"), _time(args, "end"), args.get("user")
+        return dict(
+            round_answers.usage(
+                view,
+                viewer,
+                segments,
+                start=start,
+                end=end,
+                user=user or "",
+                runs=bool(args.get("runs")),
+            )
+        )
+    raise NoAnswerError(f"{op} is no question")
+
+
+#: Beyond it, and for NaN, there is no time.
+_LAST_TIME = 1e12
+
+
+def _one(view: View, args: Mapping[str, Any]) -> int:
+    ids: tuple[int, ...] = tuple(args.get("job_ids", ()))
+    if not ids:
+        raise NoAnswerError("which job? give its id")
+    if len(ids) > 1:
+        named = [view.snapshot.job[i].display_id for i in ids if i in view.snapshot.job]
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        raise NoAnswerError(f"an array: name one task, e.g. {', '.join(named[:3])}{more}")
+    return ids[0]
+
+
+def _time(args: Mapping[str, Any], key: str) -> float | None:
+    value = args.get(key)
+    return float(value) if isinstance(value, int | float) and abs(value) < _LAST_TIME else None

@@ -1,0 +1,382 @@
+"""Answers about jobs: rows of `status`, the texts of `explain`, the details of `show`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from slurm_elastic.controller.batch_tuning import BatchChoice
+from slurm_elastic.controller.queries.model_answers import model_row
+from slurm_elastic.controller.queries.view import (
+    HistoryRow,
+    NoAnswerError,
+    TransitionRow,
+    View,
+    Viewer,
+)
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.plan import Action, Decision, JobRecord
+from slurm_elastic.rpc.answers import (
+    BatchRow,
+    ChangeRow,
+    DecisionRow,
+    ExplainAnswer,
+    GivingJob,
+    JobRow,
+    PartitionRow,
+    Place,
+    StatusAnswer,
+    Waiting,
+)
+from slurm_elastic.slurm.shape import submitted_gpus
+
+#: Seconds from a complete checkpoint until Slurm counts the GPUs as free, when nothing hinders.
+_FREED_AFTER_SAVE_S = 2.0
+
+#: How reasons name jobs: "bob's 4722", "job 4711_3", "4711".
+_NAMED_JOB = re.compile(r"(?:(\S+'s |job ))?\b([0-9]+(?:_[0-9]+)?)\b")
+
+#: States in which a job has its GPUs.
+HOLDING = (JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED)
+
+
+class JobRows:
+    """Builds rows of one view; what many rows need is computed once."""
+
+    def __init__(self, view: View, viewer: Viewer) -> None:
+        self.view = view
+        self._shown = {j.job_id: j for j in viewer.jobs(view)}
+        self._viewer = viewer
+        self._leaf: dict[str, str] = {}
+        for switch in sorted(view.snapshot.switches, key=lambda s: -s.level):
+            self._leaf.update(dict.fromkeys(switch.nodes, switch.name))
+        self._claims = {c.job_id: c for c in view.plan.claims} if view.plan else {}
+        self._transitions: dict[int, TransitionRow] = {t["job_id"]: t for t in view.transitions}
+        self._holders: dict[str, list[Job]] = defaultdict(list)
+        for job in view.snapshot.jobs:
+            for node in job.allocation.nodes if job.allocation and job.elastic else ():
+                self._holders[node].append(job)
+
+    def record(self, job_id: int) -> JobRecord:
+        """What is known of a job; an empty record when nothing is."""
+        return self.view.records.get(job_id) or JobRecord(job_id=job_id)
+
+    def display(self, job_id: int) -> str:
+        """The id that people type."""
+        job = self.view.snapshot.job.get(job_id)
+        return job.display_id if job else str(job_id)
+
+    def words(self, text: str) -> str:
+        """A reason without the jobs that the viewer may not see."""
+        return discreet(text, self.view, self._viewer)
+
+    def where(self, nodes: Sequence[str]) -> list[Place]:
+        """Nodes by leaf switch, in the order of the first node of each."""
+        places: dict[str, list[str]] = {}
+        for node in nodes:
+            places.setdefault(self._leaf.get(node, ""), []).append(node)
+        return [{"switch": switch, "nodes": names} for switch, names in places.items()]
+
+    def job(self, job: Job) -> JobRow:
+        """One line of `status`."""
+        record, report = self.record(job.job_id), self.view.reports.get(job.job_id)
+        held = job.allocation if job.state in HOLDING else None
+        transition = self._transitions.get(job.job_id)
+        progress = report.progress if report and report.progress is not None else record.progress
+        return {
+            "job_id": job.job_id,
+            "display_id": job.display_id,
+            "name": job.name,
+            "user": job.user,
+            "partition": job.partition,
+            "state": job.state.value,
+            "elastic": job.elastic,
+            "unmanaged_reason": job.unmanaged_reason,
+            "held": record.held,
+            "stopped": record.stopped if job.state is JobState.PENDING else "",
+            "gpus": held.gpus if held else 0,
+            "wants": wants(job, record),
+            "gpu_type": held.gpu_type if held else job.gpu_type,
+            "where": self.where(held.nodes) if held else [],
+            "kind": report.kind if report else "",
+            "steps_per_s": self.steps_per_s(job),
+            "samples_per_s": _samples_per_s(held, record),
+            "progress": progress,
+            "resizes": self.view.resizes.get(job.job_id, len(record.changes)),
+            "transition": self._transition(transition) if transition else None,
+            "waiting": self._waiting(job, record) if job.state is JobState.PENDING else None,
+        }
+
+    def notes(self) -> list[str]:
+        """What the controller and the last round have to say to everybody."""
+        planned = self.view.plan.notes if self.view.plan else ()
+        return [self.words(n) for n in (*self.view.notes, *planned)]
+
+    def steps_per_s(self, job: Job) -> float | None:
+        """Speed of a running job as it last reported it."""
+        report = self.view.reports.get(job.job_id)
+        if report is None or not report.step_time_s or job.state is not JobState.RUNNING:
+            return None
+        return 1.0 / report.step_time_s
+
+    def decision(self, decision: Decision) -> DecisionRow:
+        """What the last round decided for a job."""
+        target, current = decision.target, decision.current
+        return {
+            "action": decision.action.value,
+            "gpus": target.gpus if target else 0,
+            "gpu_type": target.gpu_type if target else "",
+            "where": self.where(target.nodes) if target else [],
+            "reason": self.words(decision.reason),
+            "why_not_more": self.words(decision.why_not_more),
+            "why_not_fewer": self.words(decision.why_not_fewer),
+            "why_here": self.words(decision.why_here),
+            "waiting_for": self.words(decision.waiting_for),
+            "gain": decision.gain,
+            "cost_gpu_s": decision.cost_s,
+            "payback_s": payback_s(decision, current),
+        }
+
+    def _transition(self, row: TransitionRow) -> dict[str, object]:
+        shown = {k: row.get(k) for k in ("id", "state", "since", "target")}
+        return {**shown, "reason": self.words(row.get("reason", ""))}
+
+    def _waiting(self, job: Job, record: JobRecord) -> Waiting:
+        claim = self._claims.get(job.job_id)
+        directive = record.override or job.directive
+        return {
+            "gpus": job.gpus or (directive.min_gpus if directive else 0),
+            "since": job.submit_time,
+            "slurm_reason": job.reason,
+            "kept": dict(claim.shares) if claim else {},
+            "kept_until": claim.until if claim else None,
+            "givers": self._givers([n for n, _ in claim.shares]) if claim else [],
+            "leased": record.leased,
+            "begin_time": job.begin_time,
+        }
+
+    def _givers(self, nodes: Sequence[str]) -> list[GivingJob]:
+        """Elastic jobs on these nodes that are giving GPUs away, or are about to."""
+        decisions = self.view.plan.decision if self.view.plan else {}
+        givers: dict[int, GivingJob] = {}
+        for node in nodes:
+            for job in self._holders[node]:
+                transition = self._transitions.get(job.job_id)
+                decision = decisions.get(job.job_id)
+                if job.job_id not in self._shown or (
+                    transition is None and not _gives(decision, node)
+                ):
+                    continue
+                givers[job.job_id] = {
+                    "job_id": job.job_id,
+                    "display_id": job.display_id,
+                    "in_s": self._freed_in_s(job, transition),
+                    "under_way": transition is not None,
+                }
+        return list(givers.values())
+
+    def _freed_in_s(self, job: Job, transition: TransitionRow | None) -> float | None:
+        save = self.record(job.job_id).checkpoint_s
+        if transition is None or save is None:
+            return None
+        elapsed = self.view.snapshot.time - transition.get("since", self.view.snapshot.time)
+        return max(1.0, save + _FREED_AFTER_SAVE_S - elapsed)
+
+
+def discreet(text: str, view: View, viewer: Viewer) -> str:
+    """A reason without the jobs that the viewer may not see, those long gone included."""
+    if viewer.operator or not viewer.private:
+        return text
+
+    def shown(match: re.Match[str]) -> str:
+        said, number = match.groups()
+        ids = view.snapshot.named.get(number) or ((int(number),) if "_" not in number else ())
+        jobs = [view.snapshot.job[i] for i in ids if i in view.snapshot.job]
+        # A number alone that is no job's is a count of GPUs or seconds.
+        hidden = not all(viewer.sees(j.uid) for j in jobs) if jobs else bool(said)
+        return "another job" if hidden else match[0]
+
+    return _NAMED_JOB.sub(shown, text)
+
+
+def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAnswer:
+    """The cluster and its jobs.
+
+    Args:
+        view: the controller's view.
+        viewer: who asks.
+        everything: rigid jobs too, not only those for which GPUs are kept.
+    """
+    rows = JobRows(view, viewer)
+    claimed = {c.job_id for c in view.plan.claims} if view.plan else set()
+    shown = [
+        j
+        for j in viewer.jobs(view)
+        if j.state is not JobState.ENDED and (j.submission or everything or j.job_id in claimed)
+    ]
+    shown.sort(key=lambda j: (j.state is JobState.PENDING, order(j.display_id)))
+    return {
+        "time": view.snapshot.time,
+        "mode": view.mode,
+        "policy": view.policy,
+        "notes": rows.notes(),
+        "partitions": _partitions(view) if viewer.may_know("nodes", "partitions") else [],
+        "jobs": [rows.job(j) for j in shown],
+    }
+
+
+def explain(
+    view: View, viewer: Viewer, job_id: int, history: Sequence[HistoryRow] = ()
+) -> ExplainAnswer:
+    """What happens to one job and why.
+
+    Raises:
+        NoAnswerError: the job is not in the snapshot.
+    """
+    job = view.snapshot.job.get(job_id)
+    if job is None or not viewer.sees(job.uid):
+        raise NoAnswerError(
+            f"job {job_id} is neither running nor waiting: see `selastic history {job_id}`"
+        )
+    rows, record = JobRows(view, viewer), view.records.get(job_id) or JobRecord(job_id=job_id)
+    decision = view.plan.decision.get(job_id) if view.plan else None
+    mine = [h for h in history if h.get("job_id") == job_id]
+    return {
+        "time": view.snapshot.time,
+        "mode": view.mode,
+        "job": rows.job(job),
+        "since": _since(job, record),
+        "proven": record.proven,
+        "reporting": record.reporting,
+        "checkpoint_s": record.checkpoint_s,
+        "restart_s": record.restart_s,
+        "time_limit_s": job.time_limit_s,
+        "extended_s": record.extended_s,
+        "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
+        "decision": rows.decision(decision) if decision else None,
+        "model": model_row(view.snapshot, job, record.learned),
+        "batch": _batch(view.batches.get(job_id)),
+        "next_round": view.next_round,
+        "last": change(rows, mine[-1]) if mine else None,
+    }
+
+
+def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
+    """A ledger row with every field present."""
+    seconds = row.get("seconds") or {}
+    parts = (seconds.get("checkpoint"), seconds.get("slurm"), seconds.get("startup"))
+    known = [s for s in parts if s]
+    return {
+        "time": row.get("time", 0.0),
+        "job_id": row.get("job_id", 0),
+        "display_id": rows.display(row.get("job_id", 0)),
+        "action": row.get("action", ""),
+        "from": str(row.get("from", "")),
+        "to": str(row.get("to", "")),
+        "reason": rows.words(row.get("reason", "")),
+        "state": row.get("state", ""),
+        "outcome": row.get("outcome", ""),
+        "seconds": seconds,
+        "total_s": sum(known) if known else None,
+        "paid_back_s": row.get("paid_back_s"),
+    }
+
+
+def order(display_id: str) -> tuple[int, ...]:
+    """Sorts `9`, `10_2`, `10_11` as people do; anything strange comes first."""
+    parts = display_id.split("_")
+    return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
+
+
+def wants(job: Job, record: JobRecord) -> str:
+    """GPUs asked for: `2-16` of the directive in force, or a rigid job's number."""
+    directive = record.override or job.directive
+    if directive is None:
+        return str(job.gpus)
+    low, high = directive.min_gpus, directive.max_gpus
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def payback_s(decision: Decision, current: Allocation | None) -> float | None:
+    """Seconds at the new speed until the work lost by a change is made up for."""
+    if decision.gain <= 0 or decision.cost_s <= 0 or current is None or not current.gpus:
+        return None
+    return decision.cost_s / current.gpus / decision.gain
+
+
+def _batch(choice: BatchChoice | None) -> BatchRow | None:
+    if choice is None:
+        return None
+    least, most = choice.limits
+    return {
+        "batch": choice.batch,
+        "present": choice.present,
+        "least": least,
+        "most": most,
+        "gain": choice.gain,
+        "reason": choice.reason,
+    }
+
+
+def _gives(decision: Decision | None, node: str) -> bool:
+    if decision is None or decision.action is Action.KEEP or decision.current is None:
+        return False
+    after = decision.target.on(node) if decision.target else 0
+    return after < decision.current.on(node)
+
+
+def _since(job: Job, record: JobRecord) -> float | None:
+    if job.state is JobState.PENDING:
+        return job.submit_time or None
+    times = [t for t in (job.start_time, record.last_change) if t]
+    return max(times) if times else None
+
+
+def _samples_per_s(held: Allocation | None, record: JobRecord) -> float | None:
+    if held is None:
+        return None
+    shape = (held.gpu_type, held.gpus, len(held.nodes))
+    for m in record.measurements:
+        if (m.gpu_type, m.gpus, m.nodes) == shape:
+            return m.samples_per_s
+    return None
+
+
+def _partitions(view: View) -> list[PartitionRow]:
+    elastic: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for job in view.snapshot.jobs:
+        if job.state is JobState.PENDING and (job.gpus or job.submission):
+            waiting.update(job.partition.split(","))
+        elif job.elastic and job.allocation:
+            elastic.update(dict(job.allocation.shares))
+    nodes: Mapping[str, list[str]] = {p.name: list(p.nodes) for p in view.snapshot.partitions}
+    if not nodes:
+        named = sorted({p for n in view.snapshot.nodes for p in n.partitions})
+        nodes = {p: [n.name for n in view.snapshot.nodes if p in n.partitions] for p in named}
+    rows: list[PartitionRow] = []
+    for name, members in nodes.items():
+        present = [view.snapshot.node[n] for n in members if n in view.snapshot.node]
+        types: Counter[str] = Counter()
+        for node in present:
+            types[node.gpu_type] += node.gpus
+        used = sum(n.used_gpus for n in present)
+        ours = min(used, sum(elastic[n.name] for n in present))
+        idle = sum(n.free_gpus for n in present)
+        gpus = sum(n.gpus for n in present)
+        if not gpus:
+            continue
+        rows.append(
+            {
+                "name": name,
+                "gpus": gpus,
+                "types": {t: c for t, c in sorted(types.items()) if c},
+                "elastic": ours,
+                "rigid": used - ours,
+                "idle": idle,
+                "unavailable": max(0, gpus - used - idle),
+                "waiting": waiting[name],
+            }
+        )
+    return rows

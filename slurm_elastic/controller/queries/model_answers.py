@@ -1,0 +1,55 @@
+"""What is believed of a job's goodput, for `explain` and `show`."""
+
+from __future__ import annotations
+
+from slurm_elastic.core.application import Learned
+from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.rpc.answers import ModelRow, TypeRow
+
+
+def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow | None:
+    """What is believed of a job.
+
+    Args:
+        snapshot: for the sizes of nodes.
+        job: running or pending.
+        learned: from its record; None: nothing is known.
+    """
+    if learned is None:
+        return None
+    # It brings scipy, 50 MB: not every site's policy needs it.
+    from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
+
+    application, noise = learned.application, learned.noise
+    per_node = snapshot.per_node
+    held = job.allocation
+    wanted = held.gpus if held else application.gpus
+    model = GoodputModel.of(learned, per_node=per_node)
+    rows: list[TypeRow] = []
+    for profile in application.types:
+        name = profile.gpu_type
+        if name not in per_node:
+            continue
+        gpus = max(profile.unit, wanted // profile.unit * profile.unit)
+        nodes = -(-gpus // per_node[name])
+        if held and held.gpu_type == name:
+            nodes = len(held.nodes)
+        rows.append(
+            {
+                "gpu_type": name,
+                "gpus": gpus,
+                "nodes": nodes,
+                "goodput": float(model.goodputs(name, nodes, gpus)) or None,
+                "observed": sum(o.gpu_type == name for o in learned.observations),
+            }
+        )
+    return {
+        "application": application.name,
+        "job_class": application.job_class.value,
+        "batch": application.batch,
+        "noise_scale": noise.var / noise.sqr * application.initial_batch
+        if noise and noise.sqr
+        else None,
+        "observed": len(learned.observations),
+        "types": rows,
+    }

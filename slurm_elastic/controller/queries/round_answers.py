@@ -1,0 +1,166 @@
+"""Answers about rounds and time: the plan, past changes, who used how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_elastic.controller.queries.job_answers import JobRows, change
+from slurm_elastic.controller.queries.view import HistoryRow, SegmentRow, View, Viewer
+from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.rpc.answers import (
+    HistoryAnswer,
+    PlanAnswer,
+    PlanRow,
+    RunUsage,
+    UsageAnswer,
+    UsageRow,
+    UserUsage,
+)
+
+
+def plan(view: View, viewer: Viewer) -> PlanAnswer:
+    """What the last round decided. The daemon may run a fresh round and hand its plan in."""
+    rows = JobRows(view, viewer)
+    made = view.plan
+    shown = {j.job_id for j in viewer.jobs(view)}
+    decisions = [d for d in made.decisions if d.job_id in shown] if made else []
+    return {
+        "time": view.snapshot.time,
+        "planned": made.time if made else None,
+        "mode": view.mode,
+        "policy": view.policy,
+        "changes": [_row(rows, d) for d in decisions if d.action is not Action.KEEP],
+        "stays": [_row(rows, d) for d in decisions if d.action is Action.KEEP],
+        "claims": [
+            {
+                "job_id": c.job_id,
+                "display_id": rows.display(c.job_id),
+                "gpus": dict(c.shares),
+                "since": c.since,
+                "until": c.until,
+            }
+            for c in (made.claims if made else ())
+            if c.job_id in shown
+        ],
+        "notes": rows.notes(),
+    }
+
+
+def history(view: View, viewer: Viewer, found: Sequence[HistoryRow]) -> HistoryAnswer:
+    """Past changes, oldest first."""
+    rows = JobRows(view, viewer)
+    shown = [h for h in found if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
+    return {
+        "time": view.snapshot.time,
+        "kept_since": view.kept_since,
+        "changes": [change(rows, h) for h in shown],
+    }
+
+
+def usage(
+    view: View,
+    viewer: Viewer,
+    segments: Sequence[SegmentRow],
+    *,
+    start: float | None = None,
+    end: float | None = None,
+    user: str = "",
+    runs: bool = False,
+) -> UsageAnswer:
+    """GPU seconds by job and by user, counted from what the jobs really held.
+
+    Args:
+        view: the controller's view.
+        viewer: who asks.
+        segments: rows that overlap the time asked for.
+        start: epoch s; None: no bound. Segments are cut there.
+        end: the same at the other end.
+        user: only this user's jobs; "" for all.
+        runs: whether each run is wanted, too.
+    """
+    now, rows = view.snapshot.time, JobRows(view, viewer)
+    jobs: dict[tuple[int, str], UsageRow] = {}
+    users: dict[str, UserUsage] = {}
+    counted: list[RunUsage] = []
+    for segment in segments:
+        who, kind = segment.get("user", ""), segment.get("gpu_type", "")
+        job_id = segment["job_id"]
+        if (user and who != user) or not viewer.sees_usage(
+            _owner(view, job_id, segment.get("uid"))
+        ):
+            continue
+        last = segment.get("end")
+        begin = max(segment["start"], start) if start is not None else segment["start"]
+        finish = min(now if last is None else last, end if end is not None else now)
+        seconds = finish - begin
+        settled = segment.get("seconds")
+        if settled is not None and last is not None:
+            seconds = min(seconds, float(settled))  # less what it was suspended
+        if seconds <= 0:
+            continue
+        counted.append(
+            {
+                "job_id": job_id,
+                "display_id": rows.display(job_id),
+                "user": who,
+                "run": segment.get("run", 0),
+                "gpu_type": kind,
+                "gpus": segment["gpus"],
+                "start": segment["start"],
+                "end": last,
+                "seconds": seconds,
+                "settled": settled is not None,
+            }
+        )
+        spent = seconds * segment["gpus"]
+        row = jobs.setdefault(
+            (job_id, kind),
+            {
+                "job_id": job_id,
+                "display_id": rows.display(job_id),
+                "user": who,
+                "gpu_type": kind,
+                "gpu_seconds": 0.0,
+                "seconds": 0.0,
+                "shapes": 0,
+            },
+        )
+        row["gpu_seconds"] += spent
+        row["seconds"] += seconds
+        row["shapes"] += 1
+        total = users.setdefault(who, {"user": who, "gpu_seconds": 0.0, "types": {}})
+        total["gpu_seconds"] += spent
+        total["types"][kind] = total["types"].get(kind, 0.0) + spent
+    return {
+        "time": now,
+        "kept_since": view.kept_since,
+        "start": start,
+        "end": end,
+        "jobs": sorted(jobs.values(), key=lambda r: (r["job_id"], r["gpu_type"])),
+        "runs": counted if runs else [],
+        "users": sorted(users.values(), key=lambda r: -r["gpu_seconds"]),
+    }
+
+
+def _row(rows: JobRows, decision: Decision) -> PlanRow:
+    job, current = rows.view.snapshot.job.get(decision.job_id), decision.current
+    report = rows.view.reports.get(decision.job_id)
+    return {
+        **rows.decision(decision),
+        "job_id": decision.job_id,
+        "display_id": rows.display(decision.job_id),
+        "name": job.name if job else "",
+        "user": job.user if job else "",
+        "from_gpus": current.gpus if current else 0,
+        "from_type": current.gpu_type if current else "",
+        "from_where": rows.where(current.nodes) if current else [],
+        "kind": report.kind if report else "",
+        "steps_per_s": rows.steps_per_s(job) if job else None,
+    }
+
+
+def _owner(view: View, job_id: int | None, uid: int | None) -> int | None:
+    if uid is not None:
+        return uid
+    job = view.snapshot.job.get(job_id) if job_id is not None else None
+    return job.uid if job else None

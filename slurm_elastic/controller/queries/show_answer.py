@@ -1,0 +1,92 @@
+"""The answer to `show`: everything known of one job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from slurm_elastic.controller.queries.job_answers import JobRows, change, explain
+from slurm_elastic.controller.queries.view import HistoryRow, Particulars, View, Viewer
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.layers import Layer, chain
+from slurm_elastic.core.report import Report
+from slurm_elastic.models.pipedream.profile_reader import as_json
+from slurm_elastic.rpc.answers import RunningRow, ShowAnswer
+
+
+def show(
+    view: View,
+    viewer: Viewer,
+    job_id: int,
+    history: Sequence[HistoryRow] = (),
+    *,
+    particulars: Particulars | None = None,
+    layers: bool = False,
+) -> ShowAnswer:
+    """Everything known of one job.
+
+    Args:
+        view: the controller's view.
+        viewer: who asks.
+        job_id: the job.
+        history: rows of its changes, oldest first.
+        particulars: what the view does not hold.
+        layers: whether the layer profile itself is wanted.
+
+    Raises:
+        NoAnswerError: the job is not in the snapshot.
+    """
+    explained = explain(view, viewer, job_id, history)
+    job, rows = view.snapshot.job[job_id], JobRows(view, viewer)
+    record, report = rows.record(job_id), view.reports.get(job_id)
+    more = particulars or Particulars()
+    return {
+        **explained,
+        "account": job.account,
+        "qos": job.qos,
+        "directive": str(job.directive) if job.directive else "",
+        "override": str(record.override) if record.override else "",
+        "run": job.run,
+        "submit_time": job.submit_time,
+        "start_time": job.start_time,
+        "end_time": job.end_time,
+        "step": report.step if report else None,
+        "global_batch": report.global_batch if report else None,
+        "checkpoint_step": report.checkpoint_step if report else None,
+        "measurements": [dataclasses.asdict(m) for m in record.measurements],
+        "history": [change(rows, h) for h in history if h.get("job_id") == job_id],
+        "ordered_layout": more.layout,
+        "ordered_batch": more.orders.batch,
+        "ordered_frozen": more.orders.frozen,
+        "running": _running(job, report),
+        "profile_layers": len(more.profile.rows) if more.profile else None,
+        "profile_batch": more.profile.batch if more.profile else None,
+        "profile": layer_profile(more.profile) if more.profile and layers else None,
+    }
+
+
+def layer_profile(profile: StoredProfile) -> dict[str, Any]:
+    """A job's layers as `selastic partition` reads them: each reads the one before."""
+    return as_json(chain(Layer(*row) for row in profile.rows)) | {"batch": profile.batch}
+
+
+def _running(job: Job, report: Report | None) -> RunningRow | None:
+    """How the present attempt runs, as it says itself."""
+    if report is None or report.run != job.run or job.allocation is None:
+        return None
+    return {
+        "layout": report.layout,
+        "layers": report.layers,
+        "frozen": report.frozen,
+        "certified": report.certified,
+        "penalty": report.penalty,
+        "certified_penalty": report.certified_penalty,
+        "data_s": report.data_s,
+        "forward_s": report.forward_s,
+        "backward_s": report.backward_s,
+        "sync_s": report.sync_s,
+        "optimizer_s": report.optimizer_s,
+        "peak_memory_bytes": report.peak_memory_bytes,
+    }

@@ -1,0 +1,150 @@
+"""What answers are made from: the controller's present view, and rows of its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from slurm_elastic.config import schema
+from slurm_elastic.controller.batch_tuning import BatchChoice
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.plan import JobRecord, Plan
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.rpc.answers import ChangeSeconds
+
+#: What of PrivateData in slurm.conf is obeyed; what jobs are asked for is never told to others.
+PRIVATE = frozenset({"jobs", "usage", "nodes", "partitions"})
+
+
+#: One change made (or given up), a row of the ledger. `from` is a keyword: functional form.
+#: `from`/`to` are GPUs as shown to people ("4", "8 a100", "-"); `state` the state it ended in;
+#: `outcome` "done", "undone", "failed" or "" while it lasts; `paid_back_s` seconds until the
+#: gain had paid the cost, None when unknown; `uid` the job's owner (rows without one are shown
+#: to operators only where PrivateData=jobs).
+HistoryRow = TypedDict(
+    "HistoryRow",
+    {
+        "time": float,
+        "job_id": int,
+        "uid": int,
+        "action": str,
+        "from": str,
+        "to": str,
+        "reason": str,
+        "state": str,
+        "seconds": ChangeSeconds,
+        "outcome": str,
+        "paid_back_s": float | None,
+    },
+    total=False,
+)
+
+
+class TransitionRow(TypedDict, total=False):
+    """One transition in flight; `target` is GPUs as shown to people, `since` epoch s."""
+
+    id: int
+    job_id: int
+    state: str
+    since: float
+    target: str
+    reason: str
+
+
+class SegmentRow(TypedDict, total=False):
+    """A time during which a job held one allocation; `end` None: still holds it.
+
+    `seconds` as Slurm's accounting counts them, None: not known yet; `run`, the restart count.
+    """
+
+    job_id: int
+    user: str
+    uid: int
+    gpu_type: str
+    gpus: int
+    start: float
+    end: float | None
+    seconds: int | None
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One consistent view of everything; the daemon makes a new one after each round and look.
+
+    Attributes:
+        plan: of the last round; None before the first.
+        reports: the last report of each job's present attempt.
+        batches: what was decided of the batch of each job that may change it.
+        resizes: changes made to each job in its life; absent: `len(record.changes)`.
+        kept_since: epoch s from which on past changes and allocations are kept; 0: not known.
+        notes: warnings of the controller to show above the status ("slurmctld is slow", …).
+        next_round: epoch s.
+        topology: what is configured of the network.
+    """
+
+    snapshot: Snapshot
+    plan: Plan | None = None
+    records: Mapping[int, JobRecord] = field(default_factory=dict)
+    reports: Mapping[int, Report] = field(default_factory=dict)
+    transitions: Sequence[TransitionRow] = ()
+    resizes: Mapping[int, int] = field(default_factory=dict)
+    batches: Mapping[int, BatchChoice] = field(default_factory=dict)
+    mode: str = "observe"
+    policy: str = ""
+    next_round: float | None = None
+    topology: schema.TopologySettings = field(default_factory=schema.TopologySettings)
+    kept_since: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Particulars:
+    """What `show` says of one job beside the view.
+
+    Attributes:
+        layout: that a person has ordered; "": none.
+        orders: of its present attempt.
+        profile: what its layers cost.
+    """
+
+    layout: str = ""
+    orders: Orders = field(default_factory=Orders)
+    profile: StoredProfile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Who asks. Operators see all.
+
+    Attributes:
+        private: users see only their own jobs (PrivateData=jobs).
+        hidden: what else is private, of `PRIVATE`.
+    """
+
+    uid: int = 0
+    operator: bool = True
+    private: bool = False
+    hidden: frozenset[str] = frozenset()
+
+    def sees(self, uid: int | None) -> bool:
+        """Whether a job of this owner may be shown."""
+        return self.operator or not self.private or uid == self.uid
+
+    def sees_usage(self, uid: int | None) -> bool:
+        """Whether what this owner's jobs used may be shown."""
+        return self.sees(uid) and (self.operator or "usage" not in self.hidden or uid == self.uid)
+
+    def may_know(self, *what: str) -> bool:
+        """Whether none of these of `PRIVATE` is kept from him."""
+        return self.operator or self.hidden.isdisjoint(what)
+
+    def jobs(self, view: View) -> tuple[Job, ...]:
+        """The jobs that may be shown."""
+        return tuple(j for j in view.snapshot.jobs if self.sees(j.uid))
+
+
+class NoAnswerError(LookupError):
+    """The question cannot be answered; the message is one line with the remedy."""

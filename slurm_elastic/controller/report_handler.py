@@ -1,0 +1,127 @@
+"""What running jobs report, and what they are told.
+
+Beside what transitions ask of a job (`engine`) and its batch (`tuning`) that is what people
+have ordered of it, how many layers to freeze, and to prove once that it resumes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from slurm_elastic.controller.batch_tuning import BatchTuner
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import LedgerError
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.report import Orders, Report
+
+_PROVE = Orders(action="rehearse", reason="proves that this job resumes from its checkpoints")
+
+
+class ReportHandler:
+    """With every job. Where a method takes a job, it is as last read.
+
+    Args:
+        book: where reports are kept.
+        engine: told when a job has saved.
+        tuner: told what may be frozen.
+        log: structlog logger.
+
+    Attributes:
+        freezes: whether the policy in force counts with frozen layers (`policies.base.Policy`).
+    """
+
+    def __init__(
+        self, *, book: JobStore, engine: TransitionEngine, tuner: BatchTuner, log: Any
+    ) -> None:
+        self._book, self._engine, self._tuner, self._log = book, engine, tuner, log
+        self._outbox = engine.outbox
+        self.freezes = False
+        self._measuring: dict[int, Transition] = {}
+
+    def hear(self, report: Report, job: Job | None, *, act: bool) -> bool:
+        """Take a report of its owner.
+
+        Args:
+            report: it.
+            job: of the report; None: not known yet.
+            act: whether it may be told what to freeze.
+
+        Returns:
+            Whether something that matters for a decision has changed.
+        """
+        news = False
+        if job is not None:
+            now = time.time()
+            news = self._book.take(report, job, now)
+            try:
+                self._measure(report, job, now)
+            except LedgerError as error:
+                self._log.error(str(error))
+            if act and not self._book.entry(job).held:
+                learned = self._book.freezable(job, report) if self.freezes else None
+                self._tuner.heard(job, report, directive=self._book.directive(job), learned=learned)
+        if report.phase == "saved" and report.notice is not None:
+            self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
+        return news
+
+    def orders(self, job_id: int, run: int, *, job: Job | None) -> Orders:
+        """What one attempt is to do. People's orders are among them from the first answer on."""
+        if job is not None:
+            self.stand(job)
+        return self._outbox.orders(job_id, run)
+
+    def stand(self, job: Job) -> None:
+        """Tell a job what people have ordered of it, if that is news.
+
+        What asks for other GPUs than it holds is told to the attempt that will have them: the
+        present one would only start again on its way there.
+        """
+        entry, held, directive = self._book.entry(job), job.allocation, self._book.directive(job)
+        waits = stays = False
+        if held and held.gpus:
+            waits = entry.layout != "" and LayoutText.parse(entry.layout).world != held.gpus
+            stays = directive is not None and not directive.allows(held.gpus, held.gpu_type)
+        self._outbox.tell(job.job_id, run=job.run + waits, layout=entry.layout)
+        self._outbox.tell(job.job_id, run=job.run + stays, directive=entry.override)
+
+    def prove(self, job: Job) -> None:
+        """Ask an unmodified script, once, to show at its next checkpoint that it resumes."""
+        report, directive = self._book.last_report(job.job_id), job.directive
+        if (
+            report is not None
+            and directive is not None
+            and report.run == job.run
+            and report.kind == "script"
+            and not self._book.entry(job).proven
+            and directive.min_gpus < directive.max_gpus
+        ):
+            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True)
+
+    def expect(self, transition: Transition) -> None:
+        """A job is on its new GPUs; its first step there will say what the change cost."""
+        self._measuring[transition.job_id] = transition
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Drop what concerns jobs that are gone."""
+        self._measuring = {k: t for k, t in self._measuring.items() if k in alive}
+        self._outbox.forget(alive)
+
+    def _measure(self, report: Report, job: Job, now: float) -> None:
+        """The first step after a resize: what it cost, from notice to here."""
+        transition = self._measuring.get(report.job_id)
+        if transition is None or report.run <= transition.run or report.startup_s is None:
+            return  # its first step is still to come, or it is a script and never tells
+        del self._measuring[report.job_id]
+        transition.entered["first_step"] = now
+        transition.startup_s, transition.restore_s = report.startup_s, report.restore_s
+        transition.checkpoint_s = report.checkpoint_s
+        total = transition.seconds()["total"]
+        if total is not None:
+            self._book.command(job, restart_s=total)
+        self._engine.persist(transition)
+        self._log.info(f"{transition} State=training Seconds={transition.seconds_text()}")

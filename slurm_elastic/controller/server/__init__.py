@@ -1,0 +1,1 @@
+"""The authenticated TCP socket: requests of jobs and users, checked and dispatched."""

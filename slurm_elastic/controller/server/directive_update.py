@@ -1,0 +1,109 @@
+"""What `selastic update` makes of what a job asks for: directive and layout together. Pure.
+
+A layout is checked against the directive that will be in force, so that one command may
+change both; what cannot be is refused as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.layout import LayoutText, LayoutTextError
+
+#: Instead of a layout: the job's own choice.
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class DirectiveUpdate:
+    """What people have ordered of a job.
+
+    Attributes:
+        override: text of the directive that replaces the submitted one; "": none.
+        layout: text of the layout to run as; "": the job's own choice.
+    """
+
+    override: str = ""
+    layout: str = ""
+
+
+def updated(
+    job: Job, before: DirectiveUpdate, args: Mapping[str, Any]
+) -> tuple[DirectiveUpdate, str]:
+    """A job's wishes after a command, and the command's effect in words.
+
+    Args:
+        job: elastic.
+        before: its present wishes.
+        args: `elastic` (text of a directive) or `layout` (text, or `AUTO`), or both.
+
+    Raises:
+        Refused: in one line why not; nothing of the command is to be done.
+    """
+    elastic, layout = (_text(args, name) for name in ("elastic", "layout"))
+    if elastic is None and layout is None:
+        raise RequestRefusedError("update: nothing to change: give elastic or layout")
+    try:
+        replaced = Directive.parse(elastic) if elastic is not None else None
+        override = Directive.parse(before.override) if before.override else None
+    except DirectiveError as error:
+        raise RequestRefusedError(str(error)) from None
+    directive = replaced or override or job.directive
+    if directive is None:
+        raise RequestRefusedError("not an elastic job")
+    after = DirectiveUpdate(str(replaced) if replaced else before.override, before.layout)
+    words = [f"--elastic={replaced}"] if replaced else []
+    if layout is not None:
+        wanted = _layout(layout)
+        if wanted and (why := misfit(wanted, directive)):
+            raise RequestRefusedError(why)
+        after = DirectiveUpdate(after.override, str(wanted) if wanted else "")
+        words.append(_layout_words(wanted, job))
+    elif before.layout and misfit(LayoutText.parse(before.layout), directive):
+        after = DirectiveUpdate(after.override)
+        words.append(f"layout {before.layout} is no longer possible: the job's own choice")
+    return after, "; ".join(words)
+
+
+def misfit(layout: LayoutText, directive: Directive) -> str:
+    """Why a job of this directive can never run in this layout; "" if it can."""
+    mode = f"layout {layout}: parallel={directive.parallel}"
+    if directive.parallel == "data":
+        return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"
+    if directive.parallel == "pipeline" and max(layout.replicas) > 1:
+        return f"{mode} has one replica: write 1x{layout.world}, or use parallel=hybrid"
+    types = directive.types or (*(name for name, _ in directive.units), "")
+    units = [directive.unit_for(name) for name in types if directive.allows(layout.world, name)]
+    if not units:
+        return f"layout {layout} needs {layout.world} GPUs, which --elastic={directive} rules out"
+    replica = layout.stages if layout.even else 0
+    if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
+        return f"layout {layout}: unit={units[0]} asks for replicas of {units[0]} stages"
+    return ""
+
+
+def _text(args: Mapping[str, Any], name: str) -> str | None:
+    value = args.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RequestRefusedError(f"update: field {name} must be text")
+    return value
+
+
+def _layout(text: str) -> LayoutText | None:
+    try:
+        return None if text == AUTO else LayoutText.parse(text)
+    except LayoutTextError as error:
+        raise RequestRefusedError(f"{error}, or auto") from None
+
+
+def _layout_words(layout: LayoutText | None, job: Job) -> str:
+    if layout is None:
+        return "layout auto: the job's own choice"
+    held = job.allocation.gpus if job.allocation else 0
+    later = f" as soon as it has {layout.world} GPUs" if held != layout.world else ""
+    return f"layout {layout}{later}"

@@ -1,0 +1,267 @@
+"""The controller as the socket sees it: answers questions, obeys commands."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pwd
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slurm_elastic.controller.controller import Controller
+from slurm_elastic.controller.leader.standby_sync import news
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.job_answers import discreet
+from slurm_elastic.controller.queries.view import (
+    HistoryRow,
+    Particulars,
+    SegmentRow,
+    View,
+    Viewer,
+)
+from slurm_elastic.controller.server import profile_import
+from slurm_elastic.controller.server.directive_update import DirectiveUpdate, updated
+from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.state.ledger import LedgerError
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.slurm.shape import describe
+
+#: Seconds for which a user's name is taken to be the same.
+_NAME_S = 300.0
+#: Beyond it, and for NaN, there is no time.
+_LAST = 1e12
+
+
+class RequestHandler:
+    """Implements `api_requests.Desk` over a `Controller`.
+
+    Args:
+        controller: what is asked.
+        check: gathers what `selastic check` shows.
+        reconfigure: reads the configuration again; its text is the answer.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        check: Callable[[View], dict[str, Any]],
+        reconfigure: Callable[[], str],
+    ) -> None:
+        self._controller = controller
+        self._check, self._reconfigure = check, reconfigure
+        self._names: dict[int, tuple[str, float]] = {}
+
+    def owner(self, job_id: int) -> int | None:
+        """See `api_requests.Desk`."""
+        job = self._controller.job(job_id)
+        return job.uid if job else None
+
+    def find(self, name: str) -> tuple[int, ...]:
+        """See `api_requests.Desk`."""
+        return dispatch.find(self._controller.view, name)
+
+    def is_operator(self, uid: int) -> bool:
+        """Root, the controller's own account, and `operators` of the configuration."""
+        if uid in (0, os.geteuid()):
+            return True
+        return self._name(uid) in self._controller.config.controller.operators
+
+    def _name(self, uid: int) -> str:
+        """Of a user, "" for none. Directories can be slow: asked now and then only."""
+        now = time.monotonic()
+        name, until = self._names.get(uid, ("", 0.0))
+        if now >= until:
+            try:
+                name = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                name = ""
+            self._names[uid] = (name, now + _NAME_S)
+        return name
+
+    def private(self) -> bool:
+        """See `api_requests.Desk`."""
+        return "jobs" in self._controller.private
+
+    def report(self, _uid: int, report: Report) -> Orders:
+        """See `api_requests.Desk`."""
+        controller = self._controller
+        job = controller.job(report.job_id)
+        if controller.dialogue.hear(report, job, act=controller.acts):
+            controller.soon()
+        return self.orders(report.job_id, report.run)
+
+    def orders(self, job_id: int, run: int) -> Orders:
+        """See `api_requests.Desk`."""
+        job = self._controller.job(job_id)
+        orders = self._controller.dialogue.orders(job_id, run, job=job)
+        if job is None or not orders.reason:
+            return orders
+        viewer = self._viewer(job.uid)
+        reason = discreet(orders.reason, self._controller.view, viewer)
+        # A job refuses orders that its log could not print.
+        reason = "".join(c if c.isprintable() else "?" for c in reason)[:200]
+        return dataclasses.replace(orders, reason=reason)
+
+    def _viewer(self, uid: int) -> Viewer:
+        private = self._controller.private
+        return Viewer(
+            uid=uid, operator=self.is_operator(uid), private="jobs" in private, hidden=private
+        )
+
+    def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """See `api_requests.Desk`."""
+        viewer, view = self._viewer(uid), self._controller.view
+        if op == "check":
+            return self._checked(view, viewer)
+        try:
+            history = self._history(args) if op in ("explain", "show", "history") else ()
+            segments = self._segments(args) if op == "usage" else ()
+        except LedgerError as error:
+            raise RequestRefusedError(str(error)) from None
+        return dispatch.answer(
+            op,
+            view,
+            viewer,
+            args,
+            history=history,
+            segments=segments,
+            particulars=self._particulars(args) if op == "show" else None,
+        )
+
+    def _checked(self, view: View, viewer: Viewer) -> dict[str, Any]:
+        """What the check gathers, without other people's jobs where these are private."""
+        found = self._check(view)
+        ids = view.snapshot.named.get(found.get("slowest_job") or "", ())
+        if not all(viewer.sees(view.snapshot.job[i].uid) for i in ids):
+            found = {**found, "slowest_job": ""}
+        return found
+
+    def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
+        """See `api_requests.Desk`."""
+        try:
+            return news(self._controller.ledger, since)
+        except LedgerError as error:
+            raise RequestRefusedError(str(error)) from None
+
+    def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """See `api_requests.Desk`."""
+        dry = bool(args.get("dry_run"))
+        if op == "retire":
+            live, waits = len(self._controller.engine.live), "would be finished"
+            return {"text": f"{live} changes {waits}" if dry else self._controller.retire()}
+        if op == "reconfigure":
+            return {"text": "would read the configuration" if dry else self._reconfigure()}
+        results = []
+        for job_id in args.get("job_ids", ()):
+            job = self._controller.job(job_id)
+            row = {"job_id": job_id, "display_id": job.display_id if job else str(job_id)}
+            try:
+                text = self._one(op, job_id, args, dry=dry)
+                results.append({**row, "ok": True, "text": text})
+            except (RequestRefusedError, LedgerError) as error:
+                results.append({**row, "ok": False, "text": str(error)})
+        if not dry:
+            self._controller.soon()
+        return {"results": results, "uid": uid}
+
+    def _one(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
+        job = self._controller.job(job_id)
+        if job is None or job.submission is None:
+            raise RequestRefusedError("not an elastic job")
+        book = self._controller.book
+        if op == "teach":
+            types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
+            lesson, text = profile_import.lesson(args.get("profile"), types)
+            if not dry:
+                book.teach(job, lesson)
+            return text
+        if op == "update":
+            entry = book.entry(job)
+            wishes, text = updated(job, DirectiveUpdate(entry.override, entry.layout), args)
+            if not dry:
+                book.order(job, override=wishes.override, layout=wishes.layout)
+                self._controller.dialogue.stand(job)
+            return text
+        held = op == "hold"
+        if not dry:
+            book.order(job, held=held)
+            if op == "release" and book.let_go(job):
+                if not self._controller.acts:
+                    raise RequestRefusedError(
+                        f"nothing is done now: `scontrol release {job.display_id}`"
+                    )
+                return "released: Slurm may start it again"
+        return "held: keeps what it has" if held else "released: may be resized again"
+
+    def _particulars(self, args: Mapping[str, Any]) -> Particulars | None:
+        ids: tuple[int, ...] = args.get("job_ids") or ()
+        job = self._controller.job(ids[0]) if len(ids) == 1 else None
+        if job is None or job.submission is None:
+            return None
+        book = self._controller.book
+        return Particulars(
+            layout=book.entry(job).layout,
+            orders=self.orders(job.job_id, job.run),
+            profile=book.profile(job),
+        )
+
+    def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
+        ids = args.get("job_ids") or (None,)
+        rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
+        found = []
+        for row in rows:
+            with contextlib.suppress(ValueError):  # one that cannot be read is left out
+                found.append(_history_row(Transition.from_body(row), live=bool(row["live"])))
+        return found
+
+    def _segments(self, args: Mapping[str, Any]) -> list[SegmentRow]:
+        start, user = args.get("start"), args.get("user") or None
+        since = float(start) if isinstance(start, int | float) and 0 <= start < _LAST else 0.0
+        if user is not None and not (isinstance(user, str) and user.isprintable()):
+            raise RequestRefusedError("usage: field user must be a user's name")
+        rows = self._controller.ledger.segments(since=since, user=user)
+        uids = {j.user: j.uid for j in self._controller.view.snapshot.jobs}
+        for name in {r["user"] for r in rows} - uids.keys():  # once each: directories can be slow
+            uids[name] = _uid(name)
+        return [
+            SegmentRow(
+                job_id=r["job_id"],
+                user=r["user"],
+                uid=uids[r["user"]],
+                gpu_type=r["gpu_type"],
+                gpus=r["gpus"],
+                start=r["start"],
+                end=r["end"],
+                seconds=r["seconds"],
+                run=r["run"],
+            )
+            for r in rows
+        ]
+
+
+def _uid(user: str) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return -1
+
+
+def _history_row(t: Transition, *, live: bool) -> HistoryRow:
+    outcome = {"DONE": "done", "UNDONE": "undone", "ENDED": "failed"}.get(t.state.value, "")
+    row: dict[str, Any] = {
+        "time": min(t.entered.values(), default=0.0),
+        "job_id": t.job_id,
+        "uid": t.uid,
+        "action": t.action.value,
+        "from": describe(t.old) if t.old else "-",
+        "to": describe(t.planned) if t.planned else "-",
+        "reason": t.problem or t.reason,
+        "state": t.state.value,
+        "seconds": dict(t.seconds()),
+        "outcome": "" if live else outcome,
+    }
+    return row  # type: ignore[return-value]

@@ -1,0 +1,364 @@
+"""One munge-authenticated TCP socket for reports, questions and commands.
+
+One request per connection. A request is a sealed JSON object
+`{"v": 1, "op": …, "nonce": …, …}`; the seal proves the sender's uid. The reply
+is sealed for that uid alone and repeats the nonce. Everything that arrives is
+hostile until proven otherwise: sizes, times and rates are bounded, and what
+cannot be read is answered with `{"error": "one line", "code": …}` or dropped.
+
+Callers are served in turn (`api_turns`), so that nobody's flood keeps others from being heard.
+
+The server knows of the controller only the `RequestBackend` (`api_requests`). Its
+methods are called on one thread of the server, never two at once; `wake` may
+be called from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from slurm_elastic.config import schema
+from slurm_elastic.controller.queries.view import NoAnswerError
+from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
+from slurm_elastic.controller.server.request_auth import MungeAuth, RequestAuth, RequestAuthError
+from slurm_elastic.controller.server.requests import (
+    JOB_COMMANDS,
+    OPERATOR_COMMANDS,
+    QUESTIONS,
+    VERSION,
+    EventLog,
+    RequestBackend,
+    RequestDispatcher,
+    RequestError,
+    RequestRefusedError,
+    Role,
+)
+from slurm_elastic.rpc import frames
+from slurm_elastic.slurm.scontrol import NotActive
+
+__all__ = [
+    "JOB_COMMANDS",
+    "OPERATOR_COMMANDS",
+    "QUESTIONS",
+    "VERSION",
+    "EventLog",
+    "RequestBackend",
+    "RequestRefusedError",
+    "Role",
+    "Server",
+]
+
+#: Longest wait of a long poll, seconds.
+MAX_WAIT_S = 30.0
+
+#: Seconds a caller gets to send its request, and to take its reply.
+IO_TIMEOUT_S = 5.0
+
+#: Callers from one address who have sent nothing for so many seconds.
+_MAX_SILENT, _SILENCE_S = 256, 1.0
+
+#: Connections at once, long polls included; of them long polls of one user, one for each of his
+#: running jobs; and his other requests that wait or are being answered: while a round keeps us
+#: busy, reports of hundreds of jobs pile up.
+_MAX_CONNECTIONS, _MAX_POLLS, _MAX_OPEN = 20_000, 4000, 1000
+
+#: Calls to munge at once, and bytes of one address that may wait for one.
+_SEALERS, _MAX_BYTES = 4, 16 << 20
+
+_MAX_PORT = 65535
+
+T = TypeVar("T")
+K = TypeVar("K")
+_HangUp = Callable[[], None]
+
+
+class _Gone(Exception):  # noqa: N818 - not an error
+    """The caller has hung up, or there is no room for it."""
+
+
+class Server:
+    """The socket, in a thread of its own.
+
+    Args:
+        settings: the section `[api]`.
+        desk: what requests are handed to; None: it comes later, by `serve`.
+        log: where refusals and troubles go, one line each.
+        seals: who sent what; munge's by default.
+        role: what this daemon is among several.
+    """
+
+    def __init__(
+        self,
+        settings: schema.ApiSettings,
+        desk: RequestBackend | None,
+        log: EventLog,
+        seals: RequestAuth | None = None,
+        role: Callable[[], Role] = Role,
+    ) -> None:
+        self._settings, self._log = settings, log
+        self._seals = seals or MungeAuth()
+        rate = settings.rate_per_user
+        self._requests = RequestDispatcher(desk, log, rate_per_user=rate, role=role)
+        self._sealers = ThreadPoolExecutor(_SEALERS, thread_name_prefix="selastic-seal")
+        #: Lines before munge, by address, and before the desk, by uid.
+        self._at_munge = FairQueue(_SEALERS, most=_MAX_CONNECTIONS)
+        self._at_desk = FairQueue(1, most=_MAX_POLLS)
+        self._polls: Counter[int] = Counter()
+        self._open: Counter[int] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._clerk = ThreadPoolExecutor(1, thread_name_prefix="selastic-desk")
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._waiting: dict[int, set[asyncio.Event]] = {}
+        #: Callers still to send their request, by address, in the order of their coming.
+        self._reading: dict[str, dict[_HangUp, float]] = {}
+        self._connections = 0
+        #: (host, port) bound; the port is real also when 0 was asked for.
+        self.address: tuple[str, int] = ("", 0)
+
+    def start(self) -> None:
+        """Listen; returns once requests are taken.
+
+        A munge that does not answer is only logged: requests fail until it does.
+
+        Raises:
+            OSError: the address cannot be bound; the text names it.
+        """
+        listener = _listener(self._settings.listen)
+        self.address = listener.getsockname()[:2]
+        trouble = self._seals.trouble()
+        if trouble:
+            self._log.error(f"{trouble} Requests are dropped until it answers")
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener, ready)),
+            name="selastic-api",
+            daemon=True,
+        )
+        self._thread.start()
+        ready.wait()
+
+    def stop(self) -> None:
+        """Answer nobody any more and return when the thread has ended."""
+        if self._loop and self._ending and self._thread:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._ending.set)
+            self._thread.join()
+        self._sealers.shutdown(wait=False, cancel_futures=True)
+        self._clerk.shutdown(wait=False, cancel_futures=True)
+
+    def serve(self, desk: RequestBackend) -> None:
+        """Hand requests to this desk from now on."""
+        self._requests.desk = desk
+
+    def wake_all(self) -> None:
+        """Answer all long polls: this daemon's role has changed. Thread-safe."""
+        if self._loop:
+            with contextlib.suppress(RuntimeError):  # stopping
+                self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for job_id in list(self._waiting):
+            self._wake(job_id)
+
+    def wake(self, job_id: int) -> None:
+        """A job's orders have changed: answer its long polls. Thread-safe."""
+        if self._loop:
+            with contextlib.suppress(RuntimeError):  # stopping
+                self._loop.call_soon_threadsafe(self._wake, job_id)
+
+    def _wake(self, job_id: int) -> None:
+        for event in self._waiting.get(job_id, ()):
+            event.set()
+
+    async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._connection, sock=listener, backlog=1024)
+        ready.set()
+        await self._ending.wait()
+        server.close()
+        for _ in range(3):  # those just accepted get their task, and with it somebody to close them
+            await asyncio.sleep(0)
+        # asyncio.run cancels the connections that are open.
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = str((writer.get_extra_info("peername") or ("?",))[0])
+        self._connections += 1
+        try:
+            frame = await self._read(peer, reader, writer.transport.abort)
+            request = await self._opened(peer, frame)
+            polls = request.content.get("op") == "orders"
+            with _counted(self._polls if polls else self._open, request.uid) as mine:
+                reply = await self._reply(
+                    request.uid,
+                    request.content,
+                    reader,
+                    crowd=mine > (_MAX_POLLS if polls else _MAX_OPEN),
+                )
+                async with self._at_munge.of(peer):
+                    sealed = await _on(self._sealers, lambda: self._seals.close(reply, request))
+                async with asyncio.timeout(IO_TIMEOUT_S):
+                    writer.write(sealed)
+                    await writer.drain()
+        except (_Gone, TimeoutError, OSError, EOFError, QueueFullError):
+            pass  # slow, silent, vanished and crowding callers are dropped without a word
+        except RequestAuthError as error:
+            self._requests.warn(peer, f"Peer={peer} Refused={error}")
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _read(self, peer: str, reader: asyncio.StreamReader, hang_up: _HangUp) -> bytes:
+        """One frame, from a caller who has no claim on our patience yet."""
+        if self._connections > _MAX_CONNECTIONS:
+            raise _Gone
+        now = asyncio.get_running_loop().time()
+        silent = self._reading.setdefault(peer, {})
+        if len(silent) >= _MAX_SILENT:
+            # Whoever means it sends at once: room is made by the one silent for longest.
+            longest, since = next(iter(silent.items()))
+            if now - since > _SILENCE_S:
+                longest()
+                del silent[longest]
+        silent[hang_up] = now
+        try:
+            async with asyncio.timeout(IO_TIMEOUT_S):
+                header = await reader.readexactly(frames.HEADER_SIZE)
+                size = frames.frame_size(header, limit=frames.MAX_REQUEST)
+                return await reader.readexactly(size)
+        finally:
+            silent.pop(hang_up, None)
+            if not silent:
+                self._reading.pop(peer, None)
+
+    async def _opened(self, peer: str, frame: bytes) -> frames.Message:
+        with _counted(self._bytes, peer, len(frame)) as waiting:
+            if waiting > _MAX_BYTES:
+                raise _Gone
+            async with self._at_munge.of(peer):
+                return await _on(self._sealers, lambda: self._seals.open(frame))
+
+    async def _reply(
+        self,
+        uid: int,
+        request: dict[str, Any],
+        reader: asyncio.StreamReader,
+        *,
+        crowd: bool = False,
+    ) -> dict[str, Any]:
+        """What a caller gets; `crowd`: he has too many requests open to be heard."""
+        try:
+            self._requests.spend(uid, crowd=crowd)
+            if request.get("op") == "orders":
+                return await self._orders(uid, request, reader)
+            return await self._desk(uid, lambda: self._requests.answer(uid, request))
+        except RequestError as error:
+            return {"error": str(error), "code": error.code}
+        except (RequestRefusedError, NoAnswerError) as error:
+            return {"error": str(error), "code": "refused"}
+        except NotActive as error:
+            return {"error": f"this controller is no longer active: {error}", "code": "standby"}
+        except _Gone:
+            raise
+        except Exception as error:  # noqa: BLE001 - one bad request must not end the others
+            self._log.error(f"Uid={uid} Op={request.get('op')!r:.40} Error={error!r:.300}")
+            return {"error": "internal error: selasticd's log has the details", "code": "internal"}
+
+    async def _orders(
+        self, uid: int, request: dict[str, Any], reader: asyncio.StreamReader
+    ) -> dict[str, Any]:
+        """The present orders; if the caller has `seen` them, those that come within `wait_s`."""
+        clock, wait = asyncio.get_running_loop().time, request.get("wait_s", 0)
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
+            raise RequestError("malformed", "field wait_s must be a number of seconds")
+        deadline = clock() + min(wait, MAX_WAIT_S)
+        with self._waiter(request.get("job_id")) as changed:
+            reply = await self._desk(uid, lambda: self._requests.answer(uid, request))
+            while reply["orders"]["seq"] == request.get("seen") and clock() < deadline:
+                await _until(changed, reader, deadline - clock())
+                changed.clear()
+                reply = await self._desk(uid, lambda: self._requests.orders(uid, request))
+            return reply
+
+    async def _desk(self, uid: int, call: Callable[[], T]) -> T:
+        async with self._at_desk.of(uid):
+            return await _on(self._clerk, call)
+
+    @contextlib.contextmanager
+    def _waiter(self, job_id: Any) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        if not isinstance(job_id, int):
+            yield event  # about to be refused
+            return
+        self._waiting.setdefault(job_id, set()).add(event)
+        try:
+            yield event
+        finally:
+            self._waiting[job_id].discard(event)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+
+
+@contextlib.contextmanager
+def _counted(counts: Counter[K], who: K, more: int = 1) -> Iterator[int]:
+    """More of somebody's, and how many these are."""
+    counts[who] += more
+    try:
+        yield counts[who]
+    finally:
+        counts[who] -= more
+        if not counts[who]:
+            del counts[who]
+
+
+async def _on(executor: Executor, call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+
+async def _until(changed: asyncio.Event, reader: asyncio.StreamReader, left: float) -> None:
+    """Return when the event is set or time is out.
+
+    Raises:
+        _Gone: the caller hung up, or sends what it should not.
+    """
+    event = asyncio.ensure_future(changed.wait())
+    hangup = asyncio.ensure_future(reader.read(1))
+    try:
+        await asyncio.wait((event, hangup), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if hangup.done():
+            raise _Gone
+    finally:
+        event.cancel()
+        hangup.cancel()
+
+
+def _listener(address: str) -> socket.socket:
+    try:
+        host, port = split_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"[api] listen = {address!r}: {reason}") from None
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`.
+
+    Raises:
+        OSError: it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:
+        raise OSError(errno.EINVAL, "is not HOST:PORT, e.g. 0.0.0.0:7321")
+    return host.strip("[]"), int(port)

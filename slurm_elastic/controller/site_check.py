@@ -1,0 +1,380 @@
+"""`selastic check`: what in a site's set-up would hurt elastic jobs, and what to do about it.
+
+Pure: the caller gathers `Facts` (`slurm_elastic.slurm.slurm_settings`, the controller's
+answer to `check`). Every finding says what happens to whom, and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from slurm_elastic import __version__
+from slurm_elastic.config.schema import Config
+from slurm_elastic.slurm.slurm_settings import SlurmSite, options, seconds
+
+#: `error`: elastic jobs do not work or lose state; `warning`: somebody will be hurt one day;
+#: `info`: good to know.
+SEVERITIES = ("error", "warning", "info")
+
+#: cred_expire must outlast a transition: until then Slurm leaves a requeued job alone.
+_CREDENTIAL_S = (60.0, 600.0)
+
+_DOC = "docs/install.md"
+
+
+class CheckAnswer(TypedDict, total=False):
+    """What the running controller adds (its answer to the question `check`).
+
+    `slowest_save_s` and `slowest_job`: the longest checkpoint measured and whose it was;
+    `pyslurm`: version beside the controller, "" when missing; `account`: its Unix user;
+    `problems`: what the controller itself has to say, one line each.
+    """
+
+    version: str
+    mode: str
+    account: str
+    pyslurm: str
+    slowest_save_s: float | None
+    slowest_job: str
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of `selastic check`: `subject` is what to grep for, e.g. `KillWait=30`."""
+
+    severity: str
+    subject: str
+    harm: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.harm}: {self.remedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that is looked at.
+
+    Attributes:
+        site: Slurm's side.
+        config: the site's elastic.toml; None: missing, or it cannot be used.
+        config_error: why it cannot be used, "" when it can or is missing.
+        policies: names of the installed policies; empty: not checked.
+        munge_error: why munge does not work on this host, "" when it does.
+        controller: its answer, None when it does not answer.
+        controller_error: why it does not.
+    """
+
+    site: SlurmSite
+    config: Config | None = None
+    config_error: str = ""
+    policies: tuple[str, ...] = ()
+    munge_error: str = ""
+    controller: CheckAnswer | None = None
+    controller_error: str = ""
+
+
+@dataclass
+class _Report:
+    found: list[Finding] = field(default_factory=list)
+
+    def error(self, subject: str, harm: str, remedy: str) -> None:
+        self.found.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
+
+    def warning(self, subject: str, harm: str, remedy: str) -> None:
+        self.found.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
+
+    def info(self, subject: str, harm: str, remedy: str) -> None:
+        self.found.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))
+
+
+def check(facts: Facts) -> tuple[Finding, ...]:
+    """All findings, the worst first."""
+    report = _Report()
+    for look in _LOOKS:
+        if facts.site.settings or look in _WITHOUT_SLURM:
+            look(facts, report)
+    return tuple(sorted(report.found, key=lambda f: SEVERITIES.index(f.severity)))
+
+
+def _reachable(facts: Facts, report: _Report) -> None:
+    if facts.site.error:
+        report.error(
+            "slurmctld", f"cannot be asked ({facts.site.error})", "run this where scontrol works"
+        )
+    if facts.munge_error:
+        report.error("munge", f"does not work here ({facts.munge_error})", "systemctl start munge")
+    if facts.controller_error:
+        report.warning(
+            "selasticd", f"does not answer ({facts.controller_error})", "systemctl status selasticd"
+        )
+
+
+def _configuration(facts: Facts, report: _Report) -> None:
+    if facts.config_error:
+        report.error(
+            "elastic.toml",
+            f"cannot be used ({facts.config_error})",
+            "mend it, then `selastic reconfigure`",
+        )
+    config = facts.config
+    if config is None and not facts.config_error:
+        report.warning(
+            "elastic.toml",
+            "is missing on this host, defaults hold: mode = observe, controller = localhost",
+            "selastic config > /etc/slurm-elastic/elastic.toml",
+        )
+    if config is None:
+        return
+    policy = config.controller.policy
+    if facts.policies and policy not in facts.policies:
+        report.error(
+            f'policy = "{policy}"',
+            "is unknown, selasticd will not start",
+            f"choose one of {', '.join(facts.policies)}",
+        )
+    if config.resize.min_interval_s < 2 * config.resize.restart_s:
+        report.warning(
+            f"min_interval_s = {config.resize.min_interval_s:g}",
+            "lets a job spend most of its time restarting",
+            f"set it to {20 * config.resize.restart_s:g} or more",
+        )
+
+
+def _versions(facts: Facts, report: _Report) -> None:
+    answer = facts.controller
+    slurm = facts.site.settings.get("SLURM_VERSION", "")
+    if answer is None:
+        return
+    if answer.get("version", __version__) != __version__:
+        report.warning(
+            f"slurm-elastic {__version__}",
+            f"differs from the controller's {answer['version']}",
+            "install the same release on both",
+        )
+    ours, theirs = answer.get("pyslurm"), slurm.split(".")[:2]
+    if ours == "":
+        report.error(
+            "pyslurm",
+            "is missing beside selasticd, it sees no jobs",
+            f"install pyslurm {'.'.join(theirs)}",
+        )
+    elif ours and ours.split(".")[:2] != theirs:
+        report.error(
+            f"pyslurm {ours}",
+            f"does not fit Slurm {slurm}, reads fail",
+            f"install pyslurm {'.'.join(theirs)}",
+        )
+    for problem in answer.get("problems", ()):
+        harm, _, remedy = problem.rpartition("; ")
+        report.warning("selasticd", f"says: {harm or problem}", remedy if harm else "see its log")
+
+
+def _plugin(facts: Facts, report: _Report) -> None:
+    site, settings = facts.site, facts.site.settings
+    ours = [line for line in site.plugstack if "elastic.so" in line]
+    if any(line.split()[0] == "required" for line in ours):
+        report.error(
+            "plugstack.conf: required elastic.so",
+            "drains every node on which the file is missing",
+            "write optional instead of required",
+        )
+    elif not ours:
+        why = site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+        report.warning(
+            "plugstack.conf",
+            f"does not load the plugin on this host ({why}), sbatch refuses #SBATCH --elastic",
+            "include /etc/slurm/plugstack.conf.d/*.conf",
+        )
+        if settings.get("JobFileAppend") == "0":
+            report.warning(
+                "JobFileAppend=0",
+                "truncates a job's output at every resize where the plugin is missing",
+                "set JobFileAppend=1, or tell users --open-mode=append",
+            )
+    if "lua" not in settings.get("JobSubmitPlugins", "").split(","):
+        report.error(
+            "JobSubmitPlugins",
+            "lacks lua, no job becomes elastic: the directive is never recorded",
+            f"set JobSubmitPlugins=lua and install job_submit.lua ({_DOC})",
+        )
+
+
+def _gpus(facts: Facts, report: _Report) -> None:
+    settings = facts.site.settings
+    if "gpu" not in settings.get("GresTypes", "").split(","):
+        report.error(
+            "GresTypes",
+            "has no gpu, there is nothing to be elastic with",
+            "set GresTypes=gpu and gres.conf",
+        )
+    if settings.get("SelectType") not in ("select/cons_tres", None):
+        report.error(
+            f"SelectType={settings['SelectType']}",
+            "cannot hand out single GPUs",
+            "set SelectType=select/cons_tres",
+        )
+    if "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
+        report.warning(
+            "AccountingStorageTRES",
+            "lacks gres/gpu, GPU limits do not bind and sacct shows no GPUs",
+            "add gres/gpu (needs slurmdbd)",
+        )
+
+
+def _saving(facts: Facts, report: _Report) -> None:
+    kill_wait = seconds(facts.site.settings.get("KillWait", ""))
+    answer = facts.controller or {}
+    slowest = answer.get("slowest_save_s")
+    if kill_wait is not None and slowest and slowest > kill_wait:
+        enough = _round_up(slowest)
+        report.error(
+            f"KillWait={kill_wait:g}",
+            "is shorter than the slowest measured checkpoint"
+            f" ({slowest:.0f} s, job {answer.get('slowest_job', '?')})",
+            f"set KillWait={enough} or notice={enough} in the directive",
+        )
+    elif kill_wait is not None and kill_wait < 30:
+        report.warning(
+            f"KillWait={kill_wait:g}",
+            "leaves jobs little time to save when Slurm ends them",
+            "set KillWait=30 or more",
+        )
+
+
+def _requeueing(facts: Facts, report: _Report) -> None:
+    settings = facts.site.settings
+    if settings.get("JobRequeue") == "0":
+        report.warning(
+            "JobRequeue=0",
+            "makes Slurm refuse to requeue jobs submitted without --requeue",
+            "set JobRequeue=1, or let job_submit.lua set it for elastic jobs",
+        )
+    expire = seconds(options(settings.get("AuthInfo", "")).get("cred_expire", "120"))
+    low, high = _CREDENTIAL_S
+    if expire is not None and expire < low:
+        report.error(
+            f"cred_expire={expire:g}",
+            "lets Slurm restart a requeued job before it has its new shape",
+            "set AuthInfo=cred_expire=120",
+        )
+    elif expire is not None and expire > high:
+        report.warning(
+            f"cred_expire={expire:g}",
+            "keeps jobs waiting that long after a node failure or when the controller is down",
+            "set AuthInfo=cred_expire=120",
+        )
+    age = seconds(settings.get("MinJobAge", ""))
+    if age is not None and 0 < age < 60:
+        report.warning(
+            f"MinJobAge={age:g}",
+            "makes Slurm forget ended jobs before the controller has seen how they ended",
+            "set MinJobAge=300",
+        )
+    if settings.get("PrologSlurmctld"):
+        report.warning(
+            "PrologSlurmctld",
+            "runs at every resize, which waits for it",
+            "keep it short, or move it to Prolog",
+        )
+    complete = seconds(settings.get("CompleteWait", ""))
+    if complete is not None and complete > 5:
+        report.warning(
+            f"CompleteWait={complete:g}",
+            "delays every resize by up to that long",
+            "set CompleteWait=0",
+        )
+
+
+def _scheduling(facts: Facts, report: _Report) -> None:
+    settings = facts.site.settings
+    parameters = options(settings.get("SchedulerParameters", ""))
+    backfill = seconds(parameters.get("bf_interval", "30"))
+    if settings.get("SchedulerType") == "sched/builtin":
+        report.warning(
+            "SchedulerType=sched/builtin",
+            "plans nothing ahead, resized jobs may take nodes that others wait for",
+            "set SchedulerType=sched/backfill",
+        )
+    elif backfill is not None and backfill > 60:
+        report.warning(
+            f"bf_interval={backfill:g}",
+            "lets a released job wait that long when others compete",
+            "set bf_interval=30 in SchedulerParameters",
+        )
+    for flag in ("defer", "defer_batch"):
+        if flag in parameters:
+            report.warning(
+                flag,
+                "keeps Slurm from starting a resized job at once",
+                f"remove {flag} from SchedulerParameters, or accept some seconds more per resize",
+            )
+    if seconds(settings.get("OverTimeLimit", "")) == float("inf"):
+        report.warning(
+            "OverTimeLimit=UNLIMITED",
+            "lets jobs run past their limit, so that nobody knows when GPUs come free",
+            "set a number of minutes",
+        )
+    if not facts.site.switches:
+        report.info(
+            "topology",
+            "is flat, jobs are kept together by node only",
+            f"set TopologyPlugin=topology/tree and topology.conf ({_DOC})",
+        )
+
+
+def _rights(facts: Facts, report: _Report) -> None:
+    level = facts.site.admin_level
+    account = (facts.controller or {}).get("account") or "selastic"
+    acts = facts.config is None or facts.config.controller.mode == "act"
+    grant = f"sacctmgr modify user {account} set adminlevel=Operator"
+    if level == "None" and acts:
+        report.error(f"account {account}", "is no Operator, Slurm refuses all it does", grant)
+    elif level == "None":
+        report.warning(f"account {account}", "is no Operator, mode = act would not work", grant)
+    elif level == "" and account not in (
+        "root",
+        facts.site.settings.get("SlurmUser", "").split("(")[0],
+    ):
+        report.warning(
+            f"account {account}",
+            "is unknown to slurmdbd (or slurmdbd does not answer)",
+            f"sacctmgr add user {account} account=root adminlevel=Operator",
+        )
+    elif level == "Administrator":
+        report.info(f"account {account}", "has more rights than it needs", grant)
+    private = facts.site.settings.get("PrivateData", "").split(",")
+    if "jobs" in private:
+        report.info(
+            "PrivateData=jobs",
+            "is obeyed: users see only their own jobs in selastic",
+            "nothing to do",
+        )
+
+
+_LOOKS: tuple[Callable[[Facts, _Report], None], ...] = (
+    _reachable,
+    _configuration,
+    _versions,
+    _plugin,
+    _gpus,
+    _saving,
+    _requeueing,
+    _scheduling,
+    _rights,
+)
+_WITHOUT_SLURM = (_reachable, _configuration)
+
+
+def _round_up(slowest: float) -> int:
+    """A KillWait with room to spare: the next 30 s beyond a quarter more."""
+    return int(-(-slowest * 1.25 // 30) * 30)
+
+
+def lines(findings: tuple[Finding, ...]) -> Iterator[str]:
+    """As printed: severity and text."""
+    for finding in findings:
+        yield f"{finding.severity}: {finding}"

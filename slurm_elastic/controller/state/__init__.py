@@ -1,0 +1,1 @@
+"""What the controller knows and keeps: the ledger, stored jobs, observations, usage."""

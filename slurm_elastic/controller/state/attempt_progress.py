@@ -1,0 +1,165 @@
+"""Whether a job that comes back to the queue again and again gets anywhere. Pure.
+
+Our definition (docs/reliability.md, "No endless requeue"). An attempt is one run of a job, from
+its start until it is back in the queue. It has made *progress* if its newest complete checkpoint,
+written or resumed from, is of a later step than that of the attempt before. It was *in vain* if it
+made none and its program ended by itself; whatever Slurm, people or we did to it is excused.
+
+>>> judge(AttemptProgress(told=True, mark=40, reached=40, ended=1))
+<Verdict.VAIN: 'vain'>
+>>> judge(AttemptProgress(told=True, mark=40, reached=41, ended=1))
+<Verdict.PROGRESS: 'progress'>
+>>> judge(AttemptProgress(told=True, mark=40, reached=40))
+<Verdict.EXCUSED: 'excused'>
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.core.report import Report
+
+#: A program that never tells a step may be at work for long without our seeing it: its attempt
+#: was in vain only if it failed sooner.
+SHORT_S = 300.0
+
+
+class Verdict(enum.Enum):
+    """What an attempt says of its job."""
+
+    PROGRESS = "progress"
+    VAIN = "vain"
+    EXCUSED = "excused"
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptProgress:
+    """What is known of a job's present attempt, and of those before.
+
+    Attributes:
+        run: restart count of the attempt; -1: none is followed.
+        since: when it started, or was last seen waiting to (epoch s); None: not known.
+        nodes: it ran on.
+        mark: newest complete checkpoint of the attempt before; None: none.
+        reached: newest complete checkpoint of this one, resumed from or written; None: none told.
+        ended: exit code with which its program ended by itself, as esrun tells; None: it has not.
+        code: exit code that Slurm has put it back into the queue for; 0: none.
+        told: whether any attempt of the job has told a step.
+        excused: we ended it, or Slurm did.
+        ahead: [run, reached, ended] of an attempt that has told before it was followed.
+        vain: attempts in a row that were in vain.
+        why: why the job is held for that; "": it is not.
+        freed: its owner wants it to go on.
+    """
+
+    run: int = -1
+    since: float | None = None
+    nodes: list[str] = field(default_factory=list)
+    mark: int | None = None
+    reached: int | None = None
+    ended: int | None = None
+    code: int = 0
+    told: bool = False
+    excused: bool = False
+    ahead: list[Any] = field(default_factory=list)
+    vain: int = 0
+    why: str = ""
+    freed: bool = False
+
+    @classmethod
+    def from_body(cls, body: object) -> AttemptProgress:
+        """From the ledger's JSON; what is not known is ignored."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+        return cls(**{k: v for k, v in values.items() if k in known})
+
+
+def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) -> None:
+    """Take what an attempt tells of its steps: the present one, or one that begins unseen.
+
+    Args:
+        watch: of its job.
+        report: of whatever attempt; those that are over say nothing more.
+        now: epoch s.
+    """
+    if watch.run < 0:
+        begin(watch, report.run, at=now)
+    ended = report.exit_code if report.phase == "ended" else None
+    steps = [s for s in (report.checkpoint_step, report.resumed_from) if s is not None]
+    told = max(steps, default=None)
+    if report.run >= watch.run:
+        watch.told = watch.told or report.step is not None or told is not None
+    if report.run == watch.run:
+        watch.reached, watch.ended = _later(watch.reached, told), ended
+        if _further(watch):
+            watch.vain = 0
+    elif report.run > watch.run:
+        known = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
+        watch.ahead = [report.run, _later(known, told), ended]
+
+
+def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:
+    """Follow another attempt; those that were not seen say nothing."""
+    watch.mark = watch.mark if watch.reached is None else watch.reached
+    watch.run, watch.since, watch.nodes = run, at, []
+    watch.reached = watch.ended = None
+    watch.code, watch.excused = 0, False
+    if watch.ahead and watch.ahead[0] == run:
+        watch.reached, watch.ended = watch.ahead[1:]
+        watch.ahead = []
+
+
+def close(watch: AttemptProgress, *, at: float | None = None) -> Verdict:
+    """The attempt is over: count it, and follow the next one.
+
+    Args:
+        watch: with everything that is known of the attempt.
+        at: when it came back to the queue (epoch s).
+    """
+    verdict = judge(watch, at=at)
+    if verdict is Verdict.PROGRESS:
+        watch.vain = 0
+    elif verdict is Verdict.VAIN:
+        watch.vain += 1
+    begin(watch, watch.run + 1, at=at)
+    return verdict
+
+
+def judge(watch: AttemptProgress, *, at: float | None = None) -> Verdict:
+    """What an attempt that is over says of its job; see `close`."""
+    if _further(watch):
+        return Verdict.PROGRESS
+    if watch.excused or (not watch.code and watch.ended is None):
+        return Verdict.EXCUSED  # somebody else has sent it back
+    if watch.told:
+        return Verdict.VAIN
+    lasted = None if at is None or watch.since is None else at - watch.since
+    failed = bool(watch.code or watch.ended)
+    return Verdict.VAIN if failed and lasted is not None and lasted < SHORT_S else Verdict.EXCUSED
+
+
+def words(vain: int, mark: int | None, code: int) -> str:
+    """Why a job is held, in one clause.
+
+    >>> words(2, 40, 1)
+    'no progress in 2 attempts in a row: its newest checkpoint is still of step 40; exit code 1'
+    """
+    what = "it has told of no checkpoint"
+    if mark is not None:
+        what = f"its newest checkpoint is still of step {mark}"
+    code_text = f"; exit code {code}" if code else ""
+    return f"no progress in {vain} attempts in a row: {what}{code_text}"
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _further(watch: AttemptProgress) -> bool:
+    if watch.reached is None:
+        return False
+    return watch.reached > (0 if watch.mark is None else watch.mark)

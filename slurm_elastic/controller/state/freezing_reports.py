@@ -1,0 +1,133 @@
+"""What reports say of freezing, as models take it: which prefixes are allowed, what they save.
+
+A report counts the layers that freeze together; its profile may have more rows, since there every
+entry of a model is one, while a normalisation, and what has no parameters, freezes with the layer
+before it (docs/training.md). So the rows with the fewest parameters join the row before them until
+there are as many as layers. A profile of fewer rows than layers is of something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from slurm_elastic.core.application import LayerCost, Learned, Prefixes
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.report import ProfileRow, Report
+
+
+def of(
+    report: Report, directive: Directive | None, profile: StoredProfile | None
+) -> Prefixes | None:
+    """What a job's library certifies and its user allows; None: nothing, or it does not say.
+
+    Args:
+        report: the newest.
+        directive: in force.
+        profile: of the job's layers, if known.
+    """
+    if report.kind != "library" or directive is None or directive.freeze != "auto":
+        return None
+    if not report.certified:
+        return None
+    layers = report.layers or 0
+    frozen = report.frozen or 0
+    if max(report.certified, frozen) > layers:
+        return None
+    penalties: dict[int, float] = {}
+    if frozen and report.penalty is not None:
+        penalties[frozen] = report.penalty
+    if report.certified_penalty is not None:
+        penalties[report.certified] = report.certified_penalty
+    return Prefixes(
+        layers=layers,
+        certified=report.certified,
+        frozen=frozen,
+        penalties=tuple(sorted(penalties.items())),
+        max_penalty=directive.max_penalty,
+        costs=costs(profile.rows, layers) if profile else (),
+    )
+
+
+def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
+    """The costs of the layers that freeze; () where the profile is of something else.
+
+    >>> rows = [("conv", 1.0, 2.0, 8.0, 90.0), ("norm", 0.5, 0.5, 8.0, 2.0), ("fc", 1, 2, 1, 40)]
+    >>> [(c.forward_s, c.parameter_bytes) for c in costs(rows, 2)]
+    [(1.5, 92.0), (1, 40)]
+    >>> costs(rows, 4)
+    ()
+    """
+    if not 0 < layers <= len(rows):
+        return ()
+    extra = sorted(range(1, len(rows)), key=lambda i: (rows[i][4], i))[: len(rows) - layers]
+    joins = set(extra)
+    found: list[LayerCost] = []
+    for i, (_, forward, backward, _, size) in enumerate(rows):
+        if i in joins:
+            last = found[-1]
+            found[-1] = LayerCost(
+                last.forward_s + forward, last.backward_s + backward, last.parameter_bytes + size
+            )
+        else:
+            found.append(LayerCost(forward, backward, size))
+    return tuple(found) if sum(c.forward_s + c.backward_s for c in found) > 0 else ()
+
+
+def thawed(report: Report, profile: StoredProfile | None) -> Report:
+    """A report whose times are about those with nothing frozen, where the layers' costs are known.
+
+    Goodput models are fitted to those: what is frozen changes, and is counted by itself.
+    """
+    frozen, layers = report.frozen or 0, report.layers or 0
+    if not frozen or frozen >= layers or profile is None or report.step_time_s is None:
+        return report
+    found = costs(profile.rows, layers)
+    if not found:
+        return report
+    if report.micro_step_s is None:
+        return dataclasses.replace(report, step_time_s=None)
+    # It brings scipy, 50 MB: not every site's jobs freeze.
+    from slurm_elastic.models import effective_progress  # noqa: PLC0415
+
+    left = effective_progress.part(
+        Prefixes(layers=layers, certified=frozen, max_penalty=1.0, costs=found), frozen
+    )
+    more = report.accumulation or 0
+    micro = report.micro_step_s / left.compute
+    network = max(0.0, report.step_time_s - (more + 1) * report.micro_step_s) / left.network
+    return dataclasses.replace(report, step_time_s=(more + 1) * micro + network, micro_step_s=micro)
+
+
+class FreezingReports:
+    """Puts prefixes to what was learned; the same object while neither changes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Learned, Learned]] = {}
+
+    def put(self, key: str, learned: Learned | None, prefixes: Prefixes | None) -> Learned | None:
+        """What was learned of a job, with what may be frozen of it.
+
+        Args:
+            key: of the job.
+            learned: without prefixes.
+            prefixes: None: nothing may.
+        """
+        if learned is None or prefixes is None:
+            self._kept.pop(key, None)
+            return learned
+        before, found = self._kept.get(key, (None, learned))
+        if before is not learned or found.prefixes != prefixes:
+            found = dataclasses.replace(learned, prefixes=prefixes)
+            self._kept[key] = (learned, found)
+        return found
+
+    def of(self, key: str) -> Learned | None:
+        """What was last put so; None: nothing that freezes."""
+        found = self._kept.get(key)
+        return found[1] if found else None
+
+    def forget(self, alive: set[str]) -> None:
+        """Drop jobs that are gone."""
+        self._kept = {k: v for k, v in self._kept.items() if k in alive}

@@ -1,0 +1,399 @@
+"""What the controller knows of each job: from reports, from people, from past transitions.
+
+A record follows its job across requeues and restarts of the daemon; it is kept
+in the ledger under a key that tells reused job ids apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state import attempt_progress, freezing_reports
+from slurm_elastic.controller.state.layer_profiles import LayerProfileStore, StoredProfile
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.measurement import key_of, measured, staged
+from slurm_elastic.controller.state.observation_store import ObservationStore
+from slurm_elastic.controller.state.observations import Observations
+from slurm_elastic.controller.state.resize_rate import ResizeRate
+from slurm_elastic.controller.state.stored_job import StoredJob
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.core.application import Learned
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.report import Report
+from slurm_elastic.slurm.shape import rounded_off_s
+from slurm_elastic.topology import Topology
+
+#: Fewer steps than this are no measurement.
+_MIN_STEPS = 3
+#: A job that has not reported for this many seconds is left alone.
+_SILENT_S = 180.0
+#: Node lists of ours that are recognised later.
+_PINS = 6
+#: The ledger's oldest rows are looked for this often, and while there are any.
+_FORGET_S, _FORGET_MORE_S = 600.0, 30.0
+#: A job that did not save in time is not asked again for so long at least.
+_DEAF_S = 300.0
+
+
+class JobStore:
+    """Records of all jobs that Slurm knows. Thread-safe.
+
+    Args:
+        ledger: where records and allocation segments are kept.
+        config: for what `learning` needs.
+
+    Attributes:
+        learning: what jobs of one application share.
+        kept_since: epoch s from which on the ledger has everything.
+    """
+
+    def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
+        self._ledger = ledger
+        self.learning = ObservationStore(ledger, config)
+        self._profiles = LayerProfileStore(ledger)
+        self._attached = freezing_reports.FreezingReports()
+        self._lock = threading.RLock()
+        self._topology: Topology | None = None
+        self._entries: dict[str, StoredJob] = {}
+        self._reports: dict[int, tuple[float, Report]] = {}
+        self.kept_since = ledger.since()
+        self._forget_at = 0.0
+        self._resized = ResizeRate(ledger)
+        self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
+
+    def entry(self, job: Job) -> StoredJob:
+        """The record of a job, from the ledger or fresh."""
+        with self._lock:
+            if job.key not in self._entries:
+                # A job that runs or has run may have been sent there under a ledger that is lost.
+                fresh = job.run == 0 and job.state is not JobState.RUNNING
+                entry = StoredJob(job.job_id, pin=[] if fresh else None)
+                self._entries[job.key] = self._kept(job) or entry
+                self._catch_up(job)
+            return self._entries[job.key]
+
+    def _catch_up(self, job: Job) -> None:
+        """Count transitions that ended when the daemon died before it could do so."""
+        with contextlib.suppress(LedgerError):
+            for row in self._ledger.ended_transitions(job.job_id, job.key):
+                with contextlib.suppress(ValueError):
+                    transition = Transition.from_body(row)
+                    if transition.state is TransitionState.DONE or transition.given_up:
+                        self.changed(transition, job, row["updated"])
+
+    def _kept(self, job: Job) -> StoredJob | None:
+        try:
+            body = self._ledger.get_job(job.key)
+            return StoredJob.from_body(body) if body else None
+        except (LedgerError, KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def take(self, report: Report, job: Job, now: float) -> bool:
+        """Believe a report as far as it can be true.
+
+        Returns:
+            Whether something that matters for a decision has changed.
+        """
+        with self._lock:
+            known = self._reports.get(report.job_id)
+            if known and known[1].run > report.run:
+                return False  # of an attempt that is over
+            self._reports[report.job_id] = (now, report)
+            entry = self.entry(job)
+            before = (entry.proven, len(entry.measurements), known is None)
+            entry.proven = entry.proven or report.proven
+            entry.progress = report.progress if report.progress is not None else entry.progress
+            entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
+            held = job.allocation
+            if not (
+                held
+                and job.run == report.run
+                and held.gpus == report.gpus
+                and report.steps_measured >= _MIN_STEPS
+            ):
+                held = None
+            self._profiles.take(report, job)
+            profile = self._profiles.of(job, report.application) if report.frozen else None
+            learned = self.learning.take(
+                entry.lesson, freezing_reports.thawed(report, profile), job, held
+            )
+            self._hear_gradients(entry, report, job)
+            attempt_progress.hear(entry.watch, report, now=now)
+            if held and report.step_time_s and report.global_batch:
+                racks = self._racks(held)
+                key = key_of(held, racks)
+                rate = report.global_batch / report.step_time_s
+                seen = measured(report, held, rate, racks=racks, known=entry.measurements.get(key))
+                entry.measurements[key] = seen
+                self.learning.see(entry.lesson, job, key, seen)
+            entry.dirty = True
+            return learned or before != (entry.proven, len(entry.measurements), False)
+
+    def _hear_gradients(self, entry: StoredJob, report: Report, job: Job) -> None:
+        """What its ranks reduce: told anew with a profile, and when layers freeze or thaw."""
+        if staged(report):
+            entry.gradient_bytes = None  # replicas of a stage reduce it, its neighbours wait
+            return
+        frozen = entry.frozen if report.frozen is None else report.frozen
+        if report.profile or frozen != entry.frozen or entry.gradient_bytes is None:
+            profile = self._profiles.of(job, entry.lesson.stated)
+            entry.frozen = frozen
+            entry.gradient_bytes = profile.gradient_bytes(frozen) if profile else None
+
+    def _racks(self, held: Allocation) -> int:
+        """Racks of an allocation, as far as they are known."""
+        tree = self._topology
+        if tree is None or not all(tree.has(n) for n in held.nodes):
+            return 1
+        return max(1, tree.spread(held)[1])
+
+    def last_report(self, job_id: int) -> Report | None:
+        """The newest report of a job."""
+        with self._lock:
+            known = self._reports.get(job_id)
+        return known[1] if known else None
+
+    def last_reports(self, snapshot: Snapshot) -> dict[int, Report]:
+        """The newest report of each of its jobs."""
+        ids = [j.job_id for j in snapshot.jobs]
+        return {i: r for i in ids if (r := self.last_report(i)) is not None}
+
+    def directive(self, job: Job) -> Directive | None:
+        """The one in force: what a person has put in place of the submitted one, or that."""
+        override = self.entry(job).override
+        return Directive.parse(override) if override else job.directive
+
+    def profile(self, job: Job) -> StoredProfile | None:
+        """What the layers of a job cost, as it or another job of its application said last."""
+        with self._lock:
+            return self._profiles.of(job, self.entry(job).lesson.stated)
+
+    def freezable(self, job: Job, report: Report) -> Learned | None:
+        """What was last decided with, with what this report says of layers; None: nothing."""
+        with self._lock:
+            known = self._attached.of(job.key)
+            found = freezing_reports.of(report, self.directive(job), self.profile(job))
+            if known is None or found is None:
+                return None
+            return dataclasses.replace(known, prefixes=found)
+
+    def changed(self, transition: Transition, job: Job | None, now: float) -> None:
+        """A transition has ended: start the interval, and count it if it moved its job."""
+        if job is None:
+            return
+        with self._lock:
+            entry = self.entry(job)
+            if transition.id <= entry.counted:
+                return
+            entry.counted = transition.id
+            entry.watch.excused |= transition.run == entry.watch.run
+            entry.last_change = now
+            entry.checkpoint_s = entry.checkpoint_s or transition.seconds()["checkpoint"]
+            if "unanswered" in transition.entered:
+                entry.deaf_until = now + max(_DEAF_S, 10 * transition.notice_s)
+            entry.dirty = True
+            if not transition.moved:
+                return
+            self._resized.add(transition, now)
+            entry.changes = [t for t in entry.changes if now - t < 86400] + [now]
+            entry.resizes += 1
+            entry.leased = transition.target is None and not transition.given_up
+            entry.pin = list(transition.target.nodes) if transition.target else []
+            told = [list(a.nodes) for a in (transition.planned, transition.target) if a]
+            entry.pins = [p for p in entry.pins if p not in told][-_PINS:] + told
+            entry.spare = (job.run, rounded_off_s(transition.limit_s))
+            if transition.budget is not None and transition.budget.set_s is not None:
+                entry.budget = transition.budget
+
+    def resized(self, now: float, live: Iterable[Transition]) -> dict[str, list[float]]:
+        """When jobs were resized in the last hour (epoch s), by user; those under way count."""
+        with self._lock:
+            return self._resized.by_user(now, live)
+
+    def spare_s(self, job: Job) -> int:
+        """Seconds by which the time limit of the present attempt was rounded down."""
+        run, seconds = self.entry(job).spare
+        return seconds if run == job.run else 0
+
+    def command(self, job: Job, **values: Any) -> None:
+        """Keep what the controller did (leased, broken) or measured."""
+        with self._lock:
+            entry = self.entry(job)
+            for name, value in values.items():
+                setattr(entry, name, value)
+            entry.dirty = True
+            self._ledger.put_job(job.key, job.job_id, entry.to_body())
+            entry.dirty = False
+
+    def order(self, job: Job, **values: Any) -> None:
+        """Keep what a person ordered.
+
+        Raises:
+            LedgerError: it could not be written down, and does not count.
+        """
+        with self._lock:
+            entry = self.entry(job)
+            self._ledger.put_job(job.key, job.job_id, {**entry.to_body(), **values})
+            for name, value in values.items():
+                setattr(entry, name, value)
+
+    def touch(self, job: Job) -> None:
+        """Its record has changed, and is to be written down with the next round."""
+        with self._lock:
+            self.entry(job).dirty = True
+
+    def let_go(self, job: Job) -> bool:
+        """Its owner wants a job that the progress guard holds to go on; whether it holds it."""
+        with self._lock:
+            watch = self.entry(job).watch
+            watch.freed = bool(watch.why)
+            return watch.freed
+
+    def teach(self, job: Job, taught: Observations) -> None:
+        """Take what a job's owner states of its application."""
+        with self._lock:
+            self.learning.adopt(job, taught)
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Follow what Slurm shows: attempts begin and end, jobs go.
+
+        Raises:
+            LedgerError: segments could not be written; nothing else is lost.
+        """
+        with self._lock:
+            self._topology = Topology.of(snapshot)
+            alive = {j.key: j for j in snapshot.jobs if j.state is not JobState.ENDED}
+            for job in alive.values():
+                if job.elastic and job.state is JobState.RUNNING:
+                    entry = self.entry(job)
+                    if entry.seen_run != job.run:
+                        entry.seen_run, entry.dirty = job.run, True
+                        entry.last_change = job.start_time
+            self._leave(snapshot, alive)
+            self._entries = {k: e for k, e in self._entries.items() if k in alive}
+            self._attached.forget(set(alive))
+            ids = {j.job_id for j in alive.values()}
+            self._reports = {k: r for k, r in self._reports.items() if k in ids}
+            self._write_segments(snapshot, alive)
+            changed = {k: e for k, e in self._entries.items() if e.dirty}
+            self._ledger.put_jobs((k, e.job_id, e.to_body()) for k, e in changed.items())
+            for entry in changed.values():
+                entry.dirty = False
+            self.learning.save(alive.values())
+            self._profiles.save(alive.values())
+            if time.monotonic() >= self._forget_at:
+                self._forget(snapshot.time, alive)
+
+    def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
+        """Keep the ledger from growing."""
+        settings = self.learning.config.controller
+        gone = self._ledger.forget(
+            now, keep_days=settings.keep_days, keep_mb=settings.keep_mb, alive=alive.keys()
+        )
+        self.kept_since = self._ledger.since()
+        self._forget_at = time.monotonic() + (_FORGET_MORE_S if gone else _FORGET_S)
+
+    def _leave(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
+        """Jobs that are over. Whoever requeues one by hand means it: that attempt counts not."""
+        for job in snapshot.jobs:
+            entry = self._entries.get(job.key)
+            if entry is not None and job.key not in alive and entry.watch.run >= 0:
+                entry.watch.run = -1
+                self._ledger.put_job(job.key, job.job_id, entry.to_body())
+
+    def _write_segments(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
+        ended = {j.key: j for j in snapshot.jobs if j.state is JobState.ENDED}
+        for key, (run, _) in list(self._segments.items()):
+            job = alive.get(key)
+            if job is None or job.run != run or job.state is JobState.PENDING:
+                gone = ended.get(key)
+                end = gone.end_time if gone and gone.end_time else snapshot.time
+                self._ledger.end_segment(key, end)
+                del self._segments[key]
+        for key, job in alive.items():
+            if key in self._segments or not job.elastic or job.state is not JobState.RUNNING:
+                continue
+            held = job.allocation
+            if held is None:
+                continue
+            start = job.start_time or snapshot.time
+            self._ledger.begin_segment(
+                {
+                    "key": key,
+                    "job_id": job.job_id,
+                    "user": job.user,
+                    "name": job.name,
+                    "run": job.run,
+                    "gpu_type": held.gpu_type,
+                    "gpus": held.gpus,
+                    "nodes": ",".join(f"{n}:{g}" for n, g in held.shares),
+                    "start": start,
+                }
+            )
+            self._segments[key] = (job.run, start)
+
+    def records(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> dict[int, JobRecord]:
+        """What a decision may know of each elastic job."""
+        types = tuple(sorted({n.gpu_type for n in snapshot.nodes if n.gpus}))
+        with self._lock:
+            return {
+                j.job_id: self._record(j, live.get(j.job_id), snapshot.time, types)
+                for j in snapshot.jobs
+                if j.elastic and j.state is not JobState.ENDED
+            }
+
+    def resizes(self) -> dict[int, int]:
+        """Changes made to each job in its life."""
+        with self._lock:
+            return {e.job_id: e.resizes for e in self._entries.values()}
+
+    def _record(
+        self, job: Job, transition: Transition | None, now: float, types: tuple[str, ...]
+    ) -> JobRecord:
+        entry = self.entry(job)
+        heard, report = self._reports.get(job.job_id, (0.0, None))
+        override = Directive.parse(entry.override) if entry.override else None
+        directive = override or job.directive
+        learned = self.learning.learned(
+            job, entry.lesson, directive=directive, cluster=types, now=now
+        )
+        frozen = None
+        if report is not None and report.certified:  # an attempt goes on with the last one's
+            profile = self._profiles.of(job, entry.lesson.stated)
+            frozen = freezing_reports.of(report, directive, profile)
+        shapes, gradient_bytes = entry.measurements, entry.gradient_bytes
+        shared = None if entry.lesson.batch else self.learning.shared(job, entry.lesson)
+        if shared:  # before its first report it is taken for its name's latest
+            shapes = shapes or shared.shapes
+            layers = self._profiles.of(job, shared.stated)
+            gradient_bytes = layers.gradient_bytes(0) if layers else None
+        return JobRecord(
+            job_id=job.job_id,
+            measurements=tuple(shapes.values()),
+            proven=entry.proven,
+            reporting=report is not None and report.run == job.run and now - heard < _SILENT_S,
+            checkpoint_s=entry.checkpoint_s,
+            restart_s=entry.restart_s,
+            progress=entry.progress,
+            last_change=entry.last_change,
+            changes=tuple(entry.changes),
+            held=entry.held,
+            deaf_until=entry.deaf_until,
+            override=override,
+            in_transition=transition is not None,
+            target=transition.target if transition else None,
+            leased=entry.leased,
+            resizes=entry.resizes,
+            stopped=entry.watch.why,
+            learned=self._attached.put(job.key, learned, frozen),
+            gradient_bytes=gradient_bytes,
+            extended_s=entry.budget.extended_of(job.time_limit_s) if entry.budget else 0,
+        )

@@ -1,0 +1,93 @@
+"""From one report to the measurement of the shape that its job has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.plan import Measurement
+from slurm_elastic.core.report import Report
+
+#: A stall is the running mean of about so many reports: it trembles more than whole steps.
+_MEAN_OF = 5
+#: Computing that differs by this factor is of another batch or model: the mean begins anew.
+_OTHER = 1.5
+
+
+_FIELDS = frozenset(f.name for f in dataclasses.fields(Measurement))
+
+
+def key_of(held: Allocation, racks: int) -> str:
+    """The shape of an allocation in so many racks; of one rack as earlier versions wrote it."""
+    shape = f"{held.gpu_type}:{held.gpus}:{len(held.nodes)}"
+    return f"{shape}:{racks}" if racks > 1 else shape
+
+
+def kept(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
+    """From the ledger, by key; fields of later versions are ignored."""
+    return {
+        key: Measurement(**{n: v for n, v in row.items() if n in _FIELDS})
+        for key, row in rows.items()
+    }
+
+
+def measured(
+    report: Report,
+    held: Allocation,
+    samples_per_s: float,
+    *,
+    racks: int,
+    known: Measurement | None,
+) -> Measurement:
+    """The newest speed, and running means of computing and standing still.
+
+    Args:
+        report: of a job on `held`.
+        held: what the job really has.
+        samples_per_s: by the report.
+        racks: that the nodes of `held` are in.
+        known: what was measured in the same shape before.
+    """
+    compute_s, sync_s, reports = None, None, 0
+    if known is not None:
+        compute_s, sync_s, reports = known.compute_s, known.sync_s, known.reports
+    told = _parts(report)
+    if told is not None:
+        near = compute_s is not None and compute_s / _OTHER < told[0] < compute_s * _OTHER
+        if compute_s is None or sync_s is None or not near:
+            compute_s, sync_s, reports = *told, 0
+        weight = 1.0 / min(reports + 1, _MEAN_OF)
+        compute_s += weight * (told[0] - compute_s)
+        sync_s += weight * (told[1] - sync_s)
+        reports += 1
+    return Measurement(
+        gpu_type=held.gpu_type,
+        gpus=held.gpus,
+        nodes=len(held.nodes),
+        racks=racks,
+        samples_per_s=samples_per_s,
+        steps=report.steps_measured,
+        compute_s=compute_s,
+        sync_s=sync_s,
+        reports=reports,
+    )
+
+
+def staged(report: Report) -> bool:
+    """Whether a model's stages are on several ranks: they wait for each other, too."""
+    return bool(report.layout) and len(LayoutText.parse(report.layout).replicas) > 1
+
+
+def _parts(report: Report) -> tuple[float, float] | None:
+    """(computing, standing still) of one step; None: not told, or not of data parallelism."""
+    forward, backward, sync = report.forward_s, report.backward_s, report.sync_s
+    if forward is None or backward is None or sync is None or staged(report):
+        return None
+    compute_s = forward + backward + (report.optimizer_s or 0.0)
+    whole_s = report.step_time_s
+    if not compute_s > 0 or (whole_s and sync > 2 * whole_s):
+        return None  # parts of a step cannot outlast it like that
+    return compute_s, sync

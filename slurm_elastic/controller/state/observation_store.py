@@ -1,0 +1,395 @@
+"""From jobs' reports to what goodput models are fitted to, and what applications remember.
+
+An *application* is the user's jobs of one name that state the same application
+(`init(application=...)`). It keeps the newest times of all of them, in the
+ledger: the next job of the application knows from the start what a GPU of each
+type is worth to it, and with `[sia] share` it begins with all these times. Users
+share with themselves only.
+
+Reports are hostile: what one claims changes what is believed of jobs of the
+same user and name, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.observations import Observations, ObservedTime, number
+from slurm_elastic.core.application import Application, JobClass, Learned, Noise, TypeProfile
+from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Measurement
+from slurm_elastic.core.report import Report
+
+#: Changes of one job's times that are passed on at once, and then one in so many seconds.
+_FITS, _FIT_S = 5.0, 60.0
+#: Applications that jobs of one name may state.
+_STATED = 20
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """What was last said of a job, and how often it may still change.
+
+    Attributes:
+        state: versions that it was made of.
+        settings: what people decide, which counts at once.
+        fits: changes left that cost a fit.
+        at: when they were counted (epoch s).
+    """
+
+    state: object
+    settings: object
+    found: Learned | None
+    fits: float = _FITS
+    at: float = 0.0
+
+    def takes(self, found: Learned | None, now: float) -> bool:
+        """Whether this, which differs, may replace what was said.
+
+        Reports can be made so that each one costs a fit, and a difficult one.
+        """
+        if found and self.found:
+            cheap = (found.application, found.observations) == (
+                self.found.application,
+                self.found.observations,
+            )
+            self.fits = min(_FITS, self.fits + max(0.0, now - self.at) / _FIT_S)
+            self.at = now
+            if not cheap and self.fits < 1:
+                return False
+            self.fits -= not cheap
+        return True
+
+
+class ObservationStore:
+    """What is learned of all jobs and applications. Its caller holds the lock.
+
+    Args:
+        ledger: where applications are kept.
+        config: for `[speedup] types` and `[sia] share`; may be replaced.
+
+    Attributes:
+        tunes: whether the policy in force chooses batches (`policies.base.Policy`).
+    """
+
+    def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
+        self._ledger = ledger
+        self.config = config or Config()
+        self.tunes = False
+        self._applications: dict[tuple[str, str], dict[str, Observations]] = {}
+        self._dirty: set[tuple[str, str, str]] = set()
+        self._kept: dict[str, _Kept] = {}
+        if ledger.found_version == 1:
+            self._carry_over()
+
+    def _carry_over(self) -> None:
+        """What a ledger of version 1 knows of applications: the speeds of their jobs."""
+        found: dict[tuple[str, str], Observations] = {}
+        for user, name, record in self._ledger.named_jobs():
+            rates = found.setdefault((user, name), Observations()).rates
+            measurements = record.get("measurements")
+            rows = list(measurements.values()) if isinstance(measurements, dict) else []
+            rows = [r for r in rows if isinstance(r, dict) and number(r.get("gpus"), 1, 2**16)]
+            for row in sorted(rows, key=lambda r: -int(r["gpus"])):  # the smallest counts
+                speed, kind = row.get("samples_per_s"), row.get("gpu_type")
+                if isinstance(kind, str) and number(speed, 1e-9, 1e12):
+                    rates[kind] = speed / row["gpus"]
+        for (user, name), lesson in found.items():
+            if lesson.rates:
+                self._ledger.put_application(user, name, "", lesson.to_body())
+
+    def take(self, lesson: Observations, report: Report, job: Job, held: Allocation | None) -> bool:
+        """Learn from a report.
+
+        Args:
+            lesson: of the job.
+            report: believed as far as its times are concerned if `held` is given.
+            job: whose report it is.
+            held: the allocation that its times were measured in.
+
+        Returns:
+            Whether a configuration is known that was not.
+        """
+        directive = job.directive
+        unit = directive.unit_for(held.gpu_type) if held and directive else 1
+        known, version = len(lesson.points), lesson.version
+        point = lesson.hear(report, held, unit)
+        if lesson.version != version:
+            self._pass_on(lesson, point, job)
+        return len(lesson.points) > known
+
+    def _pass_on(self, lesson: Observations, point: ObservedTime | None, job: Job) -> None:
+        """Let the application have it."""
+        if not lesson.batch:
+            return
+        lessons = self._of(job)
+        shared = lessons.get(lesson.stated)
+        if shared is None and lesson.stated and "" in lessons:
+            lessons[lesson.stated] = shared = lessons.pop("")
+            shared.stated = lesson.stated
+        if shared is None or (point and len(point.recent) == 1 and shared.contradicts(point)):
+            shared = Observations(stated=lesson.stated)
+            for known in lesson.points.values():
+                shared.keep(dataclasses.replace(known, recent=[]))
+        elif point:
+            shared.keep(dataclasses.replace(point, recent=[]))
+        shared.batch, shared.initial_batch = lesson.batch, lesson.initial_batch
+        shared.most, shared.noise = lesson.most, lesson.noise or shared.noise
+        self._changed(job, lessons, shared)
+
+    def adopt(self, job: Job, taught: Observations) -> None:
+        """Let the application of a job have what its owner states."""
+        lessons = self._of(job)
+        shared = lessons.get(taught.stated) or taught
+        shared.absorb(taught)
+        self._changed(job, lessons, shared)
+
+    def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
+        shared.version += 1
+        # The newest first: what a job that has not said anything yet is taken for.
+        others = [(k, v) for k, v in lessons.items() if k != shared.stated][: _STATED - 1]
+        self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
+        self._dirty.add((job.user, job.name, shared.stated))
+
+    def see(self, lesson: Observations, job: Job, key: str, seen: Measurement) -> None:
+        """Let the application have what a job measured in a shape."""
+        shared = self._of(job).get(lesson.stated)
+        if shared is not None and shared.see(key, seen):
+            self._dirty.add((job.user, job.name, lesson.stated))
+
+    def save(self, alive: Iterable[Job]) -> None:
+        """Write down what has changed, and forget what no job needs.
+
+        Raises:
+            LedgerError: it could not be written; the next call tries again.
+        """
+        for user, name, stated in sorted(self._dirty):
+            lesson = self._applications.get((user, name), {}).get(stated)
+            if lesson is not None:
+                self._ledger.put_application(user, name, stated, lesson.to_body())
+            self._dirty.discard((user, name, stated))
+        jobs = list(alive)
+        names, keys = {(j.user, j.name) for j in jobs}, {j.key for j in jobs}
+        self._applications = {k: v for k, v in self._applications.items() if k in names}
+        self._kept = {k: v for k, v in self._kept.items() if k in keys}
+
+    def learned(
+        self,
+        job: Job,
+        lesson: Observations,
+        *,
+        directive: Directive | None,
+        cluster: Sequence[str],
+        now: float,
+    ) -> Learned | None:
+        """What models may know of a job; the same object while nothing changes.
+
+        Args:
+            job: running or pending.
+            lesson: its own.
+            directive: in force.
+            cluster: GPU types that there are.
+            now: epoch s; times that change all the time are only passed on now and then.
+
+        Returns:
+            None while nobody has said what its batch is.
+        """
+        if directive is None:
+            return None
+        shared = self.shared(job, lesson)
+        state = (lesson.version, shared and (id(shared), shared.version))
+        settings = (directive, cluster, self.config, self.tunes)
+        kept = self._kept.get(job.key)
+        if kept and kept.state == state and kept.settings == settings:
+            return kept.found
+        found = self._learned(job, lesson, shared, directive, cluster)
+        if kept is None or kept.settings != settings:
+            kept = self._kept[job.key] = _Kept(state, settings, found, at=now)
+        elif found == kept.found:
+            kept.state = state  # others know it by its identity
+        elif kept.takes(found, now):
+            kept.state, kept.found = state, found
+        return kept.found
+
+    def shared(self, job: Job, lesson: Observations) -> Observations | None:
+        """What its application knows; that of its name's latest job before it has reported."""
+        lessons = self._of(job)
+        if lesson.batch:
+            return lessons.get(lesson.stated)
+        return next(iter(lessons.values()), None)
+
+    def _of(self, job: Job) -> dict[str, Observations]:
+        name = (job.user, job.name)
+        if name not in self._applications:
+            try:
+                kept = self._ledger.applications(*name)
+            except LedgerError:
+                return {}  # the round says so
+            self._applications[name] = {
+                s: Observations.from_body(b) for s, b in list(kept.items())[:_STATED]
+            }
+        return self._applications[name]
+
+    def _learned(
+        self,
+        job: Job,
+        lesson: Observations,
+        shared: Observations | None,
+        directive: Directive,
+        cluster: Sequence[str],
+    ) -> Learned | None:
+        batch = lesson.batch or _expected(shared, directive)
+        types = [t for t in directive.types or cluster if directive.sizes(t)]
+        if not batch or not types:
+            return None
+        inherited = shared.points if shared else {}
+        points = {**inherited, **lesson.points}
+        believed = points if self.config.sia.share else lesson.points
+        begun = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
+        span = _span(begun, directive) if self.tunes else None
+        rigid = directive.min_gpus == directive.max_gpus and span is None
+        most = lesson.most or (shared.most if shared else 0)
+        single = estimated(
+            points.values(),
+            types,
+            self.config.speedup.types,
+            earlier=shared.rates if shared else {},
+        )
+        rates = _rates(points.values(), directive, batch, single) if rigid else {}
+        noise = lesson.noise or (shared.noise if shared and self.config.sia.share else None)
+        if span:
+            job_class, batch, initial = JobClass.ADAPTIVE, span[0], span[0]
+        else:
+            job_class = JobClass.RIGID if rigid else JobClass.STRONG_SCALING
+            initial = min(batch, begun)
+        application = Application(
+            name=(lesson.stated or (shared.stated if shared else "")) or job.name,
+            job_class=job_class,
+            initial_batch=initial,
+            max_batch=span[1] if span else batch,
+            batch=batch,
+            gpus=directive.min_gpus,
+            # Without a largest micro-batch a rank takes its share of an elastic batch at once.
+            accumulation=bool(most) or span is None,
+            types=tuple(
+                TypeProfile(
+                    t,
+                    least=1,
+                    most=most or (_taken(points.values(), directive, t, batch) if span else batch),
+                    single=single[t],
+                    rate=rates.get(t),
+                    unit=directive.unit_for(t),
+                )
+                for t in types
+            ),
+            profiled=bool(points or (shared and shared.rates)),
+        )
+        return Learned(
+            application,
+            tuple(
+                p.observation()
+                for p in believed.values()
+                if p.gpu_type in types and p.gpus % directive.unit_for(p.gpu_type) == 0
+            ),
+            # The variance is stated at the batch that the script began with.
+            Noise(noise[0], noise[1] * (begun / initial if span else 1.0)) if noise else None,
+        )
+
+
+def _expected(shared: Observations | None, directive: Directive) -> int:
+    """The batch of a job that has not reported: what its application began with; 0: not known."""
+    batch = (shared.initial_batch or shared.batch) if shared else 0
+    if not batch or directive.batch is None:
+        return batch
+    return max(directive.batch[0], min(batch, directive.batch[1]))
+
+
+def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
+    """Batches that may be chosen; None: none. Smaller than the script's own are never better."""
+    if directive.batch is None:
+        return None
+    low, high = directive.batch
+    return (max(low, begun), high) if max(low, begun) < high else None
+
+
+def _taken(points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int) -> int:
+    """Samples that a replica is known to take at once, or has to with the fewest GPUs."""
+    replicas = max(1, directive.sizes(gpu_type)[0] // directive.unit_for(gpu_type))
+    return max([-(-batch // replicas), *(p.micro_batch for p in points)])
+
+
+def measured(points: Iterable[ObservedTime]) -> dict[str, float]:
+    """samples/s of one replica on each type that was measured, at the most comparable batches.
+
+    Our definition: micro-batch over micro-step, which needs no run on one GPU. Rates
+    rise with the micro-batch, so all types are read as near as possible (in ratio) to
+    the one size that is nearest to a size of every type; of several, the largest.
+    """
+    by_type: dict[str, dict[int, list[float]]] = {}
+    for p in points:
+        sizes = by_type.setdefault(p.gpu_type, {})
+        sizes.setdefault(p.micro_batch, []).append(p.micro_batch / p.micro_step_s)
+
+    def distance(size: int, sizes: Iterable[int]) -> float:
+        return min(abs(math.log(size / s)) for s in sizes)
+
+    every = {m for sizes in by_type.values() for m in sizes}
+    if not every:
+        return {}
+    chosen = min(every, key=lambda m: (sum(distance(m, s) for s in by_type.values()), -m))
+    found = {}
+    for name, sizes in by_type.items():
+        nearest = min(sizes, key=lambda m: (abs(math.log(chosen / m)), -m))
+        found[name] = statistics.median(sizes[nearest])
+    return found
+
+
+def estimated(
+    points: Iterable[ObservedTime],
+    types: Sequence[str],
+    stated: Mapping[str, float],
+    *,
+    earlier: Mapping[str, float],
+) -> dict[str, float]:
+    """samples/s of one replica on each of `types`; of types not measured, by the stated ratios.
+
+    Args:
+        points: of the application.
+        types: that are wanted.
+        stated: relative speeds of types, `[speedup] types`; 1 for those not named.
+        earlier: samples/s of types, for those not in `points`.
+
+    Returns:
+        Relative speeds, if nothing was measured.
+    """
+    configured = {t: stated.get(t, 1.0) for t in types}
+    seen = {**earlier, **measured(points)}
+    configured |= {t: stated.get(t, 1.0) for t in seen}
+    every = scaled(seen, configured) if seen else configured
+    return {t: every[t] for t in types}
+
+
+def _rates(
+    points: Iterable[ObservedTime], directive: Directive, batch: int, single: Mapping[str, float]
+) -> dict[str, float]:
+    """samples/s in the one size of a rigid job; types not measured in it by their `single`."""
+    gpus, seen = directive.min_gpus, {}
+    for p in points:
+        if p.gpus == gpus and p.gpu_type in single:
+            replicas = max(1, gpus // directive.unit_for(p.gpu_type))
+            micro_steps = max(1, round(batch / (p.micro_batch * replicas)))
+            seen[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
+    return scaled(seen, single) if seen else {t: gpus * s for t, s in single.items()}
+
+
+def scaled(seen: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
+    """`seen`, and for all other types their relative value at the mean ratio (in logarithms)."""
+    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in seen.items()))
+    return {t: seen.get(t, scale * value) for t, value in relative.items()}

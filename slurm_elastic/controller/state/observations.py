@@ -1,0 +1,271 @@
+"""What was learned of one job, or of all jobs of an application: times, noise, batch.
+
+A job's times in one configuration (GPU type, nodes, GPUs, micro-batch) are
+believed as first measured, and anew only when the median of the last reports
+differs by more than `TOLERANCE`: models are cached by their values, so a value
+that trembles would cost a fit in every round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.core.application import Observation
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Measurement
+from slurm_elastic.core.report import Report
+
+#: Relative difference of times, and of noise over signal, at which a new value is believed.
+TOLERANCE = 0.05
+NOISE_TOLERANCE = 0.2
+#: Reports whose median counts.
+_RECENT = 5
+#: Configurations kept of a job, and of an application.
+_POINTS = 128
+#: Of the ratio of variance to squared norm: beyond that the batch hardly matters any more.
+_MOST_NOISE = 1e9
+_LEAST_S, _MOST_S = 1e-9, 1e6
+#: Times that differ by this factor from those of earlier jobs are of something else.
+_OTHER = 3.0
+
+
+@dataclass(slots=True)
+class ObservedTime:
+    """Times in one configuration: as believed, and as last reported.
+
+    Attributes:
+        step_s, micro_step_s: as in `Observation`.
+        recent: (step_s, micro_step_s) of the last reports.
+    """
+
+    gpu_type: str
+    nodes: int
+    gpus: int
+    micro_batch: int
+    step_s: float
+    micro_step_s: float
+    recent: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Of its configuration."""
+        return f"{self.gpu_type}:{self.nodes}:{self.gpus}:{self.micro_batch}"
+
+    def add(self, step_s: float, micro_step_s: float) -> bool:
+        """One more measurement; whether what is believed has changed."""
+        self.recent = [*self.recent[1 - _RECENT :], (step_s, micro_step_s)]
+        step, micro = (statistics.median(v) for v in zip(*self.recent, strict=True))
+        micro = min(step, micro)
+        if _near(step, self.step_s) and _near(micro, self.micro_step_s):
+            return False
+        self.step_s, self.micro_step_s = step, micro
+        return True
+
+    def observation(self) -> Observation:
+        """As models take it."""
+        return Observation(
+            self.gpu_type, self.nodes, self.gpus, self.micro_batch, self.step_s, self.micro_step_s
+        )
+
+
+@dataclass(slots=True)
+class Observations:
+    """What was learned of a job, or of all jobs of an application.
+
+    Attributes:
+        points: by configuration, in the order of their first measurement.
+        noise: (squared norm, variance) of the gradient as believed; None: not measured.
+        batch, initial_batch: samples; 0: not reported yet.
+        most: most samples that a replica may take at once; 0: not stated.
+        stated: what the script calls its application.
+        rates: samples/s of one GPU by type, from ledgers that held no more.
+        shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
+        version: rises with every change.
+    """
+
+    points: dict[str, ObservedTime] = field(default_factory=dict)
+    noise: tuple[float, float] | None = None
+    batch: int = 0
+    initial_batch: int = 0
+    most: int = 0
+    stated: str = ""
+    rates: dict[str, float] = field(default_factory=dict)
+    shapes: dict[str, Measurement] = field(default_factory=dict)
+    version: int = 0
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON for the ledger."""
+        body = dataclasses.asdict(self)
+        body["points"] = list(body["points"].values())
+        body.pop("version")
+        return body
+
+    @classmethod
+    def from_body(cls, body: Any) -> Observations:
+        """From the ledger's JSON; what cannot be is left out."""
+        lesson = cls()
+        if not isinstance(body, dict):
+            return lesson
+        for row in _list(body.get("points")):
+            point = _point(row)
+            if point is not None:
+                lesson.points[point.key] = point
+        for name in ("batch", "initial_batch", "most"):
+            value = body.get(name)
+            if type(value) is int and 0 <= value <= 2**31:
+                setattr(lesson, name, value)
+        noise = _list(body.get("noise"))
+        if len(noise) == 2 and all(number(v, 0.0, 1e30) for v in noise) and sum(noise) > 0:
+            lesson.noise = (float(noise[0]), float(noise[1]))
+        if isinstance(body.get("stated"), str):
+            lesson.stated = body["stated"]
+        rates = body.get("rates")
+        if isinstance(rates, dict):
+            lesson.rates = {t: float(r) for t, r in rates.items() if number(r, 1e-9, 1e12)}
+        shapes = body.get("shapes")
+        if isinstance(shapes, dict):
+            with contextlib.suppress(TypeError):
+                lesson.shapes = {k: Measurement(**row) for k, row in shapes.items()}
+        return lesson
+
+    def see(self, key: str, seen: Measurement) -> bool:
+        """Keep what was measured in a shape; whether it differs from what was believed."""
+        known = self.shapes.get(key)
+        if known is not None and all(
+            _near(new or 0.0, old or 0.0)
+            for new, old in (
+                (seen.samples_per_s, known.samples_per_s),
+                (seen.compute_s, known.compute_s),
+                (seen.sync_s, known.sync_s),
+                (min(seen.reports, _RECENT), min(known.reports, _RECENT)),
+            )
+        ):
+            return False
+        if known is None and len(self.shapes) >= _POINTS:
+            del self.shapes[next(iter(self.shapes))]
+        self.shapes[key] = seen
+        return True
+
+    def keep(self, point: ObservedTime) -> None:
+        """Have this point; the oldest goes if there are too many."""
+        if point.key not in self.points and len(self.points) >= _POINTS:
+            del self.points[next(iter(self.points))]
+        self.points[point.key] = point
+
+    def absorb(self, other: Observations) -> None:
+        """Have the points and shapes of another."""
+        for point in other.points.values():
+            self.keep(point)
+        for key, seen in other.shapes.items():
+            self.see(key, seen)
+
+    def contradicts(self, point: ObservedTime) -> bool:
+        """Whether a job's first word on a configuration is far from what earlier jobs said."""
+        earlier = self.points.get(point.key)
+        return earlier is not None and not (
+            1 / _OTHER < point.micro_step_s / earlier.micro_step_s < _OTHER
+        )
+
+    def hear(self, report: Report, held: Allocation | None, unit: int) -> ObservedTime | None:
+        """Take what a report says beside times, and its times if `held` is their shape.
+
+        Returns:
+            A point whose belief has changed.
+        """
+        before = (self.batch, self.initial_batch, self.most, self.stated, self.noise)
+        self.batch = report.global_batch or self.batch
+        self.initial_batch = report.initial_batch or self.initial_batch or self.batch
+        self.most = (report.max_micro_batch or 0) * unit or self.most
+        self.stated = report.application or self.stated
+        self._hear_noise(report)
+        point = self._hear_times(report, held, unit) if held else None
+        if point or before != (
+            self.batch,
+            self.initial_batch,
+            self.most,
+            self.stated,
+            self.noise,
+        ):
+            self.version += 1
+        return point
+
+    def _hear_noise(self, report: Report) -> None:
+        sqr, var = report.grad_sqr, report.grad_var
+        if sqr is None or var is None or not sqr + var > 0:
+            return
+        sqr = max(sqr, var / _MOST_NOISE)
+        if self.noise is None or abs(math.log(max(var / sqr, 1e-9) / _ratio(self.noise))) > (
+            NOISE_TOLERANCE
+        ):
+            self.noise = (sqr, var)
+
+    def _hear_times(self, report: Report, held: Allocation, unit: int) -> ObservedTime | None:
+        step_s, batch = report.step_time_s, report.global_batch
+        replicas, rest = divmod(held.gpus, unit)
+        if not step_s or not batch or rest or not _LEAST_S < step_s < _MOST_S:
+            return None
+        steps = 1 + (report.accumulation or 0)
+        size = -(-batch // (replicas * steps))
+        micro_s = report.micro_step_s
+        known = self.points.get(f"{held.gpu_type}:{len(held.nodes)}:{held.gpus}:{size}")
+        if known and report.frozen:
+            return None  # what is believed is what it takes with nothing frozen
+        if micro_s is None and known:
+            micro_s = step_s / steps * min(1.0, known.micro_step_s / known.step_s)
+        elif micro_s is None:
+            if report.micro_batch is not None:
+                return None  # it measures; this time no step was looked into
+            micro_s = step_s / steps  # an older library: as if synchronisation cost nothing
+        micro_s = min(max(micro_s, _LEAST_S), step_s / steps)
+        alone_s = step_s - (steps - 1) * micro_s  # without accumulation
+        if known:
+            return known if known.add(alone_s, micro_s) else None
+        point = ObservedTime(held.gpu_type, len(held.nodes), held.gpus, size, alone_s, micro_s)
+        point.add(alone_s, micro_s)
+        self.keep(point)
+        return point
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= TOLERANCE * other
+
+
+def _ratio(noise: tuple[float, float]) -> float:
+    return max(noise[1] / noise[0], 1e-9) if noise[0] else _MOST_NOISE
+
+
+def _point(row: Any) -> ObservedTime | None:
+    if not isinstance(row, dict):
+        return None
+    kind = row.get("gpu_type")
+    counts = [row.get(n) for n in ("nodes", "gpus", "micro_batch")]
+    times = _pair([row.get("step_s"), row.get("micro_step_s")])
+    if not isinstance(kind, str) or times is None or times[1] > times[0]:
+        return None
+    if not all(type(c) is int and 0 < c < 2**31 for c in counts):
+        return None
+    nodes, gpus, micro_batch = (int(str(c)) for c in counts)
+    recent = [pair for r in _list(row.get("recent")) if (pair := _pair(r))]
+    return ObservedTime(kind, nodes, gpus, micro_batch, *times, recent=recent[-_RECENT:])
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    """Two times."""
+    pair = _list(value)
+    if len(pair) != 2 or not all(number(t, _LEAST_S, _MOST_S) for t in pair):
+        return None
+    return float(pair[0]), float(pair[1])
+
+
+def number(value: Any, low: float, high: float) -> bool:
+    """Whether a value read back is a number between these."""
+    return type(value) in (int, float) and low <= value <= high
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []

@@ -1,0 +1,38 @@
+"""When whose jobs were resized in the last hour: what `[limits]` counts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import Transition
+from slurm_elastic.placement.site_limits import HOUR_S
+
+
+class ResizeRate:
+    """The resizes of the last hour, of jobs that are gone, too; begins with the ledger's."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        #: By id of the transition: who, when (epoch s).
+        self._ended: dict[int, tuple[str, float]] = {}
+        for body in ledger.ended_since(time.time() - HOUR_S):
+            with contextlib.suppress(ValueError):
+                transition = Transition.from_body(body)
+                if transition.moved:
+                    self.add(transition, body["updated"])
+
+    def add(self, transition: Transition, at: float) -> None:
+        """Count a transition that moved its job; starts and the like are none."""
+        if transition.old is not None:
+            self._ended[transition.id] = (transition.user, at)
+
+    def by_user(self, now: float, live: Iterable[Transition]) -> dict[str, list[float]]:
+        """When each user's jobs were resized, epoch s; those under way count as now."""
+        self._ended = {i: row for i, row in self._ended.items() if row[1] > now - HOUR_S}
+        rows = [*self._ended.values(), *((t.user, now) for t in live if t.old is not None)]
+        found: dict[str, list[float]] = {}
+        for user, at in rows:
+            found.setdefault(user, []).append(at)
+        return found

@@ -1,0 +1,84 @@
+"""What is kept in the ledger of one job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.controller.state.attempt_progress import AttemptProgress
+from slurm_elastic.controller.state.measurement import kept
+from slurm_elastic.controller.state.observations import Observations
+from slurm_elastic.controller.state.time_limits import TimeBudget
+from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.core.plan import Measurement
+
+
+@dataclass(slots=True)
+class StoredJob:
+    """One job's record as it is kept; see `JobRecord` for what most fields mean.
+
+    Attributes:
+        pin: nodes that the job was last told to run on; None: nothing is known of it before now.
+        pins: what it was told before, the latest last: a slurmctld that dies brings it back.
+        override: directive that a person has put in place of the submitted one; "": none.
+        layout: in which a person wants it to run (`slurm_elastic.core.layout`); "": its own choice.
+        broken: run whose lease its owner broke; he is not made to wait again.
+        budget: what is left of its time, where its limit may be extended.
+        spare: (run, seconds) that the attempt's time limit was rounded down by.
+        gradient_bytes: as in `JobRecord`, with `frozen` layers from the front left out.
+        counted: id of the last transition whose outcome is part of this record.
+        lesson: what models are fitted to.
+        watch: whether its attempts get anywhere.
+    """
+
+    job_id: int
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    proven: bool = False
+    checkpoint_s: float | None = None
+    restart_s: float | None = None
+    progress: float | None = None
+    last_change: float | None = None
+    changes: list[float] = field(default_factory=list)
+    resizes: int = 0
+    held: bool = False
+    deaf_until: float | None = None
+    override: str = ""
+    layout: str = ""
+    leased: bool = False
+    pin: list[str] | None = None
+    pins: list[list[str]] = field(default_factory=list)
+    broken: int = -1
+    spare: tuple[int, int] = (-1, 0)
+    budget: TimeBudget | None = None
+    counted: int = 0
+    seen_run: int = -1
+    gradient_bytes: float | None = None
+    frozen: int = 0
+    lesson: Observations = field(default_factory=Observations)
+    watch: AttemptProgress = field(default_factory=AttemptProgress)
+    dirty: bool = True
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON for the ledger."""
+        body = dataclasses.asdict(self)
+        body.pop("dirty")
+        body["lesson"] = self.lesson.to_body()
+        return body
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> StoredJob:
+        """From the ledger's JSON; unknown fields are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        entry = cls(**{k: v for k, v in body.items() if k in known})
+        entry.measurements = kept(body["measurements"])
+        entry.budget = TimeBudget.from_body(body.get("budget"))
+        entry.lesson = Observations.from_body(body.get("lesson"))
+        entry.watch = AttemptProgress.from_body(body.get("watch"))
+        try:
+            entry.layout = str(LayoutText.parse(entry.layout)) if entry.layout else ""
+        except (LayoutTextError, TypeError):
+            entry.layout = ""
+        entry.dirty = False
+        return entry

@@ -1,0 +1,224 @@
+"""One job on its way from one allocation to another: the record that is persisted.
+
+Our protocol (docs/adr/0001-plain-requeue.md) never holds a job: from REQUEUE
+to RELEASE it waits in the queue with a start time about two minutes ahead,
+which Slurm itself sets. Whoever dies meanwhile, Slurm starts the job.
+
+| state | done on entering | left when |
+|---|---|---|
+| RESERVE | the round's target nodes are reserved | the target's GPUs are free |
+| NOTIFY | the job is asked to save | it says `saved` |
+| REQUEUE | `scontrol requeue` | the job is no longer running |
+| DRAIN | - | it is pending and its nodes have let it go |
+| RESHAPE | one update: size, CPUs, memory, time left | Slurm shows that size |
+| COOL | - | 2 s after DRAIN: else the old credential's revocation hits the new run |
+| RELEASE | one update: nodes, reservation, start now, priority | - |
+| VERIFY | - | it runs as planned |
+| CLEAR | reservation and priority are given back | - |
+
+It ends DONE, UNDONE (the job is in its old or its MIN shape), ENDED (the job
+finished meanwhile).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget
+from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.plan import Action
+
+#: What a transition takes over of its job as it is called there.
+_OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
+
+
+class TransitionState(enum.Enum):
+    """Where a transition stands."""
+
+    RESERVE = "RESERVE"
+    NOTIFY = "NOTIFY"
+    REQUEUE = "REQUEUE"
+    DRAIN = "DRAIN"
+    RESHAPE = "RESHAPE"
+    COOL = "COOL"
+    RELEASE = "RELEASE"
+    VERIFY = "VERIFY"
+    CLEAR = "CLEAR"
+    DONE = "DONE"
+    UNDONE = "UNDONE"
+    ENDED = "ENDED"
+
+    @property
+    def live(self) -> bool:
+        """Whether something is still to be done."""
+        return self not in (TransitionState.DONE, TransitionState.UNDONE, TransitionState.ENDED)
+
+
+#: States in which the job has left its old allocation, or may have.
+UPROOTED = (
+    TransitionState.REQUEUE,
+    TransitionState.DRAIN,
+    TransitionState.RESHAPE,
+    TransitionState.COOL,
+    TransitionState.RELEASE,
+    TransitionState.VERIFY,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Transition:
+    """What the ledger keeps of one transition. Times are epoch seconds.
+
+    Attributes:
+        key: names the job across reused ids (`Job.key`).
+        run: restart count when it began.
+        old: None for a job that was waiting.
+        target: None: the job shall wait, with a lease.
+        planned: the first target; differs from `target` once the plan was given up.
+        reservation: shared by the transitions of one round; "" when none is needed.
+        notice_s: how long the job gets to save.
+        limit_s: what is left of its time limit, known when it leaves its allocation.
+        budget: of its time, where limits may be extended; as it was when the attempt began, and
+            from RESHAPE on as it is for the next one.
+        terms: on which its limit may be extended.
+        spare_s: seconds that are left on top of the running attempt's limit, which Slurm keeps
+            in whole minutes.
+        nice: to be restored after the priority was.
+        entered: when each state was last entered; `saved`, `unanswered` (no such word came in
+            time), `running`, `first_step`, `cleared` as well.
+        tries: updates sent in the present state.
+        refused: updates that Slurm refused in the present state.
+        problem: why the plan was given up.
+        step: of the checkpoint that the job acknowledged.
+        checkpoint_s, startup_s, restore_s: measured, for the history.
+    """
+
+    id: int
+    job_id: int
+    display_id: str
+    key: str
+    user: str
+    uid: int
+    action: Action
+    run: int
+    old: Allocation | None
+    target: Allocation | None
+    reason: str
+    planned: Allocation | None = None
+    reservation: str = ""
+    state: TransitionState = TransitionState.RESERVE
+    notice_s: float = 60.0
+    limit_s: int | None = None
+    spare_s: int = 0
+    budget: TimeBudget | None = None
+    terms: ExtensionTerms | None = None
+    nice: int = 0
+    entered: dict[str, float] = field(default_factory=dict)
+    tries: int = 0
+    refused: int = 0
+    problem: str = ""
+    step: int | None = None
+    checkpoint_s: float | None = None
+    startup_s: float | None = None
+    restore_s: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, *, action: Action, reason: str, **more: Any) -> Transition:
+        """A new one (id 0) of a job as it is now; `more`: other attributes, `target` is None."""
+        who = {name: getattr(job, name) for name in _OF_JOB}
+        fields = {"target": None, **more}
+        return cls(id=0, action=action, reason=reason, old=job.allocation, **who, **fields)
+
+    @property
+    def since(self) -> float:
+        """When the present state was entered."""
+        return self.entered.get(self.state.value, 0.0)
+
+    def waited(self, now: float, mark: str = "") -> float:
+        """Seconds since the present state, or something else in `entered`, was entered.
+
+        Waits end even if the clock was set back meanwhile: they then begin anew.
+        """
+        name = mark or self.state.value
+        if self.entered.get(name, 0.0) > now:
+            self.entered[name] = now
+        return now - self.entered.get(name, 0.0)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the job is on its way back rather than to the plan."""
+        return bool(self.problem)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the job was touched at all."""
+        return (
+            TransitionState.RESHAPE.value in self.entered
+            or TransitionState.REQUEUE.value in self.entered
+        )
+
+    def seconds(self) -> dict[str, float | None]:
+        """How long its parts took: checkpoint, Slurm, process start, restore."""
+        at = self.entered
+        slurm = None
+        if "running" in at and "REQUEUE" in at:
+            slurm = at["running"] - at["REQUEUE"]
+        checkpoint = at["saved"] - at["NOTIFY"] if "saved" in at and "NOTIFY" in at else None
+        startup = None
+        if self.startup_s is not None:
+            startup = max(0.0, self.startup_s - (self.restore_s or 0.0))
+        total = None
+        if "first_step" in at and "NOTIFY" in at:
+            total = at["first_step"] - at["NOTIFY"]
+        return {
+            "checkpoint": checkpoint,
+            "slurm": slurm,
+            "startup": startup,
+            "restore": self.restore_s,
+            "total": total,
+        }
+
+    def seconds_text(self) -> str:
+        """Seconds for a log line: `checkpoint:0.41,slurm:2.63`."""
+        known = ((k, v) for k, v in self.seconds().items() if v is not None)
+        return ",".join(f"{k}:{v:.2f}" for k, v in known)
+
+    def __str__(self) -> str:
+        return f"JobId={self.display_id} Transition={self.id}"
+
+    def to_body(self) -> dict[str, Any]:
+        """As JSON for the ledger."""
+        body = dataclasses.asdict(self)
+        for name in ("old", "target", "planned"):
+            held: Allocation | None = getattr(self, name)
+            body[name] = {"gpu_type": held.gpu_type, "shares": dict(held.shares)} if held else None
+        body["action"], body["state"] = self.action.value, self.state.value
+        body["seconds"] = self.seconds()
+        return body
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Transition:
+        """From the ledger's JSON; fields that this version does not know are ignored.
+
+        Raises:
+            ValueError: it is no transition.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        values = {k: v for k, v in body.items() if k in known}
+        try:
+            for name in ("old", "target", "planned"):
+                held = values.get(name)
+                values[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+            values["budget"] = TimeBudget.from_body(values.get("budget"))
+            values["terms"] = ExtensionTerms.from_body(values.get("terms"))
+            values["action"], values["state"] = (
+                Action(body["action"]),
+                TransitionState(body["state"]),
+            )
+            return cls(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no transition: {error}") from None

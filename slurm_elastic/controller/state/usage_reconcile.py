@@ -1,0 +1,104 @@
+"""Allocation segments brought into line with Slurm's accounting, to the second.
+
+What the controller sees of a run's end is when it looked. Slurm's accounting has the truth, some
+seconds later: from there come end and length of each segment, and whole segments of runs that
+nobody saw because the controller was away. What sacct does not know stays as it was seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.slurm import accounting
+from slurm_elastic.slurm.accounting import AccountedRun, AccountingError
+
+#: While something is not settled yet, and otherwise: seconds between looks at sacct.
+_SOON_S, _LATER_S = 10.0, 600.0
+#: After this time nothing is looked for any more; and how far back the first look goes.
+_OLD_S = 2 * 86400.0
+#: slurmdbd may hear of runs late.
+_LATE_S = 900.0
+_MARK = "accounted"
+
+
+class UsageReconciler:
+    """Settles segments in the background.
+
+    Args:
+        ledger: holds the segments.
+        log: structlog logger.
+    """
+
+    def __init__(self, ledger: Ledger, log: Any) -> None:
+        self._ledger, self._log = ledger, log
+        self._next = 0.0
+        self._thread: threading.Thread | None = None
+        self._trouble = ""
+
+    def tick(self) -> None:
+        """Begin a look at the accounting if it is time; never waits."""
+        now = time.monotonic()
+        if now < self._next or (self._thread and self._thread.is_alive()):
+            return
+        self._next = now + _SOON_S
+        self._thread = threading.Thread(target=self._work, name="accounting", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._look()
+        except (AccountingError, LedgerError) as error:
+            self._next = time.monotonic() + _LATER_S / 10
+            if str(error) != self._trouble:
+                self._log.warning(f"{error}; `selastic usage` counts what was seen until then")
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+
+    def _look(self) -> None:
+        now = time.time()
+        oldest = self._ledger.unsettled(now - _OLD_S)
+        mark = float(self._ledger.get(_MARK, now - _OLD_S))
+        if oldest is None and now - mark < _LATER_S:
+            return
+        since = min(mark - _LATE_S, now if oldest is None else oldest)
+        settle(self._ledger, accounting.runs(max(since, now - _OLD_S)))
+        self._ledger.put(_MARK, now)
+
+
+def settle(ledger: Ledger, runs: Iterable[AccountedRun]) -> int:
+    """Take over what the accounting says of runs that are over; how many were news."""
+    count = 0
+    for run in runs:
+        if run.end is None:
+            continue
+        if ledger.settle(run.job_id, run.run, run.start, end=run.end, seconds=run.seconds):
+            count += 1
+        elif run.gpus and (key := _key(ledger, run)):
+            count += ledger.add_settled(
+                {
+                    "key": key,
+                    "job_id": run.job_id,
+                    "user": run.user,
+                    "run": run.run,
+                    "gpu_type": run.gpu_type,
+                    "gpus": run.gpus,
+                    "start": float(run.start),
+                    "end": float(run.end),
+                    "seconds": run.seconds,
+                }
+            )
+    return count
+
+
+def _key(ledger: Ledger, run: AccountedRun) -> str:
+    """Of the elastic job that a run is of; "": of none that is known."""
+    if run.submitted is not None:
+        return f"{run.job_id}@{run.submitted}"
+    key = ledger.key_of(run.job_id)
+    at = key.partition("@")[2]
+    return key if at.isdigit() and int(at) <= run.start else ""

@@ -1,0 +1,109 @@
+"""Which waiting transitions may ask their jobs to save now. Pure.
+
+A job is asked only when its target is free, so that it stands still as short
+as possible. Jobs that wait for each other's GPUs in a ring go together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.core.cluster import Allocation, Job
+
+
+def admitted(
+    live: Iterable[Transition], jobs: Mapping[int, Job], sizes: Mapping[str, int]
+) -> frozenset[int]:
+    """Ids of transitions that may leave RESERVE.
+
+    Args:
+        live: all transitions under way.
+        jobs: as Slurm shows them now.
+        sizes: GPUs of each node.
+    """
+    live = tuple(live)
+    waiting = [t for t in live if t.state is TransitionState.RESERVE]
+    if not waiting:
+        return frozenset()
+    used = _held(jobs)
+    for t in live:
+        if t.state is not TransitionState.RESERVE:
+            used.update(more(t, jobs))
+    chosen = set()
+    for t in waiting:
+        wanted = more(t, jobs)
+        if all(used[n] + g <= sizes.get(n, 0) for n, g in wanted.items()):
+            chosen.add(t.id)
+            used.update(wanted)
+    if not chosen:
+        for name in {t.reservation for t in waiting}:
+            ring = [t for t in waiting if t.reservation == name]
+            if _ring_fits(ring, used, sizes):
+                chosen |= {t.id for t in ring}
+    return frozenset(chosen)
+
+
+def hopeless(
+    live: Iterable[Transition], jobs: Mapping[int, Job], sizes: Mapping[str, int]
+) -> frozenset[int]:
+    """Ids of transitions that wait for what cannot come.
+
+    Even when everything else under way has happened there is no room for them: one of a ring has
+    been undone, say, and stays where another wants to go. The youngest goes first, since whoever
+    gives up leaves its own GPUs to nobody.
+
+    Args:
+        live: all transitions under way.
+        jobs: as Slurm shows them now.
+        sizes: GPUs of each node.
+    """
+    left = {t.id: t for t in live}
+    if all(t.state is not TransitionState.RESERVE for t in left.values()):
+        return frozenset()
+    now = _held(jobs)
+    lost: set[int] = set()
+    while True:
+        after = Counter(now)
+        for t in left.values():
+            found = jobs.get(t.job_id)
+            after.subtract(_shares(found.allocation if found else None))
+            after.update(_shares(t.target))
+        crowded = {n for n, used in after.items() if used > sizes.get(n, 0)}
+        out = [
+            t.id
+            for t in left.values()
+            if t.state is TransitionState.RESERVE and not crowded.isdisjoint(_shares(t.target))
+        ]
+        if not out:
+            return frozenset(lost)
+        lost.add(max(out))
+        del left[max(out)]
+
+
+def _ring_fits(ring: list[Transition], used: Counter[str], sizes: Mapping[str, int]) -> bool:
+    after = Counter(used)
+    for t in ring:
+        after.subtract(_shares(t.old))
+        after.update(_shares(t.target))
+    return all(after[n] <= sizes.get(n, 0) for t in ring for n in _shares(t.target))
+
+
+def more(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
+    """GPUs of the target that the job does not hold yet, by node."""
+    job = jobs.get(t.job_id)
+    mine = _shares(job.allocation if job else None)
+    return {n: g - mine.get(n, 0) for n, g in _shares(t.target).items() if g > mine.get(n, 0)}
+
+
+def _held(jobs: Mapping[int, Job]) -> Counter[str]:
+    """GPUs that jobs hold, by node."""
+    held = Counter[str]()
+    for job in jobs.values():
+        held.update(_shares(job.allocation))
+    return held
+
+
+def _shares(allocation: Allocation | None) -> dict[str, int]:
+    return dict(allocation.shares) if allocation else {}

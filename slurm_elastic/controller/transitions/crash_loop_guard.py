@@ -1,0 +1,175 @@
+"""Holds jobs that come back to the queue again and again and get nowhere.
+
+What counts is defined in `progress_guard`. The hold is Slurm's own, of the kind that the job's
+owner can release (`scontrol release`, or `selastic release`): he has to mend his script, and
+nobody else can. This is the one place where a job is held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state import attempt_progress
+from slurm_elastic.controller.state.attempt_progress import AttemptProgress, Verdict
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions.transition_steps import HELD, LAUNCH_FAILED
+from slurm_elastic.core.cluster import Job, JobState, Snapshot
+from slurm_elastic.core.plan import Action
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+
+#: What begins a comment of ours, for whoever looks at the job with Slurm's own tools.
+COMMENT = "selastic: held, "
+
+
+class CrashLoopGuard:
+    """Follows the attempts of all elastic jobs.
+
+    Args:
+        scontrol: writes.
+        config: the site's.
+        book: what is known of jobs.
+        ledger: where holds are noted for `selastic history`.
+        log: structlog logger.
+
+    Attributes:
+        holds: jobs held so far.
+    """
+
+    def __init__(
+        self, scontrol: Scontrol, config: Config, book: JobStore, ledger: Ledger, log: Any
+    ) -> None:
+        self._scontrol, self.config, self._book = scontrol, config, book
+        self._ledger, self._log = ledger, log
+        self._advised: set[str] = set()
+        self.holds = 0
+
+    def review(self, snapshot: Snapshot, live: Mapping[int, Any], *, act: bool) -> None:
+        """Count attempts that are over, hold whom they say so of, let go who was released.
+
+        Args:
+            snapshot: read just now.
+            live: transitions under way, by job.
+            act: whether anything may be done to jobs.
+
+        Raises:
+            SlurmUnreachable: slurmctld does not answer.
+            LedgerError: a hold could not be written down, and was not begun.
+        """
+        for job in snapshot.jobs:
+            if not job.elastic or job.state is JobState.ENDED:
+                continue
+            watch = self._book.entry(job).watch
+            before = watch.run
+            self._follow(watch, job, snapshot, ours=job.job_id in live)
+            if watch.run != before:
+                self._book.touch(job)
+            if not act:
+                self._advise(watch, job)
+            elif job.job_id in live:
+                continue
+            elif watch.why:
+                self._held(watch, job)
+            elif job.state is JobState.PENDING and self._due(watch) and job.reason not in HELD:
+                self._hold(watch, job)
+
+    def _due(self, watch: AttemptProgress) -> bool:
+        most = self.config.limits.vain_attempts
+        return 0 < most <= watch.vain
+
+    def _follow(self, watch: AttemptProgress, job: Job, snapshot: Snapshot, *, ours: bool) -> None:
+        watch.excused = watch.excused or ours
+        if job.run == watch.run + 1 and watch.run >= 0:
+            lost = any(
+                name not in snapshot.node or not snapshot.node[name].available
+                for name in watch.nodes
+            )
+            watch.excused = watch.excused or lost or job.reason == LAUNCH_FAILED
+            watch.code = job.exit_code
+            code = watch.code or watch.ended or 0
+            if attempt_progress.close(watch, at=_back_at(job)) is Verdict.VAIN:
+                step = "none" if watch.mark is None else watch.mark
+                self._log.warning(
+                    f"JobId={job.display_id} Run={job.run - 1} Progress=none ExitCode={code} "
+                    f"Checkpoint={step} InVain={watch.vain}"
+                )
+                watch.code = code  # for the words of a hold
+        elif job.run != watch.run:
+            attempt_progress.begin(watch, job.run, at=_back_at(job))
+        if job.state is JobState.RUNNING and job.allocation is not None:
+            watch.since, watch.nodes = job.start_time, list(job.allocation.nodes)
+        if job.state is JobState.RUNNING:
+            watch.code = 0
+
+    def _advise(self, watch: AttemptProgress, job: Job) -> None:
+        """Where nothing may be done, say once what would be."""
+        if self._due(watch) and job.key not in self._advised:
+            self._advised.add(job.key)
+            self._log.warning(f"JobId={job.display_id} Action=hold Reason={_why(watch)!r} not done")
+
+    def _hold(self, watch: AttemptProgress, job: Job) -> None:
+        watch.why = _why(watch)
+        self._book.command(job, watch=watch)
+        try:
+            self._scontrol.hold(job)
+        except SlurmUnreachable:
+            watch.why = ""
+            raise
+        except ScontrolError as error:
+            watch.why = ""
+            self._log.warning(f"JobId={job.display_id} Problem={error}")
+            return
+        self.holds += 1
+        self._log.warning(
+            f"JobId={job.display_id} Action=hold Reason={watch.why!r} "
+            f"Remedy='mend it, then: selastic release {job.display_id}'"
+        )
+        if not job.comment or job.comment.startswith(COMMENT):
+            self._comment(job, COMMENT + watch.why)
+        noted = Transition.of(
+            job,
+            action=Action.HOLD,
+            reason=watch.why,
+            state=TransitionState.DONE,
+            entered={TransitionState.DONE.value: time.time()},
+        )
+        id_ = self._ledger.add_transition(job.job_id, job.key, noted.to_body())
+        self._ledger.put_transition(id_, TransitionState.DONE.value, noted.to_body(), live=False)
+
+    def _held(self, watch: AttemptProgress, job: Job) -> None:
+        """A job that we hold: until somebody lets it go."""
+        if job.state is JobState.PENDING and job.reason in HELD:
+            if not watch.freed:
+                return
+            try:
+                self._scontrol.release(job)
+            except SlurmUnreachable:
+                raise
+            except ScontrolError as error:
+                self._log.warning(f"JobId={job.display_id} Problem={error}")
+                return
+        if job.comment.startswith(COMMENT):
+            self._comment(job, "")
+        self._log.info(f"JobId={job.display_id} Hold=released")
+        watch.why, watch.freed, watch.vain = "", False, 0
+        self._book.command(job, watch=watch)
+
+    def _comment(self, job: Job, text: str) -> None:
+        """Only for people: whatever comes of it, the job is held or let go."""
+        try:
+            self._scontrol.update(job, {"Comment": text})
+        except ScontrolError as error:
+            self._log.warning(f"JobId={job.display_id} Problem={error}")
+
+
+def _back_at(job: Job) -> float | None:
+    """When a job came back to the queue: Slurm then sets its submit time anew."""
+    return job.submit_time if job.state is JobState.PENDING else None
+
+
+def _why(watch: AttemptProgress) -> str:
+    return attempt_progress.words(watch.vain, watch.mark, watch.code)

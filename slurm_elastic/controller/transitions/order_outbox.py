@@ -1,0 +1,98 @@
+"""What each job is told: the order of the moment, and what stands beside it.
+
+Nothing is sent from here: jobs fetch it with their next report or a long poll. An order is
+meant for one attempt (restart count) of a job; others do not see it.
+
+>>> outbox = OrderOutbox()
+>>> outbox.ask(7, Orders(action="notice", notice=3), run=0)
+>>> outbox.tell(7, run=1, batch=512)
+True
+>>> outbox.orders(7, 0).action, outbox.orders(7, 1).action, outbox.orders(7, 1).batch
+('notice', 'run', 512)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from slurm_elastic.controller.transitions.desired_settings import DesiredSettings
+from slurm_elastic.core.report import Orders
+
+#: Seconds between two reports of a job: where few jobs report, and where very many do (a job that
+#: was not heard of for three minutes is left alone).
+_REPORT_EVERY_S, _SELDOM_S = Orders().report_every_s, 45.0
+#: Of all jobs together (our choice).
+_REPORTS_PER_S = 25.0
+
+
+class OrderOutbox:
+    """Orders by job. Thread-safe.
+
+    Attributes:
+        wake: called with a job id whose orders have changed.
+    """
+
+    def __init__(self) -> None:
+        self.wake: Callable[[int], object] = lambda _: None
+        self._lock = threading.RLock()
+        self._asked: dict[int, tuple[int, Orders]] = {}
+        self._standing = DesiredSettings()
+        self._seq = int(time.time())
+        self._report_every_s = _REPORT_EVERY_S
+
+    def pace(self, jobs: int) -> None:
+        """Let so many jobs together report no more often than `_REPORTS_PER_S`."""
+        every_s = min(max(_REPORT_EVERY_S, jobs / _REPORTS_PER_S), _SELDOM_S)
+        with self._lock:
+            self._report_every_s = every_s
+
+    def orders(self, job_id: int, run: int) -> Orders:
+        """What one attempt is to do now."""
+        with self._lock:
+            asked_run, asked = self._asked.get(job_id, (run, Orders()))
+            orders = self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
+            return dataclasses.replace(orders, report_every_s=self._report_every_s)
+
+    def ask(self, job_id: int, orders: Orders, *, run: int, once: bool = False) -> None:
+        """Let one attempt do something, in place of what its job was asked before.
+
+        Args:
+            job_id: the job.
+            orders: an action and what belongs to it; their `seq` is given here.
+            run: restart count of the attempt.
+            once: only if this attempt has been asked nothing yet.
+        """
+        with self._lock:
+            if once and job_id in self._asked and self._asked[job_id][0] == run:
+                return
+            self._seq += 1
+            self._asked[job_id] = (run, dataclasses.replace(orders, seq=self._seq))
+        self.wake(job_id)
+
+    def take_back(self, job_id: int) -> None:
+        """Ask nothing of a job any more; what stands is left as it is."""
+        with self._lock:
+            self._asked.pop(job_id, None)
+
+    def tell(self, job_id: int, *, run: int, **values: Any) -> bool:
+        """Let a job be so from this attempt on, whatever else it is asked; see `standing`.
+
+        Returns:
+            Whether that is news to it.
+        """
+        with self._lock:
+            news = self._standing.put(job_id, run=run, seq=self._seq + 1, **values)
+            self._seq += news
+        if news:
+            self.wake(job_id)
+        return news
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Drop what was said to jobs that are gone."""
+        with self._lock:
+            self._asked = {k: asked for k, asked in self._asked.items() if k in alive}
+            self._standing.forget(alive)

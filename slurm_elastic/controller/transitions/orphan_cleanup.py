@@ -1,0 +1,201 @@
+"""Leases kept alive, and traces of ours that no transition answers for put right.
+
+Everything here is derived from Slurm and AdminComment alone: it also mends
+what a controller leaves that died and lost its ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import LedgerError
+from slurm_elastic.controller.transitions.transition_steps import HELD
+from slurm_elastic.core.cluster import Job, JobState, Reservation, Snapshot
+from slurm_elastic.core.nodelist import expand
+from slurm_elastic.slurm import shape
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+
+#: Reasons of a pending job that could start now if there were room.
+READY = ("Resources", "Priority", "None", "")
+
+
+class OrphanCleanup:
+    """What is done between rounds.
+
+    Args:
+        scontrol: writes.
+        config: the site's.
+        book: what is known of jobs.
+        log: structlog logger.
+    """
+
+    def __init__(self, scontrol: Scontrol, config: Config, book: JobStore, log: Any) -> None:
+        self._scontrol, self.config, self._book, self._log = scontrol, config, book, log
+        self._renewed: dict[str, float] = {}
+
+    def leases(self, jobs: Iterable[Job], live: Mapping[int, Any], *, retired: bool) -> None:
+        """Renew the start time of jobs that wait by our decision; forget broken leases."""
+        lease = self.config.slurm.lease_s
+        now = time.monotonic()
+        jobs = tuple(jobs)
+        known = {j.key for j in jobs}
+        self._renewed = {k: at for k, at in self._renewed.items() if k in known}
+        for job in jobs:
+            if job.job_id in live or not job.elastic or job.state is JobState.ENDED:
+                continue
+            entry = self._book.entry(job)
+            if not entry.leased:
+                continue
+            renewed = self._renewed.get(job.key, float("-inf"))
+            if job.state is not JobState.PENDING:
+                self._keep(job, leased=False)
+            elif job.begin_time is None and now - renewed < lease:
+                self._log.info(f"JobId={job.display_id} Lease=broken by its owner")
+                self._keep(job, leased=False, broken=job.run)
+            elif job.reason in HELD:
+                self.end_lease(job)  # else it would go on once the job is released
+                self._keep(job, broken=job.run)
+            elif retired or not self._ours(job, held=entry.held):
+                self.end_lease(job)
+            elif now - renewed > lease / 3:
+                self._renew(job, now)
+
+    def _ours(self, job: Job, *, held: bool) -> bool:
+        """Whether it is for us to start a pending job."""
+        settings = self.config.controller
+        managed = not settings.partitions or job.partition in settings.partitions
+        return settings.queue == "controller" and managed and not held
+
+    def may_lease(self, job: Job) -> bool:
+        """Whether a pending job that is not to start now may be made to wait."""
+        entry = self._book.entry(job)
+        ready = job.begin_time is None and not job.dependency and job.reason in READY
+        free = not entry.leased and entry.broken != job.run
+        return ready and free and self._ours(job, held=entry.held)
+
+    def lease(self, job: Job) -> None:
+        """Make a pending job wait for us: Slurm starts it by itself if we fall silent."""
+        self._book.command(job, leased=True)
+        self._renew(job, time.monotonic())
+        self._log.info(f"JobId={job.display_id} Lease={self.config.slurm.lease_s:g}s")
+
+    def end_lease(self, job: Job) -> None:
+        """Let Slurm start a waiting job."""
+        self._try(job, lambda: self._scontrol.update(job, {"StartTime": "now"}))
+        self._keep(job, leased=False)
+        self._renewed.pop(job.key, None)
+        self._log.info(f"JobId={job.display_id} Lease=ended")
+
+    def give_back(self, jobs: Iterable[Job]) -> tuple[int, list[str]]:
+        """Leave jobs to Slurm for good: end all leases.
+
+        Returns:
+            Leases ended; names of running jobs whose node list stays ours.
+        """
+        ended, pinned = 0, []
+        for job in jobs:
+            if not job.elastic:
+                continue
+            if job.state is JobState.PENDING and self._book.entry(job).leased:
+                self.end_lease(job)
+                ended += 1
+            elif job.state is JobState.RUNNING and self._pinned(job):
+                pinned.append(job.display_id)
+        return ended, pinned
+
+    def _keep(self, job: Job, **values: Any) -> None:
+        """As `JobStore.command`; on a full disk it is only remembered."""
+        with contextlib.suppress(LedgerError):
+            self._book.command(job, **values)
+
+    def _renew(self, job: Job, now: float) -> None:
+        start = f"now+{int(self.config.slurm.lease_s)}"
+        if self._try(job, lambda: self._scontrol.update(job, {"StartTime": start})):
+            self._renewed[job.key] = now
+
+    def sweep(
+        self,
+        snapshot: Snapshot,
+        live: Mapping[int, Any],
+        *,
+        per_node: Mapping[str, Mapping[str, int]],
+    ) -> tuple[Reservation, ...]:
+        """Put right what bears our mark and belongs to no transition.
+
+        Returns:
+            Reservations of ours that exist; whoever owns the transitions removes the idle ones.
+        """
+        for job in snapshot.jobs:
+            if job.job_id in live or job.state is JobState.ENDED:
+                continue
+            kept = job.reservation.startswith(self.config.slurm.reservation_prefix)
+            first = job.priority == int(shape.FIRST)
+            if kept:
+                self._mend(job, "reservation", {"ReservationName": ""})
+            if first:  # of whatever job: its owner may have hidden the directive meanwhile
+                self._log.warning(f"JobId={job.display_id} Mended=priority")
+                self._try(job, lambda job=job: self._scontrol.release(job))  # type: ignore[misc]
+            directive = job.directive
+            if not job.elastic or job.state is not JobState.PENDING or directive is None:
+                continue
+            entry = self._book.entry(job)
+            if self._pinned(job) or ((kept or first) and job.required_nodes):
+                fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
+                if not entry.leased and self._lost_its_node(job, snapshot):
+                    fields["StartTime"] = "now"
+                self._mend(job, "node list", fields)
+        return tuple(r for r in snapshot.reservations if r.ours)
+
+    def _pinned(self, job: Job) -> bool:
+        entry = self._book.entry(job)
+        return pinned_by_us(job, pin=entry.pin, earlier=entry.pins)
+
+    @staticmethod
+    def _lost_its_node(job: Job, snapshot: Snapshot) -> bool:
+        return any(
+            n not in snapshot.node or not snapshot.node[n].available for n in job.required_nodes
+        )
+
+    def _mend(self, job: Job, what: str, fields: Mapping[str, str]) -> None:
+        self._log.warning(f"JobId={job.display_id} Mended={what}")
+        self._try(job, lambda: self._scontrol.update(job, fields))
+
+    def _try(self, job: Job, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except SlurmUnreachable:
+            raise
+        except ScontrolError as error:
+            self._log.warning(f"JobId={job.display_id} Problem={error}")
+            return False
+        return True
+
+
+def pinned_by_us(
+    job: Job, *, pin: Sequence[str] | None, earlier: Iterable[Sequence[str]] = ()
+) -> bool:
+    """Whether a job's node list is ours rather than its user's.
+
+    Args:
+        job: elastic.
+        pin: the nodes that we named last; None: not known, the ledger is younger than the job.
+        earlier: what we named before; slurmctld falls back to it when it dies and forgets seconds.
+    """
+    theirs = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
+    named = set(job.required_nodes)
+    if not named or named == _names(theirs):
+        return False
+    return job.run > 0 if pin is None else named in (set(pin), *map(set, earlier))
+
+
+def _names(text: str) -> set[str]:
+    """Of a node list that a user wrote; none when it is none."""
+    try:
+        return set(expand(text))
+    except ValueError:
+        return set()

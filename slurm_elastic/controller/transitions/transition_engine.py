@@ -1,0 +1,406 @@
+"""Carries out transitions: many at once, each step persisted before it is taken.
+
+`step` advances every live transition as far as it goes without waiting; the
+daemon calls it a few times a second while any is live. All writes to jobs
+happen in `moves`, and what jobs are asked goes into the `outbox`; this module
+keeps the book, shares one reservation among the transitions of a round, and
+says which job may be asked to save next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget
+from slurm_elastic.controller.state.transition import UPROOTED, Transition, TransitionState
+from slurm_elastic.controller.transitions.admission import admitted, hopeless
+from slurm_elastic.controller.transitions.order_outbox import OrderOutbox
+from slurm_elastic.controller.transitions.reservations import Reservations
+from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
+from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.plan import Decision
+from slurm_elastic.core.report import Orders
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
+
+#: Calls to scontrol under way at once.
+_WRITERS = 8
+#: States from which a job is started.
+_STARTING = (TransitionState.COOL, TransitionState.RELEASE, TransitionState.VERIFY)
+#: A change whose nodes Slurm would not reserve is not tried again for so many seconds.
+_REFUSED_S = 60.0
+_UNWRITTEN = "it could not be written down"
+
+
+class RequestedChange(NamedTuple):
+    """What is to be begun.
+
+    Attributes:
+        job: as it is.
+        notice_s: how long it gets to save.
+        spare_s, budget, terms: see `Transition`.
+    """
+
+    decision: Decision
+    job: Job
+    notice_s: float
+    spare_s: int = 0
+    budget: TimeBudget | None = None
+    terms: ExtensionTerms | None = None
+
+
+class TransitionEngine:
+    """All live transitions.
+
+    Args:
+        scontrol: writes.
+        ledger: where states are kept.
+        config: the site's.
+        account: Unix name of the controller's own account, sole user of fresh reservations.
+        log: structlog logger.
+    """
+
+    def __init__(
+        self,
+        *,
+        scontrol: Scontrol,
+        ledger: Ledger,
+        config: Config,
+        account: str,
+        log: Any,
+    ) -> None:
+        self._ledger, self._config, self._log = ledger, config, log
+        self.reservations = Reservations(scontrol, config, account, log)
+        self.outbox = OrderOutbox()
+        self._moves = TransitionSteps(scontrol, log)
+        self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="scontrol")
+        self._lock = threading.RLock()
+        self._live: dict[int, Transition] = {}
+        self._refused: dict[int, float] = {}
+        self._unwritten: list[Transition] = []
+        self.ended: list[tuple[Transition, Job | None]] = []
+        for id_, _, body in ledger.live_transitions():
+            try:
+                transition = Transition.from_body({**body, "id": id_})
+            except ValueError as error:  # housekeeping finds what it has left in Slurm
+                log.warning(f"Transition={id_} Problem={error}")
+                ledger.put_transition(id_, TransitionState.ENDED.value, body, live=False)
+                continue
+            self._live[transition.job_id] = transition
+            nodes = transition.planned.nodes if transition.planned else ()
+            self.reservations.found(transition.reservation, nodes)
+        self._recovering = set(self._live)
+
+    @property
+    def live(self) -> dict[int, Transition]:
+        """Transitions under way, by job id."""
+        with self._lock:
+            return dict(self._live)
+
+    @property
+    def config(self) -> Config:
+        """The site's configuration, as last read."""
+        return self._config
+
+    @config.setter
+    def config(self, config: Config) -> None:
+        self._config = self.reservations.config = config
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._live or self.reservations)
+
+    def begin(self, changes: Iterable[RequestedChange]) -> list[Decision]:
+        """Start one transaction.
+
+        Returns:
+            What was begun; the rest has to wait for changes on the same nodes.
+
+        Raises:
+            LedgerError: nothing was started.
+        """
+        ready, name = self._ready(changes)
+        fresh = self._written_down(ready, name)
+        targets = [t for t in fresh if t.target]
+        if targets:
+            nodes = {n for t in targets if t.target for n in t.target.nodes}
+            try:
+                self.reservations.cover(targets[0].reservation, nodes)
+            except ScontrolError as error:
+                for t in targets:
+                    self._refused[t.job_id] = time.monotonic() + _REFUSED_S
+                    self._end(t, TransitionState.UNDONE, str(error), None)
+        begun = {t.job_id: t for t in fresh if t.state.live}
+        with self._lock:
+            self._live |= begun
+        return [c.decision for c in ready if c.job.job_id in begun]
+
+    def _written_down(self, changes: list[RequestedChange], name: str | None) -> list[Transition]:
+        """Transitions in the ledger, those with a target in the reservation of this name."""
+        fresh: list[Transition] = []
+        try:
+            for change in changes:
+                t = self._record(change)
+                fresh.append(t)
+                if t.target:
+                    name = name or f"{self.config.slurm.reservation_prefix}{t.id}"
+                    t.reservation = name
+                    self.persist(t)
+        except LedgerError:
+            for t in fresh:
+                t.state, t.problem = TransitionState.UNDONE, _UNWRITTEN
+            self._unwritten += fresh
+            raise
+        return fresh
+
+    def _ready(
+        self, changes: Iterable[RequestedChange]
+    ) -> tuple[list[RequestedChange], str | None]:
+        """Changes that can be begun together, and the reservation of ours that they join.
+
+        Slurm lets a node be in one of them only: whoever wants nodes of two has to wait.
+        """
+        now = time.monotonic()
+        self._refused = {job: until for job, until in self._refused.items() if until > now}
+        ready, join = [], None
+        for change in changes:
+            decision = change.decision
+            if decision.job_id in self._live or decision.job_id in self._refused:
+                continue
+            names = self.reservations.on(decision.target.nodes) if decision.target else set()
+            if len(names) > 1 or (names and join and names != {join}):
+                continue
+            join = next(iter(names), join)
+            ready.append(change)
+        return ready, join
+
+    def step(
+        self,
+        jobs: Mapping[int, Job],
+        *,
+        sizes: Mapping[str, int],
+        per_node: Mapping[str, Mapping[str, int]],
+        down: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        """Advance everything as far as it goes.
+
+        Args:
+            jobs: read just now.
+            sizes: GPUs of each node.
+            per_node: partition → type → GPUs on its smallest node of that type.
+            down: nodes on which no job may start now; asked when a job is about to start.
+
+        Raises:
+            LedgerError: something could not be written down, and was given up.
+        """
+        live = list(self.live.values())
+        if self._recovering:
+            self._recover([t for t in live if t.job_id in self._recovering], jobs)
+            live = list(self.live.values())
+        site = StepInputs(
+            jobs=jobs,
+            sizes=sizes,
+            down=down() if any(t.state in _STARTING for t in live) else frozenset(),
+            admitted=admitted(live, jobs, sizes),
+            hopeless=hopeless(live, jobs, sizes),
+            live=tuple(live),
+            open=self._open,
+            per_node=per_node,
+            lease_s=self.config.slurm.lease_s,
+        )
+        unwritten: LedgerError | None = None
+        for transition, job, error in self._pool.map(lambda t: self._advance(t, site), live):
+            unwritten = unwritten or error
+            if not transition.state.live:
+                self._finish(transition, job)
+        self.reservations.keep({t.reservation for t in self.live.values()})
+        if unwritten:
+            raise unwritten
+
+    def _advance(
+        self, transition: Transition, site: StepInputs
+    ) -> tuple[Transition, Job | None, LedgerError | None]:
+        """One transition as far as it goes; what cannot be written down is not begun."""
+        job = site.job(transition)
+        for _ in range(len(TransitionState)):
+            before = transition.state
+            try:
+                self._moves.advance(transition, job, site, self._enter)
+            except ScontrolError as error:
+                if transition.refused <= 1:  # not once more for each time that it is tried again
+                    state = transition.state.value
+                    self._log.warning(f"{transition} State={state} Problem={error}")
+                break
+            except LedgerError as error:
+                transition.state, transition.problem = TransitionState.UNDONE, _UNWRITTEN
+                return transition, job, error
+            if transition.state is before or not transition.state.live:
+                break
+        return transition, job, None
+
+    def _enter(self, transition: Transition, state: TransitionState) -> None:
+        """Persist, then be in a state. A full disk stops only what has not touched its job yet.
+
+        Raises:
+            LedgerError: the state cannot be entered.
+        """
+        previous = transition.state
+        transition.state, transition.tries, transition.refused = state, 0, 0
+        transition.entered[state.value] = time.time()
+        try:
+            self.persist(transition)
+        except LedgerError:
+            if previous in (TransitionState.RESERVE, TransitionState.NOTIFY) and state.live:
+                raise
+        if state is TransitionState.NOTIFY:
+            notice = Orders(
+                action="notice",
+                notice=transition.id,
+                deadline_s=transition.notice_s,
+                reason=transition.reason[:200],
+            )
+            self.outbox.ask(transition.job_id, notice, run=transition.run)
+        if state.live:
+            self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
+
+    def acknowledge(self, job_id: int, run: int, notice: int, *, step: int | None) -> None:
+        """A job has saved and waits. For a notice of no live transition: it shall go on."""
+        with self._lock:
+            transition = self._live.get(job_id)
+            waits = (
+                transition is not None
+                and transition.id == notice
+                and transition.run == run
+                and transition.state in (TransitionState.NOTIFY, *UPROOTED)
+            )
+            if waits and transition is not None:
+                transition.step = step
+                transition.entered.setdefault("saved", time.time())
+                return
+        orders = Orders(action="resume", notice=notice, reason="nothing planned")
+        self.outbox.ask(job_id, orders, run=run)
+
+    # --- beginning and ending ---
+
+    def _record(self, change: RequestedChange) -> Transition:
+        decision, job = change.decision, change.job
+        transition = Transition.of(
+            job,
+            action=decision.action,
+            reason=decision.reason,
+            target=decision.target,
+            planned=decision.target,
+            notice_s=change.notice_s,
+            spare_s=change.spare_s,
+            budget=change.budget,
+            terms=change.terms,
+            nice=job.nice,
+            entered={TransitionState.RESERVE.value: time.time()},
+        )
+        transition.id = self._ledger.add_transition(job.job_id, job.key, transition.to_body())
+        return transition
+
+    def persist(self, transition: Transition) -> None:
+        """Write a transition down as it is now.
+
+        Raises:
+            LedgerError: it cannot be.
+        """
+        self._ledger.put_transition(
+            transition.id,
+            transition.state.value,
+            transition.to_body(),
+            live=transition.state.live,
+        )
+
+    def catch_up(self) -> None:
+        """Write down the ends that could not be written when they came.
+
+        Raises:
+            LedgerError: they still cannot.
+        """
+        while self._unwritten:
+            self.persist(self._unwritten[0])
+            del self._unwritten[0]
+
+    def _end(
+        self, transition: Transition, state: TransitionState, problem: str, job: Job | None
+    ) -> None:
+        transition.state, transition.problem = state, problem
+        transition.entered[state.value] = time.time()
+        self._finish(transition, job)
+
+    def _finish(self, transition: Transition, job: Job | None) -> None:
+        try:
+            self.persist(transition)
+        except LedgerError:
+            self._unwritten.append(transition)
+        with self._lock:
+            self._live.pop(transition.job_id, None)
+        if self.outbox.orders(transition.job_id, transition.run).action == "notice":
+            if job and job.state is JobState.RUNNING and job.run == transition.run:
+                reason = transition.problem[:200]
+                resume = Orders(action="resume", notice=transition.id, reason=reason)
+                self.outbox.ask(transition.job_id, resume, run=transition.run)
+            else:
+                self.outbox.take_back(transition.job_id)
+        how = self._log.info if transition.state is TransitionState.DONE else self._log.warning
+        how(
+            f"{transition} State={transition.state.value} Action={transition.action.value} "
+            f"Seconds={transition.seconds_text()} {transition.problem}".rstrip()
+        )
+        self.ended.append((transition, job))
+
+    def _recover(self, found: list[Transition], jobs: Mapping[int, Job]) -> None:
+        """After a restart: what had not touched the job yet is given up, the rest goes on."""
+        self._recovering = set()
+        for t in found:
+            job = jobs.get(t.job_id)
+            if job is None or job.key != t.key or job.state is JobState.ENDED:
+                self._end(
+                    t, TransitionState.ENDED, "the job ended while the controller was away", None
+                )
+            elif t.state in (TransitionState.RESERVE, TransitionState.NOTIFY) or (
+                t.state is TransitionState.REQUEUE
+                and job.run == t.run
+                and job.state is JobState.RUNNING
+            ):
+                notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
+                self.outbox.ask(t.job_id, notice, run=t.run)
+                self._end(t, TransitionState.UNDONE, "the controller was restarted", job)
+            elif job.state is JobState.RUNNING:
+                t.state = TransitionState.VERIFY
+            elif t.state is not TransitionState.CLEAR:
+                t.state = (
+                    TransitionState.DRAIN if t.old else TransitionState.RESHAPE
+                )  # who waited has left nothing
+
+    def _open(self, transition: Transition) -> None:
+        nodes = transition.target.nodes if transition.target else ()
+        self.reservations.open(transition.reservation, transition.user, nodes)
+
+    def withdraw(self, jobs: Mapping[int, Job]) -> bool:
+        """Before the controller stops: jobs that were only asked to save shall go on.
+
+        Returns:
+            Whether there were any.
+        """
+        waiting = [
+            t
+            for t in self.live.values()
+            if t.state in (TransitionState.RESERVE, TransitionState.NOTIFY)
+        ]
+        for transition in waiting:
+            job = jobs.get(transition.job_id)
+            self._end(transition, TransitionState.UNDONE, "the controller was stopped", job)
+        return bool(waiting)
+
+    def close(self) -> None:
+        """Let writes under way end."""
+        self._pool.shutdown(wait=True)

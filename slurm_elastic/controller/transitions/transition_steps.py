@@ -1,0 +1,396 @@
+"""What is done to one job in each state of its transition.
+
+Each function looks at the job as Slurm shows it, does at most one thing, and
+says which state comes next; calling it again after a crash does no harm. What
+a user or administrator did to the job meanwhile wins: the transition ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.controller.state import time_limits
+from slurm_elastic.controller.state.transition import Transition, TransitionState
+from slurm_elastic.controller.transitions.admission import more
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.slurm import shape
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+
+#: Between a requeue and the next start: the revocation of the old credential must not hit the
+#: new launch (measured: job FAILED within the same second).
+COOL_S = 2.0
+#: Pending for longer than this after RELEASE: the update is sent again, then the plan given up.
+PATIENCE_S = 6.0
+GIVE_UP_S = 25.0
+#: A requeued job starts by itself after about 121 s; it is put off again before.
+WAIT_S = 120
+#: Times that Slurm may refuse the same thing.
+_MOST_REFUSALS = 5
+#: Times that what was borrowed is given back, before it is left at that.
+_MOST_CLEARS = 20
+HELD = ("JobHeldUser", "JobHeldAdmin")
+#: Slurm itself holds a job that it could not launch.
+LAUNCH_FAILED = "launch_failed_requeued_held"
+_HELD = "its owner or an administrator holds the job"
+_NO_NODES = "a node it was to run on is down or drained"
+_EXCLUDED = "a node it was to run on has been excluded for it meanwhile"
+
+Enter = Callable[[Transition, TransitionState], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What one step looks at.
+
+    Attributes:
+        jobs: read just now.
+        sizes: GPUs of each node.
+        down: nodes on which no job may start now.
+        admitted: transitions whose target is free.
+        hopeless: transitions whose target will not be free whatever else happens.
+        live: all transitions under way.
+        open: makes the reservation usable by a transition's owner.
+        per_node: partition → type → GPUs on its smallest node of that type.
+        lease_s: how far ahead a waiting job's start time is put.
+    """
+
+    jobs: Mapping[int, Job]
+    sizes: Mapping[str, int]
+    down: frozenset[str]
+    admitted: frozenset[int]
+    live: tuple[Transition, ...]
+    open: Callable[[Transition], None]
+    per_node: Mapping[str, Mapping[str, int]]
+    lease_s: float
+    hopeless: frozenset[int] = frozenset()
+
+    def job(self, transition: Transition) -> Job | None:
+        """The job, None when it has ended or another has taken its id."""
+        job = self.jobs.get(transition.job_id)
+        if job is None or job.key != transition.key or job.state is JobState.ENDED:
+            return None
+        return job
+
+    def others(self, node: str, job_id: int) -> int:
+        """GPUs on a node that other jobs hold, completing ones included."""
+        return sum(
+            j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
+        )
+
+    def free(self, transition: Transition, target: Allocation) -> bool:
+        """Whether nobody else holds the target's GPUs."""
+        return all(
+            self.others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
+    def promised(self, transition: Transition, target: Allocation) -> bool:
+        """Whether a target's GPUs, though free, are those that another job is about to get.
+
+        Those that only wait for admission do not count: they give way.
+        """
+        begun = [
+            more(t, self.jobs)
+            for t in self.live
+            if t.id != transition.id
+            and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
+        ]
+        return any(
+            self.others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
+            > self.sizes.get(node, 0)
+            for node, gpus in target.shares
+        )
+
+    def obstacle(self, job: Job, target: Allocation | None) -> str:
+        """Why Slurm would not start a job on the target's nodes, "" when nothing is known of it."""
+        nodes = target.nodes if target else ()
+        if not self.down.isdisjoint(nodes):
+            return _NO_NODES
+        if not set(job.excluded_nodes).isdisjoint(nodes):
+            return _EXCLUDED
+        return ""
+
+    def donors(self, transition: Transition) -> bool:
+        """Whether another transition may still free GPUs on the target's nodes."""
+        nodes = set(transition.target.nodes if transition.target else ())
+        return any(t.old and nodes & set(t.old.nodes) for t in self.live if t.id != transition.id)
+
+
+class TransitionSteps:
+    """The states' actions."""
+
+    def __init__(self, scontrol: Scontrol, log: Any) -> None:
+        self._scontrol, self._log = scontrol, log
+        self._actions = {
+            TransitionState.RESERVE: self._reserve,
+            TransitionState.NOTIFY: self._notify,
+            TransitionState.REQUEUE: self._requeue,
+            TransitionState.DRAIN: self._drain,
+            TransitionState.RESHAPE: self._reshape,
+            TransitionState.COOL: self._cool,
+            TransitionState.RELEASE: self._release,
+            TransitionState.VERIFY: self._verify,
+            TransitionState.CLEAR: self._clear,
+        }
+
+    def advance(self, t: Transition, job: Job | None, site: StepInputs, enter: Enter) -> None:
+        """Do what the present state asks for, and enter the next one if it is time.
+
+        Raises:
+            ScontrolError: slurmctld refused or did not answer; called again, it is tried again.
+        """
+        if job is None:
+            t.problem = t.problem or "the job ended meanwhile"
+            enter(t, TransitionState.ENDED)
+            return
+        try:
+            following = self._actions[t.state](t, job, site)
+        except SlurmUnreachable:
+            raise
+        except ScontrolError as error:
+            following = self._refused(t, job, site, error)
+        if following is not None and following is not t.state:
+            enter(t, following)
+
+    def _reserve(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
+            return self._left(t, "the job changed by itself")
+        if t.id not in site.admitted:
+            late = t.waited(time.time()) > 3.0
+            if late and (t.id in site.hopeless or not site.donors(t)):
+                return self._left(t, "its GPUs were taken meanwhile")
+            return None
+        if t.old is None and job.time_limit_s is not None:
+            self._count(t, job, ran_s=0.0)
+        return TransitionState.NOTIFY if t.old else TransitionState.RESHAPE
+
+    def _notify(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+        if job.state is not JobState.RUNNING or job.run != t.run:
+            return self._left(t, "the job left its GPUs by itself")
+        if job.reason in HELD:
+            return self._left(t, _HELD)
+        if "saved" in t.entered:
+            now = time.time()
+            t.limit_s = shape.remaining_s(job, now, spare_s=t.spare_s)
+            if job.start_time is not None:
+                self._count(t, job, ran_s=now - job.start_time)
+            return TransitionState.REQUEUE
+        if t.waited(time.time()) > t.notice_s:
+            t.entered["unanswered"] = time.time()
+            return self._left(t, f"no checkpoint within {t.notice_s:g} s")
+        return None
+
+    def _requeue(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+        if job.run != t.run or job.state is not JobState.RUNNING:
+            return TransitionState.DRAIN
+        if t.waited(time.time()) > 2.0 or not t.tries:  # the answer may have been lost
+            t.tries += 1
+            self._scontrol.requeue(job)
+            return TransitionState.DRAIN
+        return None
+
+    def _drain(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+        if job.state is JobState.PENDING and job.run > t.run:
+            t.entered["drained"] = time.time()
+            return TransitionState.RESHAPE
+        if job.state is JobState.RUNNING:
+            if job.run > t.run:
+                return self._left(t, "somebody started the job", TransitionState.CLEAR)
+            if t.waited(time.time()) > PATIENCE_S:
+                return TransitionState.REQUEUE
+        return None
+
+    def _reshape(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        if job.state is not JobState.PENDING:
+            return TransitionState.VERIFY if job.state is JobState.RUNNING else None
+        if job.reason in HELD:
+            self._to_queue(t, job, site, start="now")
+            return self._left(t, _HELD)
+        if t.target is None:
+            self._to_queue(t, job, site, start=f"now+{int(site.lease_s)}")
+            if (
+                t.nice and TransitionState.RELEASE.value in t.entered
+            ):  # its start priority took that away
+                return TransitionState.CLEAR
+            return self._left(t, t.problem) if t.given_up else TransitionState.DONE
+        fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
+        self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
+        return TransitionState.COOL
+
+    def _cool(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        """Wait for the credential and for the GPUs; what was written is read back meanwhile."""
+        if job.state is JobState.RUNNING:
+            return TransitionState.VERIFY
+        if t.target is None:
+            return TransitionState.RESHAPE
+        now = time.time()
+        if t.waited(now, "drained") < COOL_S or t.waited(now) < 0.05:
+            return None
+        wrong = shape.difference(job, t.target)
+        if wrong:
+            return self._reshape_again(t, job, site, wrong)
+        if why := site.obstacle(job, t.target):
+            return self._fall_back(t, job, site, why)
+        if site.free(t, t.target):
+            return TransitionState.RELEASE
+        if t.waited(now) > GIVE_UP_S:
+            return self._fall_back(t, job, site, "its GPUs were taken meanwhile")
+        return None
+
+    def _release(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        if job.state is not JobState.PENDING:
+            return TransitionState.VERIFY
+        if job.reason in HELD:
+            return TransitionState.RESHAPE
+        if t.target is None:
+            return TransitionState.RESHAPE
+        site.open(t)
+        self._scontrol.update(job, shape.pinned(t.target, reservation=t.reservation))
+        return TransitionState.VERIFY
+
+    def _verify(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
+        if job.state is JobState.RUNNING:
+            t.entered.setdefault("running", time.time())
+            if t.target is not None and job.allocation != t.target:
+                t.problem = t.problem or f"it runs on {job.allocation} instead"
+            return TransitionState.CLEAR
+        waited = t.waited(time.time())
+        if job.state is JobState.PENDING and job.reason in HELD:
+            return TransitionState.RESHAPE  # a new priority would lift the hold
+        if job.state is JobState.PENDING and job.reason == LAUNCH_FAILED:
+            t.entered["drained"] = time.time()  # it has just left its nodes once more
+            return self._fall_back(t, job, site, "Slurm could not launch it")
+        if job.state is JobState.PENDING and (why := site.obstacle(job, t.target)):
+            return self._fall_back(t, job, site, why)
+        if job.state is not JobState.PENDING or waited < PATIENCE_S:
+            return None
+        if t.target is not None and not site.free(t, t.target):
+            return self._fall_back(t, job, site, "its GPUs were taken meanwhile")
+        if waited > GIVE_UP_S or job.reason == "BadConstraints":
+            return self._fall_back(t, job, site, f"Slurm did not start it ({job.reason})")
+        if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):
+            t.tries += 1
+            if t.target is not None:
+                self._scontrol.update(job, shape.pinned(t.target, reservation=t.reservation))
+        return None
+
+    def _clear(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
+        """Give back what was borrowed: reservation, priority, nice.
+
+        Slurm may ignore a nice value with exit code 0, and the next change would take the loss for
+        the owner's wish: it is read back before this one ends.
+        """
+        if job.state is JobState.PENDING and job.reason in HELD:
+            return self._left(t, _HELD)  # a release would lift the hold
+        if "cleared" in t.entered and job.nice:
+            return TransitionState.UNDONE if t.given_up else TransitionState.DONE
+        try:
+            if job.reservation and job.reservation == t.reservation:
+                self._scontrol.update(job, {"ReservationName": ""})
+            self._scontrol.release(job)
+            if t.nice:
+                self._scontrol.update(job, {"Nice": str(t.nice)})
+        except ScontrolError as error:
+            t.tries += 1
+            if t.tries > _MOST_CLEARS:
+                self._log.warning(f"{t} Problem={error}")
+                return TransitionState.UNDONE
+            raise
+        if t.nice and t.tries < _MOST_CLEARS:
+            t.tries += 1
+            t.entered["cleared"] = time.time()
+            return None
+        return TransitionState.UNDONE if t.given_up else TransitionState.DONE
+
+    # --- ways out ---
+
+    def _refused(
+        self, t: Transition, job: Job, site: StepInputs, error: ScontrolError
+    ) -> TransitionState:
+        """What Slurm refuses is tried a few times, then something else is.
+
+        Raises:
+            ScontrolError: it is to be tried again.
+        """
+        t.refused += 1
+        if t.refused < _MOST_REFUSALS or t.state is TransitionState.CLEAR:
+            raise error
+        if t.state is TransitionState.REQUEUE or (t.given_up and t.target is None):
+            self._log.warning(f"{t} Problem={error}")
+            return self._left(t, str(error))  # in the queue Slurm starts it as it is
+        return self._fall_back(t, job, site, str(error))
+
+    def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
+        """What the attempt that ends leaves of the job's time, where its limit may be extended."""
+        if t.budget is None or job.time_limit_s is None:
+            return
+        if t.budget.set_s not in (None, job.time_limit_s):
+            self._log.info(
+                f"{t} TimeLimit={job.time_limit_s} Was={t.budget.set_s} "
+                "Reason='somebody has set it: it is not extended any more'"
+            )
+        t.budget = time_limits.after(t.budget, ran_s=ran_s, limit_s=job.time_limit_s)
+
+    def _limit_s(self, t: Transition) -> int | None:
+        """The time limit (seconds) for the shape that the job gets now; None: as it is."""
+        if t.budget is None or t.terms is None:
+            return t.limit_s
+        name = "queue" if t.target is None else "planned" if t.target == t.planned else "old"
+        reserved = t.terms.reserved.get(name)
+        before = t.budget.set_s
+        t.budget, t.limit_s = time_limits.begun(
+            t.budget,
+            pace=t.terms.paces.get(name, 1.0),
+            most_s=t.terms.most_s,
+            until_s=None if reserved is None else reserved - time.time(),
+        )
+        if t.budget.extended_s and t.limit_s != before:
+            self._log.info(f"{t} TimeLimit={t.limit_s} Extended={t.budget.extended_s}")
+        return t.limit_s
+
+    @staticmethod
+    def _left(
+        t: Transition, why: str, state: TransitionState = TransitionState.UNDONE
+    ) -> TransitionState:
+        t.problem = t.problem or why
+        return state
+
+    def _reshape_again(
+        self, t: Transition, job: Job, site: StepInputs, wrong: str
+    ) -> TransitionState | None:
+        """Slurm shows another size than was written: write it again, or give the plan up."""
+        t.tries += 1
+        if t.tries > 3:
+            return self._fall_back(t, job, site, f"Slurm took only part of the change: {wrong}")
+        if t.target is not None and t.tries > 1:  # the read may have been older than the write
+            fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
+            self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
+        return None
+
+    def _fall_back(self, t: Transition, job: Job, site: StepInputs, why: str) -> TransitionState:
+        """Back to the old allocation if it is still free, else into the queue at MIN."""
+        self._log.warning(f"{t} Problem={why}")
+        t.refused = 0
+        first = not t.given_up
+        t.problem = t.problem or why
+        back = t.old if first and not site.obstacle(job, t.old) else None
+        if back is not None and not site.promised(t, back):
+            t.target = back
+        else:
+            t.target = None
+        return TransitionState.RESHAPE
+
+    def _to_queue(self, t: Transition, job: Job, site: StepInputs, *, start: str) -> None:
+        """Shape the job as its user submitted it, at MIN, on nobody's account."""
+        directive = job.directive
+        if directive is None:
+            return
+        start = "now" if t.given_up else start
+        fields = shape.queued(job, directive, gpus_per_node=site.per_node.get(job.partition, {}))
+        time_left = shape.time_fields(job, self._limit_s(t))
+        self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
+        if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
+            self._scontrol.release(job)

@@ -1,0 +1,1 @@
+"""Values that every other package shares: cluster, directive, plan, report, layout."""

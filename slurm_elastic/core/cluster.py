@@ -1,0 +1,315 @@
+"""The cluster at one instant, as frozen values.
+
+A `Snapshot` is everything a decision may look at: nodes with what is used on
+them, jobs, the switch tree, partitions and limits. The live adapter
+(`slurm_elastic.slurm.pyslurm_reader`) and the simulator both build it; nothing in
+this module knows where it came from.
+
+>>> a = Allocation.of("a100", {"g02": 4, "g01": 4})
+>>> a.gpus, a.nodes
+(8, ('g01', 'g02'))
+>>> str(a)
+'8 a100 on g01, g02'
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.nodelist import expand
+from slurm_elastic.core.submission import Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """GPUs of one type on named nodes.
+
+    Attributes:
+        gpu_type: Slurm's gres type, as in `gres/gpu:a100`.
+        shares: (node, GPUs) pairs, sorted by node, GPUs > 0.
+    """
+
+    gpu_type: str
+    shares: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, gpu_type: str, shares: Mapping[str, int]) -> Allocation:
+        """Build from a mapping node → GPUs; zero shares are dropped."""
+        return cls(gpu_type, tuple(sorted((n, g) for n, g in shares.items() if g)))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all nodes."""
+        return sum(g for _, g in self.shares)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node names, sorted."""
+        return tuple(n for n, _ in self.shares)
+
+    def on(self, node: str) -> int:
+        """GPUs on one node, 0 when it has none."""
+        return dict(self.shares).get(node, 0)
+
+    def __str__(self) -> str:
+        return f"{self.gpus} {self.gpu_type or 'GPUs'} on {', '.join(self.nodes)}"
+
+
+class JobState(enum.Enum):
+    """Slurm's base states, folded to those that a decision distinguishes."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    ENDED = "ENDED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node and what is in use on it.
+
+    Attributes:
+        gpu_type: its one GPU type ("" when untyped or without GPUs; a node with several types
+            has `gpus` 0 and is left to rigid jobs).
+        available: up, not drained, draining, down, planned for maintenance or in a foreign
+            reservation: elastic jobs may be placed here.
+        planned: Slurm's backfill has it in store for a pending job (PLANNED): no growth into it.
+        used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included.
+        domains: indexes of the GPUs of each link domain, as gres.conf tells; () when it does not.
+    """
+
+    name: str
+    gpu_type: str = ""
+    gpus: int = 0
+    cpus: int = 0
+    memory_mb: int = 0
+    used_gpus: int = 0
+    used_cpus: int = 0
+    used_memory_mb: int = 0
+    partitions: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    available: bool = True
+    planned: bool = False
+    state: str = "IDLE"
+    domains: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def free_gpus(self) -> int:
+        """GPUs that nobody uses; 0 on a node that is not available."""
+        return max(0, self.gpus - self.used_gpus) if self.available else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job (or array task), elastic or not.
+
+    Attributes:
+        job_id: Slurm's raw id; `display_id` is what people type (`4711`, `4711_3`).
+        submission: directive and submitted shape from AdminComment; None for a rigid job.
+        managed: False when an elastic job must be left alone; `unmanaged_reason` says why
+            (interactive, heterogeneous, held by its owner, …).
+        run: restart count; together with `key` it names one attempt.
+        submit_time: of the present attempt: Slurm sets it anew at a requeue.
+        allocation: what it holds (also while COMPLETING); None while pending.
+        gpus: GPUs held or, while pending, asked for.
+        cpus_per_gpu, memory_per_gpu_mb: what grows with each GPU on a node, from its own
+            submission (allocation-derived while running).
+        time_limit_s: of the present run; None for unlimited.
+        begin_time: earliest start (epoch s) when a pending job has one ahead, else None.
+        required_nodes, excluded_nodes, features: the constraints in force now; the user's own
+            are in `submission`.
+        gpu_type: the type a pending job asks for, "" for any.
+        min_nodes: nodes a pending job asks for at least.
+        exit_code: of a job that has failed and was put back into the queue for that: of its last
+            attempt, 128 + n for signal n; else 0.
+        devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); what it
+            does not tell is left out.
+    """
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    uid: int
+    state: JobState
+    partition: str
+    account: str = ""
+    qos: str = ""
+    reason: str = ""
+    priority: int = 0
+    nice: int = 0
+    submit_time: float = 0.0
+    start_time: float | None = None
+    end_time: float | None = None
+    begin_time: float | None = None
+    time_limit_s: int | None = None
+    run: int = 0
+    submission: Submission | None = None
+    managed: bool = True
+    unmanaged_reason: str = ""
+    allocation: Allocation | None = None
+    gpus: int = 0
+    gpu_type: str = ""
+    min_nodes: int = 1
+    cpus: int = 0
+    cpus_per_gpu: float = 1.0
+    memory_per_gpu_mb: float = 0.0
+    required_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+    features: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    comment: str = ""
+    extra: str = ""
+    requeueable: bool = True
+    exit_code: int = 0
+    devices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def indexes(self) -> Mapping[str, tuple[int, ...]]:
+        """`devices` by node; what cannot be read is left out."""
+        found = {}
+        for node, text in self.devices:
+            try:
+                found[node] = tuple(int(i) for i in expand(f"[{text}]"))
+            except ValueError:
+                continue
+        return found
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the controller may shape this job."""
+        return self.submission is not None and self.managed
+
+    @property
+    def directive(self) -> Directive | None:
+        """The parsed directive, None for a rigid job."""
+        return self.submission.directive if self.submission else None
+
+    @property
+    def key(self) -> str:
+        """Names this job across requeues and across restarts of slurmctld, which may reuse ids.
+
+        Slurm's own submit time will not do: a requeue sets it anew.
+        """
+        return f"{self.job_id}@{self.submission.submitted if self.submission else self.uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One switch of topology/tree (or block): direct children and all nodes below."""
+
+    name: str
+    level: int
+    nodes: tuple[str, ...]
+    children: tuple[str, ...] = ()
+    link_speed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One partition and the limits that bind what the controller asks for."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    up: bool = True
+    max_time_s: int | None = None
+    max_nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A cap on one resource over a set of jobs, from an association, a QOS or a partition.
+
+    Slurm lets an operator's update exceed CPU and memory limits, so placement checks all of
+    them here.
+
+    Attributes:
+        name: as shown to people: `QOS normal MaxTRESPerUser gres/gpu=8`.
+        resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB).
+        cap: largest sum over `jobs`.
+        jobs: ids of jobs counted against it, running or pending.
+        spared: GPUs of each job that do not count.
+    """
+
+    name: str
+    resource: str
+    cap: int
+    jobs: frozenset[int]
+    spared: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The cluster at `time` (epoch s). Node names and job ids are unique."""
+
+    time: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    switches: tuple[Switch, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    reservations: tuple[Reservation, ...] = field(default=())
+
+    @cached_property
+    def node(self) -> Mapping[str, Node]:
+        """Nodes by name."""
+        return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def per_node(self) -> Mapping[str, int]:
+        """GPUs of the largest node of each type."""
+        found: dict[str, int] = {}
+        for node in self.nodes:
+            if node.gpus > found.get(node.gpu_type, 0):
+                found[node.gpu_type] = node.gpus
+        return found
+
+    @cached_property
+    def smallest(self) -> Mapping[str, Mapping[str, int]]:
+        """GPUs on the smallest node of each type, by partition."""
+        found: dict[str, dict[str, int]] = {}
+        for partition in self.partitions:
+            sizes = found.setdefault(partition.name, {})
+            for name in partition.nodes:
+                node = self.node.get(name)
+                if node and node.gpus:
+                    sizes[node.gpu_type] = min(sizes.get(node.gpu_type, node.gpus), node.gpus)
+        return found
+
+    @cached_property
+    def named(self) -> Mapping[str, tuple[int, ...]]:
+        """Raw ids by what people type: `4711`, `4711_3`, an array's number for all its tasks."""
+        exact: dict[str, list[int]] = {}
+        arrays: dict[str, list[tuple[int, str, int]]] = {}
+        for job in self.jobs:
+            exact.setdefault(job.display_id, []).append(job.job_id)
+            array, task, number = job.display_id.partition("_")
+            if task:
+                place = int(number) if number.isdecimal() else -1
+                arrays.setdefault(array, []).append((place, number, job.job_id))
+        tasks = {name: [job_id for *_, job_id in sorted(rows)] for name, rows in arrays.items()}
+        return {name: tuple(ids) for name, ids in (tasks | exact).items()}
+
+    @cached_property
+    def job(self) -> Mapping[int, Job]:
+        """Jobs by raw id."""
+        return {j.job_id: j for j in self.jobs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """One of Slurm's reservations; `ours` when the controller made it."""
+
+    name: str
+    nodes: tuple[str, ...]
+    start_time: float
+    end_time: float
+    users: tuple[str, ...] = ()
+    comment: str = ""
+    ours: bool = False

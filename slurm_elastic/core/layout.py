@@ -1,0 +1,110 @@
+"""The text of a layout: how many replicas of how many stages a job runs as.
+
+Three forms: `RxS` is R replicas of a pipeline of S stages, `RxSxC` the same with
+C chunks (parts of the model) on every rank, and `R1-R2-…` stages of their own
+numbers of replicas each. Data parallelism is `Rx1`, a plain pipeline `1xS`.
+Which rank does what is the training library's matter.
+
+>>> layout = LayoutText.parse("2x2")
+>>> layout.replicas, layout.chunks, layout.world
+((2, 2), 1, 4)
+>>> str(LayoutText.parse("2-1")), str(LayoutText.parse("2-2")), str(LayoutText.parse("1x2x2"))
+('2-1', '2x2', '1x2x2')
+>>> LayoutText.parse("4")
+Traceback (most recent call last):
+    ...
+slurm_elastic.core.layout.LayoutTextError: layout '4' is none: write RxS, e.g. 4x1, or RxSxC or
+R1-R2
+
+Code inside jobs imports this module: standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: Largest number of ranks.
+MAX_WORLD = 65536
+#: Most stages, and most parts of the model (stages times chunks).
+MAX_STAGES = 1024
+#: Longest text.
+MAX_TEXT = 200
+
+_NUMBER = "[1-9][0-9]{0,4}"
+_GRID = re.compile(rf"({_NUMBER})x({_NUMBER})(?:x({_NUMBER}))?", re.ASCII)
+_STAGES = re.compile(rf"{_NUMBER}(?:-{_NUMBER})+", re.ASCII)
+
+
+class LayoutTextError(ValueError):
+    """A text that is no layout; one line with culprit and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutText:
+    """What the text of a layout says; `str` is its canonical text, which parses to an equal one.
+
+    Attributes:
+        replicas: of each stage, from the input on; every replica is one rank.
+        chunks: parts of the model on each rank; above 1 all stages have equally many replicas,
+            and the model passes every rank that often (interleaving).
+
+    Raises:
+        LayoutTextError: no stages, a number below 1, too large ones, or chunks with unequal
+            stages.
+    """
+
+    replicas: tuple[int, ...]
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.replicas or min(self.replicas) < 1 or self.chunks < 1:
+            raise LayoutTextError("a layout has stages, replicas and chunks of at least 1")
+        if self.chunks > 1 and not self.even:
+            raise LayoutTextError(f"layout {self}: chunks need equally many replicas everywhere")
+        if len(self.replicas) * self.chunks > MAX_STAGES:
+            parts = len(self.replicas) * self.chunks
+            raise LayoutTextError(f"a layout of {parts} stages: at most {MAX_STAGES} can be")
+        if self.world > MAX_WORLD:
+            raise LayoutTextError(f"a layout of {self.world} ranks: at most {MAX_WORLD} can be")
+
+    @classmethod
+    def parse(cls, text: str) -> LayoutText:
+        """Read a text.
+
+        Raises:
+            LayoutTextError: it is none.
+        """
+        grid = _GRID.fullmatch(text)
+        if grid and len(text) <= MAX_TEXT:
+            replicas, stages, chunks = (int(number or 1) for number in grid.groups())
+            if stages * chunks > MAX_STAGES:
+                raise LayoutTextError(
+                    f"layout {text}: {stages * chunks} stages are more than {MAX_STAGES}"
+                )
+            return cls((replicas,) * stages, chunks)
+        if _STAGES.fullmatch(text) and len(text) <= MAX_TEXT:
+            return cls(tuple(map(int, text.split("-"))))
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise LayoutTextError(f"layout {shown!r} is none: write RxS, e.g. 4x1, or RxSxC or R1-R2")
+
+    def __str__(self) -> str:
+        if not self.even:
+            return "-".join(map(str, self.replicas))
+        chunks = f"x{self.chunks}" if self.chunks > 1 else ""
+        return f"{self.replicas[0]}x{self.stages}{chunks}"
+
+    @property
+    def stages(self) -> int:
+        """Ranks that a micro-batch goes through."""
+        return len(self.replicas)
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return sum(self.replicas)
+
+    @property
+    def even(self) -> bool:
+        """Whether every stage has equally many replicas."""
+        return len(set(self.replicas)) == 1

@@ -1,0 +1,336 @@
+"""What a running job tells the controller, and what it is told in return.
+
+Both travel as JSON objects (`to_wire`, `from_wire`); the transport and its
+munge seal are in `slurm_elastic.job`. Standard library only: this module is
+imported inside jobs.
+
+A report is hostile input: `from_wire` checks every field's type and range and
+raises `ReportError` naming the field. What a report claims can only ever
+affect the job that its sender owns.
+
+>>> r = Report(job_id=7, run=0, phase="training", step=12, gpus=4, step_time_s=0.25)
+>>> Report.from_wire(r.to_wire()) == r
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from slurm_elastic.core.directive import MAX_BYTES
+from slurm_elastic.core.layout import LayoutText, LayoutTextError
+
+#: Phases of one attempt, in order. `saved` acknowledges a notice and means that the job waits,
+#: at a checkpoint, to be killed or told to go on.
+PHASES = ("starting", "training", "saving", "saved", "ended")
+
+#: `run`: nothing to do. `notice`: save, report `saved`, wait. `resume`: go on, the notice is
+#: withdrawn. `rehearse`: after the next checkpoint restart in place once, to prove a resume.
+ACTIONS = ("run", "notice", "resume", "rehearse")
+
+_MAX_TEXT = 200
+
+#: One layer as it travels: name, forward_s, backward_s, activation_bytes, parameter_bytes.
+ProfileRow = tuple[str, float, float, float, float]
+#: Most layers of a profile, characters of a layer's name, and bytes of a profile's JSON. A whole
+#: report has to stay below the 64 KiB that the controller takes.
+MAX_LAYERS, MAX_LAYER_NAME, MAX_PROFILE_BYTES = 1000, 100, 48 * 1024
+_MOST_S, _MOST_BYTES = 1e6, 1e15
+
+T = TypeVar("T")
+
+
+class ReportError(ValueError):
+    """A report or an order whose `field` is missing, of the wrong type or out of range."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"field {field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One message from esrun on behalf of its job.
+
+    Attributes:
+        job_id, run: raw job id and restart count of the attempt.
+        phase: one of `PHASES`.
+        kind: "library" (slurm_elastic.training) or "script" (esrun --checkpoint).
+        gpus, gpu_type, nodes: the world this attempt runs with; type "" if not known inside.
+        step: global optimisation step, or for a script the count of complete checkpoints.
+        progress: fraction done, 0-1, if the job knows.
+        step_time_s: median seconds per step in this shape since the last report.
+        steps_measured: steps behind that median.
+        global_batch: samples per optimisation step.
+        micro_batch: samples that a rank puts through the model at once.
+        accumulation: micro-batches of a rank beyond the first in one step.
+        micro_step_s: one micro-batch without gradient synchronisation (docs/training.md,
+            "What is measured"), in this shape since the last report.
+        grad_sqr, grad_var: squared norm of the gradient, and its variance at `initial_batch`.
+        initial_batch: global batch that the training was begun with.
+        max_micro_batch: most samples that a rank may put through the model at once.
+        application: what the script calls what it trains; "" leaves it to the job's name.
+        checkpoint_step, checkpoint_age_s: newest complete checkpoint.
+        checkpoint_s: how long training stood still for the last save.
+        startup_s: from process start to the first step of this attempt, restore included.
+        restore_s: of that, loading the checkpoint.
+        resumed_from: step this attempt resumed from; None when it started afresh.
+        proven: a checkpoint has been written *and* read back by this job (our definition:
+            docs/esrun.md).
+        notice: id of the notice being acknowledged (phases `saving` and `saved`).
+        exit_code: of the child, in phase `ended`.
+        layout: replicas and stages that this attempt runs as (`slurm_elastic.core.layout`); "" if
+            the program does not say.
+        layers, frozen: layers of the model, and how many from the front are frozen now.
+        certified: how many the library says may be frozen.
+        penalty, certified_penalty: fraction, 0-1, of useful progress lost at `frozen` and at
+            `certified` layers.
+        data_s, forward_s, backward_s, sync_s, optimizer_s: a step's parts, medians in seconds:
+            waiting for data, the passes, waiting for other ranks, the optimizer.
+        peak_memory_bytes: most memory that a rank has used.
+        profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
+            order of the model; () if not measured. Sent once per attempt.
+        profile_batch: samples that went through the model at once when `profile` was measured.
+    """
+
+    job_id: int
+    run: int
+    phase: str
+    kind: str = "library"
+    gpus: int = 0
+    gpu_type: str = ""
+    nodes: int = 1
+    step: int | None = None
+    progress: float | None = None
+    step_time_s: float | None = None
+    steps_measured: int = 0
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    micro_step_s: float | None = None
+    grad_sqr: float | None = None
+    grad_var: float | None = None
+    initial_batch: int | None = None
+    max_micro_batch: int | None = None
+    application: str = ""
+    checkpoint_step: int | None = None
+    checkpoint_age_s: float | None = None
+    checkpoint_s: float | None = None
+    startup_s: float | None = None
+    restore_s: float | None = None
+    resumed_from: int | None = None
+    proven: bool = False
+    notice: int | None = None
+    exit_code: int | None = None
+    layout: str = ""
+    layers: int | None = None
+    frozen: int | None = None
+    certified: int | None = None
+    penalty: float | None = None
+    certified_penalty: float | None = None
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    sync_s: float | None = None
+    optimizer_s: float | None = None
+    peak_memory_bytes: int | None = None
+    profile: tuple[ProfileRow, ...] = ()
+    profile_batch: int | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """A JSON object; fields that are None are left out, and so is a profile of no layers."""
+        wire = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        if not self.profile:
+            del wire["profile"]
+        return wire
+
+    @classmethod
+    def from_wire(cls, data: Any) -> Report:
+        """Check and build. Unknown fields are ignored, so that newer jobs can talk to us."""
+        report = _build(cls, data, _REPORT_BOUNDS)
+        if report.phase not in PHASES:
+            raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
+        if report.kind not in ("library", "script"):
+            raise ReportError("kind", f"{report.kind!r} is neither library nor script")
+        return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """The answer to a report, and what a long poll waits for.
+
+    Attributes:
+        seq: rises whenever the orders of this job change; a poll names the last it has seen.
+        action: one of `ACTIONS`.
+        notice: id of the transition that asks for a save; repeated in the acknowledgement.
+        deadline_s: seconds, from the moment of sending, until the controller gives up waiting.
+        report_every_s: how often to report while training.
+        reason: in words, for the job's log.
+        layout: replicas and stages to run as (`slurm_elastic.core.layout`); "": the job's own
+            choice. One for another number of ranks than the job has waits until it has them.
+        batch: samples per optimisation step; None: the job's own choice.
+        frozen: layers from the front to freeze, at most the certified; None: the job's own choice.
+        directive: the directive in force if it is not the submitted one, else "".
+    """
+
+    seq: int = 0
+    action: str = "run"
+    notice: int | None = None
+    deadline_s: float | None = None
+    report_every_s: float = 10.0
+    reason: str = ""
+    layout: str = ""
+    batch: int | None = None
+    frozen: int | None = None
+    directive: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """A JSON object; fields that are None are left out."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+
+    @classmethod
+    def from_wire(cls, data: Any) -> Orders:
+        """Check and build; an unknown action is an error, because ignoring it may lose state."""
+        orders = _build(cls, data, _ORDERS_BOUNDS)
+        if orders.action not in ACTIONS:
+            raise ReportError("action", f"{orders.action!r} is none of {', '.join(ACTIONS)}")
+        return orders
+
+
+#: Largest values believed; the smallest is 0 throughout.
+_REPORT_BOUNDS = {
+    "job_id": 2**32 - 1,
+    "run": 2**31,
+    "gpus": 2**16,
+    "nodes": 2**16,
+    "step": 2**62,
+    "steps_measured": 2**31,
+    "global_batch": 2**31,
+    "micro_batch": 2**31,
+    "accumulation": 2**31,
+    "initial_batch": 2**31,
+    "max_micro_batch": 2**31,
+    "checkpoint_step": 2**62,
+    "resumed_from": 2**62,
+    "notice": 2**62,
+    "exit_code": 2**31,
+    "progress": 1.0,
+    "step_time_s": 1e6,
+    "micro_step_s": 1e6,
+    "grad_sqr": 1e30,
+    "grad_var": 1e30,
+    "checkpoint_age_s": 1e9,
+    "checkpoint_s": 1e6,
+    "startup_s": 1e6,
+    "restore_s": 1e6,
+    "layers": 2**20,
+    "frozen": 2**20,
+    "certified": 2**20,
+    "penalty": 1.0,
+    "certified_penalty": 1.0,
+    "data_s": 1e6,
+    "forward_s": 1e6,
+    "backward_s": 1e6,
+    "sync_s": 1e6,
+    "optimizer_s": 1e6,
+    "peak_memory_bytes": 2**50,
+    "profile_batch": 2**31,
+}
+_ORDERS_BOUNDS = {
+    "seq": 2**62,
+    "notice": 2**62,
+    "deadline_s": 1e6,
+    "report_every_s": 1e5,
+    "batch": 2**31,
+    "frozen": 2**20,
+}
+
+
+def _build(cls: type[T], data: Any, bounds: dict[str, float]) -> T:
+    if not isinstance(data, dict):
+        raise ReportError("(message)", "must be a JSON object")
+    values: dict[str, Any] = {}
+    for spec in dataclasses.fields(cls):  # type: ignore[arg-type]
+        value = data.get(spec.name)
+        if value is None:
+            if spec.default is dataclasses.MISSING:
+                raise ReportError(spec.name, "is missing")
+            continue
+        values[spec.name] = _checked(spec.name, value, str(spec.type), bounds)
+    return cls(**values)
+
+
+def profile_rows(value: Any) -> tuple[ProfileRow, ...]:
+    """A layer profile as it travels: times of six digits, whole bytes.
+
+    Args:
+        value: a list of rows as in `Report.profile`.
+
+    Raises:
+        ReportError: for field `profile`: no such list, more than `MAX_LAYERS` rows or
+            `MAX_PROFILE_BYTES`, names that are long, unprintable or given twice, numbers that are
+            negative, absurd or not finite.
+    """
+    if not isinstance(value, list | tuple) or len(value) > MAX_LAYERS:
+        raise ReportError("profile", f"must be a list of at most {MAX_LAYERS} layers")
+    rows = tuple(_profile_row(row, at) for at, row in enumerate(value))
+    names: set[str] = set()
+    for name, *_ in rows:
+        if name in names:
+            raise ReportError("profile", f"layer {name!r} stands there twice")
+        names.add(name)
+    size = len(json.dumps(rows))
+    if size > MAX_PROFILE_BYTES:
+        raise ReportError("profile", f"has {size} bytes, more than {MAX_PROFILE_BYTES}")
+    return rows
+
+
+def _profile_row(row: Any, at: int) -> ProfileRow:
+    if not isinstance(row, list | tuple) or len(row) != 5:
+        raise ReportError("profile", f"row {at} must be a name, two times and two sizes")
+    name = row[0]
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_LAYER_NAME or not name.isprintable():
+        raise ReportError("profile", f"row {at}: a name has 1 to {MAX_LAYER_NAME} characters")
+    forward, backward = (_profile_number(v, at, _MOST_S) for v in row[1:3])
+    activation, parameters = (_profile_number(v, at, _MOST_BYTES) for v in row[3:5])
+    return (name, _six(forward), _six(backward), round(activation), round(parameters))
+
+
+def _profile_number(value: Any, at: int, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ReportError("profile", f"row {at}: its numbers must be from 0 to {most:g}")
+    return value
+
+
+def _six(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _checked(name: str, value: Any, kind: str, bounds: dict[str, float]) -> Any:
+    if name == "profile":
+        return profile_rows(value)
+    if "str" in kind:
+        most = MAX_BYTES if name == "directive" else _MAX_TEXT
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise ReportError(name, f"must be printable text of at most {most} characters")
+        if name == "layout" and value:
+            try:
+                LayoutText.parse(value)
+            except LayoutTextError as error:
+                raise ReportError(name, str(error)) from None
+        return value
+    if "bool" in kind:
+        if not isinstance(value, bool):
+            raise ReportError(name, "must be true or false")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ReportError(name, "must be a number")
+    if "int" in kind and not isinstance(value, int):
+        raise ReportError(name, "must be a whole number")
+    if not 0 <= value <= bounds[name]:  # nor is NaN; whole numbers may be too large for a float
+        raise ReportError(name, f"{value!r:.40} is outside 0 to {bounds[name]:g}")
+    return float(value) if "float" in kind else value

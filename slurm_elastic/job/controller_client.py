@@ -1,0 +1,167 @@
+"""Carries reports to the controller and orders back.
+
+Two threads: one reports, at once when the desk has something urgent and else
+every `report_every_s`; one keeps a long poll open. A controller that does not
+answer changes nothing for the job: both go on trying, 1 to 30 s apart.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+from slurm_elastic.core.report import Orders, ReportError
+from slurm_elastic.job.launch import say
+from slurm_elastic.job.report_state import ReportState
+from slurm_elastic.rpc import frames
+
+_CALL_S = 10.0
+_POLL_S = 25.0
+#: A controller needs a moment to learn of a job that has just started.
+_UNKNOWN_S = 30.0
+_LAST_WORD_S = 0.25
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
+
+
+class ControllerClient:
+    """Talks to the controller at `address` on behalf of `desk`, until `stop`."""
+
+    def __init__(self, desk: ReportState, address: str) -> None:
+        self._desk = desk
+        self._address = address
+        self._stopped = threading.Event()
+        self._answered = threading.Event()
+        self._started = time.monotonic()
+        self._complaint = ""
+        self._puzzled = False
+        self._until = 0.0
+        self._lock = threading.Lock()
+        report = desk.report()
+        self._job = {"v": 1, "job_id": report.job_id, "run": report.run}
+        self._threads = [
+            threading.Thread(target=self._report, name="report", daemon=True),
+            threading.Thread(target=self._poll, name="orders", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, *, farewell_s: float, failed: bool = False) -> None:
+        """End; a controller that answers gets this long for one last report.
+
+        Args:
+            farewell_s: seconds.
+            failed: it matters: a controller that has not had time to answer yet is waited for, too.
+        """
+        waits = self._answered.is_set() or (failed and not self._complaint)
+        self._until = time.monotonic() + farewell_s
+        self._stopped.set()
+        self._answered.set()
+        self._desk.hurry()
+        if waits:
+            self._threads[0].join(farewell_s)
+
+    def _report(self) -> None:
+        pause = _Pause()
+        while True:
+            stopping = self._stopped.is_set()
+            report = self._desk.report()
+            reply = self._call({"v": 1, "op": "report", "report": report.to_wire()}, _CALL_S)
+            if stopping:
+                unknown = reply is None and not self._complaint
+                if unknown and time.monotonic() < self._until:
+                    time.sleep(_LAST_WORD_S)  # a job that was over before anybody knew of it
+                    continue
+                return
+            if reply is None:
+                self._rest(pause.longer())
+                continue
+            pause = _Pause()
+            self._desk.reported(report)
+            self._take(reply, authoritative=False)
+            self._answered.set()
+            self._wait()
+
+    def _rest(self, seconds: float) -> None:
+        """While the controller is silent: a notice of its runs out all the same."""
+        end = time.monotonic() + seconds
+        while not self._stopped.is_set() and (left := end - time.monotonic()) > 0:
+            self._desk.expire()
+            self._stopped.wait(min(left, 1.0))
+
+    def _wait(self) -> None:
+        """Until the next report is due; in between look whether a notice has run out."""
+        end = time.monotonic() + self._desk.orders().report_every_s
+        while True:
+            self._desk.expire()
+            left = end - time.monotonic()
+            if left <= 0 or self._desk.wait_urgent(min(left, 1.0)):
+                return
+
+    def _poll(self) -> None:
+        # Until a report has been accepted the controller does not know what to answer.
+        self._answered.wait()
+        pause = _Pause()
+        while not self._stopped.is_set():
+            started = time.monotonic()
+            request = {**self._job, "op": "orders", "seen": self._desk.seq, "wait_s": _POLL_S}
+            reply = self._call(request, _POLL_S + _CALL_S)
+            if reply is not None:
+                changed = self._desk.seq
+                self._take(reply, authoritative=True)
+                # An answer at once without news would make this loop spin.
+                if self._desk.seq != changed or time.monotonic() - started > 1:
+                    pause = _Pause()
+                    continue
+            self._stopped.wait(pause.longer())
+
+    def _take(self, reply: dict[str, Any], *, authoritative: bool) -> None:
+        try:
+            orders = Orders.from_wire(reply.get("orders"))
+        except ReportError as error:
+            if not self._puzzled:
+                self._puzzled = True
+                say(f"controller {self._address}: its orders are not understood: {error}")
+            return
+        self._desk.take(orders, authoritative=authoritative)
+
+    def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        try:
+            reply = frames.call(self._address, request, timeout_s=timeout_s)
+        except frames.RequestRejected as error:
+            young = time.monotonic() < self._started + _UNKNOWN_S
+            if error.code == "unknown_job" and young:
+                return None
+            self._desk.despair()
+            self._complain(f"controller {self._address} refuses: {error}")
+        except frames.ChannelError as error:
+            self._desk.despair()
+            self._complain(f"{error}; the job goes on without it")
+        else:
+            if self._complaint:
+                self._complain("")
+                say(f"controller {self._address} answers again")
+            return reply
+        return None
+
+    def _complain(self, text: str) -> None:
+        """Log a trouble once, until another takes its place."""
+        with self._lock:
+            if text and text != self._complaint and not self._stopped.is_set():
+                say(text)
+            self._complaint = text
+
+
+class _Pause:
+    """1, 2, 4 … 30 s, a quarter up or down so that a thousand jobs do not come back together."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_PAUSE_S
+
+    def longer(self) -> float:
+        seconds, self._next = self._next, min(2 * self._next, _LAST_PAUSE_S)
+        return seconds * random.uniform(0.75, 1.25)  # noqa: S311 - no secret

@@ -1,0 +1,145 @@
+"""Speeds of links as the stalls of jobs show them, where none are configured.
+
+They are *effective* speeds: a stall also contains waiting for slower ranks, and whatever others
+sent over the same links meanwhile; what computing hides is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.models.links import (
+    LEAST_PART,
+    TIERS,
+    Links,
+    known_tiers,
+    ring_bytes,
+    stalls,
+    tier_of,
+)
+
+#: Reports that a stall needs before links are judged by it.
+LEAST_REPORTS = 3
+#: Tiers whose measured speed counts in decisions: inside a node a stall is mostly waiting for
+#: slower ranks, which grows and shrinks with computing; there it only takes its part away from
+#: what farther tiers are measured at.
+DECIDING = ("rack", "spine")
+#: Owners needed before the links that their jobs measured count for others' jobs: a report may
+#: lie, and one liar of three does not move a median far.
+LEAST_OWNERS = 3
+#: bytes/s that no link exceeds or falls below.
+_SLOWEST, _FASTEST = 1e3, 1e15
+#: Measured speeds count in steps of an eighth of a doubling: what trembles would cost all a fit.
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEstimate:
+    """A tier's links as jobs' stalls show them: effective bytes/s, waiting for ranks included.
+
+    Attributes:
+        bytes_s: median over owners of the median over their jobs.
+        jobs, owners: behind it.
+    """
+
+    bytes_s: float
+    jobs: int
+    owners: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkEstimates:
+    """What the jobs' stalls say of the links; our definition.
+
+    A job of which `LEAST_REPORTS` reports told its stall says that the farthest tier it crosses
+    sends the ring's bytes in that time, less what nearer tiers take. What one owner's jobs say
+    counts for his jobs; for others' only from `LEAST_OWNERS` owners on.
+    """
+
+    configured: Links = field(default_factory=Links)
+    _votes: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Iterable[tuple[str, JobRecord]], configured: Links) -> LinkEstimates:
+        """Gather it.
+
+        Args:
+            records: owner and record of each job.
+            configured: tiers that are not to be judged.
+        """
+        samples = [
+            (owner, i, record.gradient_bytes, m)
+            for i, (owner, record) in enumerate(records)
+            if record.gradient_bytes
+            for m in stalls(record)
+            if m.reports >= LEAST_REPORTS and m.sync_s
+        ]
+        seen = cls(configured=configured)
+        for tier in TIERS:
+            if tier in known_tiers(configured):
+                continue
+            below = seen._all()
+            jobs: dict[tuple[str, int], list[float]] = {}
+            for owner, i, size, m in samples:
+                if tier_of(m) == tier:
+                    jobs.setdefault((owner, i), []).append(_effective(size, m, below))
+            votes: dict[str, tuple[float, ...]] = {}
+            for (owner, _), speeds in jobs.items():
+                votes[owner] = (*votes.get(owner, ()), statistics.median(speeds))
+            if votes:
+                seen = replace(seen, _votes={**seen._votes, tier: votes})
+        return seen
+
+    @property
+    def links(self) -> dict[str, LinkEstimate]:
+        """By tier, of those that are not configured."""
+        return {
+            tier: LinkEstimate(
+                bytes_s=_median(votes.values()),
+                jobs=sum(map(len, votes.values())),
+                owners=len(votes),
+            )
+            for tier, votes in self._votes.items()
+        }
+
+    def counts(self, tier: str) -> str:
+        """For whose jobs a measured tier counts: `all`, `own` (of its owners) or `none`."""
+        if tier not in DECIDING:
+            return "none"
+        return "all" if len(self._votes.get(tier, ())) >= LEAST_OWNERS else "own"
+
+    def of_owner(self, owner: str) -> Links:
+        """The links that this owner's jobs are judged by."""
+        found = {}
+        for tier, votes in self._votes.items():
+            if tier not in DECIDING:
+                continue
+            if len(votes) >= LEAST_OWNERS:
+                found[tier] = _median(votes.values())
+            elif owner in votes:
+                found[tier] = _median([votes[owner]])
+        return replace(self.configured, **found)
+
+    def _all(self) -> Links:
+        found = {tier: link.bytes_s for tier, link in self.links.items()}
+        return replace(self.configured, **found)
+
+
+def _effective(size: float, m: Measurement, below: Links) -> float:
+    """bytes/s of the farthest tier of a measurement."""
+    sync_s = m.sync_s or 0.0
+    count = {"spine": m.racks, "rack": m.nodes / m.racks, "node": m.gpus / m.nodes}[tier_of(m)]
+    rest_s = sync_s - float(below.seconds(size, m.gpus, m.nodes, m.racks))
+    speed = float(ring_bytes(size, np.float64(count))) / max(rest_s, LEAST_PART * sync_s)
+    return min(_FASTEST, max(_SLOWEST, speed))
+
+
+def _median(votes: Iterable[Iterable[float]]) -> float:
+    middle = statistics.median(statistics.median(speeds) for speeds in votes)
+    return float(2.0 ** (round(_STEPS * math.log2(middle)) / _STEPS))

@@ -1,0 +1,1 @@
+"""PipeDream's partitioner: a layer profile becomes stages, each with its replicas."""

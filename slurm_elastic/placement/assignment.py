@@ -1,0 +1,348 @@
+"""From a policy's ranked wishes to targets: one pass over the jobs, each at the first that fits.
+
+What a job holds stays its own until it has been given something else, so a
+refused offer falls back to the next alternative and at last to the present
+allocation, never to idle GPUs. Jobs that give GPUs up come first, then those
+that move, start, grow. A job that gave up GPUs which then nobody took gets
+them back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.placement.best_fit import fit, takes
+from slurm_elastic.placement.defragment import consolidate
+from slurm_elastic.placement.delay.delay_gate import DelayGate
+from slurm_elastic.placement.eligibility import RoundJob
+from slurm_elastic.placement.free_resources import FreeResources, ResourceViews
+from slurm_elastic.placement.node_arrays import Mask
+
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class JobOutcome:
+    """What one job is given, and what was refused on the way.
+
+    Attributes:
+        waits: why it rather waits for a nearer place than takes one that is free, or "".
+        stays: why it does not move together although it could, or "".
+    """
+
+    tenant: RoundJob
+    target: Allocation | None
+    reason: str = ""
+    wished: Alternative | None = None
+    refusals: list[str] = field(default_factory=list)
+    promised: bool = False
+    waits: str = ""
+    stays: str = ""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the job shall hold something else than now."""
+        return self.target != self.tenant.current
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether it gives up GPUs that its directive lets it hold."""
+        now, then = self.tenant.current, self.target
+        if now is None or not self.tenant.allowed(now):
+            return False
+        if then is None:
+            return True
+        return then.gpus < now.gpus and then.gpu_type == now.gpu_type
+
+
+class Assignment:
+    """The targets of one round while they are worked out on the ledger `later`.
+
+    Attributes:
+        at_once: starts may use GPUs that are given up in the same round.
+        judging: changes have to pay; False for a policy that has weighed them already.
+        gate: whether a job rather waits for a nearer place.
+    """
+
+    def __init__(
+        self,
+        books: ResourceViews,
+        gate: DelayGate,
+        config: Config,
+        *,
+        at_once: bool = False,
+        judging: bool = True,
+    ) -> None:
+        self.frame = books.later.frame
+        self.later = books.later
+        self.now = books.now
+        self.config = config
+        self.at_once = at_once
+        self.judging = judging
+        self.gate = gate
+        self.outcomes: dict[int, JobOutcome] = {}
+
+    def place(self, proposals: Sequence[Proposal], tenants: Mapping[int, RoundJob]) -> None:
+        """Give every job of the proposals its first alternative that fits and pays."""
+        for proposal in sorted(proposals, key=lambda p: _phase(p, tenants[p.job_id])):
+            tenant = tenants[proposal.job_id]
+            outcome = JobOutcome(tenant, tenant.current, wished=proposal.alternatives[0])
+            self.outcomes[proposal.job_id] = outcome
+            self._first_fitting(outcome, proposal.alternatives)
+        if self.judging:
+            self.consolidate()
+
+    def consolidate(self) -> None:
+        """Move jobs that keep their size together where that pays."""
+        for outcome in self.outcomes.values():
+            # Who was given a finished place is where its policy wants it.
+            if outcome.wished is None or not outcome.wished.shares:
+                consolidate(self, outcome)
+
+    def grow(self, proposals: Iterable[Proposal]) -> bool:
+        """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""
+        grown = False
+        for proposal in proposals:
+            outcome = self.outcomes[proposal.job_id]
+            have = outcome.target
+            more = tuple(
+                a
+                for a in proposal.alternatives
+                if have and a.gpu_type == have.gpu_type and a.gpus > have.gpus
+            )
+            if more:
+                self._first_fitting(outcome, more)
+                grown |= outcome.target != have
+        return grown
+
+    def restore(self) -> None:
+        """Give back what jobs gave up for nobody."""
+        for outcome in self.outcomes.values():
+            tenant, target, current = outcome.tenant, outcome.target, outcome.tenant.current
+            if current is None or not outcome.shrinks:
+                continue
+            self.later.give(tenant.need, target)
+            if self._holds(tenant, current):
+                outcome.target = current
+                outcome.reason = "nobody needs its GPUs more"
+            elif target is not None:
+                outcome.target = self._between(tenant, target, current) or target
+            self.later.take(tenant.need, outcome.target)
+
+    def retry(self, proposals: Iterable[Proposal]) -> None:
+        """Ask those again who found no place to grow, now that others have settled."""
+        for proposal in proposals:
+            outcome = self.outcomes[proposal.job_id]
+            current = outcome.tenant.current
+            if current is None or outcome.changed:
+                continue
+            better = [
+                a
+                for a in proposal.alternatives
+                if a.gpu_type != current.gpu_type or a.gpus > current.gpus
+            ]
+            if better:
+                outcome.refusals.clear()
+                self._first_fitting(outcome, better)
+
+    def keep(self, tenant: RoundJob, promised: Allocation) -> None:
+        """Go on with what a job was promised in an earlier round, if that still fits and pays."""
+        self.later.give(tenant.need, tenant.current)
+        good = (
+            tenant.allowed(promised)
+            and self._holds(tenant, promised)
+            and not self._unworthy(tenant, promised)
+        )
+        if good:
+            outcome = JobOutcome(
+                tenant, promised, reason="takes the GPUs that were given up for it"
+            )
+            outcome.promised = True
+            self.outcomes[tenant.job.job_id] = outcome
+        self.later.take(tenant.need, promised if good else tenant.current)
+
+    def welfare(self) -> float:
+        """Sum of the changes' utility gains less their costs; no starts, no earlier promises.
+
+        In the policy's terms (docs/policies.md): log speed, and the share of the payback window
+        that each change stands still.
+        """
+        total = 0.0
+        for outcome in self.outcomes.values():
+            tenant = outcome.tenant
+            if not outcome.changed or tenant.current is None or outcome.promised:
+                continue
+            before = tenant.speed(self.frame, tenant.current)
+            after = tenant.speed(self.frame, outcome.target)
+            if not tenant.allowed(tenant.current):
+                continue
+            total += math.log(max(after, 1e-12) / max(before, 1e-12))
+            total -= tenant.cost_s / self.config.resize.payback_s
+        return total
+
+    def idle(self) -> dict[str, int]:
+        """GPUs by type that elastic jobs could still get."""
+        free = np.where(self.frame.open, np.maximum(self.later.gpus, 0), 0)
+        return {t: int(free[self.frame.of_type(t)].sum()) for t in self.frame.types}
+
+    def _first_fitting(self, outcome: JobOutcome, alternatives: Sequence[Alternative]) -> None:
+        tenant, before = outcome.tenant, outcome.target
+        current = tenant.current
+        self.later.give(tenant.need, before)
+        for alternative in alternatives:
+            if not alternative.gpus:
+                outcome.target, outcome.reason = None, outcome.waits or alternative.reason
+                break
+            place = alternative.place
+            if current and (place == current or (not place and _same_shape(alternative, current))):
+                outcome.target, outcome.reason = current, alternative.reason
+                break
+            found = (
+                self.exactly(tenant, place)
+                if place
+                else self.find(tenant, alternative.gpu_type, alternative.gpus)
+            )
+            if found is None:
+                where = f" on {', '.join(place.nodes)}" if place else ""
+                outcome.refusals.append(
+                    f"no place that it may use has {alternative.gpus}"
+                    f" {alternative.gpu_type or 'GPUs'} free{where}"
+                )
+                continue
+            refusal = self._unworthy(tenant, found)
+            if not place:
+                refusal = refusal or self.waits(outcome, found)
+            if refusal:
+                outcome.refusals.append(refusal)
+                continue
+            outcome.target, outcome.reason = found, alternative.reason
+            break
+        self.later.take(tenant.need, outcome.target)
+
+    def waits(self, outcome: JobOutcome, found: Allocation) -> str:
+        """Why a job rather waits for a nearer place than takes this one, or ""; noted."""
+        refusal = self.gate.refusal(outcome.tenant, found)
+        outcome.waits = refusal and _nearer(refusal)
+        return refusal
+
+    def wait(self, tenant: RoundJob, refusal: str) -> None:
+        """A pending job rather waits for a nearer place."""
+        words = _nearer(refusal)
+        self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=words, waits=words)
+
+    def find(self, tenant: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
+        """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
+        current = tenant.current
+        ledger = self._ledger(tenant)
+        unit = tenant.directive.unit_for(gpu_type)
+        if current and gpu_type == current.gpu_type and gpus < current.gpus:
+            found = fit(tenant.seat(self.frame, away=False), gpu_type, gpus, ledger, unit=unit)
+            if found is not None:
+                return found
+        settled = self._settled(tenant)
+        found = fit(tenant.seat(self.frame), gpu_type, gpus, ledger, unit=unit, settled=settled)
+        return current if found == current else found
+
+    def exactly(self, tenant: RoundJob, place: Allocation) -> Allocation | None:
+        """A finished place on `later`, if the job may have it now; None: it may not."""
+        seat = tenant.seat(self.frame)
+        if not tenant.allowed(place) or not takes(
+            seat,
+            place,
+            self._ledger(tenant),
+            unit=tenant.directive.unit_for(place.gpu_type),
+            settled=self._settled(tenant),
+        ):
+            return None
+        return place
+
+    def _ledger(self, tenant: RoundJob) -> FreeResources:
+        """What a job may take; a start only what is free now as well."""
+        return self.later if tenant.current or self.at_once else self.later.meet(self.now)
+
+    def _settled(self, tenant: RoundJob) -> Mask:
+        """Nodes where Slurm will find free exactly what `later`, the job taken off, has free."""
+        free = self.frame.free
+        if tenant.current:
+            free = free.copy()
+            for i, gpus in self.frame.shares(tenant.current.shares).items():
+                free[i] += gpus
+        return np.asarray(free == self.later.gpus)
+
+    def _unworthy(self, tenant: RoundJob, target: Allocation) -> str:
+        """Why a change does not pay, or ""."""
+        current = tenant.current
+        if not self.judging or current is None or not tenant.allowed(current):
+            return ""
+        if target.gpus < current.gpus and target.gpu_type == current.gpu_type:
+            return ""
+        gain = tenant.speed(self.frame, target) / tenant.speed(self.frame, current) - 1
+        what = "moving" if target.gpus == current.gpus else f"growing to {target.gpus}"
+        if target.gpu_type != current.gpu_type:
+            what = f"changing to {target.gpus} {target.gpu_type}"
+        if gain <= _EPSILON:
+            return f"{what} would gain nothing"
+        if gain < self.config.resize.min_gain:
+            return f"{what} would gain only {gain:.0%}"
+        if gain * tenant.window_s <= tenant.cost_s:
+            return (
+                f"{what} would gain {gain:.0%}, less in {minutes(tenant.window_s)} than the"
+                f" {tenant.cost_s:.0f} s it costs"
+            )
+        return ""
+
+    def _holds(self, tenant: RoundJob, allocation: Allocation) -> bool:
+        """Whether an allocation of the job's own nodes is still free on `later`."""
+        room = self.later.room(tenant.need)
+        shares = self.frame.shares(allocation.shares)
+        return all(room[i] >= g for i, g in shares.items()) and not self.later.within_limits(
+            tenant.need, allocation
+        )
+
+    def _between(
+        self, tenant: RoundJob, target: Allocation, current: Allocation
+    ) -> Allocation | None:
+        """The largest size between target and present that still fits on the job's own nodes."""
+        if target.gpu_type != current.gpu_type:
+            return None
+        sizes = [
+            s for s in tenant.directive.sizes(current.gpu_type) if target.gpus < s < current.gpus
+        ]
+        seat = tenant.seat(self.frame, away=False)
+        unit = tenant.directive.unit_for(current.gpu_type)
+        for size in reversed(sizes[-16:]):
+            found = fit(seat, current.gpu_type, size, self.later, unit=unit)
+            if found is not None:
+                return found
+        return None
+
+
+def _nearer(refusal: str) -> str:
+    return f"waits for a nearer place: {refusal}"
+
+
+def minutes(seconds: float) -> str:
+    """A duration as people say it: `40 s`, `20 min`."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _same_shape(alternative: Alternative, current: Allocation) -> bool:
+    return (alternative.gpu_type, alternative.gpus) == (current.gpu_type, current.gpus)
+
+
+def _phase(proposal: Proposal, tenant: RoundJob) -> int:
+    first, current = proposal.alternatives[0], tenant.current
+    if current is None:
+        return 2
+    if first.gpus < current.gpus:
+        return 0
+    if first.gpu_type != current.gpu_type:
+        return 1
+    return 4 if first.gpus == current.gpus else 3

@@ -1,0 +1,255 @@
+"""Best-fit by tier: which nodes a job gets for a given number of GPUs.
+
+The rules, in this order (our definition):
+
+1. An even share: k GPUs on each of n nodes (Slurm's TresPerNode), n as small
+   as possible, and for a running job at most twice the fewest that take its
+   size. A replica (`unit`) that fits into a node never straddles two: k is a
+   multiple of it; a larger one takes whole nodes' shares.
+2. n nodes of one rack if any rack has them, else as few racks as possible, in
+   each of them whole replicas first.
+3. Nodes that the job already holds, then those with the fewest GPUs left over,
+   so that whole nodes stay free, then those where so many GPUs of one link domain are free,
+   then the lowest index.
+4. Only if nothing even fits, an uneven share (TresPerJob): Slurm fills such a
+   request greedily from the lowest index and keeps to the plan only when it
+   takes *everything* that is free on its nodes. So it is offered only on nodes
+   whose free GPUs it uses up, which nobody else is about to enter or leave,
+   and on at most one node more than necessary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
+from slurm_elastic.placement.node_arrays import Ints, Mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDemand:
+    """What a job needs of the nodes it is put on; `own` must be given back to the ledger first.
+
+    Attributes:
+        allowed: nodes that may give it GPUs it does not hold yet.
+        own: GPUs it holds, by node index: these it may keep anywhere.
+        required: node indices that must be part of any allocation.
+        min_nodes, max_nodes: how many nodes it may have; the most is its partition's limit.
+        sprawl: at most this many times the fewest nodes for its size; None: any number.
+    """
+
+    need: ResourceNeed
+    allowed: Mask
+    own: Mapping[int, int] = field(default_factory=dict)
+    required: tuple[int, ...] = ()
+    max_nodes: int | None = None
+    min_nodes: int = 1
+    sprawl: int | None = None
+
+
+def fit(
+    seat: NodeDemand,
+    gpu_type: str,
+    gpus: int,
+    ledger: FreeResources,
+    *,
+    unit: int = 1,
+    settled: Mask | None = None,
+    caps: Mapping[int, int] | None = None,
+) -> Allocation | None:
+    """The best place for this many GPUs of a type, or None.
+
+    Args:
+        seat: the job.
+        gpu_type: "" on clusters without types.
+        gpus: > 0.
+        ledger: with the job's own GPUs given back.
+        unit: GPUs per replica.
+        settled: nodes that nobody is about to enter or leave; None: no uneven shares.
+        caps: at most this many GPUs on these node indices.
+    """
+    frame = ledger.frame
+    room = np.where(seat.allowed, ledger.room(seat.need), 0)
+    for i, held in seat.own.items():
+        if not seat.allowed[i]:
+            room[i] = min(held, int(ledger.room(seat.need)[i]))
+    room *= frame.of_type(gpu_type)
+    for i, cap in (caps or {}).items():
+        room[i] = min(int(room[i]), cap)
+    most = frame.per_node.get(gpu_type, int(room.max(initial=0)))
+    chosen: dict[int, int] | None = None
+    splits = even_splits(gpus, most, unit)
+    ceiling = seat.max_nodes or gpus
+    if seat.sprawl is not None and splits:
+        ceiling = min(ceiling, seat.sprawl * splits[0][0])
+    for nodes, share in splits:
+        if nodes < seat.min_nodes:
+            continue
+        if nodes > ceiling:
+            break
+        picked = _pick(seat, room >= share, nodes, share, ledger, replica=max(1, unit // share))
+        if picked is not None:
+            chosen = dict.fromkeys(picked, share)
+            break
+    if chosen is None and settled is not None and unit <= most:
+        chosen = _uneven(seat, np.where(settled, room, 0), gpus, unit, ledger)
+    if chosen is None:
+        return None
+    allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
+    return None if ledger.within_limits(seat.need, allocation) else allocation
+
+
+def takes(
+    seat: NodeDemand,
+    place: Allocation,
+    ledger: FreeResources,
+    *,
+    unit: int = 1,
+    settled: Mask | None = None,
+) -> bool:
+    """Whether a job may have exactly this place, and Slurm would give it just that.
+
+    Args:
+        seat: the job; `sprawl` does not bind, as its policy chose the place.
+        place: on nodes of one type.
+        ledger: with the job's own GPUs given back.
+        unit: GPUs per replica.
+        settled: see `fit`.
+    """
+    frame, shares = ledger.frame, ledger.frame.shares(place.shares)
+    if len(shares) != len(place.shares) or any(i not in shares for i in seat.required):
+        return False
+    of_type, room = frame.of_type(place.gpu_type), ledger.room(seat.need)
+    for i, gpus in shares.items():
+        away = gpus > seat.own.get(i, 0) and not seat.allowed[i]
+        if away or not of_type[i] or gpus > room[i]:
+            return False
+    if seat.max_nodes and len(shares) > seat.max_nodes:
+        return False
+    kept = dict(seat.own) == shares
+    if not kept and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
+        exhausts = all(gpus == room[i] == ledger.gpus[i] for i, gpus in shares.items())
+        if settled is None or seat.required or not exhausts or not all(settled[i] for i in shares):
+            return False
+        if any(gpus % unit for gpus in shares.values()):
+            return False
+    return not ledger.within_limits(seat.need, place)
+
+
+def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
+    """Whether these are the same number of GPUs on each node, with no replica torn (rule 1)."""
+    counts = list(shares)
+    split = (len(counts), counts[0])
+    return min(counts) == max(counts) and split in even_splits(sum(counts), most, unit)
+
+
+@lru_cache(maxsize=65536)
+def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], ...]:
+    """(nodes, GPUs on each) of all even shares with whole replicas, fewest nodes first.
+
+    >>> even_splits(12, 8), even_splits(12, 8, 4), even_splits(32, 8, 16)
+    (((2, 6), (3, 4), (4, 3), (6, 2), (12, 1)), ((3, 4),), ((4, 8), (8, 4), (16, 2), (32, 1)))
+    """
+    if most <= 0:
+        return ()
+    return tuple(
+        (gpus // share, share)
+        for share in range(min(most, gpus), 0, -1)
+        if gpus % share == 0 and (share % unit == 0 if unit <= most else unit % share == 0)
+    )
+
+
+def _pick(
+    seat: NodeDemand, fits: Mask, nodes: int, share: int, ledger: FreeResources, *, replica: int
+) -> list[int] | None:
+    """`nodes` of the nodes that fit, by rules 2 and 3; `replica`: nodes that one replica takes."""
+    candidates = np.flatnonzero(fits)
+    if len(candidates) < nodes:
+        return None
+    if seat.required and (len(seat.required) > nodes or not all(fits[i] for i in seat.required)):
+        return None
+    rack = ledger.frame.rack[candidates]
+    left_over = ledger.gpus[candidates] - share
+    foreign = np.ones(len(candidates), dtype=np.int64)
+    wanted = [*seat.own, *seat.required]
+    if wanted:
+        foreign[np.isin(candidates, wanted)] = 0
+    apart = _apart(candidates, share, ledger)
+    if seat.required:
+        foreign[np.isin(candidates, seat.required)] = -1
+        home = ledger.frame.rack[seat.required[0]]
+        order = np.lexsort((candidates, apart, left_over, foreign, rack != home))
+        chosen = [int(i) for i in candidates[order] if i not in seat.required]
+        return sorted([*seat.required, *chosen[: nodes - len(seat.required)]])
+    if nodes == 1:
+        order = np.lexsort((candidates, apart, left_over, foreign))
+        return [int(candidates[order[0]])]
+    order = np.lexsort((candidates, apart, left_over, foreign, rack))
+    ordered, racks = candidates[order], rack[order]
+    starts = np.flatnonzero(np.r_[True, racks[1:] != racks[:-1]])
+    counts = np.diff(np.r_[starts, len(racks)])
+    enough = np.flatnonzero(counts >= nodes)
+    if len(enough):
+        cost = np.c_[
+            np.zeros((1, 2), dtype=np.int64).T,
+            np.cumsum(np.stack([foreign[order], left_over[order]]), axis=1),
+        ]
+        first = starts[enough]
+        sums = cost[:, first + nodes] - cost[:, first]
+        best = int(first[np.lexsort((first, sums[1], sums[0]))[0]])
+        return sorted(int(i) for i in ordered[best : best + nodes])
+    own = np.add.reduceat(1 - foreign[order], starts)
+    best_first = np.lexsort((starts, -counts, -own))
+    return _across_racks(np.split(ordered, starts[1:]), best_first, nodes, replica)
+
+
+def _apart(candidates: Ints, share: int, ledger: FreeResources) -> Mask:
+    """Where the node's GPUs for this share would not, as far as is known, be of one domain."""
+    together = ledger.frame.together
+    if together is None:
+        return np.zeros(len(candidates), dtype=bool)
+    # What is known is how things are now: of nodes that nobody enters or leaves meanwhile.
+    still = ledger.gpus[candidates] == ledger.frame.free[candidates]
+    return np.asarray(~(still & (together[candidates] >= share)))
+
+
+def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int) -> list[int]:
+    """Fewest racks: those where the job already is, then the emptiest; whole replicas first."""
+    chosen: list[int] = []
+    rest: list[int] = []
+    for r in best_first:
+        members = racks[r].tolist()
+        whole = min(len(members), nodes - len(chosen)) // replica * replica
+        chosen += members[:whole]
+        rest += members[whole:]
+    return sorted(chosen + rest[: nodes - len(chosen)])
+
+
+def _uneven(
+    seat: NodeDemand, room: Ints, gpus: int, unit: int, ledger: FreeResources
+) -> dict[int, int] | None:
+    """Rule 4: nodes whose free GPUs add up to exactly what is asked, in one rack if possible."""
+    exact = np.flatnonzero((room > 0) & (room == ledger.gpus) & (room % unit == 0))
+    if not len(exact) or seat.required:
+        return None
+    racks = ledger.frame.rack[exact]
+    groups = [exact[racks == r] for r in np.unique(racks)] if len(np.unique(racks)) > 1 else []
+    for group in (*groups, exact):
+        chosen: dict[int, int] = {}
+        missing = gpus
+        own = np.isin(group, list(seat.own)) if seat.own else np.zeros(len(group), dtype=bool)
+        for i in group[np.lexsort((group, -room[group], ~own))].tolist():
+            if room[i] <= missing:
+                chosen[i] = int(room[i])
+                missing -= chosen[i]
+            if not missing:
+                break
+        necessary = -(-gpus // int(room[group].max()))
+        if not missing and len(chosen) <= min(necessary + 1, seat.max_nodes or len(chosen)):
+            return chosen
+    return None

@@ -1,0 +1,178 @@
+"""`[placement] mode = "delay"`: under any policy, a job waits a while for a near place.
+
+After Dally's delay timers (arXiv 2401.16492), for the rounds and for elastic jobs; our
+definition. A place is *near* when it is on as few nodes, in as few racks, as its GPUs take. One
+that is not is accepted at once when the job loses no more than `tolerance` of its speed there by
+its own model (stated curve, corrected by what was measured), so that jobs that do not suffer
+never wait. Else more nodes, or more racks, are accepted after a while that
+placement/delay/wait_timers.py tells. A refused place falls back to the policy's next alternative,
+at last to what the job has; giving GPUs up, and moving at its size, are not its business.
+
+Nothing is reserved for wide jobs that wait here: whose wait is over takes any place, so a wide
+job is never kept from starting by the gate for longer than its limit, and whether there are GPUs
+enough is the policy's business, which decides anew each round and may take them from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config.schema import PlacementSettings
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.placement.best_fit import even_splits
+from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
+from slurm_elastic.placement.eligibility import RoundJob
+from slurm_elastic.placement.node_arrays import NodeArrays
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPlace:
+    """A place that a job would not take.
+
+    Attributes:
+        tier: what it waits for, one `node` or one `rack` less.
+        since: when its wait began (epoch s).
+        gpus: of the place.
+        until: when it will take such a place (epoch s); inf: never.
+    """
+
+    tier: str
+    since: float
+    gpus: int
+    until: float
+
+
+@dataclass(slots=True)
+class DelayGate:
+    """The timers at the time of one round; it notes whom it made wait.
+
+    Attributes:
+        state: of the last round (delay_patience.py).
+    """
+
+    placement: PlacementSettings
+    frame: NodeArrays
+    state: Mapping[str, Any] = field(default_factory=dict)
+    _patience: WaitTimers = field(init=False)
+    _refused: dict[int, RefusedPlace] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._patience = WaitTimers(self.placement, self.frame.snapshot.time, self.state)
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody takes what there is."""
+        return self.placement.mode != "delay"
+
+    def refusal(self, tenant: RoundJob, target: Allocation) -> str:
+        """Why a job rather waits than takes this place, or ""."""
+        current = tenant.current
+        grows = current is None or (
+            target.gpus > current.gpus or target.gpu_type != current.gpu_type
+        )
+        if self.open or not grows:
+            return ""
+        nodes, racks = self.frame.topology.spread(target.nodes)
+        fewest, least = self.nearest(tenant, target)
+        if nodes <= fewest and racks <= least:
+            return ""
+        kind, gpus = target.gpu_type, target.gpus
+        best = tenant.model.speed(kind, gpus, fewest, least)
+        part = tenant.speed(self.frame, target) / best if best > 0 else 1.0
+        part = max(part, 1 / (1 + tenant.most_gain(self.frame, target)))
+        tier, key = RACK if racks > least else NODE, tenant.job.key
+        limit = self._patience.limit_s(tier, gpus, key)
+        since = self._since(tenant)
+        waited = max(0.0, self.frame.snapshot.time - since)
+        if 1 - part <= self._patience.accepted_loss(waited, limit):
+            return ""
+        until = since + self._patience.accepts_at_s(1 - part, limit)
+        first = self._refused.get(tenant.job.job_id)
+        if first is None:
+            self._refused[tenant.job.job_id] = RefusedPlace(tier, since, gpus, until)
+        elif until < first.until:
+            self._refused[tenant.job.job_id] = RefusedPlace(first.tier, since, first.gpus, until)
+        over = f"{racks} racks" if racks > least else f"{nodes} nodes"
+        near = f"{_count(least, 'rack')}" if racks > least else f"{_count(fewest, 'node')}"
+        # Not numbers of the timers, which move, but what is true of this place.
+        most = "any length of time" if np.isinf(until) else f"at most {until - since:.0f} s"
+        return (
+            f"over {over} it would run at {part:.2f} of its speed in {near}; it waited"
+            f" {waited:.0f} s of {most} for that"
+        )
+
+    def nearest(self, tenant: RoundJob, target: Allocation) -> tuple[int, int]:
+        """(nodes, racks): the fewest that so many GPUs take on this cluster."""
+        kind, gpus = target.gpu_type, target.gpus
+        most = self.frame.per_node.get(kind, 1)
+        unit = tenant.directive.unit_for(kind)
+        fewest = next((n for n, _ in even_splits(gpus, most, unit)), len(target.nodes))
+        mask = self.frame.of_type(kind) & self.frame.allowed(tenant.job, planned=True)
+        largest = int(np.bincount(self.frame.rack[mask]).max()) if mask.any() else 1
+        return fewest, -(-fewest // max(1, largest))
+
+    def wake(self, waiting: Iterable[int]) -> float | None:
+        """When the first of the jobs that still wait will take what it refused (epoch s)."""
+        now = self.frame.snapshot.time
+        ahead = [self._refused[j].until for j in waiting if j in self._refused]
+        return min((at for at in ahead if now < at < np.inf), default=None)
+
+    def after(self, everyone: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
+        """The state for the next round.
+
+        Args:
+            everyone: all elastic jobs, each with what it shall hold now.
+        """
+        if self.open:
+            return {}
+        waiting: dict[str, Mapping[str, Any]] = {}
+        ended = []
+        for tenant, target in everyone:
+            key, before = tenant.job.key, self._patience.waiting.get(tenant.job.key)
+            refused = self._refused.get(tenant.job.job_id)
+            same = target == tenant.current
+            if same and refused is not None:
+                waiting[key] = {
+                    "tier": refused.tier,
+                    "since": refused.since,
+                    "gpus": refused.gpus,
+                    "seen": self.frame.snapshot.time,
+                }
+            elif same and before is not None and self._patience.lasts(before):
+                waiting[key] = before
+            elif not same and before is not None and target is not None:
+                seconds = self.frame.snapshot.time - before["since"]
+                tier = self._found(tenant, target, before["tier"])
+                if tier:
+                    ended.append((tier, key, int(before["gpus"]), seconds))
+        return self._patience.after(ended, waiting)
+
+    def _found(self, tenant: RoundJob, target: Allocation, tier: str) -> str:
+        """The tier that a wait counts for: what was waited for; as published, what was found."""
+        if self._patience.ages:
+            return tier
+        nodes, racks = self.frame.topology.spread(target.nodes)
+        fewest, least = self.nearest(tenant, target)
+        if racks > least:
+            return ""
+        return NODE if nodes <= fewest else RACK
+
+    def _since(self, tenant: RoundJob) -> float:
+        """When it began to wait."""
+        job, record = tenant.job, tenant.record
+        if tenant.current is None:
+            began = job.submit_time
+        elif record.last_change is not None:
+            began = record.last_change
+        else:
+            began = job.start_time or 0.0
+        running = tenant.current is not None
+        return self._patience.since(job.key, began=began, running=running)
+
+
+def _count(number: int, word: str) -> str:
+    return f"one {word}" if number == 1 else f"{number} {word}s"

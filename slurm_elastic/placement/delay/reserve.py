@@ -1,0 +1,91 @@
+"""Nodes kept for gangs that have waited too long, so that their wait ends.
+
+A gang that is due gets the nodes on which its GPUs come free first: one node if it fits into one,
+else as many as it needs in one rack, else anywhere. What is free on them, up to its share, is
+given to nobody else; as every lease ends, the gang has its GPUs within one lease and one batch.
+Several gangs are served in the order of their waits, on different nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from slurm_elastic.placement.delay.free_map import FreeMap, Place
+
+#: (node, GPUs on it).
+Wanted = tuple[tuple[int, int], ...]
+
+
+class NodeReserve:
+    """When GPUs come free on each node, and which nodes are kept already."""
+
+    def __init__(self, room: FreeMap, ends: Iterable[tuple[float, Place]], now_s: float) -> None:
+        """Prepare.
+
+        Args:
+            room: what is free; `keep` takes from it.
+            ends: (end of the lease, place) of each gang that runs.
+            now_s: the time.
+        """
+        self.room = room
+        self._free_at: list[list[tuple[float, int]]] = [[(now_s, free)] for free in room.node]
+        for until_s, place in ends:
+            for domain, gpus in place:
+                self._free_at[room.sites.node_of[domain]].append((until_s, gpus))
+        for entries in self._free_at:
+            entries.sort()
+        self._kept: set[int] = set()
+
+    def keep(self, gpus: int) -> Place:
+        """The place of a gang whose GPUs are free now; else (): they are kept for it, if possible.
+
+        What is returned is not taken from the room, what is kept is.
+        """
+        wanted = self._soonest(gpus)
+        self._kept.update(node for node, _ in wanted)
+        if wanted and all(self.room.node[node] >= share for node, share in wanted):
+            shares = (self.room.in_node(node, share) for node, share in wanted)
+            return tuple(sorted(pair for share in shares for pair in share))
+        for node, share in wanted:
+            free = min(share, self.room.node[node])
+            if free:
+                self.room.take(self.room.in_node(node, free))
+        return ()
+
+    def _soonest(self, gpus: int) -> Wanted:
+        """The nodes on which that many GPUs are free first; () when no nodes are left."""
+        sites = self.room.sites
+        count = -(-gpus // sites.per_node)
+        each, more = divmod(gpus, count)
+        need = each + bool(more)
+        open_nodes = [n for n in range(len(sites.rack_of)) if n not in self._kept]
+        times = {n: at for n in open_nodes if (at := self._when(n, need)) < math.inf}
+        racks = (sorted((times[n], n) for n in nodes if n in times) for nodes in sites.nodes_of)
+        chosen = min((r[:count] for r in racks if len(r) >= count), key=lambda r: r[-1], default=[])
+        if not chosen:
+            chosen = sorted((at, n) for n, at in times.items())[:count]
+        if len(chosen) == count:
+            return tuple((n, each + (i < more)) for i, (_, n) in enumerate(chosen))
+        return self._whole(gpus, open_nodes)
+
+    def _whole(self, gpus: int, nodes: Sequence[int]) -> Wanted:
+        """Nodes of different sizes: whole ones, the largest first."""
+        size = {n: sum(count for _, count in self._free_at[n]) for n in nodes}
+        found = []
+        for node in sorted(nodes, key=lambda n: (-size[n], n)):
+            share = min(size[node], gpus)
+            if share:
+                found.append((node, share))
+                gpus -= share
+            if not gpus:
+                return tuple(found)
+        return ()
+
+    def _when(self, node: int, gpus: int) -> float:
+        got = 0
+        for at_s, count in self._free_at[node]:
+            got += count
+            if got >= gpus:
+                return at_s
+        return math.inf

@@ -1,0 +1,224 @@
+"""How long jobs wait for a near place in rounds: timers given, published, or tuned.
+
+`[placement] timers` says which. Every answer is a pair: seconds of waiting after which a job
+accepts more nodes than its GPUs take, and more racks.
+
+- `fixed`: `wait_node_s` and `wait_rack_s`.
+- `auto`, `nowait`, `full`, `12,24`: Dally's as published (placement/delay/timers.py), in leases of
+  `lease_s`; `auto` is tuned by the waits that found a near place, by size.
+- `own` (our definition): never less than the fixed ones, at most 12 and 24 leases, between them
+
+      mean + 2 std of the waits
+
+  for that tier in the job's class of demand (its GPUs rounded up to a power of two; of all
+  classes while fewer than three are known of its own). Waits that ended within the last 24
+  leases count, whatever ended them, and those of other jobs that still go on; that of the
+  job itself does not, else its timer would run away from it.
+
+With all but `fixed` a running job's wait begins when it first refuses a place; a pending job's,
+and with `fixed` everybody's, when it was submitted or last changed.
+
+*Ageing* (`own` only): the longer a job has waited the more it puts up with. After `waited` of
+`limit` seconds it accepts a place where it loses
+
+    tolerance + (1 - tolerance) * waited / limit
+
+of its speed, so that who suffers most from distance waits longest, and nobody beyond the limit.
+
+State: `{"waits": {tier: {class: [[time_s, leases], …]}}, "waiting": {job key: {"tier", "since",
+"gpus", "seen"}}}`; who has refused nothing for a lease, `seen` being the last time, waits no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from slurm_elastic.config.schema import PlacementSettings
+from slurm_elastic.placement.delay.timers import Timers
+
+NODE, RACK = "node", "rack"
+#: Most leases that our own timers reach; leases for which waits are remembered.
+MOST = {NODE: 12.0, RACK: 24.0}
+_HISTORY = 24.0
+#: Waits that a class needs before it stands for itself.
+_ENOUGH = 3
+#: Shorter waits than this many leases are not remembered.
+_NO_WAIT = 0.1
+
+#: Of some waits: how many, their sum, the sum of their squares.
+Sums = tuple[float, float, float]
+_NOTHING: Sums = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class WaitTimers:
+    """The timers as they stand at the beginning of a round; immutable.
+
+    Attributes:
+        settings: `[placement]`.
+        now: time of the round (epoch s).
+        state: what the last round returned, or {}.
+    """
+
+    settings: PlacementSettings
+    now: float
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ages(self) -> bool:
+        """Whether jobs put up with more the longer they wait."""
+        return self.settings.timers == "own"
+
+    def since(self, key: str, *, began: float, running: bool) -> float:
+        """When a job's wait began (epoch s).
+
+        Args:
+            key: the job's.
+            began: when it was submitted or last changed.
+            running: whether it holds GPUs.
+        """
+        if not running or self.settings.timers == "fixed":
+            return began
+        return max(began, float(self.waiting.get(key, {}).get("since", self.now)))
+
+    @property
+    def waiting(self) -> Mapping[str, Mapping[str, Any]]:
+        """Who waited for a near place when the last round ended."""
+        found: Mapping[str, Mapping[str, Any]] = self.state.get("waiting", {})
+        return found
+
+    def lasts(self, wait: Mapping[str, Any]) -> bool:
+        """Whether a wait goes on although nothing was refused this time."""
+        return bool(self.now - wait["seen"] <= self.settings.lease_s)
+
+    def limit_s(self, tier: str, gpus: int, key: str) -> float:
+        """Seconds after which a job of this size accepts more nodes, or more racks (`tier`)."""
+        fixed = self.settings.wait_rack_s if tier == RACK else self.settings.wait_node_s
+        if self.settings.timers == "fixed":
+            return fixed
+        if self.settings.timers == "own":
+            return self._own_s(tier, gpus, key, fixed)
+        node, rack = self._published.limits_s(gpus, self._waits)
+        return rack if tier == RACK else node
+
+    def accepted_loss(self, waited_s: float, limit_s: float) -> float:
+        """The part of its speed that a job gives up for not waiting any longer."""
+        tolerance = self.settings.tolerance
+        if waited_s >= limit_s:
+            return 1.0
+        return tolerance + (1 - tolerance) * waited_s / limit_s if self.ages else tolerance
+
+    def accepts_at_s(self, loss: float, limit_s: float) -> float:
+        """Seconds of waiting after which a place that costs this part of its speed will do."""
+        if not self.ages:
+            return limit_s
+        tolerance = self.settings.tolerance
+        return limit_s * max(0.0, loss - tolerance) / max(1e-9, 1 - tolerance)
+
+    def after(
+        self,
+        ended: Sequence[tuple[str, str, int, float]],
+        waiting: Mapping[str, Mapping[str, Any]],
+    ) -> Mapping[str, Any]:
+        """The state for the next round.
+
+        Args:
+            ended: (tier waited for, or found with `auto`; job key; GPUs; seconds) of each wait
+                that this round has ended.
+            waiting: who waits now, by job key, as in the state.
+        """
+        waits = self._waits
+        timers = self.settings.timers
+        if timers == "auto":
+            for tier, _, gpus, seconds in ended:
+                waits = self._published.remember(
+                    waits, tier, gpus, now_s=self.now, waited_s=seconds
+                )
+        elif timers == "own":
+            waits = self._remembered(ended)
+        return {"waits": waits, "waiting": {k: dict(waiting[k]) for k in sorted(waiting)}}
+
+    @property
+    def _waits(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.state.get("waits", {})
+        return found
+
+    @cached_property
+    def _published(self) -> Timers:
+        return Timers.parse(self.settings.timers, lease_s=self.settings.lease_s)
+
+    def _own_s(self, tier: str, gpus: int, key: str, least_s: float) -> float:
+        known, name = self._known[tier], demand(gpus)
+        mine = self._without(known.get(name, _NOTHING), tier, name, key)
+        if mine[0] < _ENOUGH:
+            mine = self._without(known.get("", _NOTHING), tier, "", key)
+        tuned = estimate(*mine) * self.settings.lease_s
+        return max(least_s, min(MOST[tier] * self.settings.lease_s, tuned))
+
+    def _without(self, sums: Sums, tier: str, name: str, key: str) -> Sums:
+        """Sums less the job's own wait."""
+        wait = self.waiting.get(key)
+        if wait is None or wait["tier"] != tier or name not in ("", demand(wait["gpus"])):
+            return sums
+        leases = self._leases(wait)
+        return _add(sums, -1, leases) if leases >= _NO_WAIT else sums
+
+    def _leases(self, wait: Mapping[str, Any]) -> float:
+        return float(self.now - wait["since"]) / self.settings.lease_s
+
+    @cached_property
+    def _known(self) -> Mapping[str, Mapping[str, Sums]]:
+        """Waits in leases by tier and class, and of all classes as ""."""
+        found: dict[str, dict[str, Sums]] = {NODE: {}, RACK: {}}
+        waits = [
+            (tier, name, leases)
+            for tier in found
+            for name, entries in self._waits.get(tier, {}).items()
+            for _, leases in self._recent(entries)
+        ]
+        going_on = ((w["tier"], demand(w["gpus"]), self._leases(w)) for w in self.waiting.values())
+        for tier, own, leases in (*waits, *(w for w in going_on if w[2] >= _NO_WAIT)):
+            for name in (own, ""):
+                found[tier][name] = _add(found[tier].get(name, _NOTHING), 1, leases)
+        return found
+
+    def _recent(self, entries: Sequence[Sequence[float]]) -> Iterator[tuple[float, float]]:
+        oldest = self.now - _HISTORY * self.settings.lease_s
+        return ((at, leases) for at, leases in entries if at >= oldest)
+
+    def _remembered(self, ended: Sequence[tuple[str, str, int, float]]) -> Mapping[str, Any]:
+        waits = {
+            tier: {name: [[*e] for e in self._recent(entries)] for name, entries in known.items()}
+            for tier, known in self._waits.items()
+        }
+        for tier, _, gpus, seconds in ended:
+            leases = seconds / self.settings.lease_s
+            if leases >= _NO_WAIT:
+                at = waits.setdefault(tier, {}).setdefault(demand(gpus), [])
+                at.append([self.now, leases])
+        return {tier: {n: e for n, e in known.items() if e} for tier, known in waits.items()}
+
+
+def demand(gpus: int) -> str:
+    """A job's class of demand: its GPUs, rounded up to a power of two.
+
+    >>> [demand(g) for g in (1, 2, 3, 8, 9)]
+    ['1', '2', '4', '8', '16']
+    """
+    return str(1 << max(0, gpus - 1).bit_length())
+
+
+def estimate(count: float, total: float, squares: float) -> float:
+    """Mean and two standard deviations of waits, from their sums; 0 of none."""
+    if count <= 0:
+        return 0.0
+    mean = total / count
+    return mean + 2 * math.sqrt(max(0.0, squares / count - mean * mean))
+
+
+def _add(sums: Sums, sign: int, leases: float) -> Sums:
+    return sums[0] + sign, sums[1] + sign * leases, sums[2] + sign * leases * leases

@@ -1,0 +1,260 @@
+"""Which jobs a round may touch, and why it leaves the others alone."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.models.link_estimates import LinkEstimates
+from slurm_elastic.models.links import CommunicationCost, Links, stalls
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.best_fit import NodeDemand
+from slurm_elastic.placement.free_resources import ResourceNeed
+from slurm_elastic.placement.node_arrays import NodeArrays
+
+_HOUR_S = 3600.0
+#: A job has to have this time left after a change.
+_LEAST_S = 60.0
+#: A running job is not spread over more than this many times the fewest nodes that take it.
+_SPRAWL = 2
+
+
+class Eligibility(enum.Enum):
+    """What a round may do with an elastic job."""
+
+    #: Running; the policy decides.
+    FREE = "free"
+    #: Running and left alone, but it gives way to a job that cannot start otherwise.
+    YIELDS = "yields"
+    #: Left exactly as it is.
+    FIXED = "fixed"
+    #: A transition is under way; its target is as good as held.
+    MOVING = "moving"
+    #: Pending, and the controller starts it.
+    OURS = "ours"
+    #: Pending, and Slurm starts it.
+    SLURMS = "slurm's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundJob:
+    """One elastic job with all that a round needs to know of it.
+
+    Attributes:
+        current: what it holds, None while pending.
+        why: for a standing other than FREE: why, in words ("minimum interval until 14:05:00").
+        cost_s: seconds without training that a change costs.
+        window_s: over how long a change has to pay back: `payback_s`, or less when the job
+            ends sooner.
+    """
+
+    job: Job
+    record: JobRecord
+    directive: Directive
+    model: SpeedModel
+    standing: Eligibility
+    why: str
+    need: ResourceNeed
+    current: Allocation | None
+    cost_s: float
+    window_s: float
+
+    def seat(self, frame: NodeArrays, *, away: bool = True) -> NodeDemand:
+        """Where it may sit; `away` False: only on the nodes it holds."""
+        required, *_ = frame.own_constraints(self.job)
+        partition = frame.partition(self.job.partition)
+        allowed = frame.allowed(self.job)
+        return NodeDemand(
+            need=self.need,
+            allowed=allowed if away else allowed & False,
+            own=frame.shares(self.current.shares) if self.current else {},
+            required=tuple(frame.index[n] for n in required if n in frame.index),
+            max_nodes=partition.max_nodes if partition else None,
+            sprawl=_SPRAWL if self.current else None,
+        )
+
+    def allowed(self, allocation: Allocation) -> bool:
+        """Whether its directive, as it is now, lets it run in this shape."""
+        return self.directive.allows(allocation.gpus, allocation.gpu_type)
+
+    def speed(self, frame: NodeArrays, allocation: Allocation | None) -> float:
+        """Predicted speed on an allocation; on a new one beside those who now cross its uplinks.
+
+        Where it is its measurements have them in it, and nobody moves away only for them: jobs that
+        do so together would meet again.
+        """
+        if allocation is None or not allocation.shares:
+            return 0.0
+        names = [n for n in allocation.nodes if n in frame.index]
+        nodes, racks = (max(1, count) for count in frame.topology.spread(names))
+        kind, gpus = allocation.gpu_type, allocation.gpus
+        share = 1.0
+        if racks > 1 and self.model.toll is not None and allocation != self.current:
+            share = 1.0 / (1 + frame.crowd(names, self.job.job_id))
+        return self.model.speed(kind, gpus, nodes, racks, share=share)
+
+    def most_gain(self, frame: NodeArrays, allocation: Allocation) -> float:
+        """How much faster it could be at most with as many GPUs of this type, nearer together.
+
+        That is, by all that its steps stood still for the others when it was measured in a shape
+        like this (our definition); infinity where it was not.
+        """
+        nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
+        shape = (allocation.gpu_type, allocation.gpus, nodes, racks)
+        found = [m for m in stalls(self.record) if _shape(m) == shape]
+        return max(((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in found), default=float("inf"))
+
+
+def tenants(
+    frame: NodeArrays,
+    records: Mapping[int, JobRecord],
+    config: Config,
+    stay: Mapping[int, str] | None = None,
+) -> dict[int, RoundJob]:
+    """All elastic jobs that have not ended, managed or not, by id in the snapshot's order.
+
+    Args:
+        frame: the cluster.
+        records: what is known of them.
+        config: the site's.
+        stay: jobs that shall only give way, and why.
+    """
+    found = {}
+    seen = links_seen(frame.snapshot, records, config.topology.speeds)
+    for job in frame.snapshot.jobs:
+        record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
+        directive = record.override or job.directive
+        if directive is None or job.submission is None or job.state is JobState.ENDED:
+            continue
+        standing, why = _standing(job, record, config, frame.snapshot.time)
+        if standing is Eligibility.FREE and stay and job.job_id in stay:
+            standing, why = Eligibility.YIELDS, stay[job.job_id]
+        found[job.job_id] = RoundJob(
+            job=job,
+            record=record,
+            directive=directive,
+            model=SpeedModel.fit(
+                config.speedup,
+                record.measurements,
+                CommunicationCost.of(record, seen.of_owner(job.user), config.speedup.types),
+            ),
+            standing=standing,
+            why=why,
+            need=ResourceNeed.of(job),
+            current=job.allocation,
+            cost_s=record.change_s(config.resize.restart_s),
+            window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
+        )
+    return found
+
+
+def links_seen(
+    snapshot: Snapshot, records: Mapping[int, JobRecord], speeds: Mapping[str, float]
+) -> LinkEstimates:
+    """What is configured of the links, and what the jobs' stalls say of the others.
+
+    Args:
+        snapshot: for the jobs' owners.
+        records: of its jobs.
+        speeds: `[topology] speeds`.
+    """
+    owned = ((j.user, records[j.job_id]) for j in snapshot.jobs if j.job_id in records)
+    return LinkEstimates.of(owned, Links.configured(speeds))
+
+
+def _shape(m: Measurement) -> tuple[str, int, int, int]:
+    return m.gpu_type, m.gpus, m.nodes, m.racks
+
+
+def remaining_s(job: Job, record: JobRecord, now: float) -> float:
+    """Seconds a job still runs at most: by its time limit, and by its progress since submission.
+
+    The estimate from progress is too long for a job that waited; it only
+    serves to refuse changes that cannot pay back.
+    """
+    left = float("inf")
+    if job.start_time is not None and job.time_limit_s is not None:
+        left = job.start_time + job.time_limit_s - now
+    since = float(job.submission.submitted if job.submission else 0)
+    if job.run == 0 and job.start_time is not None:
+        since = job.start_time
+    if record.progress and since:
+        left = min(left, (now - since) * (1 - record.progress) / record.progress)
+    return max(0.0, left)
+
+
+def _standing(job: Job, record: JobRecord, config: Config, now: float) -> tuple[Eligibility, str]:
+    partitions = config.controller.partitions
+    pending = job.state is JobState.PENDING
+    if record.in_transition:
+        return Eligibility.MOVING, "a change is under way"
+    if not job.managed:
+        return (
+            Eligibility.SLURMS if pending else Eligibility.FIXED,
+            job.unmanaged_reason or "not managed",
+        )
+    if partitions and job.partition not in partitions:
+        why = f"partition {job.partition} is not managed"
+        return Eligibility.SLURMS if pending else Eligibility.FIXED, why
+    if pending:
+        if config.controller.queue == "controller" and not record.held:
+            return Eligibility.OURS, ""
+        return Eligibility.SLURMS, "Slurm starts it"
+    return _running(job, record, config, now)
+
+
+def _running(job: Job, record: JobRecord, config: Config, now: float) -> tuple[Eligibility, str]:
+    deaf = record.deaf_until if record.deaf_until and now < record.deaf_until else None
+    fixed = (
+        (job.state is JobState.COMPLETING, "it is ending"),
+        (job.state is JobState.SUSPENDED, "it is suspended"),
+        (job.allocation is None, "its GPUs are not known"),
+        (not job.requeueable, "submitted with --no-requeue"),
+        (record.held, "held by `selastic hold`"),
+        (not record.proven, "its first checkpoint and resume: it is not proven yet"),
+        (not record.reporting, "its first report of this run"),
+        (deaf is not None, f"it did not save in time; asked again after {clock(deaf or 0)}"),
+    )
+    for stays, why in fixed:
+        if stays:
+            return Eligibility.FIXED, why
+    resize = config.resize
+    late = _late(job, record, config, now)
+    if late:
+        return Eligibility.FIXED, late
+    recent = [t for t in record.changes if t > now - _HOUR_S]
+    if len(recent) >= resize.per_hour:
+        if not recent:
+            return Eligibility.FIXED, "no resizes are allowed (per_hour = 0)"
+        until = clock(sorted(recent)[len(recent) - resize.per_hour] + _HOUR_S)
+        return Eligibility.FIXED, f"{resize.per_hour} resizes an hour are used up until {until}"
+    last = record.last_change if record.last_change is not None else job.start_time
+    if last is not None and now < last + resize.min_interval_s:
+        return Eligibility.YIELDS, f"minimum interval until {clock(last + resize.min_interval_s)}"
+    return Eligibility.FREE, ""
+
+
+def _late(job: Job, record: JobRecord, config: Config, now: float) -> str:
+    """Why a change comes too late in a job's life, or "": it would lose what is left.
+
+    Slurm counts limits in minutes: what is left after a change has to be one at least, or the job
+    would get more than it asked for.
+    """
+    if job.start_time is None or job.time_limit_s is None:
+        return ""
+    left = job.start_time + job.time_limit_s - now
+    needs = 2 * record.change_s(config.resize.restart_s) + _LEAST_S
+    if left >= needs:
+        return ""
+    return f"its time limit ends it at {clock(now + left)}: a change would not be worth it"
+
+
+def clock(at: float) -> str:
+    """A time of day as people read it."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

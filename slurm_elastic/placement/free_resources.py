@@ -1,0 +1,206 @@
+"""Who holds what while a round is decided: free GPUs, CPUs, memory and the limits.
+
+A round keeps two (`ResourceViews`). *Later* shows the cluster once all that is decided or under
+way has happened; targets are chosen there. *Now* shows what is free this
+moment; nobody starts or grows into GPUs that Slurm does not yet call free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Limit
+from slurm_elastic.placement.node_arrays import Ints, NodeArrays
+
+#: Holds resources in Slurm's books.
+HOLDING = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED})
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceNeed:
+    """What comes with each GPU of a job: CPUs, and memory in MB."""
+
+    job_id: int
+    cpus_per_gpu: float = 0.0
+    memory_per_gpu_mb: float = 0.0
+
+    @classmethod
+    def of(cls, job: Job) -> ResourceNeed:
+        """The needs of a job; a pending rigid one asks for at least its CPUs."""
+        cpus = job.cpus_per_gpu
+        if job.submission is None and job.gpus:
+            cpus = max(cpus, job.cpus / job.gpus)
+        return cls(job.job_id, cpus, job.memory_per_gpu_mb)
+
+    def cpus(self, gpus: int) -> int:
+        """CPUs that go with this many GPUs on one node."""
+        return math.ceil(self.cpus_per_gpu * gpus - 1e-6)
+
+    def memory(self, gpus: int) -> int:
+        """MB that go with this many GPUs on one node."""
+        return math.ceil(self.memory_per_gpu_mb * gpus - 1e-6)
+
+
+class FreeResources:
+    """Free resources by node index, and what is left under each limit. Mutable; `copy` is cheap.
+
+    Attributes:
+        gpus, cpus, memory: free; negative where more is promised than is there.
+    """
+
+    def __init__(self, frame: NodeArrays) -> None:
+        nodes = frame.snapshot.nodes
+        self.frame = frame
+        self.gpus: Ints = frame.free.copy()
+        self.cpus: Ints = frame.cpus - np.array([n.used_cpus for n in nodes], dtype=np.int64)
+        self.memory: Ints = frame.memory - np.array(
+            [n.used_memory_mb for n in nodes], dtype=np.int64
+        )
+        self.limits: tuple[Limit, ...] = frame.snapshot.limits
+        self._limits_of: dict[int, list[int]] = {}
+        for i, limit in enumerate(self.limits):
+            for job_id in limit.jobs:
+                self._limits_of.setdefault(job_id, []).append(i)
+        self.left: list[float] = [float(limit.cap) for limit in self.limits]
+        for job_id in self._limits_of:
+            job = frame.snapshot.job.get(job_id)
+            if job is not None and job.state in HOLDING:
+                self._charge(ResourceNeed.of(job), _holding(job), 1)
+
+    def copy(self) -> FreeResources:
+        """An independent ledger with the same contents."""
+        other = object.__new__(FreeResources)
+        other.__dict__.update(self.__dict__)
+        other.gpus, other.cpus, other.memory = (
+            self.gpus.copy(),
+            self.cpus.copy(),
+            self.memory.copy(),
+        )
+        other.left = list(self.left)
+        return other
+
+    def meet(self, other: FreeResources) -> FreeResources:
+        """What is free on both."""
+        both = self.copy()
+        both.gpus = np.minimum(self.gpus, other.gpus)
+        both.cpus = np.minimum(self.cpus, other.cpus)
+        both.memory = np.minimum(self.memory, other.memory)
+        both.left = [min(a, b) for a, b in zip(self.left, other.left, strict=True)]
+        return both
+
+    def take(self, need: ResourceNeed, allocation: Allocation | None) -> None:
+        """Let a job have an allocation (unchecked)."""
+        self._move(need, allocation, 1)
+
+    def give(self, need: ResourceNeed, allocation: Allocation | None) -> None:
+        """Take an allocation back from a job."""
+        self._move(need, allocation, -1)
+
+    def room(self, need: ResourceNeed) -> Ints:
+        """GPUs that this job could have on each node, CPUs and memory allowing."""
+        room = self.gpus
+        if need.cpus_per_gpu > 0:
+            room = np.minimum(room, _floor(self.cpus, need.cpus_per_gpu))
+        if need.memory_per_gpu_mb > 0:
+            room = np.minimum(room, _floor(self.memory, need.memory_per_gpu_mb))
+        return np.maximum(room, 0)
+
+    def limits_of(self, job_id: int) -> tuple[int, ...]:
+        """Indices of the limits that count a job."""
+        return tuple(self._limits_of.get(job_id, ()))
+
+    def within_limits(self, need: ResourceNeed, allocation: Allocation) -> str:
+        """Name of the first limit that this allocation would exceed, or ""."""
+        for i in self._limits_of.get(need.job_id, ()):
+            used = _use(self.limits[i], need, allocation)
+            if used and used > self.left[i] + 1e-6:
+                return self.limits[i].name
+        return ""
+
+    def most_gpus(self, job_id: int, gpu_type: str) -> float:
+        """GPUs of a type that the limits leave to a job that holds none now."""
+        left = math.inf
+        for i in self._limits_of.get(job_id, ()):
+            if self.limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
+                left = min(left, max(0.0, self.left[i]) + self.limits[i].spared.get(job_id, 0))
+        return left
+
+    def _move(self, need: ResourceNeed, allocation: Allocation | None, sign: int) -> None:
+        if allocation is None:
+            return
+        for name, gpus in allocation.shares:
+            i = self.frame.index.get(name)
+            if i is not None:
+                self.gpus[i] -= sign * gpus
+                self.cpus[i] -= sign * need.cpus(gpus)
+                self.memory[i] -= sign * need.memory(gpus)
+        self._charge(need, allocation, sign)
+
+    def _charge(self, need: ResourceNeed, allocation: Allocation, sign: int) -> None:
+        for i in self._limits_of.get(need.job_id, ()):
+            self.left[i] -= sign * _use(self.limits[i], need, allocation)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceViews:
+    """The two ledgers of a round: `later`, when all is done, and `now`, this moment."""
+
+    later: FreeResources
+    now: FreeResources
+
+    def copy(self) -> ResourceViews:
+        """Independent books with the same contents."""
+        return ResourceViews(self.later.copy(), self.now.copy())
+
+    def take(self, need: ResourceNeed, allocation: Allocation | None) -> None:
+        """Let a job have an allocation."""
+        self.later.take(need, allocation)
+        self.now.take(need, allocation)
+
+    def give(self, need: ResourceNeed, allocation: Allocation | None) -> None:
+        """Take an allocation back from a job."""
+        self.later.give(need, allocation)
+        self.now.give(need, allocation)
+
+    def change(
+        self, need: ResourceNeed, current: Allocation | None, target: Allocation | None
+    ) -> None:
+        """A job is on its way: it holds both now and its target later."""
+        self.give(need, current)
+        self.later.take(need, target)
+        self.now.take(need, union(current, target))
+
+
+def union(one: Allocation | None, other: Allocation | None) -> Allocation | None:
+    """Both at once, node by node the larger share: what a job may hold during a change."""
+    if one is None or other is None:
+        return one or other
+    shares = dict(one.shares)
+    for name, gpus in other.shares:
+        shares[name] = max(gpus, shares.get(name, 0))
+    return Allocation.of(other.gpu_type, shares)
+
+
+def _holding(job: Job) -> Allocation:
+    """A holding job's allocation; one without GPUs is counted by its nodes as far as known."""
+    return job.allocation or Allocation("", ())
+
+
+def _use(limit: Limit, need: ResourceNeed, allocation: Allocation) -> float:
+    resource = limit.resource
+    if resource == "gpu":
+        return max(0, allocation.gpus - limit.spared.get(need.job_id, 0))
+    if resource == "node":
+        return len(allocation.shares)
+    if resource == "cpu":
+        return sum(need.cpus(g) for _, g in allocation.shares)
+    if resource == "mem":
+        return sum(need.memory(g) for _, g in allocation.shares)
+    return allocation.gpus if resource == f"gpu:{allocation.gpu_type}" else 0
+
+
+def _floor(free: Ints, each: float) -> Ints:
+    return np.floor(free / each + 1e-6).astype(np.int64)

@@ -1,0 +1,210 @@
+"""A snapshot's nodes as numpy arrays, and the masks that say where a job may go.
+
+Built once a round and never changed. Index i is the i-th node of the
+snapshot, whose order is Slurm's own: the order in which Slurm fills nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_elastic.core.cluster import Job, Partition, Snapshot
+from slurm_elastic.core.nodelist import expand
+from slurm_elastic.fabric import Fabric
+from slurm_elastic.placement.link_domains import free_together
+from slurm_elastic.topology import Topology
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_ALL_OF = re.compile(r"[\w.:-]+([&,][\w.:-]+)*", re.ASCII)
+_ONE_OF = re.compile(r"[\w.:-]+(\|[\w.:-]+)*", re.ASCII)
+
+
+class NodeArrays:
+    """What does not change while a round is decided.
+
+    Attributes:
+        names: node names; `index` maps back.
+        gpus, cpus, memory: what each node has (memory in MB).
+        free: GPUs that Slurm calls free on each node.
+        open: nodes that elastic jobs may grow into: available and not PLANNED.
+        types: GPU types present, sorted; `type_of` indexes them, -1 on nodes without GPUs.
+        per_node: for each type the most GPUs that one node has.
+        together: most free GPUs of one link domain by node, -1 unknown; None: known nowhere.
+    """
+
+    def __init__(self, snapshot: Snapshot, fabric: Fabric | None = None) -> None:
+        nodes = snapshot.nodes
+        self.snapshot = snapshot
+        self.topology = Topology.of(snapshot)
+        self.names: tuple[str, ...] = tuple(n.name for n in nodes)
+        self.index: Mapping[str, int] = {name: i for i, name in enumerate(self.names)}
+        self.gpus = _ints([n.gpus for n in nodes])
+        self.cpus = _ints([n.cpus for n in nodes])
+        self.memory = _ints([n.memory_mb for n in nodes])
+        self.free = self.gpus - _ints([n.used_gpus for n in nodes])
+        self.available: Mask = np.array([n.available for n in nodes], dtype=bool)
+        self.planned: Mask = np.array([n.planned for n in nodes], dtype=bool)
+        self.open: Mask = self.available & ~self.planned
+        self.types: tuple[str, ...] = tuple(sorted({n.gpu_type for n in nodes if n.gpus}))
+        numbers = {name: i for i, name in enumerate(self.types)}
+        self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
+        self.per_node: Mapping[str, int] = snapshot.per_node
+        self.rack: Ints = self.topology.rack
+        self.together = free_together(snapshot, fabric) if fabric else None
+        self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
+        self._coming = [
+            (r.start_time, frozenset(r.nodes))
+            for r in snapshot.reservations
+            if not r.ours and r.start_time > snapshot.time
+        ]
+        self._partitions = {p.name: p for p in snapshot.partitions}
+        self._masks: dict[tuple[object, ...], Mask] = {}
+        self._of_type: dict[str, Mask] = {t: self.type_of == i for t, i in numbers.items()}
+        self._none: Mask = np.zeros(len(nodes), dtype=bool)
+
+    def partition(self, name: str) -> Partition | None:
+        """A partition of the snapshot by name."""
+        return self._partitions.get(name)
+
+    def of_type(self, gpu_type: str) -> Mask:
+        """Nodes with GPUs of this type; every GPU node for a job that takes any ("")."""
+        found = self._of_type.get(gpu_type)
+        if found is None:
+            return self._none if gpu_type else self.type_of >= 0
+        return found
+
+    def crowd(self, nodes: Sequence[str], job_id: int) -> int:
+        """Other jobs on the most used of the switches' uplinks that a job on these nodes crosses.
+
+        As things stand: what else is decided in the same round is not in it.
+        """
+        most = 0
+        for link in self.topology.links(nodes):
+            users = self._users.get(link, ()) if link.startswith("switch:") else ()
+            most = max(most, len(users) - (job_id in users))
+        return most
+
+    @cached_property
+    def _users(self) -> Mapping[str, tuple[int, ...]]:
+        """Who crosses which uplink."""
+        places = {
+            job.job_id: [n for n in job.allocation.nodes if n in self.index]
+            for job in self.snapshot.jobs
+            if job.allocation and len(job.allocation.shares) > 1
+        }
+        return self.topology.users(places)
+
+    def shares(self, shares: tuple[tuple[str, int], ...]) -> dict[int, int]:
+        """An allocation's shares by node index; nodes that left the cluster are dropped."""
+        return {self.index[n]: g for n, g in shares if n in self.index}
+
+    def own_constraints(self, job: Job) -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
+        """(required, excluded, features, reservation) as the job's own user wrote them.
+
+        For an elastic job those of its submission: node list and reservation in force may be the
+        controller's. Without a record of it (only Comment carries the directive) the node list
+        is the user's as long as the job has not been requeued.
+        """
+        shape = job.submission.shape if job.submission else {}
+        if not shape:
+            ours = job.submission is not None and job.run > 0
+            reservation = "" if job.reservation in self._ours else job.reservation
+            required = () if ours else job.required_nodes
+            return required, job.excluded_nodes, job.features, reservation
+        return (
+            _expanded(str(shape.get("req_nodes", ""))),
+            _expanded(str(shape.get("exc_nodes", ""))),
+            str(shape.get("features", "")),
+            str(shape.get("reservation", "")),
+        )
+
+    def allowed(self, job: Job, *, planned: bool = False) -> Mask:
+        """Where the job may get GPUs that it does not hold yet, whatever their type.
+
+        Nowhere (it keeps to its present nodes) when its partition is down, it runs in its
+        user's reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
+        reserved for others before its time limit ends: Slurm would not start it there.
+
+        Args:
+            job: any job.
+            planned: also nodes that Slurm's backfill keeps for a pending job.
+        """
+        _, excluded, features, reservation = self.own_constraints(job)
+        excluded += tuple(sorted(self._reserved_before_its_end(job)))
+        key = (job.partition, excluded, features, bool(reservation), planned)
+        found = self._masks.get(key)
+        if found is None:
+            found = self._allowed(job.partition, excluded, features, reservation, planned)
+            self._masks[key] = found
+        return found
+
+    def _reserved_before_its_end(self, job: Job) -> frozenset[str]:
+        if not self._coming:
+            return frozenset()
+        ends = math.inf
+        if job.time_limit_s is not None:
+            ends = (job.start_time or self.snapshot.time) + job.time_limit_s
+        return frozenset[str]().union(*(nodes for start, nodes in self._coming if start < ends))
+
+    def _allowed(
+        self,
+        partitions: str,
+        excluded: tuple[str, ...],
+        features: str,
+        reservation: str,
+        planned: bool,
+    ) -> Mask:
+        wanted = {
+            name
+            for name in partitions.split(",")
+            if (known := self._partitions.get(name)) is None or known.up
+        }
+        if reservation or not wanted:
+            return self._none
+        wants = _features(features)
+        if wants is None:
+            return self._none
+        every, names = wants
+        match = all if every else any
+        mask = np.array(
+            [
+                not wanted.isdisjoint(n.partitions)
+                and (not names or match(f in n.features for f in names))
+                for n in self.snapshot.nodes
+            ],
+            dtype=bool,
+        )
+        mask[[self.index[n] for n in excluded if n in self.index]] = False
+        return np.asarray(mask & (self.available if planned else self.open))
+
+
+def _features(text: str) -> tuple[bool, tuple[str, ...]] | None:
+    """(all of them?, names) of a feature expression; None when it is more complex than that."""
+    text = text.strip()
+    if not text:
+        return True, ()
+    if _ALL_OF.fullmatch(text):
+        return True, tuple(re.split("[&,]", text))
+    if _ONE_OF.fullmatch(text):
+        return False, tuple(text.split("|"))
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _expanded(folded: str) -> tuple[str, ...]:
+    try:
+        return expand(folded)
+    except ValueError:
+        return ()
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

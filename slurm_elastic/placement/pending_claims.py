@@ -1,0 +1,238 @@
+"""The good neighbour: what a round owes to pending jobs that are not elastic's to start.
+
+Pending jobs that only wait for room are looked at in Slurm's order. One that
+fits beside what is decided gets a claim: nobody grows into its GPUs. For one
+that does not fit, elastic jobs give way (placement/victim_selection.py) if that lets it
+start in the shape it asked for; if it does not, nothing is changed for it.
+
+A claim runs out `keep_s` after all its GPUs became free: then Slurm had its
+reasons, and the job is not waited for again for `PATIENCE` times that.
+With `queue = "controller"` pending elastic jobs stand in the same line, with
+their MIN, and may preempt jobs of lower priority, as rigid ones may then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.plan import Claim
+from slurm_elastic.placement.best_fit import NodeDemand, even_splits
+from slurm_elastic.placement.delay.delay_gate import DelayGate
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob
+from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
+from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.placement.victim_selection import (
+    Concession,
+    ConcessionSearch,
+    StartShape,
+    ways_for,
+)
+
+#: Slurm's reasons for a job that waits only for room and for its turn.
+WAITS_FOR_ROOM = frozenset({"", "None", "Resources", "Priority"})
+#: Multiples of `keep_s`: how long GPUs may take to become free, and how long a job whose claim
+#: ran out is not waited for again.
+PATIENCE = 10.0
+#: Pending jobs that are looked at in a round, and attempts to make others give way, in all.
+_MOST_LOOKED_AT = 512
+_MOST_TRIALS = 512
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingClaims:
+    """What a round owes to pending jobs.
+
+    Attributes:
+        claims: GPUs kept for pending jobs.
+        ways: by job id, what elastic jobs do for them.
+        ready: ids of our own pending jobs whose MIN is free.
+        picky: by id, why one of ours rather waits than takes the place that is free; nothing is
+            kept for it.
+        refused: until when (epoch s) a job is not waited for, by its key.
+    """
+
+    claims: list[Claim] = field(default_factory=list)
+    ways: dict[int, Concession] = field(default_factory=dict)
+    ready: list[int] = field(default_factory=list)
+    picky: dict[int, str] = field(default_factory=dict)
+    refused: dict[str, float] = field(default_factory=dict)
+
+
+def neighbours(
+    books: ResourceViews,
+    tenants: Mapping[int, RoundJob],
+    config: Config,
+    *,
+    gate: DelayGate | None = None,
+    claims: Iterable[Claim] = (),
+    refused: Mapping[str, float] | None = None,
+    at_once: bool = False,
+    decisive: bool = False,
+) -> PendingClaims:
+    """Decide what is owed.
+
+    Args:
+        books: who holds what; claims and ways are booked on them.
+        tenants: the elastic jobs.
+        config: `[resize]` and `queue` matter.
+        gate: whether one of ours rather waits for a nearer place; None: never.
+        claims: those of the last round, which go on.
+        refused: until when jobs are not waited for, by their key.
+        at_once: what is decided happens at the same instant: what is free later is free now.
+        decisive: when our own pending jobs start is the policy's matter alone.
+    """
+    frame = books.later.frame
+    at = frame.snapshot.time
+    before = {claim.job_id: claim for claim in claims}
+    found = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
+    waiting = _waiting(tenants, frame.snapshot.jobs, at)
+    if decisive:
+        found.ready = [j.job_id for j in waiting if _is_ours(tenants.get(j.job_id))]
+        waiting = [j for j in waiting if not _is_ours(tenants.get(j.job_id))]
+    if not waiting:
+        return found
+    givers = [t for t in tenants.values() if t.standing in (Eligibility.FREE, Eligibility.YIELDS)]
+    donors = ConcessionSearch(frame, givers, config.resize.payback_s)
+    preempt = (False, True) if config.controller.queue == "controller" else (False,)
+    tentative: list[tuple[ResourceNeed, Allocation]] = []
+    in_vain: set[tuple[object, ...]] = set()
+    for job in waiting[:_MOST_LOOKED_AT]:
+        tenant = tenants.get(job.job_id)
+        ours = _is_ours(tenant)
+        claim = before.get(job.job_id)
+        if not ours and (job.key in found.refused or _ran_out(claim, at, config)):
+            found.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
+            continue
+        forms = _forms(frame, job, tenant)
+        place = next((p for form in forms if (p := form.place(books.later)) is not None), None)
+        refusal = partial(_refusal, gate, tenant if ours else None)
+        if place is not None and (why := refusal(place)):
+            found.picky[job.job_id] = why
+            continue
+        gave: tuple[Concession, ...] = ()
+        alike = (
+            job.priority,
+            len(found.ways),
+            books.later.limits_of(job.job_id),
+            *(form.key for form in forms),
+        )
+        if place is None and donors.trials < _MOST_TRIALS and alike not in in_vain:
+            gave, place = _give_way(job, forms, donors, books, refusal=refusal, preempt=preempt)
+            in_vain.add(alike)
+        if place is None:
+            continue
+        for way in gave:
+            found.ways[way.tenant.job.job_id] = way
+        need = ResourceNeed.of(job)
+        free_now = not gave and (at_once or _is_free(place, need, books.now))
+        books.take(need, place)
+        if ours and free_now:
+            found.ready.append(job.job_id)
+            tentative.append((need, place))
+        else:
+            found.claims.append(_claim(job, place, claim, at, config, free_now=free_now))
+    for need, place in tentative:
+        books.give(need, place)
+    return found
+
+
+def _refusal(gate: DelayGate | None, tenant: RoundJob | None, place: Allocation) -> str:
+    """Why a job of ours rather waits than takes a place, or ""."""
+    return gate.refusal(tenant, place) if gate and tenant else ""
+
+
+def _is_ours(tenant: RoundJob | None) -> bool:
+    return tenant is not None and tenant.standing is Eligibility.OURS
+
+
+def _waiting(tenants: Mapping[int, RoundJob], jobs: Iterable[Job], at: float) -> list[Job]:
+    """Pending jobs that could start if there were room, in the order in which Slurm tries them."""
+    waiting = []
+    for job in jobs:
+        if job.state is not JobState.PENDING or job.gpus <= 0 or job.dependency:
+            continue
+        tenant = tenants.get(job.job_id)
+        if tenant and tenant.standing is Eligibility.MOVING:
+            continue
+        leased = tenant is not None and tenant.record.leased
+        begins = job.begin_time is not None and job.begin_time > at
+        if leased or (job.reason in WAITS_FOR_ROOM and not begins):
+            waiting.append(job)
+    return sorted(waiting, key=lambda j: (-j.priority, j.submit_time, j.job_id))
+
+
+def _forms(frame: NodeArrays, job: Job, tenant: RoundJob | None) -> list[StartShape]:
+    """The shapes in which a pending job may start: ours at MIN, any other as it asks.
+
+    What a rigid job asks for is known as GPUs and nodes: it is taken to want equal shares on the
+    fewest nodes that allow them.
+    """
+    required, *_ = frame.own_constraints(job)
+    partition = frame.partition(job.partition)
+    seat = NodeDemand(
+        need=ResourceNeed.of(job),
+        allowed=frame.allowed(job, planned=True),
+        required=tuple(frame.index[n] for n in required if n in frame.index),
+        max_nodes=partition.max_nodes if partition else None,
+    )
+    types = (tenant.directive.types if tenant else ()) or frame.types
+    if tenant is not None and tenant.standing is Eligibility.OURS:
+        sizes = [(t, tenant.directive.sizes(t)) for t in types]
+        return [StartShape(seat, t, s[0], tenant.directive.unit_for(t)) for t, s in sizes if s]
+    forms = []
+    for name in (job.gpu_type,) if job.gpu_type else types:
+        splits = even_splits(job.gpus, frame.per_node.get(name, 0))
+        nodes = next((n for n, _ in splits if n >= job.min_nodes), None)
+        if nodes is not None and nodes <= (seat.max_nodes or nodes):
+            exact = dataclasses.replace(seat, min_nodes=nodes, max_nodes=nodes)
+            forms.append(StartShape(exact, name, job.gpus))
+    return forms
+
+
+def _give_way(
+    job: Job,
+    forms: Iterable[StartShape],
+    donors: ConcessionSearch,
+    books: ResourceViews,
+    *,
+    refusal: Callable[[Allocation], str],
+    preempt: Iterable[bool],
+) -> tuple[tuple[Concession, ...], Allocation | None]:
+    """Ask elastic jobs to give way, for a place that is not refused; what they do is booked.
+
+    Whether jobs of lower priority may lose everything is tried in the order of `preempt`.
+    """
+    forms = tuple(forms)
+    for may in preempt:
+        for form in forms:
+            answer = ways_for(job, form, donors, books, preempt=may)
+            if answer is not None and not refusal(answer[1]):
+                for way in answer[0]:
+                    donors.spend(way, books)
+                return answer
+    return (), None
+
+
+def _is_free(place: Allocation, need: ResourceNeed, now: FreeResources) -> bool:
+    room = now.room(need)
+    return all(room[i] >= gpus for i, gpus in now.frame.shares(place.shares).items())
+
+
+def _ran_out(claim: Claim | None, at: float, config: Config) -> bool:
+    if claim is None:
+        return False
+    return at >= claim.until or at - claim.since > PATIENCE * config.resize.keep_s
+
+
+def _claim(
+    job: Job, place: Allocation, before: Claim | None, at: float, config: Config, *, free_now: bool
+) -> Claim:
+    """A claim's clock starts when all its GPUs are free."""
+    until = before.until if before and free_now else at + config.resize.keep_s
+    since = before.since if before else at
+    return Claim(job_id=job.job_id, shares=place.shares, since=since, until=until)

@@ -1,0 +1,148 @@
+"""What a job was asked to run on, and the answers that give it that or nothing.
+
+The requested size is the application's (`record.learned`), else what the job holds or, while
+pending, asks for, else its MIN; on each GPU type the nearest legal size not above it, or the
+type's smallest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_elastic.core.cluster import Allocation, Job, Snapshot
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import Alternative, JobRecord, Proposal
+from slurm_elastic.policies.policy_protocol import Question
+
+#: A GPU type and a number of GPUs.
+Shape = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigidRequest:
+    """One job with the shapes that count as what it asked for.
+
+    Attributes:
+        shapes: (type, GPUs) in order of preference, those that this cluster can ever give.
+        held: what it has, also when that is of another size.
+    """
+
+    job: Job
+    record: JobRecord
+    shapes: tuple[Shape, ...]
+    held: Allocation | None
+
+    @property
+    def present(self) -> Shape | None:
+        """Type and GPUs that it holds."""
+        return (self.held.gpu_type, self.held.gpus) if self.held else None
+
+    @property
+    def staying_first(self) -> tuple[Shape, ...]:
+        """Its shapes, the type that it runs on before the others."""
+        kind = self.held.gpu_type if self.held else None
+        return tuple(sorted(self.shapes, key=lambda s: s[0] != kind))
+
+
+class Pool:
+    """GPUs by type as far as they are not given away yet."""
+
+    def __init__(self, capacity: Mapping[str, int]) -> None:
+        self.free = dict(capacity)
+
+    def room(self, shape: Shape) -> bool:
+        """Whether a shape fits."""
+        return shape[1] <= self.free.get(shape[0], 0)
+
+    def take(self, shape: Shape) -> None:
+        """Give a shape away."""
+        self.free[shape[0]] = self.free.get(shape[0], 0) - shape[1]
+
+    def first(self, shapes: Iterable[Shape]) -> Shape | None:
+        """The first of these that fits."""
+        return next((s for s in shapes if self.room(s)), None)
+
+
+def requests(question: Question) -> list[RigidRequest]:
+    """The question's jobs in order of their first submission, then of their ids."""
+    total = gpus_of(question.snapshot)
+    found = []
+    for job, record, directive in question.elastic():
+        shapes = tuple(_shapes(job, record, directive, total))
+        found.append(RigidRequest(job=job, record=record, shapes=shapes, held=job.allocation))
+    return sorted(found, key=lambda r: (arrival(r.job), r.job.job_id))
+
+
+def arrival(job: Job) -> float:
+    """When the job was submitted first (epoch s); a requeue does not change it."""
+    return float(job.submission.submitted if job.submission else 0) or job.submit_time
+
+
+def gpus_of(snapshot: Snapshot) -> dict[str, int]:
+    """GPUs by type, in use or not."""
+    total: dict[str, int] = {}
+    for node in snapshot.nodes:
+        if node.gpus:
+            total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
+    return dict(sorted(total.items()))
+
+
+def answer(
+    request: RigidRequest, chosen: Shape | None, reason: str, value: float = 0.0
+) -> Proposal:
+    """The chosen shape, else what it has, else waiting; None: waiting before what it has."""
+    wait = Alternative(gpu_type="", gpus=0, value=-math.inf, reason=reason)
+    ranked = [] if chosen else [wait]
+    for shape in dict.fromkeys((chosen, request.present)):
+        if shape:
+            words = reason if shape == chosen else "what was chosen for it finds no place"
+            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=words))
+    ranked += [wait] if chosen else []
+    return Proposal(job_id=request.job.job_id, alternatives=tuple(ranked))
+
+
+def waits(request: RigidRequest) -> str:
+    """Why a job gets nothing, in words."""
+    if not request.shapes:
+        return "no GPUs of this cluster suit it"
+    return "waits for " + " or ".join(f"{gpus} {kind or 'GPUs'}" for kind, gpus in request.shapes)
+
+
+def elapsed(question: Question, since: Any) -> dict[str, float]:
+    """Seconds that each elastic job held GPUs since a time (epoch s), by its key.
+
+    None: since the start of its present run.
+    """
+    now, found = question.snapshot.time, {}
+    for job in question.snapshot.jobs:
+        if job.allocation is not None and job.submission is not None:
+            begin = since if job.start_time is None else job.start_time
+            begin = begin if since is None or begin is None else max(begin, since)
+            found[job.key] = max(0.0, now - begin) if begin is not None else 0.0
+    return found
+
+
+def _shapes(
+    job: Job, record: JobRecord, directive: Directive, total: Mapping[str, int]
+) -> Iterator[Shape]:
+    application = record.learned.application if record.learned else None
+    names = directive.types or tuple(total)
+    if not directive.types and not job.allocation and job.gpu_type in total:
+        names = (job.gpu_type,)
+    for name in names:
+        sizes = directive.sizes(name)
+        if not sizes or (application and not application.on(name)):
+            continue
+        asked = application.gpus if application else job.gpus
+        legal = [s for s in (sizes[0], *_at_most(sizes, asked)) if s <= total.get(name, 0)]
+        if legal:
+            yield name, legal[-1]
+
+
+def _at_most(sizes: range, gpus: int) -> tuple[int, ...]:
+    """The largest size within a number of GPUs, if there is one."""
+    count = min(len(sizes), (gpus - sizes.start) // sizes.step + 1)
+    return (sizes[count - 1],) if count > 0 else ()

@@ -1,0 +1,1 @@
+"""Policy `dally`: delay timers and leases in rounds."""

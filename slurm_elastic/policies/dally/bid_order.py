@@ -1,0 +1,218 @@
+"""The two orders of the policy `dally`: ours by default, or the published one with its timers.
+
+*Ours* (dally_own.py, docs/dally.md): least GPU time left first; a place at most 2 % worse than the
+best is taken at once, a worse one never, until who has waited T is due: then nodes are kept for
+it. *Published* (dally.py): lowest network sensitivity first; anything within a node, more only
+after the timers. Places are best-fit in both, since Slurm wants even shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slurm_elastic.config import schema
+from slurm_elastic.placement.delay.free_map import GangTier, NodeLayout
+from slurm_elastic.placement.delay.timers import Timers, TimersError
+from slurm_elastic.policies.gangs.gang_policy import Gang
+from slurm_elastic.policies.gangs.own_dally import MOST, tuned_s
+from slurm_elastic.policies.gangs.published_dally import PublishedDally
+
+#: A place may be this much worse than the best there is.
+TOLERANCE = 0.02
+_NO_WAIT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A gang that began to run at `at_s` on a place of a tier, after `waited_s`."""
+
+    at_s: float
+    gpus: int
+    tier: GangTier
+    waited_s: float
+
+
+class Order(Protocol):
+    """Who goes first, and what it accepts.
+
+    Attributes:
+        words: what the order is by.
+        reserves: whether nodes are kept for who is due.
+    """
+
+    words: str
+    reserves: bool
+
+    def rank(self, gang: Gang) -> tuple[float, ...]:
+        """Lowest first."""
+        ...
+
+    def begin(
+        self,
+        now_s: float,
+        *,
+        waiting: Iterable[Gang],
+        waits: Mapping[str, Any],
+        starts: Iterable[Start],
+    ) -> None:
+        """Set the timers of a round: who waits, what is remembered, who started since."""
+        ...
+
+    def farthest(self, gpus: int, sites: NodeLayout, waited_s: float) -> GangTier:
+        """The highest tier that it accepts at a size after waiting so long."""
+        ...
+
+    def accepts(self, part: float, best: float) -> bool:
+        """Whether a place where it computes `part` of its time will do, `best` being possible."""
+        ...
+
+    def limit_s(self, gpus: int, tier: GangTier) -> float:
+        """Seconds after which it gives up waiting for a nearer place than of this tier."""
+        ...
+
+    @property
+    def waits(self) -> Mapping[str, Any]:
+        """What the timers remember; serialisable."""
+        ...
+
+
+def order_of(settings: schema.DallySettings) -> Order:
+    """The order that a configuration names.
+
+    Raises:
+        config.ConfigError: its timers cannot be.
+    """
+    if settings.timers == "own":
+        return OwnOrder(settings)
+    try:
+        timers = Timers.parse(settings.timers, lease_s=settings.lease_s)
+    except TimersError as error:
+        raise schema.ConfigError(f"[dally] {error}; or own") from None
+    return PublishedOrder(timers, settings.history)
+
+
+class OwnOrder:
+    """See the module."""
+
+    words = "least GPU time left"
+    reserves = True
+
+    def __init__(self, settings: schema.DallySettings) -> None:
+        self._lease_s = settings.lease_s
+        self._history_s = settings.history * settings.lease_s
+        self._limit_s = 0.0
+        self._ended: list[list[float]] = []
+
+    def rank(self, gang: Gang) -> tuple[float, ...]:
+        """By GPU time left."""
+        return gang.left_s * gang.gpus, gang.since_s, gang.job_id
+
+    def begin(
+        self,
+        now_s: float,
+        *,
+        waiting: Iterable[Gang],
+        waits: Mapping[str, Any],
+        starts: Iterable[Start],
+    ) -> None:
+        """Tune the timer."""
+        oldest = now_s - self._history_s
+        self._ended = [list(w) for w in waits.get("ended", ()) if w[0] >= oldest]
+        for start in starts:
+            self._started(start)
+        leases = [w[1] for w in self._ended]
+        lasting = ((now_s - g.since_s) / self._lease_s for g in waiting)
+        leases += [w for w in lasting if w >= _NO_WAIT]
+        self._limit_s = tuned_s(leases, lease_s=self._lease_s, most=MOST)
+
+    def farthest(self, gpus: int, sites: NodeLayout, waited_s: float) -> GangTier:  # noqa: ARG002
+        """Anything: what counts is what it loses there."""
+        return GangTier.NETWORK
+
+    def accepts(self, part: float, best: float) -> bool:
+        """Nearly the best."""
+        return part >= (1 - TOLERANCE) * best
+
+    def limit_s(self, gpus: int, tier: GangTier) -> float:  # noqa: ARG002
+        """When it is due."""
+        return self._limit_s
+
+    def _started(self, start: Start) -> None:
+        """Remember a wait of a lease or more."""
+        leases = start.waited_s / self._lease_s
+        if leases >= _NO_WAIT:
+            self._ended.append([start.at_s, leases])
+
+    @property
+    def waits(self) -> Mapping[str, Any]:
+        """Ended ones: [time, leases]."""
+        return {"ended": self._ended}
+
+
+class PublishedOrder:
+    """See the module."""
+
+    words = "lowest network sensitivity"
+    reserves = False
+
+    def __init__(self, timers: Timers, history: float) -> None:
+        self._timers = Timers(
+            mode=timers.mode,
+            lease_s=timers.lease_s,
+            node=timers.node,
+            rack=timers.rack,
+            history=history,
+            published_pruning=False,
+        )
+        self._published = PublishedDally(self._timers)
+        self._waits: Mapping[str, Any] = {}
+
+    def rank(self, gang: Gang) -> tuple[float, ...]:
+        """By network sensitivity."""
+        return self._published.rank(gang)
+
+    def begin(
+        self,
+        now_s: float,  # noqa: ARG002
+        *,
+        waiting: Iterable[Gang],  # noqa: ARG002
+        waits: Mapping[str, Any],
+        starts: Iterable[Start],
+    ) -> None:
+        """Take over what is remembered."""
+        self._waits = {k: v for k, v in waits.items() if k in ("node", "rack")}
+        for start in starts:
+            self._started(start)
+
+    def farthest(self, gpus: int, sites: NodeLayout, waited_s: float) -> GangTier:
+        """As the timers say; nobody waits for what cannot come."""
+        node_s, rack_s = self._timers.limits_s(gpus, self._waits)
+        if waited_s >= rack_s or gpus > sites.per_rack:
+            return GangTier.NETWORK
+        if waited_s >= node_s or gpus > sites.per_node:
+            return GangTier.RACK
+        return GangTier.NODE
+
+    def accepts(self, part: float, best: float) -> bool:  # noqa: ARG002
+        """Tiers decide."""
+        return True
+
+    def limit_s(self, gpus: int, tier: GangTier) -> float:
+        """The timer of a tier."""
+        node_s, rack_s = self._timers.limits_s(gpus, self._waits)
+        return rack_s if tier is GangTier.NETWORK else node_s
+
+    def _started(self, start: Start) -> None:
+        """Remember what the tuner wants to know."""
+        if start.tier is not GangTier.NETWORK:
+            name = "rack" if start.tier is GangTier.RACK else "node"
+            self._waits = self._timers.remember(
+                self._waits, name, start.gpus, now_s=start.at_s, waited_s=start.waited_s
+            )
+
+    @property
+    def waits(self) -> Mapping[str, Any]:
+        """By tier and size."""
+        return self._waits

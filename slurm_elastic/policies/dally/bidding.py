@@ -1,0 +1,360 @@
+"""One round of bids: who gets which place, who gives, who is preempted.
+
+1. Who has waited long enough is *due*: it takes a place as it likes, else the nodes where its
+   GPUs come free first are kept for it. What gangs hold there they keep, without a new lease.
+2. In order, gangs that wait and gangs whose lease is over: the latter keep what they have unless
+   somebody before them took it; the others look among idle GPUs, then among what elastic gangs
+   can give, then among what gangs hold whose lease is over; at last at smaller sizes.
+3. Whoever lost all its GPUs to that gets them back, if elastic gangs shrink enough, or is
+   preempted.
+4. Gangs that hold less than they asked for, or sit apart, take idle GPUs if that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.placement.delay.free_map import GangTier, Place
+from slurm_elastic.policies.dally.bid_order import Order
+from slurm_elastic.policies.dally.candidates import Places, RoundCandidates, TypeCandidates
+from slurm_elastic.policies.dally.dally_reasons import DallyReasons
+from slurm_elastic.policies.dally.job_state import GangState, tier_of
+from slurm_elastic.policies.dally.reserved_nodes import Awaited
+from slurm_elastic.policies.dally.shrink_selection import (
+    ShrinkCandidate,
+    ShrinkCandidates,
+    collect,
+    potential,
+)
+
+#: Gangs for which nodes are kept at once.
+_MOST_KEPT = 8
+#: A running gang moves or grows for no less than this.
+_LEAST_GAIN = 0.05
+
+
+@dataclass(slots=True)
+class BiddingResult:
+    """What one gang gets, and why.
+
+    Attributes:
+        target: None: it waits.
+        renewed: another lease begins.
+    """
+
+    bidder: GangState
+    target: Allocation | None
+    reason: str
+    renewed: bool = False
+
+
+@dataclass
+class BiddingRound:
+    """The round under way; `results` when it is done."""
+
+    rooms: RoundCandidates
+    order: Order
+    lease_s: float
+    preempts: bool
+    min_gain: float = _LEAST_GAIN
+    results: dict[int, BiddingResult] = field(default_factory=dict)
+    _everyone: Sequence[GangState] = ()
+
+    def __post_init__(self) -> None:
+        self.now = self.rooms.frame.snapshot.time
+        self._awaited = Awaited(self.rooms, (), self.lease_s)
+        self._givers = ShrinkCandidates(self.now)
+        self.words = DallyReasons(self.order, self.now)
+
+    def run(self, bidders: Sequence[GangState], bidding: Sequence[GangState]) -> None:
+        """All steps.
+
+        Args:
+            bidders: everybody.
+            bidding: those of them whose lease is over.
+        """
+        self._everyone = bidders
+        self._awaited = Awaited(self.rooms, bidders, self.lease_s)
+        over = {b.job_id for b in bidding}
+        for b in bidding:
+            self._givers.put(b, b.held)
+        for b in bidders:
+            if b.held is not None and b.job_id not in over:
+                self._settle(BiddingResult(b, b.held, self.words.leased(b)))
+        queue = [b for b in bidders if b.held is None or b.job_id in over]
+        queue.sort(key=lambda b: self.order.rank(b.gang))
+        if self.order.reserves:
+            self._due([b for b in queue if b.held is None])
+        for bidder in queue:
+            if bidder.job_id not in self.results:
+                self._bid(bidder)
+        for bidder in queue:
+            if bidder.held is not None and bidder.job_id not in self.results:
+                self._rescue(bidder)
+        for bidder in bidders:
+            dealt = self.results[bidder.job_id]
+            if bidder.held and dealt.target == bidder.held and self.now >= bidder.firm_s:
+                self._improve(dealt, over=bidder.job_id in over)
+
+    def _due(self, waiting: Sequence[GangState]) -> None:
+        """Step 1."""
+        awaited = self._awaited
+        due = [b for b in waiting if b.shapes and self._waited(b) >= self._limit(b)]
+        due.sort(key=lambda b: (b.gang.since_s, b.job_id))
+        for bidder in due[:_MOST_KEPT]:
+            if self._start(bidder, bidder.shapes):
+                continue
+            kept = [awaited.keep(bidder, *shape) for shape in bidder.shapes]
+            if not any(kept):
+                # Nothing comes free in time: rather far apart than never.
+                self._start(bidder, bidder.shapes, anything=True)
+
+    def _bid(self, bidder: GangState) -> None:
+        """Step 2, for one gang; nothing is said of a running one that finds no place yet."""
+        held = bidder.held
+        if held is not None and bidder.legal and self.rooms.holds(bidder, held):
+            self.rooms.stay(bidder, held)
+            awaiting = self._awaited.on(held.nodes)
+            words = self.words.until(awaiting) if awaiting else self.words.renewed()
+            self._settle(BiddingResult(bidder, held, words, renewed=awaiting is None))
+            return
+        if held is None and not self.preempts:
+            self._settle(BiddingResult(bidder, None, self.words.waits(bidder, None)))
+            return
+        if self._start(bidder, bidder.shapes):
+            return
+        for size in self._smaller(bidder):
+            if self._start(bidder, (size,)):
+                return
+        if held is None:
+            self._settle(BiddingResult(bidder, None, self._why(bidder)))
+        else:
+            self._givers.put(bidder, None)
+
+    def _smaller(self, bidder: GangState) -> list[tuple[str, int]]:
+        found = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
+        return sorted(found, key=lambda shape: -shape[1])
+
+    def _sizes(self, bidder: GangState, kind: str) -> tuple[int, ...]:
+        return bidder.sizes(kind, self.rooms.frame.per_node.get(kind, 0))
+
+    def _start(
+        self, bidder: GangState, shapes: Iterable[tuple[str, int]], *, anything: bool = False
+    ) -> bool:
+        """Give it the first of these shapes that finds a place it accepts."""
+        for gpu_type, gpus in shapes:
+            hall = self.rooms.hall(bidder, gpu_type)
+            found = self._acceptable(bidder, hall.idle, gpu_type, gpus, anything=anything)
+            if found is not None:
+                self.rooms.take(bidder, found)
+                self._started(bidder, found)
+                return True
+            if hall.open.room.free_total <= hall.idle.room.free_total:
+                continue
+            found = self._acceptable(bidder, hall.open, gpu_type, gpus, anything=anything)
+            if found is None:
+                continue
+            if not self._given(bidder, gpu_type, gpus):
+                self.rooms.take(bidder, found)
+                self._started(bidder, found)
+            return True
+        return False
+
+    def _started(
+        self, bidder: GangState, found: Allocation, gave: Sequence[ShrinkCandidate] = ()
+    ) -> None:
+        tier = tier_of(self.rooms.frame, found)
+        words = self.words.starts(bidder, found, tier, gave)
+        self._settle(BiddingResult(bidder, found, words, renewed=True))
+
+    def _acceptable(
+        self,
+        bidder: GangState,
+        places: Places,
+        gpu_type: str,
+        gpus: int,
+        *,
+        anything: bool = False,
+        booked: bool = True,
+    ) -> Allocation | None:
+        """The best place of a room, if the gang takes it; `booked`: it is free already."""
+        if places.room.free_total < gpus or not gpus:
+            return None
+        waited = self._waited(bidder)
+        sites = places.room.sites
+        farthest = self.order.farthest(gpus, sites, waited)
+        name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK if anything else farthest)
+        best = self._best(bidder, gpu_type, gpus)
+        place, share = places.best(name, gpus, enough=best)
+        if not place or not (anything or self.order.accepts(share, best)):
+            return None
+        found = self.rooms.allocation(gpu_type, place)
+        return found if not booked or self.rooms.holds(bidder, found) else None
+
+    def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
+        """The part of its time that it computes on the best place of the empty cluster."""
+        name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK)
+        return self.rooms.hall(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
+
+    def _given(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
+        """Start it on what elastic gangs can give, so that nobody loses everything."""
+        known = self._givers.of(gpu_type, bidder)
+        if not known:
+            return False
+        places = self.rooms.potential(bidder, gpu_type, potential(known), idle=True)
+        found = self._acceptable(bidder, places, gpu_type, gpus, booked=False)
+        if found is None:
+            return False
+        idle = self.rooms.hall(bidder, gpu_type).idle
+        return self._collected(bidder, found, idle, known)
+
+    def _collected(
+        self, bidder: GangState, found: Allocation, free: Places, known: Sequence[ShrinkCandidate]
+    ) -> bool:
+        """Let others give what a place lacks, and book all of it."""
+        kind = found.gpu_type
+        idle = {n: min(g, self.rooms.free_on(free, kind, n)) for n, g in found.shares}
+        missing = {n: g - idle[n] for n, g in found.shares if g > idle[n]}
+        gave = collect(known, missing, self.rooms.frame.per_node.get(kind, 0))
+        if gave is None:
+            return False
+        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in gave]
+        if not self.rooms.exchange(bidder, found, changes, {n: g for n, g in idle.items() if g}):
+            return False
+        for giver, left in gave:
+            words = self.words.gives(giver, left, bidder)
+            self._settle(BiddingResult(giver.bidder, left, words, renewed=True))
+        if found == bidder.held:
+            words = self.words.kept([g.bidder for g, _ in gave])
+            self._settle(BiddingResult(bidder, found, words, renewed=True))
+        else:
+            self._started(bidder, found, [g for g, _ in gave])
+        return True
+
+    def _settle(self, dealt: BiddingResult) -> None:
+        self.results[dealt.bidder.job_id] = dealt
+        self._givers.put(dealt.bidder, dealt.target)
+
+    def _rescue(self, bidder: GangState) -> None:
+        """Step 3."""
+        held = bidder.held
+        assert held is not None
+        kind = held.gpu_type
+        known = self._givers.of(kind, bidder)
+        free = self.rooms.hall(bidder, kind).open
+        for own in (*([held] if bidder.legal else []), *_parts(bidder, held)):
+            if self._collected(bidder, own, free, known):
+                return
+        sizes: tuple[int, ...] = self._sizes(bidder, kind)
+        if bidder.legal:
+            sizes = (held.gpus, *(s for s in sizes if s < held.gpus))
+        for size in sizes:
+            places = self.rooms.potential(bidder, kind, potential(known), idle=False)
+            found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
+            if found is not None and self._collected(bidder, found, free, known):
+                return
+        taker = next(
+            (
+                d.bidder
+                for d in self.results.values()
+                if d.target is not None
+                and d.target != d.bidder.held
+                and set(d.target.nodes) & set(held.nodes)
+            ),
+            None,
+        )
+        if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
+            self.rooms.stay(bidder, held)
+            self._settle(BiddingResult(bidder, held, self.words.renewed()))
+            return
+        self._settle(BiddingResult(bidder, None, self.words.preempted(taker)))
+
+    def _improve(self, dealt: BiddingResult, *, over: bool) -> None:
+        """Step 4: grow to the requested size, or come together, if that pays."""
+        bidder, held = dealt.bidder, dealt.target
+        assert held is not None
+        window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
+        before = self._speed(bidder, held)
+        self.rooms.ledger.give(bidder.need, held)
+        after = held
+        for kind, size in self._better(bidder, held, over=over):
+            own = dict(held.shares) if kind == held.gpu_type else {}
+            places = self.rooms.potential(bidder, kind, own, idle=False)
+            found = self._acceptable(bidder, places, kind, size)
+            if found is None or found == held:
+                continue
+            gain = self._speed(bidder, found) / before - 1
+            if gain < self.min_gain or gain * window_s <= bidder.cost_s:
+                continue
+            words = self.words.improves(bidder, held, found, gain)
+            self._settle(BiddingResult(bidder, found, words, renewed=True))
+            after = found
+            break
+        self.rooms.improve(bidder, held, after)
+
+    def _better(self, bidder: GangState, held: Allocation, *, over: bool) -> list[tuple[str, int]]:
+        """Shapes that might be better than what it holds, and for which there are idle GPUs.
+
+        Another type only for who has too few GPUs, or at the end of a lease.
+        """
+        found = []
+        short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
+        for kind, _ in bidder.shapes:
+            same = kind == held.gpu_type
+            free = self.rooms.hall(bidder, kind).open.room.free_total
+            if not free or not (same or short or over):
+                continue
+            apart = len(held.nodes) > 1 and over
+            for size in self._sizes(bidder, kind):
+                more = size > held.gpus or (apart and size == held.gpus)
+                if more if same else held.gpus <= size <= free:
+                    found.append((kind, size))
+        speed = bidder.model.base
+        return sorted(found, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
+
+    def _why(self, bidder: GangState) -> str:
+        """Why a waiting gang gets nothing."""
+        shape = next(iter(bidder.shapes), None)
+        if shape is None:
+            return self.words.waits(bidder, None)
+        kind, gpus = shape
+        hall = self.rooms.hall(bidder, kind)
+        name = self.rooms.name(bidder, kind, GangTier.NETWORK)
+        best, most = hall.whole.best(name, gpus, enough=1.0)
+        if not best:
+            return self.words.nowhere(kind, gpus)
+        place, share = hall.open.best(name, gpus, enough=most)
+        if not place:
+            return self.words.waits(bidder, shape)
+        return self.words.picky(bidder, _span(hall, best), _span(hall, place), share)
+
+    def _speed(self, bidder: GangState, held: Allocation) -> float:
+        frame = self.rooms.frame
+        nodes, racks = frame.topology.spread(n for n in held.nodes if n in frame.index)
+        return bidder.model.speed(held.gpu_type, held.gpus, max(1, nodes), max(1, racks)) or 1e-12
+
+    def _waited(self, bidder: GangState) -> float:
+        return max(0.0, self.now - bidder.gang.since_s) if bidder.held is None else 0.0
+
+    def _limit(self, bidder: GangState) -> float:
+        return self.order.limit_s(bidder.gang.gpus, GangTier.NETWORK)
+
+
+def _span(hall: TypeCandidates, place: Place) -> tuple[int, int, int]:
+    return hall.open.room.sites.span(place)
+
+
+def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:
+    """What it could keep of its own place, the most first: fewer GPUs on one, or fewer nodes."""
+    sizes = [s for s in bidder.directive.sizes(held.gpu_type) if s < held.gpus]
+    names = held.nodes
+    each = held.shares[0][1]
+    found = []
+    for size in reversed(sizes):
+        if len(names) == 1:
+            found.append(Allocation.of(held.gpu_type, {names[0]: size}))
+        elif size % each == 0:
+            found.append(Allocation.of(held.gpu_type, dict.fromkeys(names[: size // each], each)))
+    return found

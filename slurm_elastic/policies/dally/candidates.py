@@ -1,0 +1,399 @@
+"""Where the gangs of a round could sit: one layout per GPU type, one room per kind of need.
+
+Nodes differ in size, jobs in where they may run. All jobs of one *hall* may use the same nodes
+and need as many CPUs and as much memory with each GPU, so they see the same room. Each hall
+has two: `idle`, which nobody holds, and `open`, with the GPUs of gangs whose lease is
+over. What is given away is taken from all halls of its type.
+
+A place is an even share, as Slurm is asked for one (placement/best_fit.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from slurm_elastic.core.cluster import Allocation, Node
+from slurm_elastic.core.nodelist import expand
+from slurm_elastic.fabric import Fabric
+from slurm_elastic.models.communication import Communication, Span
+from slurm_elastic.models.live_communication import LiveCommunication, key_of
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.best_fit import evenly
+from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, NodeLayout, Place
+from slurm_elastic.placement.delay.place_choice import PlaceChoice
+from slurm_elastic.placement.free_resources import FreeResources
+from slurm_elastic.placement.node_arrays import Ints, NodeArrays
+from slurm_elastic.policies.dally.job_state import GangState
+
+
+@dataclass(frozen=True, slots=True)
+class NeedKind:
+    """What the worth of a place depends on, beside its GPUs.
+
+    Attributes:
+        job_id: one of its jobs.
+        farthest: the highest tier that is accepted.
+    """
+
+    job_id: int
+    model: SpeedModel
+    gpu_type: str
+    unit: int
+    max_nodes: int | None
+    farthest: GangTier
+
+
+#: (gang, what it has, what it keeps, whether it was served in this round).
+Change = tuple[GangState, Allocation, Allocation, bool]
+
+
+class NeedKinds:
+    """Numbers kinds; `Communication` by what is known of their jobs."""
+
+    def __init__(self, live: LiveCommunication) -> None:
+        self._live = live
+        self._names: dict[tuple[object, ...], str] = {}
+        self._kinds: dict[str, NeedKind] = {}
+        self._known: dict[tuple[str, int, Span], float] = {}
+
+    def name(self, kind: NeedKind) -> str:
+        """Names it; models are shared between equal jobs, hence told apart by identity."""
+        key = (id(kind.model), kind.gpu_type, kind.unit, kind.max_nodes, kind.farthest)
+        name = self._names.setdefault(key, str(len(self._names)))
+        self._kinds.setdefault(name, kind)
+        return name
+
+    def kind(self, name: str) -> NeedKind:
+        """What a name stands for."""
+        return self._kinds[name]
+
+    def part(self, model: str, gpus: int, span: Span) -> float:
+        """See `Communication`."""
+        key = model, gpus, span
+        if key not in self._known:
+            kind = self._kinds[model]
+            job = key_of(kind.job_id, kind.gpu_type)
+            self._known[key] = self._live.part(job, gpus, span)
+        return self._known[key]
+
+
+class Places(PlaceChoice):
+    """Places that Slurm gives exactly as they are asked for; others count as no place."""
+
+    def __init__(
+        self, room: FreeMap, kinds: NeedKinds, communication: Communication, most: int
+    ) -> None:
+        super().__init__(room, communication)
+        self._kinds = kinds
+        self._most = most
+
+    def part(self, model: str, gpus: int, place: Place) -> float:
+        """The part of time that a gang computes there; 0.0 where it cannot be put."""
+        kind, sites = self._kinds.kind(model), self.room.sites
+        shares: dict[int, int] = {}
+        for domain, count in place:
+            node = sites.node_of[domain]
+            shares[node] = shares.get(node, 0) + count
+        if not shares or (kind.max_nodes and len(shares) > kind.max_nodes):
+            return 0.0
+        if sites.tier(place) > kind.farthest:
+            return 0.0
+        if not evenly(shares.values(), self._most, kind.unit):
+            return 0.0
+        return super().part(model, gpus, place)
+
+
+@dataclass(slots=True)
+class TypeCandidates:
+    """What gangs of one need see of a type.
+
+    Attributes:
+        whole: all that they may ever use, empty.
+    """
+
+    idle: Places
+    open: Places
+    whole: Places
+
+
+class _Layout:
+    """The nodes of one type, rack by rack."""
+
+    def __init__(self, frame: NodeArrays, fabric: Fabric, gpu_type: str) -> None:
+        members = np.flatnonzero(frame.of_type(gpu_type))
+        order = members[np.lexsort((members, frame.rack[members]))].tolist()
+        self.nodes: list[int] = order
+        nodes = frame.snapshot.nodes
+        _, racks = np.unique(frame.rack[order], return_inverse=True)
+        size: list[int] = []
+        node_of: list[int] = []
+        for at, i in enumerate(order):
+            sizes = _domain_sizes(nodes[i], fabric)
+            size += sizes
+            node_of += [at] * len(sizes)
+        self.sites = NodeLayout(tuple(size), tuple(node_of), tuple(racks.tolist()))
+        self.at = {i: at for at, i in enumerate(order)}
+        self.names = [frame.names[i] for i in order]
+        self.most = frame.per_node.get(gpu_type, 0)
+        self._taken = _taken(frame, fabric, order)
+
+    def room(self, free: Ints) -> FreeMap:
+        """A room with this many GPUs free on each node of the frame."""
+        found: list[int] = []
+        domains = self.sites.domains_of
+        for at, count in enumerate(free[self.nodes].tolist()):
+            mine = domains[at]
+            if len(mine) == 1:
+                found.append(max(0, count))
+                continue
+            left = [
+                max(0, self.sites.size[d] - used)
+                for d, used in zip(mine, self._taken[at], strict=True)
+            ]
+            found += _fitted(left, [self.sites.size[d] for d in mine], max(0, count))
+        return FreeMap(self.sites, found)
+
+
+class RoundCandidates:
+    """All halls of a round; `take` books on each of them."""
+
+    def __init__(
+        self,
+        ledger: FreeResources,
+        fabric: Fabric,
+        everyone: Iterable[GangState],
+        bidding: Iterable[GangState],
+        *,
+        live: LiveCommunication,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            ledger: what is free for these jobs; the rooms' own from now on.
+            fabric: link domains.
+            everyone: all gangs of the round.
+            bidding: gangs whose lease is over; their GPUs are open to all.
+            live: what distance costs them.
+        """
+        self.frame = ledger.frame
+        self.kinds = NeedKinds(live)
+        self._fabric = fabric
+        self._idle = ledger
+        self._layouts: dict[str, _Layout] = {}
+        self._halls: dict[tuple[object, ...], tuple[str, TypeCandidates]] = {}
+        self.ledger = ledger.copy()
+        for bidder in bidding:
+            self.ledger.give(bidder.need, bidder.held)
+        # All at once: what is given away later is taken from all that are there.
+        for bidder in everyone:
+            for gpu_type, _ in bidder.shapes:
+                self.hall(bidder, gpu_type)
+
+    def hall(self, bidder: GangState, gpu_type: str) -> TypeCandidates:
+        """What a gang sees of a type."""
+        allowed = self.frame.allowed(bidder.job)
+        need = bidder.need
+        required, *_ = self.frame.own_constraints(bidder.job)
+        key = (gpu_type, id(allowed), need.cpus_per_gpu, need.memory_per_gpu_mb, required)
+        known = self._halls.get(key)
+        if known is not None:
+            return known[1]
+        if required:
+            # A place that needs only some of the named nodes is not asked for.
+            allowed = allowed & np.isin(np.array(self.frame.names), required)
+        layout = self._layout(gpu_type)
+        ever = self.frame.allowed(bidder.job, planned=True)
+        ever = ever & allowed if required else ever
+        hall = TypeCandidates(
+            *(
+                Places(layout.room(free), self.kinds, self.kinds, layout.most)
+                for free in (
+                    np.where(allowed, self._idle.room(need), 0),
+                    np.where(allowed, self.ledger.room(need), 0),
+                    np.where(ever, self.frame.gpus, 0),
+                )
+            )
+        )
+        self._halls[key] = gpu_type, hall
+        return hall
+
+    def name(self, bidder: GangState, gpu_type: str, farthest: GangTier) -> str:
+        """The kind of a gang on a type."""
+        partition = self.frame.partition(bidder.job.partition)
+        return self.kinds.name(
+            NeedKind(
+                bidder.job_id, bidder.model, gpu_type, bidder.directive.unit_for(gpu_type),
+                partition.max_nodes if partition else None, farthest,
+            )
+        )  # fmt: skip
+
+    def allocation(self, gpu_type: str, place: Place) -> Allocation:
+        """A place by node names."""
+        layout = self._layout(gpu_type)
+        shares: dict[str, int] = {}
+        for domain, gpus in place:
+            name = layout.names[layout.sites.node_of[domain]]
+            shares[name] = shares.get(name, 0) + gpus
+        return Allocation.of(gpu_type, shares)
+
+    def holds(self, bidder: GangState, allocation: Allocation) -> bool:
+        """Whether GPUs, CPUs, memory and limits allow it; on nodes that it may use or has."""
+        room = self.ledger.room(bidder.need)
+        shares = self.frame.shares(allocation.shares)
+        if len(shares) != len(allocation.shares) or any(room[i] < g for i, g in shares.items()):
+            return False
+        return not self.ledger.within_limits(bidder.need, allocation)
+
+    def take(self, bidder: GangState, allocation: Allocation) -> None:
+        """Give it away: nobody else is offered it."""
+        self.ledger.take(bidder.need, allocation)
+        self._remove(allocation.gpu_type, dict(allocation.shares))
+
+    def stay(self, bidder: GangState, allocation: Allocation) -> None:
+        """A gang whose lease is over keeps (some of) its GPUs; what is idle stays idle."""
+        self.ledger.take(bidder.need, allocation)
+        self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
+
+    def improve(self, bidder: GangState, before: Allocation, after: Allocation) -> None:
+        """Another place for who was served, out of what is free; `before` is given back."""
+        self.ledger.take(bidder.need, after)
+        more = {n: g - before.on(n) for n, g in after.shares if g > before.on(n)}
+        self._remove(after.gpu_type, more)
+
+    def exchange(
+        self,
+        bidder: GangState,
+        place: Allocation,
+        changes: Sequence[Change],
+        idle: Mapping[str, int],
+    ) -> bool:
+        """A place for one gang out of what is `idle`, and of what others give; False: cannot be."""
+        before = self.ledger.copy()
+        for giver, has, left, served in changes:
+            if served:
+                self.ledger.give(giver.need, has)
+            elif not self.holds(giver, left):
+                self.ledger = before
+                return False
+            self.ledger.take(giver.need, left)
+        if not self.holds(bidder, place):
+            self.ledger = before
+            return False
+        self.ledger.take(bidder.need, place)
+        for _, has, _, served in changes:
+            if not served:
+                # All of it was open to everybody until now.
+                self._remove(has.gpu_type, dict(has.shares), idle=False)
+        self._remove(place.gpu_type, idle)
+        return True
+
+    def keep(self, gpu_type: str, idle: Mapping[str, int]) -> None:
+        """Offer these idle GPUs to nobody."""
+        for name, gpus in idle.items():
+            self.ledger.gpus[self.frame.index[name]] -= gpus
+        self._remove(gpu_type, idle)
+
+    def potential(
+        self, bidder: GangState, gpu_type: str, more: Mapping[str, int], *, idle: bool
+    ) -> Places:
+        """Its room with more GPUs on some nodes, apart from all others."""
+        hall, layout = self.hall(bidder, gpu_type), self._layout(gpu_type)
+        room = (hall.idle if idle else hall.open).room.copy()
+        allowed = self.frame.allowed(bidder.job)
+        own = bidder.held.nodes if bidder.held else ()
+        for name, gpus in more.items():
+            i = self.frame.index.get(name, -1)
+            at = layout.at.get(i)
+            if at is None or not (allowed[i] or name in own):
+                continue
+            left = gpus
+            for domain in layout.sites.domains_of[at]:
+                share = min(left, layout.sites.size[domain] - room.free[domain])
+                if share > 0:
+                    room.give(((domain, share),))
+                    left -= share
+        return Places(room, self.kinds, self.kinds, layout.most)
+
+    def free_on(self, places: Places, gpu_type: str, name: str) -> int:
+        """GPUs of a room on a node."""
+        at = self._layout(gpu_type).at.get(self.frame.index.get(name, -1))
+        return places.room.node[at] if at is not None else 0
+
+    def nodes(self, gpu_type: str) -> tuple[NodeLayout, Sequence[str]]:
+        """Layout and names of the nodes of a type."""
+        layout = self._layout(gpu_type)
+        return layout.sites, layout.names
+
+    def _layout(self, gpu_type: str) -> _Layout:
+        found = self._layouts.get(gpu_type)
+        if found is None:
+            found = self._layouts[gpu_type] = _Layout(self.frame, self._fabric, gpu_type)
+        return found
+
+    def _remove(self, gpu_type: str, shares: Mapping[str, int], *, idle: bool = True) -> None:
+        layout = self._layout(gpu_type)
+        for kind, hall in self._halls.values():
+            if kind != gpu_type:
+                continue
+            for room in (hall.idle.room, hall.open.room) if idle else (hall.open.room,):
+                for name, gpus in shares.items():
+                    at = layout.at.get(self.frame.index.get(name, -1))
+                    if at is not None:
+                        _remove(room, layout.sites.domains_of[at], gpus)
+
+
+def _remove(room: FreeMap, domains: Sequence[int], gpus: int) -> None:
+    """Take up to so many, where it fits exactly, else from the fullest domain."""
+    exact = next((d for d in domains if room.free[d] == gpus), None)
+    order = [exact] if exact is not None else sorted(domains, key=lambda d: (-room.free[d], d))
+    for domain in order:
+        share = min(gpus, room.free[domain])
+        if share > 0:
+            room.take(((domain, share),))
+            gpus -= share
+
+
+def _domain_sizes(node: Node, fabric: Fabric) -> list[int]:
+    domains = fabric.domains(node.name)
+    sizes = [len(d) for d in domains]
+    return sizes if sizes and sum(sizes) == node.gpus else [node.gpus]
+
+
+def _taken(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list[int]]:
+    """GPUs in use of each domain of each node, as far as Slurm tells."""
+    used: dict[str, set[int]] = {}
+    for job in frame.snapshot.jobs:
+        for name, text in job.devices if job.allocation else ():
+            used.setdefault(name, set()).update(_indexes(text))
+    found = []
+    for i in order:
+        node = frame.snapshot.nodes[i]
+        domains = fabric.domains(node.name)
+        mine = used.get(node.name, set())
+        counts = [len(mine & set(d)) for d in domains]
+        found.append(counts or [0])
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _indexes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(name[1:]) for name in expand(f"g[{text}]"))
+    except ValueError:
+        return ()
+
+
+def _fitted(left: Sequence[int], sizes: Sequence[int], count: int) -> list[int]:
+    """Free GPUs of each domain, near `left`, with the sum that is known."""
+    found = list(left)
+    while sum(found) > count:
+        at = max((i for i, f in enumerate(found) if f), key=lambda i: (-found[i], i))
+        found[at] -= 1
+    while sum(found) < count:
+        at = max((i for i, f in enumerate(found) if f < sizes[i]), key=lambda i: (found[i], -i))
+        found[at] += 1
+    return found

@@ -1,0 +1,243 @@
+"""What the policy `dally` knows of each job: its lease, its waits, its work. Our definition.
+
+From round to round it remembers, per job: when it last got or gave up GPUs (`since`), when its
+lease began, how long it ran, how much of that it computed, its service in GPU seconds, and the
+GPUs that it first asked for. Its *work*, ideal seconds on those GPUs without communication, is
+
+* reported progress p: the seconds computed so far over p;
+* else its time limit;
+* else twice the seconds computed so far: as much is left as was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.models.live_communication import LiveCommunication, key_of
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.placement.best_fit import even_splits
+from slurm_elastic.placement.delay.free_map import GangTier
+from slurm_elastic.placement.free_resources import ResourceNeed
+from slurm_elastic.placement.node_arrays import NodeArrays
+from slurm_elastic.policies.baselines.rigid import Shape, arrival, elapsed, requests
+from slurm_elastic.policies.dally.bid_order import Start
+from slurm_elastic.policies.gangs.gang_policy import Gang
+from slurm_elastic.policies.policy_protocol import Question
+
+#: Nobody is asked before it ran so many times as long as its restart takes.
+RESTARTS = 10.0
+#: Less work than this is never left, as a part.
+_LEAST_LEFT = 1e-3
+#: Smaller sizes that an elastic gang bids at, at most.
+_SMALLER = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangState:
+    """One elastic job as a gang.
+
+    Attributes:
+        gang: what orders need; `gpus` is the requested size.
+        shapes: what it asked for, by type in order of preference.
+        held: what it has.
+        until_s: the end of its lease, never before `firm_s`.
+        firm_s: nothing is taken from it before.
+        cost_s: seconds without training that a change costs.
+    """
+
+    gang: Gang
+    job: Job
+    directive: Directive
+    model: SpeedModel
+    need: ResourceNeed
+    shapes: tuple[Shape, ...]
+    held: Allocation | None
+    until_s: float
+    firm_s: float
+    cost_s: float
+
+    @property
+    def job_id(self) -> int:
+        """Slurm's id."""
+        return self.job.job_id
+
+    @property
+    def name(self) -> str:
+        """As people type it."""
+        return self.job.display_id
+
+    @property
+    def legal(self) -> bool:
+        """Whether its directive, as it is now, lets it have what it holds."""
+        return self.held is None or self.directive.allows(self.held.gpus, self.held.gpu_type)
+
+    def sizes(self, gpu_type: str, per_node: int) -> tuple[int, ...]:
+        """Sizes that it may bid at on a type, the requested one first, down to MIN.
+
+        The others are those that fit evenly on the fewest nodes; of many, halves are tried.
+        """
+        asked = dict(self.shapes).get(gpu_type, 0)
+        if not asked:
+            return ()
+        legal = [s for s in self.directive.sizes(gpu_type) if s < asked]
+        unit = self.directive.unit_for(gpu_type)
+        even = [s for s in legal[::-1] if _compact(s, per_node, unit)]
+        kept = even[:_SMALLER]
+        while len(even) > _SMALLER:
+            even = [s for s in even if s <= even[0] // 2]
+            kept += even[:1]
+        return tuple(dict.fromkeys((asked, *kept, *even, *legal[:1])))
+
+
+class GangStates:
+    """The books of all elastic jobs, brought up to the question's time.
+
+    Attributes:
+        entries: by job key; JSON-serialisable.
+        starts: jobs that began to run since the last round.
+        live: what distance costs them.
+    """
+
+    def __init__(self, question: Question, state: Mapping[str, Any], frame: NodeArrays) -> None:
+        self._question = question
+        self._frame = frame
+        self.live = LiveCommunication.of(question.records, question.models)
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.starts: list[Start] = []
+        now, known = question.snapshot.time, state.get("jobs", {})
+        held_s = elapsed(question, state.get("time"))
+        for job in question.snapshot.jobs:
+            if job.submission is None or job.state is JobState.ENDED:
+                continue
+            entry = dict(known.get(job.key) or _fresh(job))
+            if job.allocation is not None:
+                seconds = held_s[job.key]
+                entry["ran"] += seconds
+                entry["computed"] += seconds * self._part(job)
+                entry["service"] += seconds * job.allocation.gpus
+            place = _place(job.allocation)
+            if place != entry["place"]:
+                began = job.start_time if job.start_time is not None else now
+                if job.allocation is not None and not entry["place"] and known:
+                    tier = tier_of(frame, job.allocation)
+                    waited_s = max(0.0, began - entry["since"])
+                    self.starts.append(Start(began, job.allocation.gpus, tier, waited_s))
+                entry["since"] = entry["lease"] = began if place else now
+                entry["place"] = place
+            application = self._application(job)
+            entry["gpus"] = application or max(entry["gpus"], job.gpus)
+            self.entries[job.key] = entry
+
+    def renew(self, bidder: GangState) -> None:
+        """Another lease from now on."""
+        entry = self.entries[bidder.job.key]
+        entry["since"] = entry["lease"] = self._question.snapshot.time
+
+    def bidders(self, config: Config) -> Iterator[GangState]:
+        """The question's jobs."""
+        for request in requests(self._question):
+            job, record = request.job, request.record
+            directive = record.override or job.directive
+            if directive is None:
+                continue
+            entry = self.entries[job.key]
+            cost_s = record.change_s(config.resize.restart_s)
+            floor_s = max(config.dally.floor_s, RESTARTS * cost_s)
+            began = max(job.start_time or entry["since"], record.last_change or 0.0)
+            firm_s = began + floor_s
+            model = self._question.models[job.job_id]
+            shapes = list(_shapes(request.shapes, directive, entry["gpus"]))
+            if not directive.types:
+                shapes.sort(key=lambda s: -model.base(s[0]))
+            yield GangState(
+                gang=self._gang(job, record, entry),
+                job=job,
+                directive=directive,
+                model=model,
+                need=ResourceNeed.of(job),
+                shapes=tuple(shapes),
+                held=request.held,
+                until_s=max(firm_s, entry["lease"] + config.dally.lease_s),
+                firm_s=firm_s,
+                cost_s=cost_s,
+            )
+
+    def _gang(self, job: Job, record: JobRecord, entry: Mapping[str, Any]) -> Gang:
+        ran, computed = entry["ran"], entry["computed"]
+        limit = float(job.time_limit_s or 0)
+        if record.progress:
+            done = min(1.0, record.progress)
+            ideal = computed / done if computed else limit
+        elif limit:
+            ideal = max(limit, computed)
+            done = computed / ideal
+        else:
+            ideal, done = 2 * computed, 0.5 if computed else 0.0
+        return Gang(
+            job_id=job.job_id,
+            model=job.name,
+            gpus=entry["gpus"],
+            arrival_s=arrival(job),
+            since_s=entry["since"],
+            ideal_s=ideal,
+            done=min(done, 1 - _LEAST_LEFT),
+            ran_s=ran,
+            service_gpu_s=entry["service"],
+        )
+
+    def _part(self, job: Job) -> float:
+        """The part of its time that a running job computes."""
+        held = job.allocation
+        if held is None or job.job_id not in self._question.models:
+            return 1.0
+        nodes, racks = self._frame.topology.spread(n for n in held.nodes if n in self._frame.index)
+        span = max(1, racks), max(1, nodes), max(1, nodes)
+        return self.live.part(key_of(job.job_id, held.gpu_type), held.gpus, span)
+
+    def _application(self, job: Job) -> int:
+        record = self._question.records.get(job.job_id)
+        learned = record.learned if record else None
+        return learned.application.gpus if learned and learned.application.gpus else 0
+
+
+def tier_of(frame: NodeArrays, held: Allocation) -> GangTier:
+    """The tier of an allocation."""
+    nodes, racks = frame.topology.spread(n for n in held.nodes if n in frame.index)
+    if racks > 1:
+        return GangTier.NETWORK
+    if nodes > 1:
+        return GangTier.RACK
+    return GangTier.NODE if held.gpus > 1 else GangTier.SINGLE
+
+
+@lru_cache(maxsize=65536)
+def _compact(gpus: int, per_node: int, unit: int) -> bool:
+    """Whether it is an even share on as few nodes as it can be."""
+    splits = even_splits(gpus, per_node, unit)
+    return bool(splits) and splits[0][0] == -(-gpus // per_node)
+
+
+def _fresh(job: Job) -> dict[str, Any]:
+    return {
+        "gpus": 0, "since": arrival(job), "lease": 0.0, "ran": 0.0, "computed": 0.0,
+        "service": 0.0, "place": [],
+    }  # fmt: skip
+
+
+def _place(held: Allocation | None) -> list[list[Any]]:
+    return [[node, gpus] for node, gpus in held.shares] if held else []
+
+
+def _shapes(known: tuple[Shape, ...], directive: Directive, asked: int) -> Iterator[Shape]:
+    """The shapes of a request, for what was asked for first."""
+    for gpu_type, gpus in known:
+        sizes = directive.sizes(gpu_type)
+        more = [s for s in sizes if gpus <= s <= asked]
+        yield gpu_type, (more[-1] if more else gpus)

@@ -1,0 +1,94 @@
+"""Nodes kept in a round for gangs that waited long: those where their GPUs come free first.
+
+As placement/delay/reserve.py, for nodes of different sizes and for even shares. Only what is
+idle is kept; who runs there goes on, without a new lease, until all of it can be had at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.placement.best_fit import even_splits
+from slurm_elastic.policies.dally.candidates import RoundCandidates
+from slurm_elastic.policies.dally.job_state import GangState
+
+#: (when, GPUs) by node.
+Coming = Mapping[str, Sequence[tuple[float, int]]]
+
+
+class Awaited:
+    """Who awaits which nodes."""
+
+    def __init__(
+        self, rooms: RoundCandidates, everyone: Iterable[GangState], lease_s: float
+    ) -> None:
+        self._rooms = rooms
+        self._until_s = {b.job_id: b.until_s for b in everyone}
+        self._lease_s = lease_s
+        self._now = rooms.frame.snapshot.time
+        self._by: dict[str, GangState] = {}
+        self._coming: dict[str, Coming] = {}
+
+    def on(self, nodes: Iterable[str]) -> GangState | None:
+        """Who awaits one of these nodes."""
+        return next((self._by[n] for n in nodes if n in self._by), None)
+
+    def keep(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
+        """Keep what is idle where its GPUs come free within a lease; False: nowhere do they."""
+        sites, names = self._rooms.nodes(gpu_type)
+        hall = self._rooms.hall(bidder, gpu_type)
+        unit = bidder.directive.unit_for(gpu_type)
+        coming = self._known(gpu_type)
+        idle, whole = hall.idle.room.node, hall.whole.room.node
+        for count, each in even_splits(gpus, sites.per_node, unit)[:1]:
+            times: dict[int, float] = {}
+            for n, name in enumerate(names):
+                if name in self._by or whole[n] < each:
+                    continue
+                at = _when(idle[n], coming.get(name, ()), each, self._now)
+                if at is not None and at <= self._now + self._lease_s:
+                    times[n] = at
+            racks = [sorted((times[n], n) for n in ns if n in times) for ns in sites.nodes_of]
+            enough = [r[:count] for r in racks if len(r) >= count]
+            found = min(enough, key=lambda r: r[-1], default=[])
+            if not found and not any(
+                sum(whole[n] >= each for n in ns) >= count for ns in sites.nodes_of
+            ):
+                found = sorted((at, n) for n, at in times.items())[:count]
+            if len(found) == count:
+                self._by.update((names[n], bidder) for _, n in found)
+                kept = {names[n]: min(each, idle[n]) for _, n in found if idle[n]}
+                self._rooms.keep(gpu_type, kept)
+                return True
+        return False
+
+    def _known(self, gpu_type: str) -> Coming:
+        """When GPUs of each node come free: leases of gangs, time limits of all others."""
+        known = self._coming.get(gpu_type)
+        if known is not None:
+            return known
+        found: dict[str, list[tuple[float, int]]] = {}
+        for job in self._rooms.frame.snapshot.jobs:
+            held = job.allocation
+            if held is None or held.gpu_type != gpu_type or job.state is JobState.ENDED:
+                continue
+            until = self._until_s.get(job.job_id)
+            if until is None and job.start_time is not None and job.time_limit_s:
+                until = job.start_time + job.time_limit_s
+            if until is not None:
+                for name, gpus in held.shares:
+                    found.setdefault(name, []).append((max(self._now, until), gpus))
+        self._coming[gpu_type] = found
+        return found
+
+
+def _when(free: int, coming: Iterable[tuple[float, int]], gpus: int, now_s: float) -> float | None:
+    """When a node has so many GPUs free; None: nobody knows."""
+    if free >= gpus:
+        return now_s
+    for at_s, count in sorted(coming):
+        free += count
+        if free >= gpus:
+            return at_s
+    return None

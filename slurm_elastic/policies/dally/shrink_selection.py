@@ -1,0 +1,148 @@
+"""Elastic gangs shrink before anybody is preempted: who gives GPUs, and what it keeps.
+
+A gang on one node gives down to its smallest size. One that is spread evenly leaves whole nodes,
+the last ones first; if it cannot, it gives as many on each of its nodes. So what it keeps is an
+even share again, on nodes that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.placement.best_fit import evenly
+from slurm_elastic.policies.dally.job_state import GangState
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkCandidate:
+    """An elastic gang that holds, or is to have, more than its MIN.
+
+    Attributes:
+        has: what it holds, or was given in this round.
+        gives: by node, the most that it gives.
+    """
+
+    bidder: GangState
+    has: Allocation
+    gives: Mapping[str, int]
+
+    def without(self, taken: Mapping[str, int], per_node: int) -> Allocation | None:
+        """What it keeps when at least these GPUs are taken; None: that cannot be."""
+        legal = set(self.bidder.directive.sizes(self.has.gpu_type))
+        shares = dict(self.has.shares)
+        unit = self.bidder.directive.unit_for(self.has.gpu_type)
+        each = next(iter(shares.values()))
+        if len(shares) == 1:
+            most = each - sum(taken.values())
+            options = [{next(iter(shares)): s} for s in range(most, 0, -1) if s in legal]
+        elif all(taken[n] == each for n in taken) and set(taken) <= set(_leaving(self)):
+            left = [n for n in shares if n not in taken]
+            options = [dict.fromkeys(left[:j], each) for j in range(len(left), 0, -1)]
+        else:
+            most = each - max(taken.values())
+            options = [dict.fromkeys(shares, k) for k in range(most, 0, -1)]
+        for option in options:
+            if sum(option.values()) in legal and evenly(option.values(), per_node, unit):
+                return Allocation.of(self.has.gpu_type, option)
+        return None
+
+
+class ShrinkCandidates:
+    """Who could give, by type and id; kept up to date while a round goes on."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now = now_s
+        self._by_type: dict[str, dict[int, ShrinkCandidate]] = {}
+        self._type: dict[int, str] = {}
+
+    def put(self, bidder: GangState, has: Allocation | None) -> None:
+        """What it has now; None: nothing that it could give."""
+        before = self._type.pop(bidder.job_id, None)
+        if before is not None:
+            del self._by_type[before][bidder.job_id]
+        if has is None or (bidder.held is not None and self._now < bidder.firm_s):
+            return
+        gives = _gives(bidder, has)
+        if gives:
+            self._type[bidder.job_id] = has.gpu_type
+            self._by_type.setdefault(has.gpu_type, {})[bidder.job_id] = ShrinkCandidate(
+                bidder, has, gives
+            )
+
+    def of(self, gpu_type: str, taker: GangState) -> list[ShrinkCandidate]:
+        """All of a type but the one that takes."""
+        known = self._by_type.get(gpu_type, {})
+        return [g for job_id, g in known.items() if job_id != taker.job_id]
+
+
+def potential(known: Iterable[ShrinkCandidate]) -> dict[str, int]:
+    """GPUs by node that all of them together could give."""
+    found: dict[str, int] = {}
+    for giver in known:
+        for name, gpus in giver.gives.items():
+            found[name] = found.get(name, 0) + gpus
+    return found
+
+
+def collect(
+    known: Iterable[ShrinkCandidate], missing: Mapping[str, int], per_node: int
+) -> list[tuple[ShrinkCandidate, Allocation]] | None:
+    """Who gives so that these GPUs are free on these nodes, and what each keeps; None: too few.
+
+    On each node those go first who give just enough, else who give most; ties by id.
+    """
+    pool = [g for g in known if any(n in missing for n in g.gives)]
+    taken: dict[int, dict[str, int]] = {}
+    for name in sorted(missing):
+        need = missing[name]
+        while need > 0:
+            able = [
+                (g, more)
+                for g in pool
+                if (more := g.gives.get(name, 0) - taken.get(g.bidder.job_id, {}).get(name, 0)) > 0
+            ]
+            if not able:
+                return None
+            giver, more = min(
+                able, key=lambda a: (a[1] < need, abs(a[1] - need), a[0].bidder.job_id)
+            )
+            share = min(more, need)
+            mine = taken.setdefault(giver.bidder.job_id, {})
+            whole = giver.gives[name] if name in _leaving(giver) else mine.get(name, 0) + share
+            need -= whole - mine.get(name, 0)
+            mine[name] = whole
+    answer = []
+    for giver in pool:
+        mine = taken.get(giver.bidder.job_id, {})
+        if mine:
+            left = giver.without(mine, per_node)
+            if left is None:
+                return None
+            answer.append((giver, left))
+    return answer
+
+
+def _gives(bidder: GangState, has: Allocation) -> dict[str, int]:
+    sizes = bidder.directive.sizes(has.gpu_type)
+    smaller = [s for s in sizes if s < has.gpus]
+    if not smaller:
+        return {}
+    shares = dict(has.shares)
+    each = next(iter(shares.values()))
+    if len(shares) == 1:
+        return {next(iter(shares)): each - smaller[0]}
+    if set(shares.values()) != {each}:
+        return {}
+    names = list(shares)
+    kept = next((j for j in range(1, len(names)) if j * each in sizes), None)
+    if kept is not None:
+        return dict.fromkeys(names[kept:], each)
+    least = next((k for k in range(1, each) if k * len(names) in sizes), None)
+    return dict.fromkeys(names, each - least) if least is not None else {}
+
+
+def _leaving(giver: ShrinkCandidate) -> tuple[str, ...]:
+    """Nodes that it would leave altogether."""
+    return tuple(n for n, g in giver.gives.items() if g == giver.has.on(n))

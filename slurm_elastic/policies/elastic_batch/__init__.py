@@ -1,0 +1,1 @@
+"""Policy `elastic_batch`: GPUs and batch sizes by an exact dynamic program."""

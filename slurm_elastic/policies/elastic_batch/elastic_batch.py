@@ -1,0 +1,286 @@
+"""`elastic_batch`: GPUs and batches together, by an exact dynamic program every ten minutes.
+
+After IBM's "Effective Elastic Scaling of Deep Learning Workloads" (MASCOTS 2020, arXiv
+2006.13878). Every `interval_s`:
+
+1. GPUs of jobs that ended are free;
+2. jobs that arrived are admitted in order of submission, as long as every admitted job can have
+   its least size; then the others wait (`queue`), or are turned away for good (`drop`);
+3. the sum of scaling factors (elastic_batch_table.py) over the admitted jobs is maximised
+   (elastic_batch_dp.py). A job whose GPUs do not change is not touched.
+
+Our definitions, where the paper says nothing: each GPU type is a pool of its own, since factors of
+different types cannot be compared: a running job stays on its type, a new one goes to the first
+type of its directive that can admit it, else to the one where its fair share is fastest. A running
+job is never stopped. A job that can never run as it asks does not hold up those behind it. Between
+two divisions everybody keeps, or still gets, what the last one gave, unless it cannot be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.policies.baselines.rigid import arrival
+from slurm_elastic.policies.elastic_batch.batch_proposals import (
+    BatchProposals,
+    BatchQuestion,
+    BatchTarget,
+)
+from slurm_elastic.policies.elastic_batch.division import divide
+from slurm_elastic.policies.elastic_batch.value_rows import ValueRow, ValueRows
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.goodput_rows import Candidate
+
+#: A change must gain more than this, in GPUs of the job's type: ties keep what there is.
+TIE = 1e-6
+#: A batch on unchanged GPUs must gain this part of the job's speed.
+BATCH_GAIN = 0.01
+#: Rounds come this much early.
+_EARLY_S = 1e-6
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The GPUs of one type while they are divided.
+
+    Attributes:
+        free: GPUs that elastic jobs may have.
+        asked: the sum of its members' least sizes.
+        closed: somebody waits for GPUs of it: nobody behind him is admitted.
+    """
+
+    free: int
+    asked: int = 0
+    closed: bool = False
+    members: list[tuple[Candidate, ValueRow]] = field(default_factory=list)
+
+    def room(self, row: ValueRow) -> bool:
+        return 0 < row.least <= self.free - self.asked
+
+    def add(self, job: Candidate, row: ValueRow) -> None:
+        self.members.append((job, row))
+        self.asked += row.least
+
+
+class ElasticBatch:
+    """The policy; it remembers the last division and its time, and whom it turned away."""
+
+    decisive = True
+    batches = True
+
+    def __init__(self, config: Config) -> None:
+        self._config = config.elastic_batch
+        self._restart_s = config.resize.restart_s
+        self._rows = ValueRows(config.elastic_batch)
+        #: In simulations: jobs begin with measured times.
+        self.analysed = config.elastic_batch.analysed
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; see the module."""
+        alive = {job.key for job in question.snapshot.jobs}
+        self._rows.forget(alive)
+        asked = BatchQuestion(question, self._rows)
+        targets = {k: BatchTarget(*t) for k, t in state.get("targets", {}).items() if k in alive}
+        why = {k: t for k, t in state.get("why", {}).items() if k in alive}
+        dropped = [k for k in state.get("dropped", ()) if k in alive]
+        dropped = dropped if self._config.mode == "drop" else []
+        at = float(state.get("at", -np.inf))
+        if self._due(asked, at, targets, dropped):
+            at = asked.now
+            self._divide(asked, targets, why, dropped)
+        answers = BatchProposals(asked, targets, why, dropped, at + self._config.interval_s)
+        return tuple(answers.proposal(job) for job in asked.jobs), {
+            "at": at,
+            "targets": {k: [t.gpu_type, t.gpus, t.batch] for k, t in sorted(targets.items())},
+            "why": dict(sorted(why.items())),
+            "dropped": sorted(dropped),
+        }
+
+    # --- when ---
+
+    def _due(
+        self,
+        asked: BatchQuestion,
+        at: float,
+        targets: Mapping[str, BatchTarget],
+        dropped: list[str],
+    ) -> bool:
+        """Whether GPUs are divided now."""
+        now = asked.now
+        if now - at >= self._config.interval_s - _EARLY_S:
+            return True
+        left = dict(asked.question.capacity)
+        spare = dict(left)
+        waiting = []
+        for job in asked.jobs:
+            target = targets.get(job.job.key)
+            if target is None and job.held is not None:
+                target = BatchTarget(job.held.gpu_type, job.held.gpus, 0)
+            elif target is not None:
+                row = asked.row(job, target.gpu_type)
+                if row is None or not row.allows(target.gpus):
+                    return True
+            if target is None:
+                waiting.append(job)
+                continue
+            row = asked.row(job, target.gpu_type)
+            left[target.gpu_type] = left.get(target.gpu_type, 0) - target.gpus
+            least = min(row.least or target.gpus, target.gpus) if row else target.gpus
+            spare[target.gpu_type] = spare.get(target.gpu_type, 0) - least
+        if min(left.values(), default=0) < 0:
+            return True
+        return any(
+            self._overdue(job, now) and row.least and row.least <= spare.get(kind, 0)
+            for job in waiting
+            if job.job.key not in dropped
+            for kind, row in asked.rows(job)
+        )
+
+    def _overdue(self, job: Candidate, now: float) -> bool:
+        guard = self._config.starvation_s
+        return guard > 0 and job.held is None and now - arrival(job.job) >= guard
+
+    # --- who gets what ---
+
+    def _divide(
+        self,
+        asked: BatchQuestion,
+        targets: dict[str, BatchTarget],
+        why: dict[str, str],
+        dropped: list[str],
+    ) -> None:
+        """A new division, in place."""
+        pools = {t: _Pool(free) for t, free in sorted(asked.question.capacity.items())}
+        new = self._present(asked, pools, targets)
+        before = dict(targets)
+        for job in asked.jobs:
+            targets.pop(job.job.key, None)
+            why.pop(job.job.key, None)
+        new = [job for job in new if job.job.key not in dropped]
+        now = asked.now
+        new.sort(key=lambda j: (not self._overdue(j, now), arrival(j.job), j.job.job_id))
+        for job in new:
+            refused = self._admit(asked, job, pools, guarded=self._overdue(job, now))
+            if refused:
+                why[job.job.key] = refused
+                if self._config.mode == "drop":
+                    dropped.append(job.job.key)
+        for kind, pool in pools.items():
+            targets.update(self._solve(kind, pool, asked, before))
+
+    def _present(
+        self, asked: BatchQuestion, pools: dict[str, _Pool], targets: Mapping[str, BatchTarget]
+    ) -> list[Candidate]:
+        """Put jobs that run, or were admitted before, into their pools; the others."""
+        new: list[Candidate] = []
+        waiting: list[Candidate] = []
+        short: list[tuple[Candidate, ValueRow]] = []
+        for job in asked.jobs:
+            if job.held is None:
+                (waiting if job.job.key in targets else new).append(job)
+                continue
+            pool = pools.setdefault(job.held.gpu_type, _Pool(0))
+            row = asked.row(job, job.held.gpu_type)
+            if row is not None and 0 < row.least <= job.held.gpus:
+                pool.add(job, row)
+                continue
+            pool.free -= job.held.gpus
+            if row is not None and row.least:
+                short.append((job, row))
+        for job, row in short:  # may not run as they do: they get their least if that can be
+            assert job.held is not None
+            pool = pools[job.held.gpu_type]
+            pool.free += job.held.gpus
+            if pool.room(row):
+                pool.add(job, row)
+            else:
+                pool.free -= job.held.gpus
+        for job in waiting:
+            kind = targets[job.job.key].gpu_type
+            row = asked.row(job, kind)
+            if row is not None and kind in pools and pools[kind].room(row):
+                pools[kind].add(job, row)
+            else:
+                new.append(job)
+        return new
+
+    def _admit(
+        self, asked: BatchQuestion, job: Candidate, pools: Mapping[str, _Pool], *, guarded: bool
+    ) -> str:
+        """Put a new job into a pool; why not, or ""."""
+        rows = [(kind, row) for kind, row in asked.rows(job) if row.least]
+        if not rows:
+            return f"nothing that it asks for can be: {asked.why_never(job)}"
+        good = [
+            (kind, row)
+            for kind, row in rows
+            if kind in pools and pools[kind].room(row) and (guarded or not pools[kind].closed)
+        ]
+        if not good:
+            for kind, _ in rows:
+                if kind in pools:
+                    pools[kind].closed = True
+            wants = " or ".join(f"{row.least} {kind or 'GPUs'}" for kind, row in rows)
+            return f"waits for {wants}: those before it have or wait for all"
+        if not job.directive.types:
+            good.sort(key=lambda kr: -_fair(pools[kr[0]], kr[1]))
+        pools[good[0][0]].add(job, good[0][1])
+        return ""
+
+    def _solve(
+        self, kind: str, pool: _Pool, asked: BatchQuestion, before: Mapping[str, BatchTarget]
+    ) -> Iterator[tuple[str, BatchTarget]]:
+        """The best division of one pool."""
+        if not pool.members:
+            return
+        widest = max(row.top for _, row in pool.members)
+        values = np.full((len(pool.members), widest + 1), -np.inf)
+        for i, (job, row) in enumerate(pool.members):
+            values[i, : row.top + 1] = row.value
+            held = job.held.gpus if job.held else 0
+            if row.allows(held):
+                values[i] *= self._worth_changing(job)
+                values[i, held] = row.value[held] + TIE
+        division = divide(values, pool.free)
+        assert division is not None, "every member's least was added up"
+        for (job, row), gpus in zip(pool.members, division.gpus.tolist(), strict=True):
+            target = BatchTarget(kind, gpus, int(row.batch[gpus]))
+            kept = before.get(job.job.key)
+            if kept and (kept.gpu_type, kept.gpus) == (kind, gpus):
+                target = self._batch(asked, job, row, target, kept)
+            yield job.job.key, target
+
+    def _worth_changing(self, job: Candidate) -> float:
+        """What a change of its GPUs leaves a job of the interval ahead; 1: changes are free."""
+        if not self._config.restart_cost:
+            return 1.0
+        lost = job.record.change_s(self._restart_s)
+        return max(1e-3, 1 - lost / max(self._config.interval_s, lost, 1.0))
+
+    def _batch(
+        self,
+        asked: BatchQuestion,
+        job: Candidate,
+        row: ValueRow,
+        target: BatchTarget,
+        kept: BatchTarget,
+    ) -> BatchTarget:
+        """Of two batches on the same GPUs: that of before as long as it is as good."""
+        if self._config.batch != "elastic" or not target.batch or kept.batch in (0, target.batch):
+            return target
+        worth = self._rows.worth(job, kept.gpu_type, kept.gpus, kept.batch, asked.per_node)
+        return kept if worth * (1 + BATCH_GAIN) >= row.value[target.gpus] else target
+
+
+def _fair(pool: _Pool, row: ValueRow) -> float:
+    """Samples/s of a job on its even share of a pool."""
+    share = max(row.least, pool.free // (len(pool.members) + 1))
+    return row.one * float(row.value[row.within(share)])

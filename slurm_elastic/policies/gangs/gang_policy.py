@@ -1,0 +1,112 @@
+"""Scheduling of gangs by offers: the protocol of Dally and of what it is compared with.
+
+A gang runs on exactly the GPUs that it asked for, or on none, and holds them
+for a lease; then it bids again. Whenever GPUs are free, they are offered to
+the waiting gangs in the policy's order; each takes some of them, or waits on.
+Why that is not the protocol of `base.py`: docs/adr/0006-gangs-by-offers.md.
+
+Policies are pure: the same question and state give the same answer. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, Place
+
+
+@dataclass(slots=True, kw_only=True)
+class Gang:
+    """One job as policies see it; they must not change it.
+
+    Attributes:
+        model: names its communication (models/communication.py).
+        arrival_s: when it was submitted.
+        since_s: when it last got or gave up GPUs; its arrival before that.
+        done: part of its work, 0 to 1.
+        ran_s: seconds it has run, communication included.
+        ideal_s: seconds that all its work takes without communication.
+        service_gpu_s: GPU seconds that it has received.
+        last: where it ran last, () before its first start.
+    """
+
+    job_id: int
+    model: str
+    gpus: int
+    arrival_s: float
+    since_s: float
+    ideal_s: float
+    done: float = 0.0
+    ran_s: float = 0.0
+    service_gpu_s: float = 0.0
+    last: Place = ()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of work left, without communication."""
+        return (1.0 - self.done) * self.ideal_s
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A running gang, and when its lease ends at the latest."""
+
+    gang: Gang
+    place: Place
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a policy is asked.
+
+    Attributes:
+        waiting: in the policy's order (`rank`).
+        room: what is free; a copy is the policy's own.
+        running: those that hold GPUs.
+    """
+
+    now_s: float
+    waiting: Sequence[Gang]
+    room: FreeMap
+    running: Mapping[int, Held] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A gang accepts these GPUs, all at once."""
+
+    job_id: int
+    place: Place
+    tier: GangTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Who takes what; `wake_s`: ask again then, even if nothing happens before."""
+
+    grants: tuple[Grant, ...]
+    state: Mapping[str, Any]
+    wake_s: float | None = None
+
+
+class GangPolicy(Protocol):
+    """One system.
+
+    Attributes:
+        renews: at the end of its lease a gang bids at once, and pays for a restart only if it
+            then runs elsewhere or later; False: as in the author's simulator, GPUs are offered
+            again a second per GPU after they were given back, sometimes (docs/dally.md).
+    """
+
+    renews: bool
+
+    def rank(self, gang: Gang) -> tuple[float, ...]:
+        """Its place in the order; lowest first. Fixed while the gang waits."""
+        ...
+
+    def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
+        """Answer an offer."""
+        ...

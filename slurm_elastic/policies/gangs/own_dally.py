@@ -1,0 +1,137 @@
+"""`dally` by default: Dally's idea, with what its author's runs show to be wrong mended.
+
+Our definition throughout; docs/dally.md has the figures.
+
+*Order*: least GPU time left first (ideal seconds left times GPUs). Lowest network sensitivity
+first, as published, lets long gangs that communicate much hold back all others for good.
+
+*Place*: the best for the gang's model among few (placement/delay/place_choice.py): where it
+computes the largest part of its time; among equals the tightest. It accepts one that is at most
+`_TOLERANCE` worse than the best that the empty cluster has: gangs that do not suffer from
+distance start at once, the others wait, while those behind them are served.
+
+*Timer*: who has waited T is *due*. Nobody is made to spread: the nodes on which its GPUs come
+free first are kept for it (placement/delay/reserve.py). T is tuned,
+
+    T = min(96, max(3, mean + 2 std)) leases
+
+over the waits of at least one lease that ended within the last 24 leases, and those that still go
+on, of all gangs together; so it grows when everybody waits, and reservations stay the exception.
+
+*Longest wait* (checked by a property test). With k gangs that are due before it, lease L, longest
+batch of iterations B and restart R, a gang that wants GPUs gets them within
+
+    96 L + (k + 1) (L + B + R)
+
+*Leases*: at the end of its lease a gang bids again, and keeps its GPUs unless somebody goes
+before it, or a place is better. It never moves, nor is it preempted, before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_elastic.models.communication import Communication
+from slurm_elastic.placement.delay.free_map import NodeLayout, Place
+from slurm_elastic.placement.delay.place_choice import PlaceChoice, ideal
+from slurm_elastic.placement.delay.reserve import NodeReserve
+from slurm_elastic.policies.gangs.gang_policy import Answer, Gang, Grant, Offer
+
+#: A place may be this much worse than the best there is.
+_TOLERANCE = 0.02
+#: The timer, in leases: least and most; what it remembers; shorter waits do not count.
+LEAST, MOST = 3.0, 96.0
+_HISTORY = 24.0
+_NO_WAIT = 1.0
+#: Gangs for which nodes are kept at once.
+_MOST_KEPT = 8
+
+
+class OwnDally:
+    """The policy; it remembers when waits ended and how long they were."""
+
+    renews = True
+
+    def __init__(self, communication: Communication, *, lease_s: float, most: float = MOST) -> None:
+        """Prepare.
+
+        Args:
+            communication: what distance costs.
+            lease_s: seconds of a lease.
+            most: the longest timer, in leases; 96 in the module's formulas.
+        """
+        self._most = most
+        self._communication = communication
+        self._lease_s = lease_s
+        self._ideal: dict[tuple[NodeLayout, str, int], float] = {}
+
+    def rank(self, gang: Gang) -> tuple[float, ...]:
+        """By GPU time left."""
+        return gang.left_s * gang.gpus, gang.since_s, gang.job_id
+
+    def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
+        """Those that are due first, then everybody in order; see the module."""
+        now = offer.now_s
+        waits = [w for w in state.get("waits", []) if w[0] >= now - _HISTORY * self._lease_s]
+        timer_s = self._timer_s(waits, offer.waiting, now)
+        choice = PlaceChoice(offer.room.copy(), self._communication)
+        grants = self._due(offer, choice, timer_s)
+        served = {grant.job_id for grant in grants}
+        for gang in offer.waiting:
+            if not choice.room.free_total:
+                break
+            if gang.gpus > choice.room.free_total or gang.job_id in served:
+                continue
+            place = self._accepts(gang, choice, now)
+            if place:
+                choice.take(place)
+                grants.append(Grant(gang.job_id, place, choice.room.sites.tier(place)))
+                served.add(gang.job_id)
+        ended = ((now - g.since_s) / self._lease_s for g in offer.waiting if g.job_id in served)
+        waits += [[now, leases] for leases in ended if leases >= _NO_WAIT]
+        ahead = (g.since_s + timer_s for g in offer.waiting if g.job_id not in served)
+        wake_s = min((at for at in ahead if at > now), default=None)
+        return Answer(grants=tuple(grants), state={"waits": waits}, wake_s=wake_s)
+
+    def _timer_s(
+        self, waits: Sequence[Sequence[float]], waiting: Sequence[Gang], now: float
+    ) -> float:
+        leases = [w[1] for w in waits]
+        leases += [w for g in waiting if (w := (now - g.since_s) / self._lease_s) >= _NO_WAIT]
+        return tuned_s(leases, lease_s=self._lease_s, most=self._most)
+
+    def _due(self, offer: Offer, choice: PlaceChoice, timer_s: float) -> list[Grant]:
+        """Grants to gangs that have waited long enough; their nodes are taken from the choice."""
+        due = [g for g in offer.waiting if offer.now_s - g.since_s >= timer_s]
+        if not due:
+            return []
+        due.sort(key=lambda g: (g.since_s, g.job_id))
+        ends = ((held.until_s, held.place) for held in offer.running.values())
+        reserve = NodeReserve(choice.room, ends, offer.now_s)
+        grants = []
+        for gang in due[:_MOST_KEPT]:
+            place = reserve.keep(gang.gpus)
+            if place:
+                choice.take(place)
+                grants.append(Grant(gang.job_id, place, choice.room.sites.tier(place)))
+        return grants
+
+    def _accepts(self, gang: Gang, choice: PlaceChoice, now: float) -> Place:
+        sites, model, gpus = choice.room.sites, gang.model, gang.gpus
+        key = sites, model, gpus
+        if key not in self._ideal:
+            self._ideal[key] = ideal(sites, self._communication, model, gpus)
+        last = gang.last if gang.since_s == now else ()
+        place, part = choice.best(model, gpus, enough=self._ideal[key], last=last)
+        return place if part >= (1 - _TOLERANCE) * self._ideal[key] else ()
+
+
+def tuned_s(leases: Sequence[float], *, lease_s: float, most: float) -> float:
+    """The timer in seconds for waits of so many leases; see the module."""
+    if not leases:
+        return min(most, LEAST) * lease_s
+    mean = sum(leases) / len(leases)
+    std = math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
+    return min(most, max(LEAST, mean + 2 * std)) * lease_s

@@ -1,0 +1,130 @@
+"""`dally` as published: delay timers and network-sensitive preemption (arXiv 2401.16492).
+
+Order: the lowest network sensitivity first, that is, whoever has suffered most
+from communication; a gang that never ran has 0. With W the part of its work that is done,
+
+    Nw_sens = W / (T_run / T_ideal)
+
+ties: longest without an assignment, then the smaller id. A gang takes the first link
+domain with room, else the first node; else it waits as the timers say
+(placement/delay/timers.py), then takes the first rack, then anything. Who does not fit is
+passed over, and nothing is kept for it. What docs/dally.md criticises is as published here;
+`dally_own` mends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from slurm_elastic.placement.delay import published_order
+from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, Place
+from slurm_elastic.placement.delay.timers import Timers, Waits
+from slurm_elastic.policies.gangs.gang_policy import Answer, Gang, Grant, Offer
+
+
+class PublishedDally:
+    """The policy; it remembers the tuner's waits."""
+
+    renews = False
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+
+    def rank(self, gang: Gang) -> tuple[float, ...]:
+        """By network sensitivity; see the module."""
+        # Divisions as in the author's code: gangs that never suffer differ in rounding only.
+        sensitivity = gang.done / (gang.ran_s / gang.ideal_s) if gang.ran_s > 0 else 0.0
+        return sensitivity, gang.since_s, gang.job_id
+
+    def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
+        """Offer what is free to one after another; see the module."""
+        waits: Waits = state
+        search = FirstFit(offer.room.copy())
+        grants = []
+        for gang in offer.waiting:
+            if gang.gpus > search.room.free_total:
+                if not search.room.free_total:
+                    break
+                continue
+            place, tier, waits = self._accepts(gang, search, offer.now_s, waits)
+            if place:
+                search.take(place)
+                grants.append(Grant(gang.job_id, place, tier))
+        return Answer(grants=tuple(grants), state=waits)
+
+    def _accepts(
+        self, gang: Gang, search: FirstFit, now_s: float, waits: Waits
+    ) -> tuple[Place, GangTier, Waits]:
+        gpus, waited_s, sites = gang.gpus, now_s - gang.since_s, search.room.sites
+        found = search.near(gpus)
+        if found:
+            tier = GangTier.NODE if gpus > 1 else GangTier.SINGLE
+            known = {"now_s": now_s, "waited_s": waited_s}
+            return found, tier, self._timers.remember(waits, "node", gpus, **known)
+        node_s, rack_s = self._timers.limits_s(gpus, waits)
+        if waited_s >= node_s or gpus > sites.per_node:
+            found = search.rack(gpus)
+            if found:
+                known = {"now_s": now_s, "waited_s": waited_s}
+                return found, sites.tier(found), self._timers.remember(waits, "rack", gpus, **known)
+        if waited_s >= rack_s or gpus > sites.per_rack:
+            found = search.room.anywhere(gpus)
+            return found, sites.tier(found), waits
+        return (), GangTier.SINGLE, waits
+
+
+class FirstFit:
+    """The first domain, node or rack with room, in the published order; nothing is searched twice.
+
+    Attributes:
+        room: what is still free.
+    """
+
+    def __init__(self, room: FreeMap) -> None:
+        self.room = room
+        self._found: dict[tuple[str, int], Place] = {}
+
+    def take(self, place: Place) -> None:
+        """Give a place away."""
+        self.room.take(place)
+        self._found.clear()
+
+    def near(self, gpus: int) -> Place:
+        """In a link domain, else in a node; () if there is none."""
+        return self._once("near", gpus, lambda: self._domain(gpus) or self.node(gpus))
+
+    def node(self, gpus: int) -> Place:
+        """In a node."""
+        return self._once("node", gpus, lambda: self._node(gpus))
+
+    def rack(self, gpus: int) -> Place:
+        """In a rack, in order of index."""
+        return self._once("rack", gpus, lambda: self._rack(gpus))
+
+    def _once(self, what: str, gpus: int, find: Callable[[], Place]) -> Place:
+        key = what, gpus
+        if key not in self._found:
+            self._found[key] = find()
+        return self._found[key]
+
+    def _domain(self, gpus: int) -> Place:
+        free = self.room.free
+        if max(free, default=0) < gpus:
+            return ()
+        found = _first(published_order.domains(self.room), free, gpus)
+        return ((found, gpus),) if found is not None else ()
+
+    def _node(self, gpus: int) -> Place:
+        if max(self.room.node, default=0) < gpus:
+            return ()
+        found = _first(published_order.nodes(self.room), self.room.node, gpus)
+        return self.room.in_node(found, gpus) if found is not None else ()
+
+    def _rack(self, gpus: int) -> Place:
+        found = _first(range(len(self.room.rack)), self.room.rack, gpus)
+        return self.room.in_rack(found, gpus) if found is not None else ()
+
+
+def _first(order: Iterable[int], free: list[int], gpus: int) -> int | None:
+    return next((i for i in order if free[i] >= gpus), None)

@@ -1,0 +1,1 @@
+"""Policy `icefrog`: layer elasticity as a dimension of scheduling."""

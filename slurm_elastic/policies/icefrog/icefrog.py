@@ -1,0 +1,117 @@
+"""`icefrog`: layer elasticity as a dimension of scheduling; Sia's program over effective progress.
+
+IceFrog (TPDS 36(6), 2025) is the first scheduler that counts with frozen layers. Its formulas are
+not public; this is our definition, on top of Sia's program (sia.py):
+
+1. a job with `freeze=auto` counts in each configuration with its *effective progress*
+   (models/effective_progress.py), the best of the prefixes that its training library certifies and
+   its `max-penalty` allows;
+2. `min sum_jc X_jc EP_jc^p + lambda_n (jobs - sum X)`, as Sia. Each row is in GPUs of its slowest
+   type, so of what freezing changes the *shape* of a job's curve counts.
+
+Frozen layers save computing before they save communication, and steps have fixed costs: more GPUs
+gain a highly frozen job less, so they go where they gain more. The prefix itself is ordered by
+controller/batch_tuning.py from the same function for what a job holds (`effective.prefix`).
+
+When nobody freezes it decides what `sia` decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.plan import Proposal
+from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.round_arrays import RoundArrays
+from slurm_elastic.policies.sia.sia import ProgramInputs, Sia
+
+#: Less than this is told as nothing.
+_LEAST_GAIN = 0.005
+
+
+class IceFrog(Sia):
+    """The policy; its state is Sia's."""
+
+    #: Jobs freeze what `effective.prefix` says, not all that they may.
+    freezes = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._effective = EffectiveGoodputs(self._rules)
+        self._goodputs = self._effective
+        self._weighed: ProgramInputs | None = None
+
+    def weigh(self, question: Question) -> ProgramInputs:
+        """The arrays of a question's program."""
+        self._weighed = super().weigh(question)
+        return self._weighed
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; see the module."""
+        proposals, state = super().decide(question, state)
+        assert self._weighed is not None
+        return _told(proposals, self._weighed, self._effective), state
+
+
+def _told(
+    proposals: tuple[Proposal, ...], weighed: ProgramInputs, effective: EffectiveGoodputs
+) -> tuple[Proposal, ...]:
+    """With words about frozen layers, and about who gets what they free."""
+    found = weighed.table
+    grown: dict[str, dict[int, int]] = {}
+    for job, proposal in zip(found.candidates, proposals, strict=True):
+        best = proposal.alternatives[0]
+        before = job.held.gpus if job.held and job.held.gpu_type == best.gpu_type else 0
+        if best.gpus > before:
+            grown.setdefault(best.gpu_type, {})[job.job.job_id] = best.gpus - before
+    told = []
+    for row, (job, proposal) in enumerate(zip(found.candidates, proposals, strict=True)):
+        best, learned = proposal.alternatives[0], job.learned
+        if learned is not None and learned.prefixes is not None and best.gpus:
+            at = _column(found, row, best.gpu_type, best.gpus)
+            frozen = effective.prefix(job, found.configurations, at)
+            if frozen:
+                words = f"layers 1-{frozen} of {learned.prefixes.layers} frozen"
+                words += _freed(weighed, row, at, grown.get(best.gpu_type, {}))
+                first = dataclasses.replace(best, reason=f"{words}; {best.reason}")
+                told.append(
+                    dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
+                )
+                continue
+        told.append(proposal)
+    return tuple(told)
+
+
+def _freed(weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]) -> str:
+    """What a job gives up of the type that it holds, and who takes it; "" if nothing."""
+    found = weighed.table
+    columns, held = found.configurations, int(found.held[row])
+    if held < 0 or columns.kind[held] != columns.kind[at]:
+        return ""
+    more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
+    if more <= fewer:
+        return ""
+    gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
+    what = f"{gain:.0%}" if gain >= _LEAST_GAIN else "nothing"
+    words = f": {more} GPUs would gain it {what}"
+    if grown:
+        names = [str(i) for i in sorted(grown, key=lambda i: (-grown[i], i))[:3]]
+        whose = "job" if len(names) == 1 else "jobs"
+        words += f"; {min(more - fewer, sum(grown.values()))} go to {whose} {', '.join(names)}"
+    return words
+
+
+def _column(found: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
+    """The column of a shape, the valid one where several have as many GPUs."""
+    columns = found.configurations
+    same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
+    at = np.flatnonzero(same & found.valid[row])
+    return int(at[0] if len(at) else np.flatnonzero(same)[0])

@@ -1,0 +1,1 @@
+"""The integer program that assigns configurations to jobs, and its solvers."""

@@ -1,0 +1,1 @@
+"""Policy `sia`: GPU type, node and GPU counts by goodput (Sia, SOSP'23)."""

@@ -1,0 +1,115 @@
+"""Goodput rows of a round's jobs, kept from round to round while nothing was learned.
+
+A job with `JobRecord.learned` counts with its goodput model (models/goodput.py), any
+other with its speed (models/speedup.py): samples/s are goodput at a fixed batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_elastic.core.application import JobClass, Learned, Observation
+from slurm_elastic.core.cluster import Allocation, Job
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.models.goodput import GoodputModel, goodput_matrix
+from slurm_elastic.models.speedup import SpeedModel
+from slurm_elastic.policies.sia.artifact_rules import ArtifactRules
+from slurm_elastic.policies.sia.sia_configurations import SiaConfigurations
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One job that a round decides on."""
+
+    job: Job
+    record: JobRecord
+    directive: Directive
+    model: SpeedModel
+
+    @property
+    def held(self) -> Allocation | None:
+        """What it holds."""
+        return self.job.allocation
+
+    @property
+    def learned(self) -> Learned | None:
+        """What is known of its goodput."""
+        return self.record.learned
+
+    @property
+    def rigid(self) -> bool:
+        """Whether its GPUs are the user's choice."""
+        learned = self.learned
+        return learned is not None and learned.application.job_class is JobClass.RIGID
+
+    def measured(self) -> int:
+        """The most replicas that it was measured with; 0 before that."""
+        unit = self.directive.unit_for
+        seen: Sequence[Observation | Measurement] = self.record.measurements
+        if self.learned is not None:
+            seen = self.learned.observations
+        return max((m.gpus // unit(m.gpu_type) for m in seen), default=0)
+
+
+class Goodputs:
+    """Rows of goodput; it keeps those of jobs of which nothing new was learned."""
+
+    def __init__(self, rules: ArtifactRules) -> None:
+        self._rules = rules
+        self._kept: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
+
+    def rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> Floats:
+        """[J, C] goodput of each job in each configuration, in the job's own unit; 0: cannot."""
+        if not jobs or not len(columns):
+            return np.zeros((len(jobs), len(columns)))
+        kept: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
+        fresh = []
+        for job in jobs:
+            known: object = job.model if job.learned is None else job.learned
+            before = self._kept.get(job.job.job_id)
+            if before is not None and before[0] is known and before[1] is columns:
+                kept[job.job.job_id] = before
+            else:
+                fresh.append(job)
+        for job, row in zip(fresh, self._fresh(fresh, columns), strict=True):
+            known = job.model if job.learned is None else job.learned
+            kept[job.job.job_id] = (known, columns, row)
+        self._kept = kept
+        return np.stack([kept[job.job.job_id][2] for job in jobs])
+
+    def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
+        """Goodput of one job in one configuration."""
+        kind = columns.types[columns.kind[column]]
+        nodes, gpus = int(columns.nodes[column]), int(columns.gpus[column])
+        if job.learned is None:
+            return job.model.speed(kind, gpus, nodes)
+        return float(self._model(job.learned, columns).goodputs(kind, nodes, gpus))
+
+    def _fresh(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
+        models = [self._model(j.learned, columns) for j in jobs if j.learned is not None]
+        found = iter(goodput_matrix(models, columns.asked())) if models else iter(())
+        names = columns.names() if len(models) < len(jobs) else []
+        return [
+            job.model.speeds(names, columns.gpus, columns.nodes)
+            if job.learned is None
+            else next(found)
+            for job in jobs
+        ]
+
+    def _model(self, learned: Learned, columns: SiaConfigurations) -> GoodputModel:
+        if self._rules.batch_cap:
+            application = learned.application
+            learned = replace(
+                learned, application=replace(application, max_batch=application.batch)
+            )
+        per_node = dict(zip(columns.types, columns.per_node, strict=True))
+        rules = self._rules
+        compat = rules.first_observed if learned.observations else rules.first_type
+        return GoodputModel.of(learned, per_node=per_node, compat=compat)

@@ -1,0 +1,196 @@
+"""One round as arrays: who may run in which configuration, and with what goodput.
+
+Rows are jobs, columns configurations (sia_configurations.py). A job's row is its
+directive's sizes, no more than `growth` times the most GPUs it was measured on
+(Sia, section 3.2: start small, at most double), and in any case what it holds now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_elastic.config.schema import SiaSettings
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
+from slurm_elastic.policies.sia.sia_configurations import (
+    SiaConfigurations,
+    configurations,
+    node_counts,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RoundArrays:
+    """J jobs by C configurations.
+
+    Attributes:
+        valid: [J, C] whether the job may run so.
+        goodput: [J, C] in the job's own unit, > 0 where valid.
+        held: [J] column that the job holds, -1: none (or one that it may no longer hold).
+        least: [J, T] smallest GPUs on each type, 0: cannot run there.
+        cap: [J] replicas that it may have at most until it is measured on more.
+    """
+
+    candidates: tuple[Candidate, ...]
+    configurations: SiaConfigurations
+    valid: Bools
+    goodput: Floats
+    held: Ints
+    least: Ints
+    cap: Ints
+
+
+def candidates(question: Question) -> tuple[Candidate, ...]:
+    """The jobs of a question that have a directive."""
+    return tuple(
+        Candidate(job, record, directive, question.models[job.job_id])
+        for job, record, directive in question.elastic()
+    )
+
+
+def table(question: Question, config: SiaSettings, goodputs: Goodputs) -> RoundArrays:
+    """The arrays of one round."""
+    jobs = candidates(question)
+    counts = node_counts(question.snapshot.nodes)
+    for job in jobs:
+        if job.held is not None:
+            counts.setdefault(job.held.gpu_type, ((len(job.held.shares), 0),))
+    counts = dict(sorted(counts.items()))
+    types = tuple(counts)
+    ranges = np.array([_ranges(j.directive, types) for j in jobs], dtype=np.int64)
+    least, most, unit = np.moveaxis(ranges.reshape(len(jobs), 3, len(types)), 1, 0)
+    _bind_application(jobs, types, most)
+    columns = configurations(
+        counts,
+        {(types[t], int(unit[j, t])) for j, t in zip(*np.nonzero(unit > 1), strict=True)},
+        whole_nodes=config.whole_nodes,
+        # Rounded up, so that the set, and with it the kept rows, outlast a job that leaves.
+        most_gpus=1 << int(most.max(initial=1) - 1).bit_length(),
+    )
+    cap = np.array([_cap(j, config.growth) for j in jobs], dtype=np.int64)
+    top = np.where(least > 0, np.minimum(most, np.maximum(least, cap[:, None] * unit)), 0)
+    valid = _valid(columns, least, top, unit)
+    goodput = goodputs.rows(jobs, columns)
+    held_at, extra = _extra(jobs, columns, valid, (least, top))
+    base = len(columns)
+    columns = columns.extended(extra)
+    valid, held = _add(jobs, columns, valid, held_at, extra)
+    added = np.zeros((len(jobs), len(columns) - base))
+    for i, c in zip(*np.nonzero(valid[:, base:]), strict=True):
+        added[i, c] = goodputs.one(jobs[i], columns, base + int(c))
+    goodput = np.concatenate([goodput, added], axis=1)
+    rows = np.flatnonzero(held >= 0)
+    smallest = np.where(valid & (goodput > 0), goodput, np.inf).min(axis=1, initial=np.inf)
+    smallest[~np.isfinite(smallest)] = 1.0
+    lost = rows[goodput[rows, held[rows]] <= 0]
+    goodput[lost, held[lost]] = smallest[lost]
+    valid &= goodput > 0
+    return RoundArrays(
+        candidates=jobs,
+        configurations=columns,
+        valid=valid,
+        goodput=goodput,
+        held=held,
+        least=least,
+        cap=cap,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _ranges(directive: Directive, types: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Least, most and unit on each type; 0, 0 where it may not run."""
+    sizes = [directive.sizes(t) for t in types]
+    return (
+        tuple(s[0] if s else 0 for s in sizes),
+        tuple(s[-1] if s else 0 for s in sizes),
+        tuple(directive.unit_for(t) for t in types),
+    )
+
+
+def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: Ints) -> None:
+    """Bound by what an application is known to run on, and by its largest batch; in place."""
+    for i, job in enumerate(jobs):
+        if job.learned is None or not job.learned.application.types:
+            continue
+        application = job.learned.application
+        for t, name in enumerate(types):
+            known = application.on(name)
+            if known is None:
+                most[i, t] = 0
+            elif application.job_class is JobClass.ADAPTIVE:
+                replicas = application.max_batch // (known.least * application.micro_batches)
+                most[i, t] = min(most[i, t], max(1, replicas) * known.unit)
+
+
+def _cap(job: Candidate, growth: float) -> int:
+    """Replicas that it may have at most: `growth` times those it was measured on."""
+    if job.rigid:
+        return 1 << 20
+    return max(1, int(growth * job.measured()))
+
+
+def _valid(columns: SiaConfigurations, least: Ints, top: Ints, unit: Ints) -> Bools:
+    kind, gpus = columns.kind, columns.gpus
+    own = unit[:, kind]
+    found = (gpus >= least[:, kind]) & (gpus <= top[:, kind]) & (gpus % own == 0)
+    return np.asarray(found & ((columns.unit == 1) | (columns.unit == own)))
+
+
+def _extra(
+    jobs: Sequence[Candidate], columns: SiaConfigurations, valid: Bools, bounds: tuple[Ints, Ints]
+) -> tuple[dict[int, tuple[int, int, int]], dict[tuple[int, int, int], list[int]]]:
+    """Shapes held, by row; and shapes outside the set with the rows that need them."""
+    least, top = bounds
+    where = {name: t for t, name in enumerate(columns.types)}
+    held: dict[int, tuple[int, int, int]] = {}
+    extra: dict[tuple[int, int, int], list[int]] = {}
+    inside = set(columns.shapes())
+    for i, job in enumerate(jobs):
+        if job.held is not None and job.directive.allows(job.held.gpus, job.held.gpu_type):
+            shape = (where[job.held.gpu_type], len(job.held.shares), job.held.gpus)
+            held[i] = shape
+            if shape not in inside:
+                extra.setdefault(shape, []).append(i)
+    some = np.zeros_like(least, dtype=bool)
+    for t in range(len(columns.types)):
+        some[:, t] = valid[:, columns.kind == t].any(axis=1)
+    for i, t in zip(*np.nonzero(~some & (least > 0) & (top >= least)), strict=True):
+        gpus = int(least[i, t])
+        per_node = columns.per_node[t]
+        if per_node:
+            shape = (int(t), -(-gpus // per_node), gpus)
+            extra.setdefault(shape, []).append(int(i))
+    return held, extra
+
+
+def _add(
+    jobs: Sequence[Candidate],
+    columns: SiaConfigurations,
+    valid: Bools,
+    held_at: Mapping[int, tuple[int, int, int]],
+    extra: Mapping[tuple[int, int, int], Sequence[int]],
+) -> tuple[Bools, Ints]:
+    """Validity with the added columns, and the column that each job holds."""
+    more = np.zeros((len(jobs), len(columns) - valid.shape[1]), dtype=bool)
+    valid = np.concatenate([valid, more], axis=1)
+    at = {shape: c for c, shape in enumerate(columns.shapes())}
+    for shape, rows in extra.items():
+        valid[rows, at[shape]] = True
+    held = np.full(len(jobs), -1, dtype=np.int64)
+    for i, (kind, nodes, gpus) in held_at.items():
+        held[i] = at[kind, nodes, gpus]
+        same = (columns.kind == kind) & (columns.gpus == gpus)
+        valid[i, same] = False
+        valid[i, held[i]] = True
+    return valid, held

@@ -1,0 +1,231 @@
+"""`sia`: which GPUs, how many, of which type; by goodput, in one integer program per round.
+
+Sia (Jayaram Subramanya et al., SOSP'23), section 3. Every round:
+
+1. the goodput of every job in every configuration it may have (sia_table.py, models/goodput.py);
+2. each row divided by its smallest entry, times the GPUs of that one, so that a row says what
+   a configuration gives in GPUs of the slowest type;
+3. everything but what a job holds now multiplied by its restart factor
+   `max(T - N S, 0) / (T + S)`: T its age, N its restarts so far, S the seconds of one;
+4. `min sum_jc X_jc G_jc^p + lambda_n (jobs - sum X)` under the capacity of each type
+   (program.py); p < 0 evens goodput out, lambda_n lets a job have its first GPU before
+   others have more.
+
+Jobs of which nothing is known but a speed (models/speedup.py) count with that.
+Where the authors' artifact does otherwise: sia_rules.py and docs/sia.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.policies.milp.assignment_milp import (
+    AssignmentProgram,
+    Ints,
+    ProgramSolution,
+    solve,
+)
+from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
+from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
+from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays, table
+from slurm_elastic.policies.sia.sia_reasons import LIMIT_HIT, SiaReasons
+
+#: Smaller sizes offered when the chosen one finds no place.
+_SMALLER = 4
+#: A configuration costs at least this much less than waiting.
+_LEAST_WORTH = 0.01
+#: How often jobs that may not be suspended are asked to be kept, one by one.
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ProgramInputs:
+    """A table with what the program sees of it.
+
+    Attributes:
+        gain: [J, C] goodput in GPUs of the slowest type, before restarts; 0 where not valid.
+        factor: [J] restart factor.
+        scaled: [J, C] gain times restart factor, the held column excepted.
+        cost: [J, C] what the program minimises.
+    """
+
+    table: RoundArrays
+    gain: Floats
+    factor: Floats
+    scaled: Floats
+    cost: Floats
+
+
+class Sia:
+    """The policy; it remembers how often the solver's time limit ended a round."""
+
+    decisive = True
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._rules = ArtifactRules.of(config.sia)
+        self._goodputs = Goodputs(self._rules)
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Rank alternatives for every job of the question; see the module."""
+        weighed = self.weigh(question)
+        solution = self._solve(question, weighed)
+        words = SiaReasons(weighed.table, weighed.gain, weighed.scaled, weighed.factor)
+        proposals = tuple(
+            _proposal(weighed, words, i, int(solution.choice[i]), solution.limit_hit)
+            for i in range(len(weighed.table.candidates))
+        )
+        return proposals, _noted(state, question, solution)
+
+    def weigh(self, question: Question) -> ProgramInputs:
+        """The arrays of a question's program."""
+        rules, sia = self._rules, self._config.sia
+        found = table(question, sia, self._goodputs)
+        gain = normalised(found)
+        factor = self._restart_factors(question, found)
+        scaled = gain * factor[:, None]
+        rows = np.flatnonzero(found.held >= 0)
+        scaled[rows, found.held[rows]] = gain[rows, found.held[rows]]
+        with np.errstate(divide="ignore"):
+            cost = np.minimum(np.where(found.valid, scaled, 1.0) ** sia.p, sia.max_cost)
+        if not rules.free_suspension and sia.p < 0:
+            # A restart may make a change not worth it, but never waiting better than running.
+            cost = np.minimum(cost, max(sia.lambda_n - _LEAST_WORTH, 0.0))
+        if rules.rounding:
+            cost = np.round(cost, COST_DIGITS)
+        if sia.p > 0:
+            cost = -cost
+        return ProgramInputs(table=found, gain=gain, factor=factor, scaled=scaled, cost=cost)
+
+    def _restart_factors(self, question: Question, found: RoundArrays) -> Floats:
+        """[J]; 1 for jobs that never ran: they pay for a start in any case."""
+        jobs = found.candidates
+        age = np.array([question.snapshot.time - submitted(j) for j in jobs], dtype=np.float64)
+        restart = np.array([self._restart_s(j) for j in jobs], dtype=np.float64)
+        count = np.array([j.record.resizes for j in jobs], dtype=np.float64)
+        age = np.maximum(age, 0.0)
+        factor = np.maximum(age - count * restart, 0.0) / np.maximum(age + restart, 1e-9)
+        if self._rules.restart_window:
+            factor[age < restart] = 1.0
+        free = self._rules.free_suspension
+        factor[[j.held is None and (free or not j.job.run) for j in jobs]] = 1.0
+        return factor
+
+    def _restart_s(self, job: Candidate) -> float:
+        record = job.record
+        if self._rules.restart_constants:
+            name = job.learned.application.name if job.learned else job.job.name
+            return self._config.sia.restart_s.get(name, OTHER_RESTART_S)
+        return record.change_s(self._config.resize.restart_s)
+
+    def _solve(self, question: Question, weighed: ProgramInputs) -> ProgramSolution:
+        """The program's answer; running jobs are only suspended if we can start them again."""
+        found, sia = weighed.table, self._config.sia
+        columns = found.configurations
+        fixed: Ints = np.full(len(found.candidates), -1, dtype=np.int64)
+        stays = np.zeros(len(fixed), dtype=bool)
+        if self._config.controller.queue != "controller":
+            stays = (found.held >= 0) & found.valid.any(axis=1)
+        for attempt in range(_ROUNDS + 1):
+            program = AssignmentProgram(
+                cost=weighed.cost,
+                valid=found.valid,
+                config_type=columns.kind,
+                config_gpus=columns.gpus,
+                capacity=np.array(
+                    [question.capacity.get(t, 0) for t in columns.types], dtype=np.int64
+                ),
+                not_running=sia.lambda_n,
+                fixed=fixed,
+            )
+            draw = (question.seed * 1_000_003 + int(question.snapshot.time)) % (1 << 31)
+            solution = solve(program, time_limit_s=sia.time_limit_s, seed=draw)
+            suspended = stays & (solution.choice < 0)
+            if not suspended.any():
+                break
+            keep = stays if attempt == _ROUNDS - 1 else suspended
+            fixed[keep] = found.held[keep]
+        return solution
+
+
+def submitted(job: Candidate) -> float:
+    """When a job was submitted first (epoch s)."""
+    first = float(job.job.submission.submitted) if job.job.submission else 0.0
+    return first if job.job.run and first else job.job.submit_time
+
+
+def normalised(found: RoundArrays) -> Floats:
+    """[J, C] goodput in GPUs of the type that is slowest for the job (Sia, section 3.3).
+
+    The smallest valid entry of each row counts as many GPUs as the job needs there at least;
+    0 where not valid.
+    """
+    goodput = np.where(found.valid, found.goodput, np.inf)
+    rows = np.arange(len(goodput))
+    if not goodput.size:
+        return np.zeros(goodput.shape)
+    at = goodput.argmin(axis=1)
+    smallest = goodput[rows, at]
+    columns = found.configurations
+    gpus = np.maximum(found.least[rows, columns.kind[at]], 1)
+    smallest[~np.isfinite(smallest)] = 1.0
+    return np.asarray(np.where(found.valid, found.goodput, 0.0) * (gpus / smallest)[:, None])
+
+
+def _proposal(
+    weighed: ProgramInputs, words: SiaReasons, row: int, choice: int, limit: bool
+) -> Proposal:
+    """Chosen, then smaller ones of the type, the present shape, and waiting."""
+    found = weighed.table
+    columns, held = found.configurations, int(found.held[row])
+    job = found.candidates[row]
+    ranked: list[Alternative] = []
+
+    def add(column: int, reason: str) -> None:
+        shape = (columns.types[columns.kind[column]], int(columns.gpus[column]))
+        if shape not in [(a.gpu_type, a.gpus) for a in ranked]:
+            value = float(weighed.scaled[row, column])
+            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=reason))
+
+    note = f" ({LIMIT_HIT})" if limit else ""
+    if choice >= 0:
+        add(choice, words.chosen(row, choice) + note)
+        floor = weighed.scaled[row, held] if held >= 0 else 0.0
+        smaller = np.flatnonzero(
+            found.valid[row]
+            & (columns.kind == columns.kind[choice])
+            & (columns.gpus < columns.gpus[choice])
+            & (weighed.scaled[row] > floor)
+        )
+        if choice != held:
+            for column in smaller[np.argsort(-columns.gpus[smaller], kind="stable")][:_SMALLER]:
+                add(int(column), "the largest size of its type that finds a place")
+    why = words.waits(row) if choice < 0 else f"{words.name(choice)} for it are not free yet"
+    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=why + note)
+    if choice < 0:
+        ranked.append(waits)
+    if held >= 0:
+        add(held, "nothing else that it was given finds a place")
+    if choice >= 0:
+        ranked.append(waits)
+    return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
+
+
+def _noted(
+    state: Mapping[str, Any], question: Question, solution: ProgramSolution
+) -> Mapping[str, Any]:
+    """The state, with rounds that the time limit ended: those may not repeat exactly."""
+    if not solution.limit_hit:
+        return state
+    count = int(state.get("limit_hits", 0)) + 1
+    note = {"time": question.snapshot.time, "gap": round(solution.gap, 6), "how": solution.how}
+    return {**state, "limit_hits": count, "limit_hit": note}

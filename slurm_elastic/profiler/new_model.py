@@ -1,0 +1,204 @@
+"""Where to run a model that was not profiled there, by the stalls of others. Pure.
+
+Its computing time must be known of each type of GPU; how long it waits for others is
+extrapolated, for each configuration on which three or more models were profiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_elastic.profiler.extrapolate import (
+    ExtrapolationError,
+    Fit,
+    Known,
+    Missed,
+    fit,
+    left_out,
+    typical,
+)
+from slurm_elastic.profiler.profile_merge import MeasuredConfiguration, MeasuredModel, merged, times
+from slurm_elastic.profiler.recommendation import Configuration, ConfigurationCost, StepTimes
+
+#: Type, nodes, GPUs.
+_Shape = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewModel:
+    """What must be known of a model.
+
+    Attributes:
+        layers: with parameters, counted as in the profiles.
+        gradient_bytes: reduced each step.
+        batch: samples per GPU.
+        alone: a step on one GPU, by type, data included.
+    """
+
+    name: str
+    layers: int
+    gradient_bytes: float
+    batch: int
+    alone: Mapping[str, StepTimes]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An extrapolated configuration.
+
+    Attributes:
+        fit: None on one GPU, where nobody waits.
+        known: the models behind it.
+        missed: what each would have been without its own measurement; empty if there are too few.
+    """
+
+    offer: ConfigurationCost
+    fit: Fit | None
+    known: tuple[Known, ...]
+    missed: tuple[Missed, ...]
+
+    @property
+    def error(self) -> float:
+        """Typical relative error of the stall; NaN: not known."""
+        return 0.0 if self.fit is None else typical(self.missed)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """All of them, sorted by configuration, and lines about what could not be."""
+
+    found: tuple[Estimate, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def from_subject(subject: MeasuredModel, batch: int) -> NewModel:
+    """A model that was profiled on a few configurations only, perhaps on one GPU.
+
+    Raises:
+        ExtrapolationError: its layers or gradient bytes are not known, or nothing was measured
+            with this batch.
+    """
+    for what in ("layers", "gradient_bytes"):
+        if getattr(subject, what) is None:
+            raise ExtrapolationError(f"{subject.name}: no profile says its {what}: add it there")
+    assert subject.layers is not None
+    assert subject.gradient_bytes is not None
+    alone: dict[str, StepTimes] = {}
+    rows = [r for r in merged(subject.name, subject.rows) if r.place.batch == batch]
+    for row in sorted(rows, key=lambda r: (r.place.gpus, r.place)):
+        if row.place.gpu_type not in alone:
+            whole = times(row.found)
+            alone[row.place.gpu_type] = replace(whole, interconnect_s=0.0, network_s=0.0)
+    return NewModel(
+        name=subject.name,
+        layers=subject.layers,
+        gradient_bytes=subject.gradient_bytes,
+        batch=batch,
+        alone=alone,
+    )
+
+
+def estimates(
+    unseen: NewModel, others: Iterable[MeasuredModel], *, but: Sequence[_Shape] = ()
+) -> Estimates:
+    """Stalls of a model on all configurations of others.
+
+    Args:
+        unseen: the model.
+        others: profiled ones; itself and those without layers or gradient bytes are skipped.
+        but: configurations that need no estimate.
+    """
+    notes: list[str] = []
+    reasons: dict[str, list[_Shape]] = {}
+    by_shape: dict[_Shape, list[Known]] = {}
+    for subject in others:
+        if subject.name == unseen.name:
+            continue
+        if subject.layers is None or subject.gradient_bytes is None:
+            notes.append(f"{subject.name} does not help: its layers or gradient bytes are unknown")
+            continue
+        for shape, one in _known(subject, unseen.batch):
+            by_shape.setdefault(shape, []).append(one)
+    found = []
+    for shape in sorted(set(by_shape) - set(but)):
+        known, gpu_type = by_shape[shape], shape[0]
+        if gpu_type not in unseen.alone:
+            reasons.setdefault(
+                f"how long a step computes on one {gpu_type or 'GPU'} is not known", []
+            ).append(shape)
+            continue
+        try:
+            found.append(_estimate(unseen, shape, known))
+        except ExtrapolationError as error:
+            reasons.setdefault(str(error), []).append(shape)
+    if not set(by_shape) - set(but):
+        notes.append("nothing to extrapolate: no other model was profiled anywhere else")
+    notes += _outside(unseen, [k for e in found for k in e.known])
+    said = [f"{_shapes(shapes, unseen.batch)}: {why}" for why, shapes in reasons.items()]
+    return Estimates(tuple(found), tuple(said), tuple(notes))
+
+
+def _estimate(unseen: NewModel, shape: _Shape, known: Sequence[Known]) -> Estimate:
+    place, alone = Configuration(*shape, unseen.batch), unseen.alone[shape[0]]
+    if place.gpus == 1:
+        return Estimate(ConfigurationCost(place, alone, estimated=True), None, (), ())
+    found = fit(known)
+    missed = left_out(known)
+    stall = found.stall_s(
+        layers=unseen.layers, gradient_bytes=unseen.gradient_bytes, compute_s=alone.compute_s
+    )
+    over = {"network_s": stall} if place.nodes > 1 else {"interconnect_s": stall}
+    doubt = math.hypot(alone.spread_s, typical(missed) * stall)
+    step = replace(alone, **over, spread_s=doubt)
+    return Estimate(ConfigurationCost(place, step, estimated=True), found, tuple(known), missed)
+
+
+def _known(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape, Known]]:
+    """One stall for each shape, of the batch next to the one asked for."""
+    best: dict[_Shape, MeasuredConfiguration] = {}
+    for row in merged(subject.name, subject.rows):
+        shape = (row.place.gpu_type, row.place.nodes, row.place.gpus)
+        before = best.get(shape)
+        if row.found.s is None:
+            continue
+        if before is None or _apart(row, batch) < _apart(before, batch):
+            best[shape] = row
+    for shape, row in best.items():
+        step = times(row.found)
+        assert subject.layers is not None
+        assert subject.gradient_bytes is not None
+        yield (
+            shape,
+            Known(
+                model=subject.name,
+                layers=subject.layers,
+                gradient_bytes=subject.gradient_bytes,
+                stall_s=step.interconnect_s + step.network_s,
+                compute_s=step.compute_s,
+            ),
+        )
+
+
+def _apart(row: MeasuredConfiguration, batch: int) -> float:
+    return abs(math.log(row.place.batch / batch))
+
+
+def _outside(unseen: NewModel, known: Sequence[Known]) -> list[str]:
+    lines = []
+    for what in ("layers", "gradient_bytes"):
+        values = [getattr(k, what) for k in known]
+        value = getattr(unseen, what)
+        if values and not min(values) <= value <= max(values):
+            lines.append(
+                f"{what.replace('_', ' ')} {value:g} is outside of what was profiled,"
+                f" {min(values):g} to {max(values):g}: the stated error says little about it"
+            )
+    return lines
+
+
+def _shapes(shapes: Sequence[_Shape], batch: int) -> str:
+    shown = ", ".join(str(Configuration(*s, batch)) for s in shapes[:3])
+    return shown + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")

@@ -1,0 +1,349 @@
+"""From profiles to configurations that can be compared, and what had to be left out. Pure.
+
+Compared is one model at one batch, either per GPU or of all GPUs together. A configuration that
+stands in several files counts once, with the mean over all repeats. Left out, each with a line
+that says so: what was measured once only (its spread is not known), other batches, and
+configurations of which a stall is not known that is known of others. Measurements that contradict
+each other are an error: nobody can tell which is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed
+from slurm_elastic.profiler.recommendation import Configuration, ConfigurationCost, StepTimes
+
+N = TypeVar("N", int, float)
+
+#: Parts of a step in which it does not compute, in the order of a report.
+STALLS = ("interconnect", "network", "prep", "fetch")
+#: Two means contradict each other beyond so many standard errors of their difference, ...
+_ERRORS = 3.0
+#: ... and only if they differ by this part of the step: the profiler takes a stall for none below
+#: 2 % (`stalls.FLOOR`), so that two honest ones may be that far apart; ...
+_ALIKE = 0.05
+#: ... by this part where a spread is not known.
+_ALIKE_ONCE = 0.1
+
+
+class ComparisonError(ValueError):
+    """Nothing can be compared; the text names culprit and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredConfiguration:
+    """One configuration in one file; `source` is its name, for messages."""
+
+    source: str
+    found: Configured
+
+    @property
+    def place(self) -> Configuration:
+        """Where it ran."""
+        f = self.found
+        return Configuration(f.gpu_type, f.nodes, f.gpus, f.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredModel:
+    """A model, with all that was measured of it; None: no file says."""
+
+    name: str
+    layers: int | None
+    gradient_bytes: float | None
+    samples: int | None
+    rows: tuple[MeasuredConfiguration, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedProfiles:
+    """What can be compared.
+
+    Attributes:
+        offers: sorted by configuration.
+        batch: which of them are compared, in words.
+        repeats: by configuration.
+        unknown: stalls that nobody measured, counted as nothing.
+        left_out: lines for people.
+    """
+
+    offers: tuple[ConfigurationCost, ...]
+    batch: str = ""
+    repeats: Mapping[Configuration, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def subjects(
+    profiles: Sequence[tuple[str, StepProfile]], *, samples: int | None = None
+) -> dict[str, MeasuredModel]:
+    """Models by name, in the order of the files.
+
+    A model without a name has that of its application, else that of its file. Profiles of one name
+    that state different layers or gradient bytes are of different models (a class `ResNet` may
+    be any): those are told apart by application, else by file.
+
+    Args:
+        profiles: with the names of their files.
+        samples: per epoch, whatever the files say.
+
+    Raises:
+        ComparisonError: two files state different samples of one model.
+    """
+    by_name: dict[str, list[tuple[str, StepProfile]]] = {}
+    for source, profile in profiles:
+        name = profile.model or profile.application or source
+        by_name.setdefault(name, []).append((source, profile))
+    return {
+        name: MeasuredModel(
+            name=name,
+            layers=_first(p.layers for _, p in files),
+            gradient_bytes=_first(p.gradient_bytes for _, p in files),
+            samples=samples or _samples(name, files),
+            rows=tuple(MeasuredConfiguration(s, c) for s, p in files for c in p.configurations),
+        )
+        for shared, alike in by_name.items()
+        for name, files in _told_apart(shared, alike).items()
+    }
+
+
+def comparable(
+    subject: MeasuredModel,
+    *,
+    batch: int | None = None,
+    global_batch: int | None = None,
+    once: bool = False,
+) -> MergedProfiles:
+    """Offers of one model.
+
+    Args:
+        subject: the model.
+        batch: compare those with so many samples per GPU.
+        global_batch: compare those with so many samples on all GPUs together. With neither that
+            of both kinds is taken which most configurations have in common; of equals per GPU,
+            and the smallest.
+        once: take what was measured only once, too.
+
+    Raises:
+        ComparisonError: measurements contradict each other, or nothing is left.
+    """
+    rows, left_out = list(subject.rows), []
+    copies = _copies(rows)
+    if copies:
+        left_out.append(f"{', '.join(copies)}: the same to the last digit as in another file")
+    if not once:
+        single = [r for r in rows if r.found.repeats < 2]
+        rows = [r for r in rows if r.found.repeats >= 2]
+        if single:
+            left_out.append(
+                f"{_several(single)}: measured once, so that its spread is not known; repeat it,"
+                " or give --once"
+            )
+    if not rows:
+        raise ComparisonError(f"{subject.name}: {left_out[0]}")
+    everything = merged(subject.name, rows)
+    group = _group(everything, batch, global_batch)
+    same = [r for r in everything if group.has(r.place)]
+    if len(same) < len(everything):
+        others = sorted({group.of(r.place) for r in everything} - {group.size})
+        left_out.append(
+            f"{len(everything) - len(same)} of {len(everything)} configurations, with"
+            f" {', '.join(map(str, others))} instead of {group}: see --batch and --global-batch"
+        )
+    lacking = {r.place: list(_lacking(r.found, same)) for r in same}
+    whole = [r for r in same if not lacking[r.place]]
+    if not whole:
+        raise ComparisonError(
+            f"{subject.name}: no configuration has all stalls measured that others have: profile"
+            " them in the same way"
+        )
+    left_out += [
+        f"{r.place}: {' and '.join(lacking[r.place])} not known there, but of others"
+        for r in same
+        if lacking[r.place]
+    ]
+    return MergedProfiles(
+        offers=tuple(ConfigurationCost(r.place, times(r.found)) for r in whole),
+        batch=str(group),
+        repeats={r.place: r.found.repeats for r in whole},
+        unknown=tuple(
+            s for s in STALLS
+            if all(getattr(r.found, s) is None for r in same)
+            and any(_possible(r.found, s) for r in same)
+        ),
+        left_out=tuple(left_out),
+    )  # fmt: skip
+
+
+def merged(model: str, rows: Iterable[MeasuredConfiguration]) -> list[MeasuredConfiguration]:
+    """One row for each configuration, sorted; copies of a row count once.
+
+    Raises:
+        ComparisonError: two contradict each other.
+    """
+    by_place: dict[Configuration, MeasuredConfiguration] = {}
+    seen: dict[Configuration, list[Configured]] = {}
+    for row in rows:
+        before = by_place.get(row.place)
+        if before is None:
+            by_place[row.place] = row
+        elif row.found not in seen[row.place]:
+            by_place[row.place] = _both(model, before, row)
+        seen.setdefault(row.place, []).append(row.found)
+    return [by_place[place] for place in sorted(by_place)]
+
+
+def times(found: Configured) -> StepTimes:
+    """What a step takes; stalls that are not known count as nothing."""
+    known = [t for _, t in _timed(found)]
+    warm = [t.spread for name, t in _timed(found) if name != "fetch"]
+    seconds = {f"{name}_s": t.seconds for name, t in _timed(found)}
+    return StepTimes(**seconds, spread_s=math.hypot(*warm) if known else math.nan)
+
+
+def _both(
+    model: str, one: MeasuredConfiguration, other: MeasuredConfiguration
+) -> MeasuredConfiguration:
+    """Of all repeats together, as if they stood in one file."""
+    n, m = one.found.repeats, other.found.repeats
+    step = max(times(one.found).warm_s, times(other.found).warm_s)
+    parts: dict[str, Any] = dict(_timed(other.found)) | dict(_timed(one.found))
+    for name, a in _timed(one.found):
+        b = getattr(other.found, name)
+        if b is None:
+            continue
+        doubt = math.hypot(a.spread, b.spread)
+        allowed = _ALIKE_ONCE * step
+        if not math.isnan(doubt):
+            allowed = max(_ERRORS * doubt, _ALIKE * step)
+        if abs(a.seconds - b.seconds) > allowed:
+            raise ComparisonError(
+                f"{one.source} and {other.source} contradict each other: {name} of {model} on"
+                f" {one.place} takes {a.seconds * 1e3:.4g} ms a step in one and"
+                f" {b.seconds * 1e3:.4g} ms in the other, more apart than their spread: leave out"
+                " the wrong one, or measure again"
+            )
+        mean = (n * a.seconds + m * b.seconds) / (n + m)
+        squares = sum(
+            (k - 1) * k * (t.spread if k > 1 else 0.0) ** 2 + k * (t.seconds - mean) ** 2
+            for t, k in ((a, n), (b, m))
+        )
+        parts[name] = Timed(mean, math.sqrt(squares / ((n + m - 1) * (n + m))))
+    whole = dataclasses.replace(one.found, repeats=n + m, **parts)
+    return MeasuredConfiguration(one.source, whole)
+
+
+def _timed(found: Configured) -> Iterator[tuple[str, Timed]]:
+    for name in ("compute", *STALLS):
+        timed = getattr(found, name)
+        if timed is not None:
+            yield name, timed
+
+
+def _copies(rows: Sequence[MeasuredConfiguration]) -> list[str]:
+    """Files that repeat what another says."""
+    first: dict[Configuration, list[Configured]] = {}
+    files: dict[str, None] = {}
+    for row in rows:
+        if row.found in first.get(row.place, []):
+            files[row.source] = None
+        first.setdefault(row.place, []).append(row.found)
+    return list(files)
+
+
+def _told_apart(
+    name: str, files: Sequence[tuple[str, StepProfile]]
+) -> dict[str, list[tuple[str, StepProfile]]]:
+    """One model, or several if their sizes differ."""
+    if all(
+        len({getattr(p, what) for _, p in files} - {None}) < 2
+        for what in ("layers", "gradient_bytes")
+    ):
+        return {name: list(files)}
+    applications = [p.application for _, p in files]
+    found: dict[str, list[tuple[str, StepProfile]]] = {}
+    for source, profile in files:
+        same = [p for _, p in files if p.application == profile.application]
+        alike = len({(p.layers, p.gradient_bytes) for p in same}) == 1
+        own = profile.application if alike and len({*applications}) > 1 else source
+        found.setdefault(f"{name} of {own}", []).append((source, profile))
+    return found
+
+
+def _samples(model: str, files: Sequence[tuple[str, StepProfile]]) -> int | None:
+    known = [(source, p.samples) for source, p in files if p.samples is not None]
+    for source, count in known[1:]:
+        if count != known[0][1]:
+            raise ComparisonError(
+                f"{known[0][0]} and {source} contradict each other: an epoch of {model} has"
+                f" {known[0][1]} samples in one and {count} in the other: give --samples"
+            )
+    return known[0][1] if known else None
+
+
+def _first(values: Iterable[N | None]) -> N | None:
+    return next((v for v in values if v is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Configurations of one batch, per GPU or of all together."""
+
+    size: int
+    together: bool
+
+    def of(self, place: Configuration) -> int:
+        return place.batch * place.gpus if self.together else place.batch
+
+    def has(self, place: Configuration) -> bool:
+        return self.of(place) == self.size
+
+    def __str__(self) -> str:
+        return f"{self.size} samples per {'step' if self.together else 'GPU'}"
+
+
+def _group(
+    rows: Sequence[MeasuredConfiguration], batch: int | None, global_batch: int | None
+) -> _Group:
+    counts = Counter(_Group(r.place.batch, together=False) for r in rows)
+    counts.update(_Group(r.place.batch * r.place.gpus, together=True) for r in rows)
+    for size, together, option in (
+        (batch, False, "--batch"),
+        (global_batch, True, "--global-batch"),
+    ):
+        if size is not None:
+            wanted = _Group(size, together)
+            if wanted not in counts:
+                known = sorted(g.size for g in counts if g.together == together)
+                raise ComparisonError(
+                    f"{option}: nothing was measured with {wanted}; known:"
+                    f" {', '.join(map(str, known))}"
+                )
+            return wanted
+    return min(counts, key=lambda g: (-counts[g], g.together, g.size))
+
+
+def _lacking(found: Configured, others: Sequence[MeasuredConfiguration]) -> Iterator[str]:
+    """Stalls that it may have, that were not measured, though they were elsewhere."""
+    for stall in STALLS:
+        elsewhere = any(getattr(o.found, stall) is not None for o in others)
+        if getattr(found, stall) is None and _possible(found, stall) and elsewhere:
+            yield stall
+
+
+def _possible(found: Configured, stall: str) -> bool:
+    if stall == "interconnect":
+        # Over several nodes the network's may hold it: then nobody has told the two apart.
+        return found.gpus > found.nodes and (found.nodes == 1 or found.network is None)
+    return stall != "network" or found.nodes > 1
+
+
+def _several(rows: Sequence[MeasuredConfiguration]) -> str:
+    shown = ", ".join(f"{r.place} ({r.source})" for r in rows[:3])
+    return shown + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

@@ -1,0 +1,179 @@
+"""What has been measured so far, in a directory: a second call does only what is missing.
+
+settings.json            what is measured, so that nothing else is mixed with it
+4@2-warm-3.json          {"seconds": [...], "facts": {...}}: a shape, a block, a repeat
+4@2-3.log                what the program printed
+profile.json             the outcome
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.job.profile_request import BLOCKS
+from slurm_elastic.profiler.profiling_plan import (
+    MissingTime,
+    PlanError,
+    ProfiledShape,
+    ProfilingLaunch,
+)
+
+_SETTINGS = "settings.json"
+_ANSWER = ".answer-"
+_RUN = re.compile(rf"([0-9@]+)-({'|'.join(BLOCKS)})-(\d+)\.json", re.ASCII)
+#: A result with more is not read.
+_LIMIT_BYTES = 8 << 20
+
+
+class StoreError(ValueError):
+    """The directory cannot be used; one line with the remedy."""
+
+
+class Store:
+    """Results in a directory.
+
+    Args:
+        directory: made if it is absent; on a file system that all nodes share.
+        settings: anything that JSON knows; must equal those of earlier calls.
+        again: forget what earlier calls have measured.
+
+    Attributes:
+        steps: mean seconds per step by what was asked for.
+        facts: what runs have said of the training; the latest counts.
+
+    Raises:
+        StoreError: it cannot be written, or was made with other settings.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any], *, again: bool) -> None:
+        self.directory = directory.absolute()
+        self.steps: dict[MissingTime, float] = {}
+        self.facts: dict[str, Any] = {}
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if again:
+                self._clear()
+            self._settle(json.loads(json.dumps(settings)))
+            for path in sorted(self.directory.iterdir()):
+                if path.name.startswith(_ANSWER):
+                    path.unlink()  # of a call that was killed
+                self._read(path)
+        except OSError as error:
+            raise StoreError(f"--dir {directory}: {error.strerror}") from error
+
+    def log(self, launch: ProfilingLaunch) -> Path:
+        """Where the program's output goes."""
+        return self.directory / f"{launch.shape}-{launch.repeat}.log"
+
+    def answer(self, launch: ProfilingLaunch) -> Path:
+        """Where the program puts its answer: a name that was never looked for.
+
+        A file system may remember for a minute that there is no such file.
+        """
+        mark = os.urandom(4).hex()
+        return self.directory / f"{_ANSWER}{launch.shape}-{launch.repeat}-{mark}.json"
+
+    def keep(self, launch: ProfilingLaunch, answered: object) -> list[str]:
+        """Take what a run has answered.
+
+        Args:
+            launch: what was started.
+            answered: {"blocks": [{"block", "seconds"}], "facts": {}}, not believed.
+
+        Returns:
+            The blocks that are measured now.
+        """
+        body = answered if isinstance(answered, dict) else {}
+        rows, facts = body.get("blocks"), body.get("facts")
+        kept = []
+        for row in rows if isinstance(rows, list) else ():
+            block = row.get("block") if isinstance(row, dict) else None
+            if block not in launch.blocks or (seconds := _seconds(row.get("seconds"))) is None:
+                continue
+            need = MissingTime(launch.shape, launch.repeat, block)
+            path = self.directory / f"{launch.shape}-{block}-{launch.repeat}.json"
+            _write(path, {"seconds": seconds, "facts": facts if isinstance(facts, dict) else {}})
+            self._read(path)
+            kept += [block] if need in self.steps else []
+        return kept
+
+    def read_answer(self, path: Path) -> object:
+        """What the program has written, and forget it; None: nothing that can be read."""
+        try:
+            return _read_json(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def batch(self) -> int | None:
+        """Samples per GPU and step, as runs have said it."""
+        value = self.facts.get("batch")
+        return value if type(value) is int and value > 0 else None
+
+    def _settle(self, settings: Mapping[str, Any]) -> None:
+        path = self.directory / _SETTINGS
+        earlier = _read_json(path) if path.exists() else None
+        if earlier is None:
+            if any(_RUN.fullmatch(p.name) for p in self.directory.iterdir()):
+                raise StoreError(f"--dir {self.directory}: settings.json is damaged; add --again")
+            _write(path, settings)
+        elif earlier != settings:
+            known = earlier if isinstance(earlier, dict) else {}
+            what = ", ".join(k for k in settings if known.get(k) != settings[k])
+            raise StoreError(
+                f"--dir {self.directory} holds a profile with another {what or 'setting'}: give"
+                " another --dir, or --again to measure anew"
+            )
+
+    def _clear(self) -> None:
+        for path in self.directory.iterdir():
+            if _RUN.fullmatch(path.name) or path.name == _SETTINGS:
+                path.unlink()
+
+    def _read(self, path: Path) -> None:
+        match = _RUN.fullmatch(path.name)
+        body = _read_json(path) if match else None
+        if match is None or not isinstance(body, dict):
+            return
+        seconds = _seconds(body.get("seconds"))
+        try:
+            need = MissingTime(ProfiledShape.parse(match[1]), int(match[3]), match[2])
+        except PlanError:
+            return
+        if seconds:
+            self.steps[need] = statistics.fmean(seconds)
+            facts = body.get("facts")
+            self.facts |= facts if isinstance(facts, dict) else {}
+
+
+def _seconds(values: object) -> list[float] | None:
+    """Times of steps, if that is what they are."""
+    if not isinstance(values, list) or not values:
+        return None
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if not (math.isfinite(value) and 0 < value < 1e6):
+            return None
+    return [float(v) for v in values]
+
+
+def _read_json(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LIMIT_BYTES + 1)
+        return json.loads(raw) if len(raw) <= _LIMIT_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(body), encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,215 @@
+"""Runs what is missing of a profile, one start after the other; what fails does not stop the rest.
+
+A program that neither writes an answer nor prints one ran in vain, unless runs are measured as a
+whole: then the time from its start to its end counts, start included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_elastic.job import profile_request
+from slurm_elastic.job.profile_request import COLD, ProfileRequest
+from slurm_elastic.profiler.profile_file import StepProfile
+from slurm_elastic.profiler.profile_store import Store
+from slurm_elastic.profiler.profiling_plan import (
+    MissingTime,
+    ProfiledShape,
+    ProfilingLaunch,
+    next_launch,
+)
+from slurm_elastic.profiler.runners import Runner
+from slurm_elastic.profiler.stalls import configurations
+
+#: Of a failed run's output so much is told.
+_LINES, _TAIL_BYTES = 8, 1 << 16
+
+#: Takes: runs done, runs in all as far as known, what is run next or has been run, in words.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingRequest:
+    """What is to be measured.
+
+    Attributes:
+        program: one rank's command.
+        needs: everything, whether measured already or not.
+        steps, warm_up: of each block.
+        batch: samples per GPU; None: the script's own, on the largest shape.
+        data: paths whose cold reading is to be measured.
+        whole: the program heeds nothing and does `steps` steps.
+        timeout_s: of one start.
+    """
+
+    program: tuple[str, ...]
+    needs: tuple[MissingTime, ...]
+    steps: int
+    warm_up: int
+    batch: int | None
+    data: tuple[str, ...]
+    whole: bool
+    timeout_s: float
+
+    @property
+    def gpus(self) -> int:
+        """Of the largest shape."""
+        return max(n.shape.gpus for n in self.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that measured nothing.
+
+    Attributes:
+        why: one line.
+        tail: the last lines of its output.
+        log: where all of them are.
+    """
+
+    launch: ProfilingLaunch
+    why: str
+    tail: tuple[str, ...]
+    log: Path
+
+
+def run(
+    request: ProfilingRequest, runner: Runner, store: Store, progress: Progress
+) -> list[Failure]:
+    """Run all that the store does not have; a shape that fails is left for the next call.
+
+    Raises:
+        KeyboardInterrupt: of the user; what was measured is kept, what runs is ended.
+    """
+    failures: list[Failure] = []
+    failed: set[ProfiledShape] = set()
+    done = 0
+    while True:
+        missing = [n for n in request.needs if n not in store.steps and n.shape not in failed]
+        total = done + len({(n.shape, n.repeat) for n in missing})
+        if not missing:
+            return failures
+        launch = next_launch(missing)
+        if request.whole:
+            launch = ProfilingLaunch(launch.shape, launch.repeat, launch.blocks[:1])
+        progress(done, total, describe(launch))
+        failure = _once(request, launch, runner, store)
+        if failure is not None:
+            failures.append(failure)
+            failed.add(launch.shape)
+        done += 1
+
+
+def describe(launch: ProfilingLaunch) -> str:
+    """`4 GPUs on 2 nodes, synthetic+warm, repeat 1`."""
+    gpus, nodes = launch.shape.gpus, launch.shape.nodes
+    where = f"{gpus} GPU{'s' if gpus > 1 else ''}" + (f" on {nodes} nodes" if nodes > 1 else "")
+    return f"{where}, {'+'.join(launch.blocks)}, repeat {launch.repeat}"
+
+
+def profile(
+    store: Store, *, application: str, gpu_type: str, batch: int | None, whole: bool
+) -> StepProfile:
+    """The outcome.
+
+    Args:
+        store: of all results.
+        application: as the user has named it, or "".
+        gpu_type: likewise.
+        batch: samples per GPU; None: as the runs have said, else 1.
+        whole: see `ProfilingRequest`.
+
+    Raises:
+        Unmeasured: nothing is known of one GPU.
+    """
+    facts = store.facts
+    return StepProfile(
+        application=application or _text(facts.get("application")),
+        model=_text(facts.get("model")),
+        layers=_count(facts.get("layers")),
+        gradient_bytes=_count(facts.get("gradient_bytes")),
+        samples=_count(facts.get("samples")),
+        configurations=configurations(
+            store.steps, gpu_type=gpu_type, batch=batch or (None if whole else store.batch()) or 1
+        ),
+    )
+
+
+def _once(
+    request: ProfilingRequest, launch: ProfilingLaunch, runner: Runner, store: Store
+) -> Failure | None:
+    log = store.log(launch)
+    log.unlink(missing_ok=True)
+    result = store.answer(launch)
+    asked = ProfileRequest(
+        result=result,
+        blocks=launch.blocks,
+        steps=request.steps,
+        warm_up=request.warm_up,
+        batch=request.batch,
+        gpus=request.gpus,
+        data=request.data,
+    )
+    if launch.blocks[0] == COLD and not runner.drop(request.data, launch.shape):
+        paths = ", ".join(map(str, request.data))
+        why = f"its reads would not be cold: {paths} could not be dropped from a node's page cache"
+        return Failure(launch, why, (), log)
+    begun = time.monotonic()
+    code = runner.run(
+        request.program,
+        launch.shape,
+        {} if request.whole else asked.environment(),
+        log=log,
+        timeout_s=request.timeout_s,
+    )
+    took = time.monotonic() - begun
+    answer: Any = store.read_answer(result)
+    tail = _tail(log)
+    if request.whole and code == 0:
+        row = {"block": launch.blocks[0], "seconds": [took / request.steps] * request.steps}
+        answer = {"blocks": [row]}
+    elif answer is None:
+        answer = profile_request.printed(tail, launch.blocks[0])
+    # A program may fail after it has answered: its times are good all the same.
+    if store.keep(launch, answer):
+        return None
+    if code is None:
+        why = f"took longer than --timeout {request.timeout_s:g} s and was ended"
+    elif code:
+        why = f"ended with exit code {code}"
+    else:
+        why = (
+            "ended well, but said nothing of its steps: it does not use slurm_elastic.training;"
+            " see docs/profiler.md for what a script has to say, or add --whole"
+        )
+    lines = [line for line in tail.splitlines() if line.strip()]
+    return Failure(launch, why, tuple(lines[-_LINES:]), log)
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= 200 and value.isprintable() else ""
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 < value < 2**53 else None
+
+
+def check(program: Sequence[str]) -> str:
+    """A hint about a command line that cannot be meant; "": none."""
+    if program and program[0] in {"esrun", "srun", "torchrun", "mpirun"}:
+        return f"{program[0]} starts ranks itself: write what one rank runs, e.g. python train.py"
+    return ""

@@ -1,0 +1,263 @@
+"""What a training costs and how long it takes on each configuration, and which to take. Pure.
+
+Our definition (the paper on STASH, ICDCS 2023, says "lower cost, given a time budget", and
+publishes no formula). With N samples per epoch, b samples per GPU and step, G GPUs and E epochs
+
+    steps = ceil(N / (b G))
+    epoch = steps (compute + interconnect + network + prep)
+    first = epoch + steps fetch
+    T = first + (E - 1) epoch                 cost = T G price
+
+so that only the first epoch reads from cold storage, unless the data set is too large to stay
+in memory: then each one does. *The cheapest within a deadline* is the least cost among those
+whose T is within it, *the fastest within a budget* the least T among those whose cost is.
+An epoch counts as one epoch at any batch: how well a batch learns is not looked at.
+
+>>> step = StepTimes(compute_s=0.5, interconnect_s=0.1, fetch_s=0.2)
+>>> offers = [ConfigurationCost(Configuration("a100", 1, g, 100), step) for g in (1, 4)]
+>>> choices = evaluate(offers, Work(samples=6000, epochs=10), {"a100": 3.0})
+>>> [(c.offer.configuration.gpus, c.time_s, round(c.cost, 2)) for c in choices]
+[(1, 372.0, 0.31), (4, 93.0, 0.31)]
+>>> fastest(choices, budget=1.0).offer.configuration.gpus
+4
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+HOUR_S = 3600.0
+
+
+class NobodyError(ValueError):
+    """No configuration is within a limit.
+
+    Attributes:
+        nearest: the one that misses it by least.
+        limit: `deadline`, `budget`, or `both`: each alone is met by somebody.
+    """
+
+    def __init__(self, text: str, nearest: Recommendation, limit: str) -> None:
+        super().__init__(text)
+        self.nearest = nearest
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Configuration:
+    """Where a job runs.
+
+    Attributes:
+        gpus: on all nodes together, one type.
+        batch: samples per GPU and step.
+    """
+
+    gpu_type: str
+    nodes: int
+    gpus: int
+    batch: int
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
+        return f"{self.gpus} {self.gpu_type or 'GPU'} on {nodes}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one step: computing, and what it waits for besides.
+
+    Attributes:
+        fetch_s: only while the data set is not in memory.
+        spread_s: standard error of their sum without `fetch_s`; NaN: not known.
+    """
+
+    compute_s: float
+    interconnect_s: float = 0.0
+    network_s: float = 0.0
+    prep_s: float = 0.0
+    fetch_s: float = 0.0
+    spread_s: float = 0.0
+
+    @property
+    def warm_s(self) -> float:
+        """With the data set in memory."""
+        return self.compute_s + self.interconnect_s + self.network_s + self.prep_s
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationCost:
+    """A configuration whose steps are known.
+
+    Attributes:
+        estimated: not measured there, but extrapolated from other models.
+    """
+
+    configuration: Configuration
+    times: StepTimes
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is to be done.
+
+    Attributes:
+        samples: per epoch.
+        always_cold: the data set does not fit in memory, so that every epoch reads it anew.
+    """
+
+    samples: int
+    epochs: int = 1
+    always_cold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """A configuration with what it takes.
+
+    Attributes:
+        first_s: seconds of the first epoch.
+        epoch_s: seconds of each later one.
+        time_s: seconds of all.
+        cost: GPU hours times the price of the type.
+        spread: standard error of time and cost, as a fraction; NaN: not known.
+    """
+
+    offer: ConfigurationCost
+    first_s: float
+    epoch_s: float
+    time_s: float
+    cost: float
+    spread: float
+
+
+def evaluate(
+    offers: Iterable[ConfigurationCost], work: Work, prices: Mapping[str, float] | None = None
+) -> list[Recommendation]:
+    """Time and cost of each offer, in the order given.
+
+    Args:
+        offers: configurations.
+        work: the training.
+        prices: of a GPU and hour, by type; None: the cost is in GPU hours.
+
+    Raises:
+        KeyError: no price for a type.
+    """
+    choices = []
+    for offer in offers:
+        where, times = offer.configuration, offer.times
+        steps = math.ceil(work.samples / (where.batch * where.gpus))
+        cold, warm = steps * (times.warm_s + times.fetch_s), steps * times.warm_s
+        later = cold if work.always_cold else warm
+        total = cold + (work.epochs - 1) * later
+        price = 1.0 if prices is None else prices[where.gpu_type]
+        choices.append(
+            Recommendation(
+                offer=offer,
+                first_s=cold,
+                epoch_s=later,
+                time_s=total,
+                cost=total / HOUR_S * where.gpus * price,
+                spread=work.epochs * steps * times.spread_s / total if total else 0.0,
+            )
+        )
+    return choices
+
+
+def front(choices: Iterable[Recommendation]) -> list[Recommendation]:
+    """The Pareto front, the fastest first: nobody else is as fast and as cheap, and better in one.
+
+    Of those that are equal in both all are kept.
+    """
+    kept: list[Recommendation] = []
+    for one in sorted(choices, key=_by_time):
+        last = kept[-1] if kept else None
+        if last is None or one.cost < last.cost or _same(one, last):
+            kept.append(one)
+    return kept
+
+
+def cheapest(
+    choices: Sequence[Recommendation], *, deadline: float = math.inf, budget: float = math.inf
+) -> Recommendation:
+    """The least cost within limits; of equal ones the fastest, then the one of fewer GPUs.
+
+    Args:
+        choices: at least one.
+        deadline: hours for all epochs.
+        budget: cost of all epochs.
+
+    Raises:
+        NobodyError: none is within the limits.
+    """
+    return min(_within(choices, deadline, budget), key=_by_cost)
+
+
+def fastest(
+    choices: Sequence[Recommendation], *, deadline: float = math.inf, budget: float = math.inf
+) -> Recommendation:
+    """The least time within limits; of equal ones the cheapest, then the one of fewer GPUs.
+
+    Arguments and errors are those of `cheapest`.
+    """
+    return min(_within(choices, deadline, budget), key=_by_time)
+
+
+def as_good(
+    choices: Sequence[Recommendation], best: Recommendation, *, by: str
+) -> Recommendation | None:
+    """One that is not worse than `best` as far as measurements tell, and clearly better otherwise.
+
+    Args:
+        choices: those allowed.
+        best: the cheapest or the fastest of them.
+        by: `cost` or `time_s`, what `best` is best in. The two differ in it by less than two
+            standard errors of their difference, while in the other the one returned is better by
+            at least a tenth, and by most.
+    """
+    other = "time_s" if by == "cost" else "cost"
+    value: Callable[[Recommendation, str], float] = getattr
+    rivals = []
+    for one in choices:
+        doubt = math.hypot(
+            best.spread * value(best, by), one.spread * value(one, by)
+        )  # NaN: not known, then nobody is a rival
+        near = value(one, by) - value(best, by) < 2 * doubt
+        if one is not best and near and value(one, other) < 0.9 * value(best, other):
+            rivals.append(one)
+    return min(rivals, key=lambda c: (value(c, other), _by_time(c)), default=None)
+
+
+def _within(
+    choices: Sequence[Recommendation], deadline: float, budget: float
+) -> list[Recommendation]:
+    in_time = [c for c in choices if c.time_s <= deadline * HOUR_S]
+    paid = [c for c in choices if c.cost <= budget]
+    if not in_time:
+        best = min(choices, key=_by_time)
+        raise NobodyError("no configuration is within the deadline", best, "deadline")
+    if not paid:
+        best = min(choices, key=_by_cost)
+        raise NobodyError("no configuration is within the budget", best, "budget")
+    both = [c for c in in_time if c.cost <= budget]
+    if not both:
+        best = min(in_time, key=_by_cost)
+        raise NobodyError("no configuration is within both deadline and budget", best, "both")
+    return both
+
+
+def _by_time(choice: Recommendation) -> tuple[float, float, int, Configuration]:
+    where = choice.offer.configuration
+    return choice.time_s, choice.cost, where.gpus, where
+
+
+def _by_cost(choice: Recommendation) -> tuple[float, float, int, Configuration]:
+    where = choice.offer.configuration
+    return choice.cost, choice.time_s, where.gpus, where
+
+
+def _same(one: Recommendation, other: Recommendation) -> bool:
+    return (one.time_s, one.cost) == (other.time_s, other.cost)

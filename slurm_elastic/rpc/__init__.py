@@ -1,0 +1,1 @@
+"""Requests to the controller and its answers: frames, munge authentication, schema."""

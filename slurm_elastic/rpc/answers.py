@@ -1,0 +1,412 @@
+"""The JSON that answers consist of; docs/cli.md explains it to people.
+
+Times are epoch seconds, durations seconds, `None` means not known. Fields are
+only ever added: scripts may rely on every name here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class ChangeSeconds(TypedDict, total=False):
+    """How long the parts of a change took, in seconds; parts not measured are left out or None."""
+
+    checkpoint: float | None
+    slurm: float | None
+    startup: float | None
+    restore: float | None
+
+
+class TypeRow(TypedDict):
+    """One GPU type: `goodput` on as many GPUs as the job holds, in samples/s at its initial batch.
+
+    `observed` counts the shapes it was measured in; 0: the goodput is an estimate from other
+    types and earlier jobs. None: it cannot run so.
+    """
+
+    gpu_type: str
+    gpus: int
+    nodes: int
+    goodput: float | None
+    observed: int
+
+
+class ModelRow(TypedDict):
+    """What goodput models are fitted to: samples, and the noise scale (samples) if measured."""
+
+    application: str
+    job_class: str
+    batch: int
+    noise_scale: float | None
+    observed: int
+    types: list[TypeRow]
+
+
+class Place(TypedDict):
+    """Nodes under one leaf switch ("" without a topology)."""
+
+    switch: str
+    nodes: list[str]
+
+
+class GivingJob(TypedDict):
+    """A job that gives GPUs to a waiting one; `in_s` None: not known."""
+
+    job_id: int
+    display_id: str
+    in_s: float | None
+    under_way: bool
+
+
+class Waiting(TypedDict):
+    """Why a job waits: `slurm_reason`, GPUs `kept` for it, who gives, a lease of ours."""
+
+    gpus: int
+    since: float
+    slurm_reason: str
+    kept: dict[str, int]
+    kept_until: float | None
+    givers: list[GivingJob]
+    leased: bool
+    begin_time: float | None
+
+
+class JobRow(TypedDict):
+    """One job of `status`."""
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    partition: str
+    state: str
+    elastic: bool
+    unmanaged_reason: str
+    held: bool
+    stopped: str
+    gpus: int
+    wants: str
+    gpu_type: str
+    where: list[Place]
+    kind: str
+    steps_per_s: float | None
+    samples_per_s: float | None
+    progress: float | None
+    resizes: int
+    transition: dict[str, Any] | None
+    waiting: Waiting | None
+
+
+class PartitionRow(TypedDict):
+    """GPUs of one partition; `unavailable`: idle ones on nodes that are down or drained."""
+
+    name: str
+    gpus: int
+    types: dict[str, int]
+    elastic: int
+    rigid: int
+    idle: int
+    unavailable: int
+    waiting: int
+
+
+class StatusAnswer(TypedDict):
+    """`selastic status`."""
+
+    time: float
+    mode: str
+    policy: str
+    notes: list[str]
+    partitions: list[PartitionRow]
+    jobs: list[JobRow]
+
+
+class DecisionRow(TypedDict):
+    """What the last round decided for one job."""
+
+    action: str
+    gpus: int
+    gpu_type: str
+    where: list[Place]
+    reason: str
+    why_not_more: str
+    why_not_fewer: str
+    why_here: str
+    waiting_for: str
+    gain: float
+    cost_gpu_s: float
+    payback_s: float | None
+
+
+# `from` is a keyword.
+ChangeRow = TypedDict(
+    "ChangeRow",
+    {
+        "time": float,
+        "job_id": int,
+        "display_id": str,
+        "action": str,
+        "from": str,
+        "to": str,
+        "reason": str,
+        "state": str,
+        "outcome": str,
+        "seconds": ChangeSeconds,
+        "total_s": float | None,
+        "paid_back_s": float | None,
+    },
+)
+
+
+class BatchRow(TypedDict):
+    """A batch that may change: `present` as reported, `batch` as it shall be, in samples.
+
+    `gain`: goodput at `batch` over that at `present`, less 1; 0 where nothing was predicted.
+    """
+
+    batch: int
+    present: int
+    least: int
+    most: int
+    gain: float
+    reason: str
+
+
+class ExplainAnswer(TypedDict):
+    """`selastic explain`."""
+
+    time: float
+    mode: str
+    job: JobRow
+    since: float | None
+    proven: bool
+    reporting: bool
+    checkpoint_s: float | None
+    restart_s: float | None
+    time_limit_s: int | None
+    extended_s: int
+    submitted_gpus: int
+    decision: DecisionRow | None
+    model: ModelRow | None
+    batch: BatchRow | None
+    next_round: float | None
+    last: ChangeRow | None
+
+
+class RunningRow(TypedDict):
+    """How the present attempt of a job runs, as it last reported; see `core.report`."""
+
+    layout: str
+    layers: int | None
+    frozen: int | None
+    certified: int | None
+    penalty: float | None
+    certified_penalty: float | None
+    data_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    sync_s: float | None
+    optimizer_s: float | None
+    peak_memory_bytes: int | None
+
+
+class ShowAnswer(ExplainAnswer):
+    """`selastic show job`: what `explain` knows, and everything measured."""
+
+    account: str
+    qos: str
+    directive: str
+    override: str
+    run: int
+    submit_time: float
+    start_time: float | None
+    end_time: float | None
+    step: int | None
+    global_batch: int | None
+    checkpoint_step: int | None
+    measurements: list[dict[str, Any]]
+    history: list[ChangeRow]
+    ordered_layout: str
+    ordered_batch: int | None
+    ordered_frozen: int | None
+    running: RunningRow | None
+    profile_layers: int | None
+    profile_batch: int | None
+    profile: dict[str, Any] | None
+
+
+class HistoryAnswer(TypedDict):
+    """`selastic history`; `kept_since` is the epoch s from which on changes are kept."""
+
+    time: float
+    kept_since: float
+    changes: list[ChangeRow]
+
+
+class PlanRow(DecisionRow):
+    """One job of `selastic plan`."""
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    from_gpus: int
+    from_type: str
+    from_where: list[Place]
+    kind: str
+    steps_per_s: float | None
+
+
+class ClaimRow(TypedDict):
+    """GPUs kept for a pending job."""
+
+    job_id: int
+    display_id: str
+    gpus: dict[str, int]
+    since: float
+    until: float
+
+
+class PlanAnswer(TypedDict):
+    """`selastic plan`; `changes` do something, `stays` do not."""
+
+    time: float
+    planned: float | None
+    mode: str
+    policy: str
+    changes: list[PlanRow]
+    stays: list[PlanRow]
+    claims: list[ClaimRow]
+    notes: list[str]
+
+
+class UsageRow(TypedDict):
+    """GPU seconds of one job on one GPU type."""
+
+    job_id: int
+    display_id: str
+    user: str
+    gpu_type: str
+    gpu_seconds: float
+    seconds: float
+    shapes: int
+
+
+class RunUsage(TypedDict):
+    """One allocation of one run; `settled`: as Slurm's accounting has it."""
+
+    job_id: int
+    display_id: str
+    user: str
+    run: int
+    gpu_type: str
+    gpus: int
+    start: float
+    end: float | None
+    seconds: float
+    settled: bool
+
+
+class UserUsage(TypedDict):
+    """GPU seconds of one user, by type."""
+
+    user: str
+    gpu_seconds: float
+    types: dict[str, float]
+
+
+class UsageAnswer(TypedDict):
+    """`selastic usage`; `kept_since` is the epoch s from which on allocations are kept."""
+
+    time: float
+    kept_since: float
+    start: float | None
+    end: float | None
+    jobs: list[UsageRow]
+    runs: list[RunUsage]
+    users: list[UserUsage]
+
+
+class LinkRow(TypedDict):
+    """A link and the jobs that communicate over it: `users` by display id, `others` not shown."""
+
+    link: str
+    gbit_s: float | None
+    users: list[str]
+    others: int
+
+
+class SwitchRow(LinkRow):
+    """A switch of `selastic topology`; its link is the one upwards."""
+
+    name: str
+    parent: str
+    level: int
+    link_speed: int
+
+
+class HolderRow(TypedDict):
+    """A job on a node; `devices` are the indexes of its GPUs there."""
+
+    job_id: int
+    display_id: str
+    elastic: bool
+    gpus: int
+    devices: list[int] | None
+
+
+class NodeRow(LinkRow):
+    """A node with GPUs; its link is the one to its lowest switch."""
+
+    name: str
+    switch: str
+    gpu_type: str
+    gpus: int
+    used: int
+    idle: int
+    available: bool
+    state: str
+    domains: list[list[int]]
+    holders: list[HolderRow]
+
+
+class SpreadRow(TypedDict):
+    """How far apart a job's GPUs are; `shared` names the links that others cross as well."""
+
+    job_id: int
+    display_id: str
+    name: str
+    user: str
+    elastic: bool
+    gpus: int
+    gpu_type: str
+    where: list[Place]
+    tier: str
+    node_count: int
+    rack_count: int
+    shared: list[str]
+
+
+class MeasuredLinkRow(TypedDict):
+    """A tier's links by the stalls of so many jobs of so many owners.
+
+    `counts` in decisions for `all` jobs, their `own` or `none`.
+    """
+
+    gbit_s: float
+    jobs: int
+    owners: int
+    counts: str
+
+
+class TopologyAnswer(TypedDict):
+    """`selastic topology`; `measured` has tiers that `speeds` has not."""
+
+    time: float
+    notes: list[str]
+    speeds: dict[str, float]
+    measured: dict[str, MeasuredLinkRow]
+    switches: list[SwitchRow]
+    nodes: list[NodeRow]
+    jobs: list[SpreadRow]

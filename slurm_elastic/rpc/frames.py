@@ -1,0 +1,265 @@
+"""Requests to the controller and their replies: JSON, sealed by munge, over TCP.
+
+One connection carries one request and one reply. Each is a frame: four bytes
+of length (big-endian, the rest of the frame), then what `munge_auth.seal` makes of
+the JSON object. A request's purpose is `request`, its nonce random; the reply
+has the purpose `reply` and the same nonce. `{"error": "…"}` is a refusal.
+
+Only root, the controller's account and the caller's own user may answer, so
+that no other user of the cluster can stand in for the controller and stop
+somebody's job. (The own user may: he can stop his job anyway, and can try a
+controller of his own.)
+
+Of several controllers one is active; the others refuse with the code `standby`,
+and `call` goes on to the next.
+
+Used by esrun and the command line (`call`), and from the other side by the
+controller's API (`read_frame` or `frame_size`, `decode`, `encode`).
+
+Exceptions, all `ChannelError`: `ControllerUnreachable` (nobody there, or too slow),
+`ControllerUntrusted` (the seal or its owner is wrong), `RequestRejected` (the controller says no).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import re
+import socket
+import struct
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurm_elastic.rpc import munge_auth
+
+#: Where jobs find the controller; overrides the site's configuration.
+ADDRESS_VARIABLE = "SLURM_ELASTIC_CONTROLLER"
+CONFIGURATION = Path("/etc/slurm-elastic/elastic.toml")
+DEFAULT_PORT = 7321
+
+MAX_REQUEST = 64 * 1024
+MAX_REPLY = 16 * 1024 * 1024
+
+#: Seconds for a connection when there is another address to go on to.
+_CONNECT_S = 5.0
+#: Addresses as configured → the one that was active last.
+_active: dict[str, str] = {}
+
+_HEADER = struct.Struct("!I")
+
+
+class ChannelError(Exception):
+    """The controller cannot be used; one clear line."""
+
+
+class ControllerUnreachable(ChannelError):  # noqa: N818 - reads as what happened
+    """Nobody answers, or not in time."""
+
+
+class ControllerUntrusted(ChannelError):  # noqa: N818 - reads as what happened
+    """Something answers that is not the controller, or munge cannot tell."""
+
+
+class RequestRejected(ChannelError):  # noqa: N818 - reads as what happened
+    """The controller says no, with its reason; `code` is the reason in one word, if it has one."""
+
+    def __init__(self, reason: str, code: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Message(NamedTuple):
+    """An opened frame: who sent it, the JSON object, and the nonce a reply has to repeat."""
+
+    uid: int
+    gid: int
+    content: dict[str, Any]
+    nonce: str
+
+
+def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """Ask the controller.
+
+    Args:
+        address: `host:port`; several, separated by commas: the first that is active, begun
+            with the one that was so last.
+        request: e.g. `{"v": 1, "op": "orders", …}`.
+        timeout_s: for all of it, a long poll's waiting included; for each address anew.
+
+    Raises:
+        ChannelError: no answer, one that cannot be trusted, or a refusal.
+    """
+    named = addresses(address)
+    if len(named) == 1:
+        return _call(named[0], request, timeout_s=timeout_s, connect_s=timeout_s)
+    troubles = []
+    for one in sorted(named, key=lambda a: a != _active.get(address)):
+        try:
+            reply = _call(one, request, timeout_s=timeout_s, connect_s=min(timeout_s, _CONNECT_S))
+        except RequestRejected as error:
+            if error.code != "standby":
+                _active[address] = one
+                raise
+            troubles.append(f"{one}: {error}")
+        except (ControllerUnreachable, ControllerUntrusted) as error:
+            troubles.append(str(error).removeprefix("controller "))
+        else:
+            _active[address] = one
+            return reply
+    raise ControllerUnreachable(f"controller {address}: {'; '.join(troubles)}")
+
+
+def _call(
+    address: str, request: dict[str, Any], *, timeout_s: float, connect_s: float
+) -> dict[str, Any]:
+    end = time.monotonic() + timeout_s
+    nonce = os.urandom(16).hex()
+    try:
+        frame = encode(request, purpose="request", nonce=nonce, limit=MAX_REQUEST)
+        with socket.create_connection(parse_address(address), timeout=connect_s) as sock:
+            sock.sendall(frame)
+            answer = read_frame(_receiver(sock, end), limit=MAX_REPLY)
+        reply = decode(answer, purpose="reply", nonce=nonce)
+    except munge_auth.SealError as error:
+        raise ControllerUntrusted(f"controller {address}: {error}") from None
+    except (EOFError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ControllerUnreachable(f"controller {address}: {reason}") from None
+    if reply.uid not in trusted_uids():
+        raise ControllerUntrusted(
+            f"controller {address}: uid {reply.uid} answers, which is not its account"
+        )
+    if "error" in reply.content:
+        code = str(reply.content.get("code", ""))
+        raise RequestRejected(str(reply.content["error"])[:1000], code)
+    return reply.content
+
+
+def controller_address() -> str | None:
+    """Where the controller is said to be, or None: jobs run without one."""
+    from_environment = os.environ.get(ADDRESS_VARIABLE)
+    return from_environment or _configured().get("controller") or None
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """Those of `[api] controller`, which separates them by commas."""
+    return tuple(a.strip() for a in text.split(",") if a.strip()) or (text,)
+
+
+def trusted_uids() -> set[int]:
+    """Who may answer for the controller."""
+    uids = {0, os.getuid()}
+    with contextlib.suppress(KeyError):  # without the account it can only be root's
+        uids.add(pwd.getpwnam(_configured().get("user", "selastic")).pw_uid)
+    return uids
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host`, `host:port` or `[ipv6]:port`.
+
+    Raises:
+        Unreachable: it is none of them.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or (address.count(":") > 1 and not host.endswith("]")):
+        host, port = address, str(DEFAULT_PORT)
+    host = host.strip("[]")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise ControllerUnreachable(f"controller {address[:100]!r}: write HOST:PORT")
+    return host, int(port)
+
+
+def encode(
+    content: dict[str, Any], *, purpose: str, nonce: str, limit: int, uid: int | None = None
+) -> bytes:
+    """A whole frame, ready to send.
+
+    Raises:
+        ChannelError: it would be larger than `limit`.
+        seal.SealError: munge does not work here.
+    """
+    body = json.dumps(content, separators=(",", ":")).encode()
+    frame = munge_auth.seal(body, purpose=purpose, nonce=nonce, uid=uid)
+    if len(frame) > limit:
+        raise ChannelError(f"the {purpose} has {len(frame)} bytes, more than {limit}")
+    return _HEADER.pack(len(frame)) + frame
+
+
+def decode(frame: bytes, *, purpose: str, nonce: str | None = None) -> Message:
+    """Open a frame (without its length) and read its JSON.
+
+    Raises:
+        seal.SealError: see `munge_auth.unseal`; also when the body is not a JSON object.
+    """
+    sealed = munge_auth.unseal(frame, purpose=purpose, nonce=nonce)
+    try:
+        content = json.loads(sealed.body)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise munge_auth.UnsealError(f"the {purpose} is not a JSON object")
+    return Message(sealed.uid, sealed.gid, content, sealed.nonce)
+
+
+#: Bytes before a frame that tell its length.
+HEADER_SIZE = _HEADER.size
+
+
+def frame_size(header: bytes, *, limit: int) -> int:
+    """How many bytes follow this header.
+
+    Raises:
+        EOFError: more than `limit`, or the header is cut: the connection is of no use.
+    """
+    if len(header) != HEADER_SIZE:
+        raise EOFError("the connection was closed before a message")
+    (size,) = _HEADER.unpack(header)
+    if size > limit:
+        raise EOFError(f"a message of {size} bytes is announced, more than {limit}")
+    return int(size)
+
+
+def read_frame(receive: Callable[[int], bytes], *, limit: int) -> bytes:
+    """Read one frame with something like `socket.recv`.
+
+    Raises:
+        EOFError: the connection ends before, or the frame is too large.
+    """
+    return _exactly(receive, frame_size(_exactly(receive, HEADER_SIZE), limit=limit))
+
+
+def _exactly(receive: Callable[[int], bytes], size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = receive(min(size - len(data), 65536))
+        if not part:
+            raise EOFError("the connection was closed early")
+        data += part
+    return bytes(data)
+
+
+def _receiver(sock: socket.socket, end: float) -> Callable[[int], bytes]:
+    """`sock.recv` under one deadline for all calls together."""
+
+    def receive(size: int) -> bytes:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        sock.settimeout(left)
+        return sock.recv(size)
+
+    return receive
+
+
+def _configured() -> dict[str, Any]:
+    """The site's `[api]`, leniently: a job must not fail for the controller's configuration."""
+    try:
+        section = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8")).get("api")
+    except (OSError, ValueError):
+        return {}
+    return section if isinstance(section, dict) else {}

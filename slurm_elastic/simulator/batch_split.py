@@ -1,0 +1,70 @@
+"""How a running job splits its batch, epoch after epoch: `GoodputModel.best` for one shape.
+
+The same choice as `slurm_elastic.models.goodput` makes, from the same candidates and the same fit;
+but a running job asks again and again about the one shape it has, with nothing changed but the
+noise of its gradient, and then only three array operations are left. Tests hold the two equal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurm_elastic.core.application import Application, Noise, Observation
+from slurm_elastic.models import efficiency, throughput
+from slurm_elastic.models.batch_candidates import ConfigurationSet, candidates
+
+
+class BatchSplitter:
+    """One job on one GPU type in one shape, with what it has measured there; immutable."""
+
+    __slots__ = ("_accumulation", "_micro_batch", "_scale", "_weight")
+
+    def __init__(
+        self,
+        application: Application,
+        observations: tuple[Observation, ...],
+        *,
+        nodes: int,
+        gpus: int,
+        max_batch: int,
+        most: int,
+        compat: bool,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            application: with an elastic batch.
+            observations: of the present GPU type, at least one.
+            nodes: of the shape.
+            gpus: of the shape, over all its nodes.
+            max_batch: largest global batch.
+            most: largest micro-batch in this shape.
+            compat: fit as Sia's artifact does.
+        """
+        gpu_type = observations[0].gpu_type
+        tried = candidates(
+            application,
+            ConfigurationSet((gpu_type,), (nodes,), (gpus,)),
+            fixed=False,
+            compat=compat,
+            max_batch=max_batch,
+            most=most,
+        )
+        profile = application.on(gpu_type)
+        fit = throughput.fit(
+            observations,
+            unit=profile.unit if profile else 1,
+            starts=1 if compat else throughput.STARTS,
+        )
+        self._micro_batch, self._accumulation = tried.micro_batch[0], tried.accumulation[0]
+        seconds = fit.iteration_time(
+            nodes, tried.replicas[0], self._micro_batch, self._accumulation
+        )
+        self._weight = np.where(tried.valid[0], tried.samples[0] / seconds, 0.0)
+        self._scale = tried.samples[0] / application.initial_batch
+
+    def best(self, noise: Noise) -> tuple[int, int]:
+        """(micro-batch, accumulated micro-steps) of the best goodput; of equal ones the first."""
+        sqr, var = efficiency.weights(noise)
+        at = int((self._weight / (var + sqr * self._scale)).argmax())
+        return int(self._micro_batch[at]), int(self._accumulation[at])

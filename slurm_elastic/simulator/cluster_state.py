@@ -1,0 +1,183 @@
+"""What a round is shown of the simulated cluster: real snapshots and records.
+
+Values are kept between rounds as long as nothing about them changed, so that whoever caches by
+identity or equality finds them again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from slurm_elastic.core.cluster import Job, JobState, Node, Partition, Snapshot
+from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.core.submission import Submission
+from slurm_elastic.models.link_estimates import LEAST_REPORTS
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.truth.rack_network import Network
+from slurm_elastic.simulator.workloads.cluster_text import Cluster
+
+_PARTITION = "gpu"
+_PARTITIONS = (Partition(name=_PARTITION),)
+
+
+class SimulatedCluster:
+    """Snapshots and records of one simulation.
+
+    Attributes:
+        nodes: all nodes, idle.
+        rack_of: rack of each node; empty without racks.
+    """
+
+    def __init__(self, cluster: Cluster, *, measure: bool, network: Network | None = None) -> None:
+        """Prepare.
+
+        Args:
+            cluster: the nodes.
+            measure: also report plain speeds, for policies that do not read `learned`.
+            network: its racks; None: all nodes are one.
+        """
+        self.nodes = cluster.nodes(_PARTITION)
+        self._index = {n.name: i for i, n in enumerate(self.nodes)}
+        self._used: dict[tuple[str, int], Node] = {}
+        self._jobs: dict[int, tuple[object, Job]] = {}
+        self._records: dict[int, tuple[object, JobRecord]] = {}
+        self._measure = measure
+        self._sent = network.gradient_bytes if network else {}
+        names = [n.name for n in self.nodes]
+        self._switches = network.switches(names) if network else ()
+        self.rack_of = {n: s.name for s in self._switches if not s.children for n in s.nodes}
+
+    def snapshot(self, at_s: float, jobs: Sequence[SimulatedJob]) -> Snapshot:
+        """The cluster with these jobs, submitted and not complete."""
+        return Snapshot(
+            time=at_s,
+            nodes=self._nodes(jobs),
+            jobs=tuple(self._job(j) for j in jobs),
+            partitions=_PARTITIONS,
+            switches=self._switches,
+        )
+
+    def records(self, jobs: Iterable[SimulatedJob]) -> dict[int, JobRecord]:
+        """What a controller would know of them."""
+        return {j.job_id: self._record(j) for j in jobs}
+
+    def forget(self, job_id: int) -> None:
+        """Drop what is kept of a job that is complete."""
+        self._jobs.pop(job_id, None)
+        self._records.pop(job_id, None)
+
+    def _nodes(self, jobs: Iterable[SimulatedJob]) -> tuple[Node, ...]:
+        used = [0] * len(self.nodes)
+        for job in jobs:
+            for name, gpus in job.allocation.shares if job.allocation else ():
+                used[self._index[name]] += gpus
+        return tuple(
+            self._node(node, gpus) if gpus else node
+            for node, gpus in zip(self.nodes, used, strict=True)
+        )
+
+    def _node(self, node: Node, used: int) -> Node:
+        found = self._used.get((node.name, used))
+        if found is None:
+            assert used <= node.gpus, f"{node.name} has {node.gpus} GPUs, {used} were given away"
+            found = dataclasses.replace(node, used_gpus=used, used_cpus=used)
+            self._used[node.name, used] = found
+        return found
+
+    def _job(self, job: SimulatedJob) -> Job:
+        key = (job.allocation, job.starts)
+        before, found = self._jobs.get(job.job_id, (None, None))
+        if found is None or before != key:
+            found = _slurm_job(job)
+            self._jobs[job.job_id] = (key, found)
+        return found
+
+    def _record(self, job: SimulatedJob) -> JobRecord:
+        restarting = job.restart_left_s > 0
+        fields = (id(job.learned), id(job.places), restarting, job.progress, job.allocation)
+        before, found = self._records.get(job.job_id, (None, None))
+        if found is None or before != fields:
+            found = JobRecord(
+                job_id=job.job_id,
+                measurements=_measurements(job) if self._measure else (),
+                proven=True,
+                reporting=job.allocation is not None,
+                checkpoint_s=0.0,
+                restart_s=job.restart_s,
+                progress=min(1.0, job.progress / job.physics.total),
+                last_change=job.changed_s if job.allocation is not None else None,
+                in_transition=restarting,
+                target=job.allocation if restarting else None,
+                leased=job.allocation is None and job.starts > 0,
+                resizes=job.restarts,
+                learned=job.learned,
+                gradient_bytes=self._sent.get(job.submitted.application),
+            )
+            self._records[job.job_id] = (fields, found)
+        return found
+
+
+def _slurm_job(job: SimulatedJob) -> Job:
+    directive, held = job.described.directive, job.allocation
+    least, gpu_type = directive.start()
+    return Job(
+        job_id=job.job_id,
+        display_id=str(job.job_id),
+        name=job.submitted.name,
+        user=job.submitted.user,
+        uid=1000,
+        state=JobState.RUNNING if held else JobState.PENDING,
+        reason="" if held else "Resources",
+        partition=_PARTITION,
+        submit_time=job.submitted.time_s,
+        start_time=job.changed_s if held else None,
+        # Slurm's count: a job that was suspended has been requeued once more.
+        run=job.restarts if held else job.starts,
+        submission=Submission(directive),
+        allocation=held,
+        gpus=held.gpus if held else least,
+        gpu_type=held.gpu_type if held else gpu_type or "",
+        cpus_per_gpu=0.0,
+    )
+
+
+def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
+    """Plain speeds of the shapes that it ran in, each at the largest batch measured there.
+
+    Where there are racks, with their number and what crossing them cost.
+    """
+    pipeline = job.physics.profile.micro_batches
+    if job.places:
+        return _placed(job, pipeline)
+    best: dict[tuple[str, int, int], Measurement] = {}
+    for o in job.observations:
+        shape = (o.gpu_type, o.gpus, o.nodes)
+        unit = job.physics.profile.types[o.gpu_type].unit
+        samples = o.gpus // unit * o.micro_batch * pipeline / o.step_s
+        if shape not in best or samples > best[shape].samples_per_s:
+            best[shape] = Measurement(
+                gpu_type=o.gpu_type, gpus=o.gpus, nodes=o.nodes, samples_per_s=samples, steps=100
+            )
+    return tuple(best.values())
+
+
+def _placed(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
+    best: dict[tuple[str, int, int, int], Measurement] = {}
+    for (kind, nodes, gpus, micro_batch, racks), (step_s, micro_s) in job.places.items():
+        unit = job.physics.profile.types[kind].unit
+        samples = gpus // unit * micro_batch * pipeline / step_s
+        shape = (kind, gpus, nodes, racks)
+        if shape not in best or samples > best[shape].samples_per_s:
+            best[shape] = Measurement(
+                gpu_type=kind,
+                gpus=gpus,
+                nodes=nodes,
+                racks=racks,
+                samples_per_s=samples,
+                steps=100,
+                compute_s=micro_s,
+                sync_s=max(0.0, step_s - micro_s),
+                reports=LEAST_REPORTS,
+            )
+    return tuple(best.values())

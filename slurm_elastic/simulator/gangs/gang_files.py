@@ -1,0 +1,179 @@
+"""Workloads and slowdown tables in the form of Dally's published data (`--format dally`).
+
+Workload: `job_id,arrival_time,model,total_iterations,time_per_iteration,max_parallelism`;
+seconds, seconds per iteration and GPU, GPUs of the gang. Slowdown table:
+`model,gpus,racks,machines,slots` and `compute_us,exposed_comm_us`, or `s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slurm_elastic.models.communication import SlowdownTable
+from slurm_elastic.placement.delay.free_map import NodeLayout
+from slurm_elastic.simulator.workloads.cluster_text import MAX_NODES, MAX_PER_NODE, ClusterError
+from slurm_elastic.simulator.workloads.workload import WorkloadError, rows
+
+_WORKLOAD = (
+    "job_id",
+    "arrival_time",
+    "model",
+    "total_iterations",
+    "time_per_iteration",
+    "max_parallelism",
+)
+_TABLE = ("model", "gpus", "racks", "machines", "slots")
+_MOST = 1e15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedGang:
+    """One row.
+
+    Attributes:
+        iterations: over all its GPUs.
+        iteration_s: seconds of one iteration on one GPU, without communication.
+    """
+
+    job_id: int
+    arrival_s: float
+    model: str
+    iterations: int
+    iteration_s: float
+    gpus: int
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GangWorkload:
+    """Gangs in the order of the file."""
+
+    name: str
+    gangs: tuple[SubmittedGang, ...]
+
+
+def read_workload(path: Path) -> GangWorkload:
+    """Read one CSV file.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, or a value cannot be.
+    """
+    gangs: list[SubmittedGang] = []
+    lines: dict[int, str] = {}
+    for where, row in _rows(path, _WORKLOAD):
+        gang = SubmittedGang(
+            job_id=_whole(row, "job_id", where, least=0),
+            arrival_s=_number(row, "arrival_time", where, least=0.0),
+            model=row["model"],
+            iterations=_whole(row, "total_iterations", where, least=1),
+            iteration_s=_number(row, "time_per_iteration", where, least=1e-12),
+            gpus=_whole(row, "max_parallelism", where, least=1),
+            source=where,
+        )
+        if gang.job_id in lines:
+            raise WorkloadError(
+                f"{where}: job_id {gang.job_id} also stands in {lines[gang.job_id]};"
+                " give each job its own"
+            )
+        lines[gang.job_id] = where
+        gangs.append(gang)
+    if not gangs:
+        raise WorkloadError(f"{path}: holds no job; each line after the first is one")
+    return GangWorkload(path.stem, tuple(gangs))
+
+
+def read_slowdowns(path: Path) -> SlowdownTable:
+    """Read a slowdown table.
+
+    Where the two times are given, s is made of them in the single precision that ASTRA-sim writes.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, a value cannot be, or a row comes twice.
+    """
+    parts: dict[tuple[str, int, int, int, int], float] = {}
+    for where, row in _rows(path, _TABLE):
+        key = (
+            row["model"],
+            _whole(row, "gpus", where, least=1),
+            _whole(row, "racks", where, least=1),
+            _whole(row, "machines", where, least=1),
+            _whole(row, "slots", where, least=1),
+        )
+        if row.get("compute_us") and row.get("exposed_comm_us"):
+            compute = float(np.float32(_number(row, "compute_us", where, least=1e-9)))
+            exposed = float(np.float32(_number(row, "exposed_comm_us", where, least=0.0)))
+            part = compute / (exposed + compute)
+        elif row.get("s"):
+            part = _number(row, "s", where, least=1e-9)
+        else:
+            raise WorkloadError(
+                f"{where}: neither compute_us and exposed_comm_us nor s is given; write one"
+            )
+        if part > 1:
+            raise WorkloadError(
+                f"{where}: s {part:g} is above 1; it is the computing part of the time"
+            )
+        if parts.setdefault(key, part) != part:
+            raise WorkloadError(
+                f"{where}: {key[0]} on {key[1]} GPUs, {key[2]} racks, {key[3]} machines, {key[4]}"
+                " slots also stands further up, with another s; keep one"
+            )
+    if not parts:
+        raise WorkloadError(f"{path}: holds no row; each line after the first is one")
+    return SlowdownTable(parts)
+
+
+def read_sites(text: str, *, slots: int) -> NodeLayout:
+    """A cluster in words: `2x4x8` is two racks of four nodes of eight GPUs.
+
+    Args:
+        text: RACKSxNODESxGPUS.
+        slots: link domains of each node.
+
+    Raises:
+        ClusterError: something else.
+    """
+    words = text.split("x")
+    try:
+        racks, nodes, gpus = (int(w) for w in words)
+    except ValueError:
+        racks = nodes = gpus = 0
+    remedy = "write RACKSxNODESxGPUS, e.g. 2x4x8"
+    if min(racks, nodes, gpus) < 1 or racks * nodes > MAX_NODES or gpus > MAX_PER_NODE:
+        raise ClusterError(f'cluster "{text[:60]}" cannot be; {remedy}')
+    if slots < 1 or gpus % slots:
+        raise ClusterError(f"--slots {slots} do not divide the {gpus} GPUs of a node; write e.g. 2")
+    return NodeLayout.regular(racks=racks, nodes=nodes, gpus=gpus, domains=slots)
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each row, and where it stands."""
+    shape = f"must have {','.join(columns)}"
+    for line, row in rows(path, columns, what="a CSV file", header_line=shape):
+        yield f"{path.name}:{line}", row
+
+
+def _number(row: Mapping[str, str], column: str, where: str, *, least: float) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not least <= value <= _MOST:
+        raise WorkloadError(
+            f"{where}: {column} {row[column][:40]!r} cannot be; write a number from {least:g} on"
+        )
+    return value
+
+
+def _whole(row: Mapping[str, str], column: str, where: str, *, least: int) -> int:
+    value = _number(row, column, where, least=least)
+    if value != int(value):
+        raise WorkloadError(
+            f"{where}: {column} {row[column][:40]!r} cannot be; write a whole number"
+        )
+    return int(value)

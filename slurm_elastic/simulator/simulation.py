@@ -1,0 +1,400 @@
+"""The simulator's clock: time passes, rounds decide, jobs follow.
+
+The same round as in the controller (`slurm_elastic.round`) decides on snapshots of
+an invented cluster, and all its changes happen at once. The *round clock* is
+that of Sia's artifact (SOSP'23, `cluster.py`): every `interval_s` all jobs
+advance, then the round sees those submitted by then. With the *event clock*
+an arrival, a completion or the end of a restart makes a round at once, and
+`interval_s` is only the most that passes between two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slurm_elastic.config.schema import Config
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.plan import Plan, Proposal
+from slurm_elastic.policies.policy_protocol import Policy, Question
+from slurm_elastic.round import decide_round
+from slurm_elastic.simulator import fairness, job_factory
+from slurm_elastic.simulator.cluster_state import SimulatedCluster
+from slurm_elastic.simulator.results import JobFreezing, JobResult, Result, RoundResult, Segment
+from slurm_elastic.simulator.scalability_analyser import analysed
+from slurm_elastic.simulator.shared_observations import SharedObservations
+from slurm_elastic.simulator.simulated_job import SimulatedJob
+from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
+from slurm_elastic.simulator.truth.rack_network import Network
+from slurm_elastic.simulator.truth.restart_costs import RestartCosts
+from slurm_elastic.simulator.workloads.application_profiles import Profiles
+from slurm_elastic.simulator.workloads.cluster_text import Cluster
+from slurm_elastic.simulator.workloads.workload import Workload
+
+Clock = Literal["round", "event"]
+Progress = Callable[[int, int, float], None]
+
+#: Rounds in a row in which no job holds a GPU, all being submitted, before that is an error.
+_MOST_IDLE_ROUNDS = 1000
+#: No round is begun sooner than this after another for the sake of a timer alone.
+_SOONEST_S = 1.0
+#: Rounds between two calls of `progress`.
+_TELL_EVERY = 20
+
+
+class SimulationError(ValueError):
+    """The simulation cannot go on; the message names the job and the remedy."""
+
+
+def simulate(
+    workload: Workload,
+    profiles: Profiles,
+    cluster: Cluster,
+    *,
+    config: Config,
+    policy: Policy,
+    interval_s: float = 60.0,
+    clock: Clock = "round",
+    seed: int = 0,
+    job_class: JobClass | None = None,
+    restarts: RestartCosts | None = None,
+    network: Network | None = None,
+    freezing: str | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Run a workload to its end.
+
+    Args:
+        workload: what is submitted when.
+        profiles: what its applications are, in truth.
+        cluster: where it runs.
+        config: the site's configuration; `[controller] policy` names `policy` in the result. A
+            decisive policy is bound neither by `min_interval_s` nor by `per_hour`. With `[sia]
+            artifact_compat` jobs also choose their batches by the artifact's fits.
+        policy: decides.
+        interval_s: seconds between rounds; the most with the event clock.
+        clock: `round`: everything happens at multiples of `interval_s`; `event`: arrivals,
+            completions and ends of restarts trigger a round at once.
+        seed: for policies that draw lots.
+        job_class: forced on all jobs; None: each its own.
+        restarts: what a restart costs; None: the profiles' own seconds.
+        network: racks, and what crossing them costs; None: all nodes are one rack.
+        freezing: what is believed of it, one of `freezing_truth.BELIEFS`: all jobs ask for
+            `freeze=auto`; None: no job freezes layers.
+        progress: called now and then with (jobs complete, jobs in all, simulated seconds).
+
+    Raises:
+        WorkloadError: a job has no profile or can never run on this cluster.
+        ProfileError: the tables do not say how fast a job is where it was put.
+        SimulationError: nobody was given GPUs for a thousand rounds, or the interval cannot be.
+    """
+    began = time.process_time()
+    if not interval_s >= 1.0:
+        raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
+    manner = job_factory.SimulationManner(
+        compat=config.sia.artifact_compat,
+        tunes=bool(getattr(policy, "tunes", True)),
+        freezes=bool(getattr(policy, "freezes", False)),
+        belief=BELIEFS[freezing] if freezing is not None else None,
+    )
+    jobs = job_factory.jobs(
+        workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), manner
+    )
+    if getattr(policy, "analysed", False):
+        analysed(jobs, cluster)
+    run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
+    if clock == "event":
+        run.by_events(progress)
+    else:
+        run.by_rounds(progress)
+    results = run.results()
+    return Result(
+        workload=workload.name,
+        policy=config.controller.policy,
+        cluster=str(cluster),
+        gpus=tuple((g.gpu_type, g.gpus) for g in cluster),
+        jobs=results,
+        rounds=tuple(run.rounds),
+        segments=tuple(run.segments),
+        policy_s=tuple(run.policy.wall_s),
+        cpu_s=time.process_time() - began,
+        stages_s=tuple(run.stages.items()),
+        crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
+        notes=(*run.notes, *job_factory.assumptions(run.jobs, manner.belief)),
+        dropped=tuple(job.submitted.name for job in run.dropped),
+        freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
+    )
+
+
+def _frozen(job: SimulatedJob) -> JobFreezing:
+    assert job.layers is not None
+    return JobFreezing(job.submitted.name, job.layers.lost / job.physics.total, job.layers.mean)
+
+
+class _Timed:
+    """A policy whose calls are timed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.decisive = bool(getattr(policy, "decisive", False))
+        self.moves = bool(getattr(policy, "moves", True))
+        self.measures = bool(getattr(policy, "measures", not self.decisive))
+        self.wall_s: list[float] = []
+        self.cpu_s = 0.0
+
+    def decide(
+        self, question: Question, state: Mapping[str, Any]
+    ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
+        """Ask it."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        answer = self.policy.decide(question, state)
+        self.wall_s.append(time.perf_counter() - wall)
+        self.cpu_s += time.process_time() - cpu
+        return answer
+
+
+@dataclass
+class _Run:
+    """One simulation under way.
+
+    Attributes:
+        jobs: in order of submission; `active` are submitted and not complete, the first `arrived`
+            are submitted.
+        contention: for each job (its integral over the job's life, seconds of that).
+        holding: since when each job has held what it holds.
+        dropped: turned away by the policy; they never run.
+    """
+
+    cluster: Cluster
+    jobs: list[SimulatedJob]
+    policy: _Timed
+    config: Config
+    seed: int
+    interval_s: float
+    network: Network | None = None
+    now_s: float = 0.0
+    arrived: int = 0
+    active: list[SimulatedJob] = field(default_factory=list)
+    rounds: list[RoundResult] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    contention: dict[int, tuple[float, float]] = field(default_factory=dict)
+    holding: dict[int, Segment] = field(default_factory=dict)
+    dropped: list[SimulatedJob] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)
+    _state: Mapping[str, Any] = field(default_factory=dict)
+    _plan: Plan | None = None
+    _idle: int = 0
+    _lessons: SharedObservations = field(default_factory=SharedObservations)
+
+    def __post_init__(self) -> None:
+        self.world = SimulatedCluster(
+            self.cluster,
+            # Where there are racks, delay timers ask what distance costs under any policy.
+            measure=self.policy.measures or self.network is not None,
+            network=self.network,
+        )
+        controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
+        resize = self.config.resize
+        if self.policy.decisive:
+            resize = dataclasses.replace(resize, min_interval_s=0.0, per_hour=3600)
+        self.config = dataclasses.replace(self.config, controller=controller, resize=resize)
+        self.stages = {"physics": 0.0, "policy": 0.0, "round": 0.0, "rest": 0.0}
+
+    def by_rounds(self, progress: Progress | None) -> None:
+        """The round clock."""
+        count = 0
+        while self.arrived < len(self.jobs) or self.active:
+            if not self.active:
+                # Nothing can happen before the round that sees the next arrival.
+                arrival = self.jobs[self.arrived].submitted.time_s
+                count = max(count, -int(-arrival // self.interval_s) - 1)
+            count += 1
+            self._advance(self.active, count * self.interval_s)
+            self._round(count * self.interval_s, progress)
+
+    def by_events(self, progress: Progress | None) -> None:
+        """The event clock."""
+        while self.arrived < len(self.jobs) or self.active:
+            horizon = self.now_s + self.interval_s
+            if self._plan is not None and self._plan.wake is not None:
+                horizon = min(horizon, max(self._plan.wake, self.now_s + _SOONEST_S))
+            if self.arrived < len(self.jobs):
+                arrival = self.jobs[self.arrived].submitted.time_s
+                horizon = arrival if not self.active else min(horizon, arrival)
+            for job in self.active:
+                if job.restart_left_s > 0:
+                    horizon = min(horizon, self.now_s + job.restart_left_s)
+            # Jobs do not depend on each other between rounds: the first completion is found by
+            # looking ahead, and all others are taken to that moment again.
+            ahead = [job.copy() for job in self.active]
+            self._advance(ahead, horizon)
+            first = min((j.completion_s for j in ahead if j.completion_s is not None), default=None)
+            if first is not None and first < horizon:
+                horizon = first
+                again = [job.copy() for job in self.active]
+                ahead = [
+                    done if done.completion_s == first else job
+                    for done, job in zip(ahead, again, strict=True)
+                ]
+                self._advance([job for job in ahead if job.completion_s is None], horizon)
+            self._replace(ahead)
+            self._round(horizon, progress)
+
+    def results(self) -> tuple[JobResult, ...]:
+        """Figures of all jobs, which are complete, but those that were dropped."""
+        gone = {job.job_id for job in self.dropped}
+        return tuple(self._result(job) for job in self.jobs if job.job_id not in gone)
+
+    def _advance(self, jobs: list[SimulatedJob], until_s: float) -> None:
+        begin = time.process_time()
+        for job in jobs:
+            job.advance(until_s)
+        self.stages["physics"] += time.process_time() - begin
+
+    def _replace(self, ahead: list[SimulatedJob]) -> None:
+        by_id = {job.job_id: job for job in ahead}
+        self.active = ahead
+        self.jobs = [by_id.get(job.job_id, job) for job in self.jobs]
+
+    def _round(self, at_s: float, progress: Progress | None) -> None:
+        """Completions, arrivals, a decision, its execution."""
+        begin, policy = time.process_time(), self.policy.cpu_s
+        since = at_s - self.now_s
+        for job in self.active:
+            total, seconds = self.contention.get(job.job_id, (0.0, 0.0))
+            self.contention[job.job_id] = (total + since * len(self.active), seconds + since)
+        self.now_s = at_s
+        for job in self.active:
+            if job.completion_s is not None:
+                self._ends(job, job.completion_s)
+                self.world.forget(job.job_id)
+                self._lessons.remember(job)
+        self.active = [job for job in self.active if job.completion_s is None]
+        while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
+            self._arrives(self.jobs[self.arrived], at_s)
+            self.arrived += 1
+        prepared = time.process_time()
+        self._decide(at_s)
+        decided = time.process_time()
+        self._check(at_s)
+        if progress is not None and (len(self.rounds) % _TELL_EVERY == 0 or not self.active):
+            progress(self.arrived - len(self.active), len(self.jobs), at_s)
+        self.stages["policy"] += self.policy.cpu_s - policy
+        self.stages["round"] += decided - prepared - (self.policy.cpu_s - policy)
+        self.stages["rest"] += time.process_time() - decided + prepared - begin
+
+    def _arrives(self, job: SimulatedJob, at_s: float) -> None:
+        if self.config.sia.share:
+            for other in self.active:
+                if other.submitted.application == job.submitted.application:
+                    self._lessons.remember(other)
+            self._lessons.teach(job)
+        job.now_s = at_s
+        self.active.append(job)
+
+    def _decide(self, at_s: float) -> None:
+        if self.active:
+            plan, self._state = decide_round(
+                self.world.snapshot(at_s, self.active),
+                self.world.records(self.active),
+                config=self.config,
+                policy=self.policy,
+                state=self._state,
+                previous=self._plan,
+                seed=self.seed,
+                at_once=True,
+                explain=False,
+            )
+            self._plan = plan
+            self.notes.extend(note for note in plan.notes if note not in self.notes[-8:])
+            self._carry_out(plan, at_s)
+        held: dict[str, int] = {}
+        for job in self.active:
+            if job.shape:
+                held[job.gpu_type] = held.get(job.gpu_type, 0) + job.gpus
+        self.rounds.append(RoundResult(at_s, len(self.active), tuple(sorted(held.items()))))
+
+    def _carry_out(self, plan: Plan, at_s: float) -> None:
+        begin = time.process_time()
+        targets = {d.job_id: d.target for d in plan.decisions}
+        self._drop({d.job_id for d in plan.decisions if d.dropped})
+        batches = {d.job_id: d.batch for d in plan.decisions}
+        for job in self.active:
+            job.order(batches.get(job.job_id))
+            target = targets.get(job.job_id, job.allocation)
+            if target == job.allocation:
+                continue
+            self._ends(job, at_s)
+            job.hold(target, moving_costs=self.network is not None)
+            if target is not None:
+                self.holding[job.job_id] = Segment(
+                    job.submitted.name, at_s, at_s, target.gpu_type, job.shape
+                )
+        if self.network is not None:
+            self._cross(self.network)
+        spent = time.process_time() - begin
+        self.stages["physics"] += spent
+        self.stages["round"] -= spent
+
+    def _drop(self, gone: Collection[int]) -> None:
+        """Take jobs out that the policy turned away."""
+        for job in [j for j in self.active if j.job_id in gone]:
+            self.dropped.append(job)
+            self.active.remove(job)
+            self.world.forget(job.job_id)
+
+    def _cross(self, network: Network) -> None:
+        """What crossing racks costs each job from now on."""
+        held = {
+            j.job_id: (j.submitted.application, j.allocation)
+            for j in self.active
+            if j.allocation is not None
+        }
+        extra = network.extra_s(held, self.world.rack_of)
+        for job in self.active:
+            job.extra_s = extra.get(job.job_id, 0.0)
+            where = job.allocation
+            job.racks = len({self.world.rack_of[n] for n in where.nodes}) if where else 0
+
+    def _ends(self, job: SimulatedJob, at_s: float) -> None:
+        segment = self.holding.pop(job.job_id, None)
+        if segment is not None and at_s > segment.begin_s:
+            self.segments.append(dataclasses.replace(segment, end_s=at_s))
+
+    def _check(self, at_s: float) -> None:
+        """Whether anybody can still be expected to make progress."""
+        busy = not self.active or any(job.shape for job in self.active)
+        self._idle = 0 if busy or self.arrived < len(self.jobs) else self._idle + 1
+        if self._idle > _MOST_IDLE_ROUNDS:
+            job = self.active[0].submitted
+            raise SimulationError(
+                f"{job.source or job.name}: {job.name} was given no GPU for {_MOST_IDLE_ROUNDS}"
+                f" rounds although the cluster is idle (at {at_s:.0f} s, {len(self.active)} jobs"
+                f" wait); try another policy, or change what it asks for"
+            )
+
+    def _result(self, job: SimulatedJob) -> JobResult:
+        assert job.completion_s is not None
+        assert job.start_s is not None
+        total, seconds = self.contention[job.job_id]
+        contention = total / seconds
+        submitted = job.submitted
+        jct_s = job.completion_s - submitted.time_s
+        return JobResult(
+            name=submitted.name,
+            application=submitted.application,
+            job_class=submitted.job_class.value,
+            submission_s=submitted.time_s,
+            start_s=job.start_s,
+            completion_s=job.completion_s,
+            jct_s=jct_s,
+            restarts=job.restarts,
+            gpu_s=job.gpu_s,
+            lost_gpu_s=job.lost_gpu_s,
+            contention=contention,
+            rho=jct_s / fairness.isolated_s(job, self.cluster, contention),
+        )

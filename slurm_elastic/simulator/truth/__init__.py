@@ -1,0 +1,1 @@
+"""How simulated jobs really behave: speed, restarts, network, freezing."""

@@ -1,0 +1,107 @@
+"""Racks of a simulated cluster, and what it costs to train across them; our definition.
+
+The tables that jobs are simulated from (profiles.py) know nodes, not racks. Here every `rack_nodes`
+nodes, in the order of the cluster, are a rack with one uplink. A job over r racks pays, once per
+step, a ring all-reduce of its gradients between them, not overlapped:
+
+    2 (r - 1) / r * bytes / (uplink * share)
+
+The share is `1 / (jobs on the busiest of its uplinks * congestion)` (models/communication.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.core.cluster import Allocation, Switch
+from slurm_elastic.models.communication import uplink_shares
+from slurm_elastic.simulator.workloads.builtin_profiles import FAMILIES
+from slurm_elastic.simulator.workloads.workload import WorkloadError, rows
+
+#: A row beyond this many bytes is a typing error.
+_MOST_BYTES = 1e15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The racks and their uplinks.
+
+    Attributes:
+        rack_nodes: nodes of each rack.
+        uplink_bytes_s: of one rack.
+        gradient_bytes: of each application, per step; unknown ones send nothing. Those of single
+            jobs, `APPLICATION#JOB` (stated.py), are found by their application.
+        congestion: what others send leaves 1 / congestion of each uplink.
+    """
+
+    rack_nodes: int
+    uplink_bytes_s: float
+    gradient_bytes: Mapping[str, float]
+    congestion: float = 1.0
+
+    def switches(self, nodes: Sequence[str]) -> tuple[Switch, ...]:
+        """The tree over these nodes."""
+        size = self.rack_nodes
+        leaves = tuple(
+            Switch(f"rack{i // size}", 0, tuple(nodes[i : i + size]))
+            for i in range(0, len(nodes), size)
+        )
+        return (*leaves, Switch("spine", 1, tuple(nodes), tuple(s.name for s in leaves)))
+
+    def extra_s(
+        self, held: Mapping[int, tuple[str, Allocation]], rack_of: Mapping[str, str]
+    ) -> dict[int, float]:
+        """Seconds that each job's step takes longer, for those that cross racks.
+
+        Args:
+            held: application and allocation of each job.
+            rack_of: rack of each node.
+        """
+        racks = {j: {rack_of[n] for n in where.nodes} for j, (_, where) in held.items()}
+        users: dict[str, int] = {}
+        for crossed in racks.values():
+            for rack in crossed if len(crossed) > 1 else ():
+                users[rack] = users.get(rack, 0) + 1
+        shares = uplink_shares(users, congestion=self.congestion)
+        found = {}
+        for job_id, crossed in racks.items():
+            if len(crossed) > 1:
+                share = min(shares[rack] for rack in crossed)
+                size = self.gradient_bytes.get(held[job_id][0].partition("#")[0], 0.0)
+                count = len(crossed)
+                found[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
+        return found
+
+
+def builtin_gradients() -> dict[str, float]:
+    """Bytes of the built-in applications: 4 per parameter."""
+    return {family.name: 4 * family.parameters for family in FAMILIES}
+
+
+def read_gradients(path: Path) -> dict[str, float]:
+    """Gradient bytes per step and application, from a CSV file `application,bytes`.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, a value cannot be, or a row comes twice.
+    """
+    found: dict[str, float] = {}
+    columns = ("application", "bytes")
+    shape = "must be application,bytes"
+    for line, row in rows(path, columns, what="a CSV file application,bytes", header_line=shape):
+        where, name = f"{path.name}:{line}", row["application"]
+        try:
+            size = float(row["bytes"])
+        except ValueError:
+            size = -1.0
+        if not 0 <= size <= _MOST_BYTES:
+            raise WorkloadError(
+                f"{where}: bytes {row['bytes'][:40]!r} cannot be; write a number from 0 on"
+            )
+        if name in found:
+            raise WorkloadError(f"{where}: {name[:60]} also stands further up; keep one row")
+        found[name] = size
+    if not found:
+        raise WorkloadError(f"{path}: holds no row; each line after the first is one")
+    return found

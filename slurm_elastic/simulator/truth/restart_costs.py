@@ -1,0 +1,115 @@
+"""What a restart costs a job: a table by application, or measured live transitions.
+
+A job stands still for these seconds after each change of GPU type or shape and
+holds its new GPUs meanwhile. Sia's traces (SOSP'23) state seconds by application; a
+site has its own, measured ones: JSON (a list of objects) or CSV with the columns
+`checkpoint_s`, `slurm_s`, `start_s` (from the notice to the checkpoint's
+end, Slurm's part, from there to the first step), and optionally `application`; or what
+`python -m benchmarks.resize --json` prints, of which the resizes count. A job
+then pays the mean of its application's transitions, else of all.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PARTS = ("checkpoint_s", "slurm_s", "start_s")
+
+
+class RestartCostError(ValueError):
+    """Measured transitions that cannot be used; names file, line, culprit and remedy."""
+
+
+@dataclass(frozen=True)
+class RestartCosts:
+    """Seconds by application.
+
+    Attributes:
+        seconds: for the applications that are known.
+        default_s: for all others; None: the profile's own.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    default_s: float | None = None
+
+    def of(self, application: str, otherwise: float) -> float:
+        """Seconds that a restart of a job of this application takes."""
+        known = self.seconds.get(application)
+        if known is not None:
+            return known
+        return otherwise if self.default_s is None else self.default_s
+
+
+def read(path: Path) -> RestartCosts:
+    """Read measured transitions.
+
+    Raises:
+        RestartsError: unreadable, no transition, or seconds that cannot be.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise RestartCostError(f"{path}: {reason}; name a JSON or CSV file") from None
+    rows = _from_json(path, text) if text.lstrip()[:1] in ("[", "{") else _from_csv(path, text)
+    by_name: dict[str, list[float]] = {}
+    for where, row in rows:
+        total = sum(_seconds(row.get(part), part, where) for part in PARTS)
+        by_name.setdefault(str(row.get("application") or ""), []).append(total)
+    everything = [s for seconds in by_name.values() for s in seconds]
+    if not everything:
+        raise RestartCostError(f"{path}: holds no transition; each row needs {', '.join(PARTS)}")
+    return RestartCosts(
+        {name: sum(s) / len(s) for name, s in by_name.items() if name},
+        sum(everything) / len(everything),
+    )
+
+
+def _from_json(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RestartCostError(
+            f"{path.name}: is not JSON: {error}; write a list of objects"
+        ) from None
+    if isinstance(data, dict):
+        data = data.get("transitions", data.get("rows", [data]))
+    if not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
+        raise RestartCostError(f"{path.name}: must be a list of objects with {', '.join(PARTS)}")
+    rows = [(f"{path.name}: entry {i}", row) for i, row in enumerate(data, start=1)]
+    return [(where, _renamed(row)) for where, row in rows if row.get("kind") != "requeue"]
+
+
+def _renamed(row: Mapping[str, object]) -> Mapping[str, object]:
+    """A row of `benchmarks.resize` in our words."""
+    if "startup" not in row:
+        return row
+    parts = [row.get("startup"), row.get("restore", 0.0)]
+    known = [p for p in parts if isinstance(p, int | float)]
+    start = sum(known) if len(known) == len(parts) else None
+    return {"checkpoint_s": row.get("checkpoint"), "slurm_s": row.get("slurm"), "start_s": start}
+
+
+def _from_csv(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
+    reader = csv.DictReader(text.splitlines())
+    missing = [part for part in PARTS if part not in (reader.fieldnames or ())]
+    if missing:
+        raise RestartCostError(
+            f"{path.name}:1: column {missing[0]} is missing; write {','.join(PARTS)}"
+        )
+    return [(f"{path.name}:{reader.line_num}", row) for row in reader]
+
+
+def _seconds(value: object, part: str, where: str) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 1e6:
+        raise RestartCostError(f"{where}: {part} {value!r:.40} cannot be; write seconds from 0 on")
+    return seconds

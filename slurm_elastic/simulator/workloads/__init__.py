@@ -1,0 +1,1 @@
+"""Inputs of simulations: workloads, application profiles, clusters, accounting data."""

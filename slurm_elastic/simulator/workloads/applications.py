@@ -1,0 +1,128 @@
+"""What schedulers are told of a simulated job before it runs: its application and directive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_elastic.core.application import Application, JobClass, TypeProfile
+from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.simulator.truth.ground_truth import GroundTruth
+from slurm_elastic.simulator.workloads.application_profiles import ApplicationProfileError, Shape
+from slurm_elastic.simulator.workloads.cluster_text import Cluster, Group
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, WorkloadError
+
+#: An adaptive job never gets more GPUs than this (Sia's artifact).
+MOST_GPUS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedApplication:
+    """A job as schedulers see it."""
+
+    application: Application
+    directive: Directive
+
+
+def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> DescribedApplication:
+    """What a job may be given, and what is known of it.
+
+    An adaptive job asks for 1 to `MOST_GPUS` GPUs of any type with a table, a strong-scaling one
+    for 1 to as many as its user asked for, a rigid one for exactly these.
+
+    Raises:
+        WorkloadError: no GPU type of the cluster can ever run it; names the workload's line.
+    """
+    types, units, room = [], {}, {}
+    reasons = []
+    for group in cluster:
+        table = physics.profile.types.get(group.gpu_type)
+        if table is None:
+            reasons.append(f"{group.gpu_type}: no profile")
+            continue
+        unit = table.unit
+        wanted = job.gpus if job.job_class is JobClass.RIGID else unit
+        if wanted > group.gpus or wanted % unit:
+            reasons.append(f"{group.gpu_type}: {group.gpus} GPUs in replicas of {unit}")
+            continue
+        try:
+            rate = _rate(job, physics, group)
+        except ApplicationProfileError as error:
+            reasons.append(str(error))
+            continue
+        room[group.gpu_type] = group.gpus
+        units[group.gpu_type] = unit
+        types.append(
+            TypeProfile(
+                group.gpu_type,
+                least=table.least,
+                most=table.most,
+                single=physics.single(group.gpu_type),
+                rate=rate,
+                unit=unit,
+            )
+        )
+    if not types:
+        raise WorkloadError(
+            f"{job.source or job.name}: {job.name} ({job.job_class.value}, {job.gpus} GPUs) can"
+            f" never run on {cluster} ({'; '.join(reasons)}); change num_replicas or the cluster"
+        )
+    application = Application(
+        name=job.application,
+        job_class=job.job_class,
+        initial_batch=physics.initial,
+        max_batch=physics.largest,
+        batch=min(job.batch, physics.largest),
+        gpus=job.gpus,
+        micro_batches=physics.profile.micro_batches,
+        types=tuple(types),
+        profiled=True,
+    )
+    return DescribedApplication(application, _directive(job, cluster, units, room, application))
+
+
+def whole_nodes(gpus: int, per_node: int) -> Shape:
+    """The fewest nodes for this many GPUs: full ones, and one with the rest."""
+    full, rest = divmod(gpus, per_node)
+    return (rest,) * bool(rest) + (per_node,) * full
+
+
+def _rate(job: SubmittedJob, physics: GroundTruth, group: Group) -> float | None:
+    """Its speed in the shape it asks for; None when the type cannot give that."""
+    if job.gpus > group.gpus or job.gpus % physics.profile.types[group.gpu_type].unit:
+        return None
+    try:
+        return physics.rate(group.gpu_type, whole_nodes(job.gpus, group.per_node), job.batch)
+    except ApplicationProfileError:
+        if job.job_class is JobClass.RIGID:
+            raise
+        return None
+
+
+def _directive(
+    job: SubmittedJob,
+    cluster: Cluster,
+    units: Mapping[str, int],
+    room: Mapping[str, int],
+    application: Application,
+) -> Directive:
+    least, most = min(units.values()), min(job.most or MOST_GPUS, max(room.values()))
+    if job.job_class is JobClass.RIGID:
+        least = most = job.gpus
+    elif job.job_class is JobClass.STRONG_SCALING:
+        most = max(least, min(most, job.gpus))
+    if application.micro_batches > 1:
+        replicas = max(1, application.max_batch // application.micro_batches)
+        most = min(most, max(least, *(u * replicas for u in units.values())))
+    some = len(room) < len(cluster.groups)
+    named = tuple((t, u) for t, u in units.items() if u > 1 and u <= most)
+    try:
+        return Directive(
+            min_gpus=least,
+            max_gpus=most,
+            types=tuple(room) if some else (),
+            parallel="hybrid" if application.micro_batches > 1 else "data",
+            units=named,
+        )
+    except DirectiveError as error:
+        raise WorkloadError(f"{job.source or job.name}: {job.name}: {error}") from None

@@ -1,0 +1,297 @@
+"""Jobs known by their work and a stated scaling curve: workloads without measured profiles.
+
+A workload file with the columns `work_h` (hours that one GPU of speed 1 would take) and
+`scaling` (a curve of `scaling.py`) besides the usual ones needs no profiles: each job's are
+made of its line. Optional: `gpu_type` (what it ran on; it stays there unless speeds of types
+are stated), `user`, `most` (GPUs it may grow to).
+
+Our definition of such a job's truth: its batch is fixed, its work is that of the file, and a
+step takes 1 / (speed of the curve x speed of the GPU type), wherever its GPUs are.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from slurm_elastic.core.application import JobClass
+from slurm_elastic.simulator.workloads import workload as workloads
+from slurm_elastic.simulator.workloads.accounting_trace import AccountingTrace, PastJob
+from slurm_elastic.simulator.workloads.application_profiles import (
+    ApplicationProfile,
+    Profiles,
+    Shape,
+    TypeTable,
+)
+from slurm_elastic.simulator.workloads.application_profiles import MeasuredCurve as Times
+from slurm_elastic.simulator.workloads.scaling_curves import (
+    CurveRules,
+    ScalingCurve,
+    ScalingError,
+    curve,
+)
+from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
+
+HEADER = (
+    *workloads.COLUMNS, "category", "user", "gpu_type", "most", "work_h", "scaling",
+)  # fmt: skip
+#: Seconds that a restart takes where nobody says otherwise.
+RESTART_S = 60.0
+#: A job may grow to this many times what it asked for.
+GROW = 4.0
+
+#: The fixed batch, in samples of no meaning: many, so that every GPU count divides it well.
+_BATCH = 65536
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class StatedJob:
+    """One line.
+
+    Attributes:
+        submitted: the usual columns, and the GPUs it may grow to.
+        gpu_type: what it ran on; "": any.
+        work_s: seconds on one GPU of speed 1.
+        scaling: its curve.
+    """
+
+    submitted: SubmittedJob
+    gpu_type: str
+    work_s: float
+    scaling: ScalingCurve
+
+
+def of_past(
+    past: AccountingTrace,
+    rules: CurveRules,
+    *,
+    grow: float = GROW,
+    speeds: Mapping[str, float] | None = None,
+) -> list[StatedJob]:
+    """Jobs of the accounting, with their work reckoned back by their curves.
+
+    Args:
+        past: the jobs.
+        rules: their curves.
+        grow: how many times what it asked for a job may grow to.
+        speeds: of GPU types, relative; a type that is not there counts 1.
+
+    Raises:
+        ScalingError: a job without a curve.
+    """
+    begin = min(j.submit for j in past.jobs)
+    return [_stated(job, rules.of(job.name), begin, grow, speeds or {}) for job in past.jobs]
+
+
+def _stated(
+    job: PastJob, scaling: ScalingCurve, begin: float, grow: float, speeds: Mapping[str, float]
+) -> StatedJob:
+    work = sum(r.seconds * scaling.speed(r.gpus) * speeds.get(r.gpu_type, 1.0) for r in job.runs)
+    gpus = job.main.gpus
+    application = "".join(c if c.isalnum() or c in "._-" else "_" for c in job.name)[:60]
+    return StatedJob(
+        submitted=SubmittedJob(
+            name=job.job_id,
+            time_s=job.submit - begin,
+            application=application or "job",
+            gpus=gpus,
+            batch=_BATCH,
+            job_class=JobClass.ADAPTIVE if scaling.elastic else JobClass.RIGID,
+            user=job.user or "user",
+            most=max(gpus, math.floor(gpus * grow)) if scaling.elastic else gpus,
+        ),
+        gpu_type=job.main.gpu_type,
+        work_s=work,
+        scaling=scaling,
+    )
+
+
+def write(jobs: Iterable[StatedJob], stream: TextIO) -> None:
+    """Write a workload file."""
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(HEADER)
+    for job in jobs:
+        s = job.submitted
+        writer.writerow(
+            (
+                s.name, f"{s.time_s:g}" if s.time_s < 1e5 else f"{s.time_s:.0f}", s.application,
+                s.gpus, s.batch, s.job_class.value, s.user, job.gpu_type, s.most,
+                f"{job.work_s / _HOUR:.6g}", job.scaling.name,
+            )
+        )  # fmt: skip
+
+
+def is_stated(path: Path) -> bool:
+    """Whether a workload file brings its own curves; False also when it cannot be read."""
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            header = [cell.strip() for cell in stream.readline().split(",")]
+    except (OSError, UnicodeDecodeError):
+        return False
+    return {"work_h", "scaling"} <= set(header)
+
+
+def read(path: Path) -> tuple[str, list[StatedJob]]:
+    """Read such a file: its name, and its jobs.
+
+    Raises:
+        WorkloadError: as `workload.read`, or a curve or a work that cannot be.
+    """
+    base = workloads.read(path)
+    rows = {row["name"].strip(): (where, row) for where, row in _rows(path)}
+    return base.name, [_of_row(job, *rows[job.name]) for job in base.jobs]
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for row in reader:
+            yield f"{path.name}:{reader.line_num}", {k: v or "" for k, v in row.items()}
+
+
+def _of_row(job: SubmittedJob, where: str, row: Mapping[str, str]) -> StatedJob:
+    try:
+        scaling = curve(row["scaling"])
+    except ScalingError as error:
+        raise WorkloadError(f"{where}: {error}") from None
+    if not scaling.elastic:
+        job = dataclasses.replace(job, job_class=JobClass.RIGID)
+    hours = _number(row["work_h"], "work_h", where)
+    most = row.get("most", "").strip()
+    return StatedJob(
+        submitted=dataclasses.replace(
+            job,
+            user=row.get("user", "").strip() or "user",
+            most=max(job.gpus, int(_number(most, "most", where) if most else job.gpus * GROW)),
+        ),
+        gpu_type=row.get("gpu_type", "").strip(),
+        work_s=hours * _HOUR,
+        scaling=scaling,
+    )
+
+
+def _number(text: str, column: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e9:
+        raise WorkloadError(f"{where}: {column} {text[:40]!r} cannot be; write a number above 0")
+    return value
+
+
+def build(
+    name: str,
+    jobs: Sequence[StatedJob],
+    types: Sequence[str],
+    *,
+    speeds: Mapping[str, float] | None = None,
+    restart_s: float = RESTART_S,
+    keep_types: bool = False,
+) -> tuple[Workload, Profiles]:
+    """What the simulator needs to run such jobs.
+
+    Args:
+        name: of the workload.
+        jobs: of the file.
+        types: GPU types of the cluster.
+        speeds: of GPU types, relative: a job may then run on every type that has one.
+        restart_s: what a restart costs each job.
+        keep_types: each job stays on its type all the same, as users asked for it.
+
+    Raises:
+        WorkloadError: a job's GPU type is not in the cluster.
+    """
+    speeds = speeds or {}
+    tables: dict[tuple[str, float, ScalingCurve, int], TypeTable] = {}
+    profiles: dict[str, ApplicationProfile] = {}
+    submitted = []
+    for job in jobs:
+        key = f"{job.submitted.application}#{job.submitted.name}"
+        found = {}
+        free = {} if keep_types and job.gpu_type in types else speeds
+        for kind in _types(job, types, free):
+            speed = speeds.get(kind, 1.0)
+            which = (kind, speed, job.scaling, job.submitted.most or job.submitted.gpus)
+            if which not in tables:
+                tables[which] = _table(*which)
+            found[kind] = tables[which]
+        profiles[key] = _profile(key, job.work_s, found, restart_s)
+        submitted.append(dataclasses.replace(job.submitted, application=key, batch=_BATCH))
+    return Workload.of(name, submitted), profiles
+
+
+def _types(job: StatedJob, types: Sequence[str], speeds: Mapping[str, float]) -> list[str]:
+    if not job.gpu_type:
+        return list(types)
+    found = [t for t in types if t == job.gpu_type or (t in speeds and job.gpu_type in speeds)]
+    if not found:
+        raise WorkloadError(
+            f"job {job.submitted.name} ran on {job.gpu_type}, of which the cluster has none;"
+            f" add {job.gpu_type}:NODESxGPUS to --cluster, or state how fast it was beside the"
+            f" others: --speeds {job.gpu_type}=1,{types[0]}=2"
+        )
+    return found
+
+
+def _profile(
+    name: str, work_s: float, types: Mapping[str, TypeTable], restart_s: float
+) -> ApplicationProfile:
+    """A fixed batch, no gradient noise: a step is a step, one per second at speed 1."""
+    return ApplicationProfile(
+        name=name,
+        batches=(_BATCH,),
+        progress=((work_s,),),
+        sqr=((1.0,),),
+        var=((0.0,),),
+        types=types,
+        restart_s=restart_s,
+    )
+
+
+def _table(gpu_type: str, speed: float, scaling: ScalingCurve, most: int) -> TypeTable:
+    return TypeTable(
+        gpu_type=gpu_type,
+        curves=_Everywhere(scaling, speed),
+        scalability=(),
+        # With a fixed batch, the least part of it bounds the number of GPUs for policies, too.
+        least=max(1, _BATCH // most),
+        most=_BATCH,
+        source=f"curve {scaling.name}",
+    )
+
+
+@dataclass(frozen=True)
+class _Everywhere(Mapping[Shape, Times]):
+    """Times at every placement; it lists only that of one GPU.
+
+    What a curve loses against a linear one is put down as synchronisation.
+    """
+
+    scaling: ScalingCurve
+    speed: float
+
+    def __getitem__(self, shape: Shape) -> Times:
+        gpus = sum(shape)
+        if gpus < 1:
+            raise KeyError(shape)
+        whole = 1.0 / (self.speed * self.scaling.speed(gpus))
+        alone = min(1.0 / (self.speed * gpus), whole)
+        sync = whole - alone
+        per_sample = alone * gpus / _BATCH
+        small = _BATCH // gpus
+        ends = (1, small, _BATCH) if 1 < small < _BATCH else (1, _BATCH)
+        return Times(ends, tuple(per_sample * m + sync for m in ends), (sync,) * len(ends))
+
+    def __iter__(self) -> Iterator[Shape]:
+        return iter(((1,),))
+
+    def __len__(self) -> int:
+        return 1

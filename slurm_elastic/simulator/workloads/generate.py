@@ -1,0 +1,186 @@
+"""Invented workloads: arrivals, a mix of applications, sizes, classes.
+
+All of it is our definition; the same arguments and seed give the same jobs. The number of
+jobs is fixed, so that workloads of one load are compared: arrivals are drawn as order
+statistics of the process's intensity over the time asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER = ("name", "time", "application", "num_replicas", "batch_size", "category")
+#: Names of `category` in a workload file.
+CLASSES = ("adaptive", "scale-gpus", "rigid")
+
+_HOUR = 3600.0
+_BURST_S = 300.0
+_BURST_JOBS = 5
+
+
+class GenerateError(ValueError):
+    """Arguments that no workload can be made of; the message says which and what to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPattern:
+    """What users ask for with one application.
+
+    Attributes:
+        batches: initial and largest global batch.
+        weight: its part of all jobs, before division by the sum.
+        sizes: GPUs with their weights.
+    """
+
+    batches: tuple[int, int]
+    weight: float = 1.0
+    sizes: tuple[tuple[int, float], ...] = ((1, 0.4), (2, 0.2), (4, 0.2), (8, 0.2))
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedJob:
+    """One job of a workload file; `time` in seconds from its begin."""
+
+    name: str
+    time: int
+    application: str
+    gpus: int
+    batch: int
+    category: str = "adaptive"
+
+
+def generate(
+    applications: Mapping[str, RequestPattern],
+    *,
+    jobs: int,
+    hours: float,
+    arrivals: str = "poisson",
+    classes: Mapping[str, float] | None = None,
+    seed: int = 0,
+) -> list[GeneratedJob]:
+    """Draw a workload.
+
+    Args:
+        applications: what there is to ask for, by name.
+        jobs: their number.
+        hours: the last one is submitted before that.
+        arrivals: `poisson` (constant intensity), `diurnal` (most at 14:00, least at 2:00; time 0
+            is 8:00) or `bursts` (on average five equal jobs within five minutes).
+        classes: weights of the job classes; None: all adaptive.
+        seed: another seed, another workload.
+
+    Raises:
+        GenerateError: an argument that cannot be.
+    """
+    if arrivals not in ARRIVALS:
+        raise GenerateError(f'arrivals "{arrivals}" is unknown; known: {", ".join(ARRIVALS)}')
+    if jobs < 1 or not 0 < hours < math.inf:
+        raise GenerateError("a workload needs at least one job and more than 0 hours")
+    rng = np.random.default_rng(seed)
+    times, groups = ARRIVALS[arrivals](rng, jobs, hours * _HOUR)
+    names = sorted(applications)
+    weights = _weights({n: applications[n].weight for n in names}, names)
+    classes = classes or {"adaptive": 1.0}
+    kinds = _weights(classes, CLASSES)
+    drawn: dict[int, tuple[str, int]] = {}
+    lines: list[GeneratedJob] = []
+    for index in np.argsort(times, kind="stable"):
+        group = int(groups[index])
+        if group not in drawn:
+            name = str(rng.choice(names, p=weights))
+            drawn[group] = (name, _size(rng, applications[name]))
+        name, gpus = drawn[group]
+        category = str(rng.choice(CLASSES, p=kinds))
+        lines.append(
+            GeneratedJob(
+                name=f"{name}-{len(lines)}",
+                time=int(times[index]),
+                application=name,
+                gpus=gpus,
+                batch=_batch(applications[name], gpus),
+                category=category,
+            )
+        )
+    return lines
+
+
+def write(lines: Iterable[GeneratedJob], stream: TextIO) -> None:
+    """Write a workload file."""
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(HEADER)
+    for line in lines:
+        writer.writerow(
+            (line.name, line.time, line.application, line.gpus, line.batch, line.category)
+        )
+
+
+def _size(rng: np.random.Generator, ask: RequestPattern) -> int:
+    weights = _weights({str(s): w for s, w in ask.sizes}, [str(s) for s, _ in ask.sizes])
+    drawn, _ = ask.sizes[int(rng.choice(len(ask.sizes), p=weights))]
+    # Each GPU needs a sample of the largest batch.
+    return min(drawn, ask.batches[1])
+
+
+def _batch(ask: RequestPattern, gpus: int) -> int:
+    """The batch a user tunes for so many GPUs: grown by doubling, no faster than the GPUs."""
+    first, last = ask.batches
+    doublings = math.floor(math.log2(max(1.0, min(gpus, last / first))))
+    return max(first << doublings, gpus)
+
+
+def _weights(given: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise GenerateError(f'"{unknown[0]}" is unknown; known: {", ".join(names)}')
+    found = np.array([given.get(n, 0.0) for n in names], dtype=float)
+    if not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
+        raise GenerateError("weights must not be negative, and not all of them 0")
+    return np.asarray(found / found.sum(), dtype=float)
+
+
+_Arrivals = Callable[
+    [np.random.Generator, int, float], tuple[NDArray[np.float64], NDArray[np.int64]]
+]
+
+
+def _poisson(
+    rng: np.random.Generator, jobs: int, seconds: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    return rng.uniform(0, seconds, jobs), np.arange(jobs)
+
+
+def _diurnal(
+    rng: np.random.Generator, jobs: int, seconds: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Intensity 1 + 0.8 cos(2 pi (t - 14 h) / 24 h), by inversion on a grid of minutes."""
+    grid = np.linspace(0, seconds, max(2, math.ceil(seconds / 60) + 1))
+    angle = 2 * np.pi * (grid / _HOUR + 8 - 14) / 24
+    rate = 1 + 0.8 * np.cos(angle)
+    total = np.concatenate([[0], np.cumsum((rate[1:] + rate[:-1]) / 2 * np.diff(grid))])
+    return np.interp(rng.uniform(0, total[-1], jobs), total, grid), np.arange(jobs)
+
+
+def _bursts(
+    rng: np.random.Generator, jobs: int, seconds: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Bursts of a geometric number of jobs; a burst is somebody's sweep: equal jobs."""
+    times: list[float] = []
+    groups: list[int] = []
+    group = 0
+    while len(times) < jobs:
+        begin = rng.uniform(0, max(0.0, seconds - _BURST_S))
+        for _ in range(min(int(rng.geometric(1 / _BURST_JOBS)), jobs - len(times))):
+            times.append(begin + rng.uniform(0, min(_BURST_S, seconds)))
+            groups.append(group)
+        group += 1
+    return np.array(times), np.array(groups)
+
+
+ARRIVALS: Mapping[str, _Arrivals] = {"poisson": _poisson, "diurnal": _diurnal, "bursts": _bursts}

@@ -1,0 +1,167 @@
+"""Scaling curves that somebody states, for jobs of which nothing was measured.
+
+Accounting knows how long a job ran on how many GPUs, never how long it would have
+run on others. A curve says that: its speed is 1 on one GPU. Our definition; the
+formula of `amdahl` is Amdahl's (1967).
+
+>>> curve("amdahl:0.95").speed(8), curve("none").speed(8), curve("linear").speed(8)
+(5.925925925925926, 1.0, 8.0)
+>>> curve("1=1;2=1.9;4=3.5").speed(3)
+2.7
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+_FORMS = "linear, amdahl:0.95 (the parallel part), none (cannot be resized) or 1=1;2=1.9;4=3.5"
+
+
+class ScalingError(ValueError):
+    """A curve cannot be used; the message names it (file and line) and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingCurve:
+    """How much faster a job is on several GPUs than on one.
+
+    Attributes:
+        name: as it was written.
+        parallel: Amdahl's parallel part, 0-1; 1 is linear.
+        points: (GPUs, speed) instead, ascending, from (1, 1.0) on; between them linear in GPUs,
+            beyond the last as there.
+        elastic: False: it only runs in the size that was asked for.
+    """
+
+    name: str
+    parallel: float = 1.0
+    points: tuple[tuple[int, float], ...] = ()
+    elastic: bool = True
+
+    def speed(self, gpus: float) -> float:
+        """Speed relative to one GPU; of what is not elastic 1, as its size never changes."""
+        if not self.elastic:
+            return 1.0
+        if not self.points:
+            return 1.0 / (1.0 - self.parallel + self.parallel / gpus)
+        for (low, slow), (high, fast) in pairwise(self.points):
+            if gpus <= high:
+                return slow + (fast - slow) * (gpus - low) / (high - low)
+        return self.points[-1][1]
+
+
+def curve(text: str) -> ScalingCurve:
+    """Read a curve; see the examples above.
+
+    Raises:
+        ScalingError: none of the forms, or a curve that no job can have.
+    """
+    name = text.strip()
+    kind, _, rest = name.partition(":")
+    if name == "linear":
+        return ScalingCurve(name)
+    if name == "none":
+        return ScalingCurve(name, elastic=False)
+    if kind == "amdahl":
+        part = _number(rest)
+        if part is None or not 0 <= part <= 1:
+            raise ScalingError(f'"{name}": the parallel part must be from 0 to 1: amdahl:0.95')
+        return ScalingCurve(name, parallel=part)
+    if "=" in name:
+        return ScalingCurve(name, points=_points(name))
+    raise ScalingError(f'"{name}" is no scaling curve; write {_FORMS}')
+
+
+@dataclass(frozen=True, slots=True)
+class CurveRules:
+    """Which job has which curve: the first pattern that matches its name decides."""
+
+    rules: tuple[tuple[str, ScalingCurve], ...]
+
+    def of(self, job_name: str) -> ScalingCurve:
+        """The curve of a job.
+
+        Raises:
+            ScalingError: no pattern matches.
+        """
+        for pattern, found in self.rules:
+            if fnmatch.fnmatchcase(job_name, pattern):
+                return found
+        raise ScalingError(
+            f'no scaling curve for job "{job_name}"; end the file with a line "*,amdahl:0.9"'
+        )
+
+
+def rules(text: str) -> CurveRules:
+    """One curve for all jobs, or a file of patterns and curves.
+
+    Such a file is CSV with the columns `match` (shell pattern of the job's name) and `scaling`.
+
+    Raises:
+        ScalingError: neither a curve nor a readable file.
+    """
+    path = Path(text)
+    if not path.is_file():
+        try:
+            return CurveRules((("*", curve(text)),))
+        except ScalingError as error:
+            if "/" in text or path.suffix:
+                raise ScalingError(f"{text}: no such file, and no curve: write {_FORMS}") from None
+            raise error from None
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise ScalingError(f"{text}: {reason}") from None
+    return CurveRules(_rows(path.name, lines))
+
+
+def _rows(name: str, lines: Sequence[str]) -> tuple[tuple[str, ScalingCurve], ...]:
+    reader = csv.reader(lines)
+    header = [cell.strip() for cell in next(reader, [])]
+    if header != ["match", "scaling"]:
+        raise ScalingError(f"{name}:1: the first line must be: match,scaling")
+    found = []
+    for row in reader:
+        if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
+            continue
+        where = f"{name}:{reader.line_num}"
+        if len(row) != 2 or not row[0].strip():
+            raise ScalingError(f"{where}: write PATTERN,CURVE, e.g. gpt*,amdahl:0.99")
+        try:
+            found.append((row[0].strip(), curve(row[1])))
+        except ScalingError as error:
+            raise ScalingError(f"{where}: {error}") from None
+    if not found:
+        raise ScalingError(f"{name}: holds no rule; write e.g. *,amdahl:0.9")
+    return tuple(found)
+
+
+def _points(name: str) -> tuple[tuple[int, float], ...]:
+    points = []
+    for part in name.split(";"):
+        gpus, _, speed = part.partition("=")
+        value = _number(speed)
+        if not gpus.strip().isdecimal() or value is None or value <= 0:
+            raise ScalingError(f'"{name}": "{part.strip()}" must be GPUS=SPEED, e.g. 4=3.5')
+        points.append((int(gpus), value))
+    if points[0] != (1, 1.0) or any(a[0] >= b[0] for a, b in pairwise(points)):
+        raise ScalingError(f'"{name}": must begin with 1=1 and count GPUs upwards')
+    for count, factor in points:
+        if factor > 2 * count:
+            raise ScalingError(f'"{name}": {count} GPUs cannot be {factor:g} times as fast as one')
+    return tuple(points)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

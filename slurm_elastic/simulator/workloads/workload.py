@@ -1,0 +1,196 @@
+"""Workloads: which jobs are submitted when, read from CSV.
+
+Columns `name,time,application,num_replicas,batch_size[,category]`, as in the
+published traces of Sia (SOSP'23): seconds since the beginning, GPUs and global
+batch that the user asks for. `category` is `adaptive` (also when empty or
+missing), `strong-scaling` (the traces say `scale-gpus`) or `rigid`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_elastic.core.application import JobClass
+
+COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
+_CLASSES = {
+    "": JobClass.ADAPTIVE,
+    "scale-gpus": JobClass.STRONG_SCALING,
+    **{c.value: c for c in JobClass},
+}
+#: Beyond these a number is a damaged file, not a workload.
+_MOST_TIME = 1e10
+_MOST_GPUS = 65536
+_MOST_BATCH = 1_000_000_000
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be used; the message names file, line, culprit and remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedJob:
+    """One row.
+
+    Attributes:
+        name: unique in its workload.
+        time_s: submission, seconds since the workload's beginning; may be fractional.
+        application: names a profile.
+        gpus: GPUs that the user asks for.
+        batch: global batch that the user asks for.
+        job_class: what a scheduler may choose.
+        source: `file:line` it was read from, "" when it was made.
+        user: who submits it.
+        most: GPUs it may grow to when it is adaptive; None: as many as Sia's artifact allows.
+    """
+
+    name: str
+    time_s: float
+    application: str
+    gpus: int
+    batch: int
+    job_class: JobClass = JobClass.ADAPTIVE
+    source: str = ""
+    user: str = "user"
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in order of submission; `name` is shown to people."""
+
+    name: str
+    jobs: tuple[SubmittedJob, ...]
+
+    @classmethod
+    def of(cls, name: str, jobs: Iterable[SubmittedJob]) -> Workload:
+        """Sort jobs by submission; those of the same instant keep their order."""
+        return cls(name, tuple(sorted(jobs, key=lambda j: j.time_s)))
+
+    @property
+    def applications(self) -> tuple[str, ...]:
+        """Names of the applications, sorted."""
+        return tuple(sorted({j.application for j in self.jobs}))
+
+    def forced(self, job_class: JobClass | None) -> Workload:
+        """The same jobs, all of one class; None: as they are."""
+        if job_class is None:
+            return self
+        jobs = tuple(dataclasses.replace(j, job_class=job_class) for j in self.jobs)
+        return Workload(self.name, jobs)
+
+
+def read(path: Path, *, applications: Collection[str] | None = None) -> Workload:
+    """Read one CSV file.
+
+    Args:
+        path: the file.
+        applications: names that may occur; None: not checked here.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, or a value cannot be.
+    """
+    jobs: list[SubmittedJob] = []
+    lines: dict[str, int] = {}
+    shape = f"must be {','.join(COLUMNS)}[,category]"
+    for line, row in rows(path, COLUMNS, what="a CSV file of jobs", header_line=shape):
+        where = f"{path.name}:{line}"
+        job = _job(row, where, applications)
+        if job.name in lines:
+            raise WorkloadError(
+                f"{where}: name {job.name} also stands in line {lines[job.name]};"
+                " give each job its own"
+            )
+        lines[job.name] = line
+        jobs.append(job)
+    if not jobs:
+        raise WorkloadError(f"{path}: holds no job; each line after the first is one")
+    return Workload.of(path.stem, jobs)
+
+
+def rows(
+    path: Path, columns: Sequence[str], *, what: str, header_line: str
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The lines that are not empty: number in the file, and cells by column, stripped.
+
+    Args:
+        path: the file.
+        columns: that there must be.
+        what: should have been named instead of a file that cannot be read.
+        header_line: what to say of the first line where a column is missing.
+
+    Raises:
+        WorkloadError: unreadable, a column is missing, or a row has another number of cells.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise WorkloadError(f"{path}: {reason}; name {what}") from None
+    lines = csv.reader(text.splitlines())
+    header = [cell.strip() for cell in next(lines, [])]
+    for column in columns:
+        if column not in header:
+            raise WorkloadError(
+                f"{path.name}:1: column {column} is missing; the first line {header_line}"
+            )
+    for cells in lines:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise WorkloadError(
+                f"{path.name}:{lines.line_num}: {len(cells)} cells under {len(header)} columns;"
+                " each row needs one cell per column"
+            )
+        yield lines.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+
+
+def _job(row: dict[str, str], where: str, applications: Collection[str] | None) -> SubmittedJob:
+    name, application = row["name"], row["application"]
+    if not name or not name.isprintable() or len(name) > 200:
+        raise WorkloadError(f"{where}: name {name[:40]!r} is no name; write e.g. cifar10-0")
+    if not application:
+        raise WorkloadError(f"{where}: application is empty; name a folder of the profiles")
+    if applications is not None and application not in applications:
+        known = ", ".join(sorted(applications)) or "none"
+        raise WorkloadError(
+            f"{where}: application {application[:60]} of {name} has no profile; known: {known};"
+            " add its folder to --profiles"
+        )
+    category = row.get("category", "")
+    if category not in _CLASSES:
+        known = ", ".join(c for c in _CLASSES if c)
+        raise WorkloadError(f"{where}: category {category[:40]} is unknown; known: {known}")
+    return SubmittedJob(
+        name=name,
+        time_s=_number(row["time"], "time", where, _MOST_TIME, "seconds from 0 on"),
+        application=application,
+        gpus=_count(row["num_replicas"], "num_replicas", where, _MOST_GPUS),
+        batch=_count(row["batch_size"], "batch_size", where, _MOST_BATCH),
+        job_class=_CLASSES[category],
+        source=where,
+    )
+
+
+def _number(text: str, column: str, where: str, most: float, remedy: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= most:
+        raise WorkloadError(f"{where}: {column} {text[:40]!r} cannot be; write {remedy}")
+    return value
+
+
+def _count(text: str, column: str, where: str, most: int) -> int:
+    value = _number(text, column, where, most, "a whole number from 1 on")
+    if value < 1 or value != int(value):
+        raise WorkloadError(
+            f"{where}: {column} {text[:40]!r} cannot be; write a whole number from 1 on"
+        )
+    return int(value)

@@ -1,0 +1,283 @@
+"""What one record of pyslurm says, in our own values. Pure; no pyslurm needed.
+
+Strings that users can write are hostile: one that is not UTF-8 reads as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition
+from slurm_elastic.core.nodelist import expand
+
+_UNUSABLE = (
+    "DOWN",
+    "DRAIN",
+    "FAIL",
+    "MAINT",
+    "REBOOT",
+    "POWER",
+    "FUTURE",
+    "UNKNOWN",
+    "RESPOND",
+    "INVAL",
+)
+#: What Slurm says of a job that only waits for room while a reservation of ours, for a few
+#: seconds, lies on the nodes it could get.
+_BEHIND_OURS = "ReqNodeNotAvail, May be reserved for other job"
+#: What it says when some nodes are down. Without a node list of its own the job waits for room on
+#: the others; and Slurm goes on saying so long after the nodes have come back.
+_SOME_DOWN = "ReqNodeNotAvail, UnavailableNodes:"
+
+
+#: All that a `Job` is made from, but for what `mark` adds.
+SAID = (
+    *("id", "state", "submit_time", "start_time", "end_time", "eligible_time", "requeue_count"),
+    *("admin_comment", "comment", "extra", "name", "user_id", "partition", "account", "qos"),
+    *("priority", "nice", "time_limit", "state_reason", "reservation", "constraints"),
+    *("dependencies", "required_nodes", "excluded_nodes", "allocated_nodes", "num_nodes"),
+    *("cpus", "memory_per_node", "memory_per_cpu", "memory_per_gpu", "gres_per_node"),
+    *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
+    *("array_id", "array_task_id", "array_tasks_waiting"),
+)
+_said = attrgetter(*SAID)
+#: What a job in these states asks for cannot change any more.
+_FIXED = frozenset({"RUNNING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"})
+
+
+def mark(raw: Any, now: float) -> tuple[Any, ...]:
+    """What tells one state of a job from another: two records with one mark make the same `Job`.
+
+    Its resources in words take as long to read as all the rest together: they are left out where
+    they cannot change. The GPUs that a running job holds change only with its nodes.
+
+    Args:
+        raw: pyslurm's.
+        now: epoch s; a job that waits for its begin time does so no longer once that has passed.
+
+    Returns:
+        Only to be compared; the job's id comes first.
+
+    Raises:
+        UnicodeError: a user wrote something that is not UTF-8.
+    """
+    said: tuple[Any, ...] = _said(raw)
+    if raw.state in _FIXED:
+        return said
+    tres = raw.requested_tres
+    return (*said, asked(raw, tres), min_nodes(raw, tres), (raw.eligible_time or 0) > now)
+
+
+def unmanageable(raw: Any) -> str:
+    """Why an elastic job must be left alone, or ""."""
+    if not raw.is_batch_job:
+        return "interactive: only batch jobs can be requeued"
+    if raw.heterogeneous_id:
+        return "a component of a heterogeneous job"
+    if not raw.is_requeueable:
+        return "submitted with --no-requeue"
+    if raw.state == "RUNNING" and text(raw, "state_reason").startswith("JobHeld"):
+        return "held by its owner or an administrator: a requeue would leave it in the queue"
+    if raw.state == "PENDING" and raw.array_id is not None and raw.array_tasks_waiting:
+        return "tasks of an array that never ran: Slurm starts them"
+    return ""
+
+
+def node(
+    raw: Any,
+    used_by_jobs: int,
+    *,
+    reserved: bool,
+    domains: tuple[tuple[int, ...], ...] = (),
+) -> Node:
+    """One node.
+
+    Args:
+        raw: pyslurm's.
+        used_by_jobs: GPUs that jobs hold on it; slurmctld itself counts them only with
+            AccountingStorageTRES=gres/gpu.
+        reserved: in a reservation that is not ours.
+        domains: its link domains (`slurm.gres`).
+    """
+    gres = {k: int(v) for k, v in (raw.configured_gres or {}).items()}
+    gpus = {k: v for k, v in gres.items() if k == "gpu" or k.startswith("gpu:")}
+    one_type = len(gpus) == 1
+    (name, count) = next(iter(gpus.items())) if one_type else ("", 0)
+    allocated = {k: int(v) for k, v in (raw.allocated_gres or {}).items()}
+    used = max(allocated.get("gpu", 0), used_by_jobs)
+    state = str(raw.state or "UNKNOWN")
+    return Node(
+        name=str(raw.name),
+        gpu_type=name.partition(":")[2],
+        gpus=count,
+        cpus=int(raw.effective_cpus or raw.total_cpus or 0),
+        memory_mb=int(raw.real_memory or 0),
+        used_gpus=used,
+        used_cpus=int(raw.allocated_cpus or 0),
+        used_memory_mb=int(raw.allocated_memory or 0),
+        partitions=frozenset(raw.partitions or ()),
+        features=frozenset(raw.active_features or raw.available_features or ()),
+        available=not reserved and usable(state),
+        planned="PLANNED" in state,
+        state=state,
+        domains=domains if sum(map(len, domains)) == count else (),
+    )
+
+
+def unreadable(raw: Any, state: JobState, why: str) -> Job:
+    """What is left of a job that makes no sense: it is left alone, and its GPUs are in use."""
+    layout = (
+        {} if state in (JobState.PENDING, JobState.ENDED) else raw.get_resource_layout_per_node()
+    )
+    held = allocation(layout)
+    return Job(
+        job_id=int(raw.id),
+        display_id=str(raw.id),
+        name="",
+        user=str(raw.user_id),
+        uid=int(raw.user_id or 0),
+        state=state,
+        partition="",
+        managed=False,
+        unmanaged_reason=f"cannot be read: {why}",
+        allocation=held,
+        devices=devices(layout),
+        gpus=held.gpus if held else 0,
+        gpu_type=held.gpu_type if held else "",
+    )
+
+
+def usable(state: str) -> bool:
+    """Whether Slurm starts jobs on a node in this state."""
+    return not any(word in state for word in _UNUSABLE)
+
+
+def partition(raw: Any) -> Partition:
+    """One partition."""
+    return Partition(
+        name=str(raw.name),
+        nodes=expand(raw.nodes or ""),
+        up=str(raw.state) == "UP",
+        max_time_s=limit_s(raw.max_time),
+        max_nodes=number(raw.max_nodes),
+    )
+
+
+def allocation(layout: Mapping[str, Mapping[str, Any]]) -> Allocation | None:
+    """None without GPUs, or with more than one type."""
+    types: set[str] = set()
+    shares: dict[str, int] = {}
+    for node, content in layout.items():
+        for name, what in (content.get("gres") or {}).items():
+            kind, _, rest = name.partition(":")
+            if kind == "gpu" and int(what["count"]):
+                types.add(rest.partition(":")[0])
+                shares[node] = shares.get(node, 0) + int(what["count"])
+    return Allocation.of(types.pop(), shares) if len(types) == 1 else None
+
+
+def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Indexes of the GPUs held on each node, in Slurm's words."""
+    found = []
+    for node, content in layout.items():
+        for name, what in (content.get("gres") or {}).items():
+            text = str(what.get("indexes") or "")
+            if name.partition(":")[0] == "gpu" and text[:1].isdigit():
+                found.append((node, text))
+    return tuple(found)
+
+
+def asked(raw: Any, tres: Any) -> tuple[int, str]:
+    """GPUs and their type that a job asks for, over all nodes.
+
+    Args:
+        raw: pyslurm's record.
+        tres: its `requested_tres`, which is parsed anew by each look at it.
+    """
+    found = {k: int(v.count) for k, v in (tres.gres if tres else {}).items()}
+    typed = [(k.partition(":")[2], v) for k, v in found.items() if k.startswith("gpu:")]
+    if found.get("gpu"):
+        return found["gpu"], typed[0][0] if len(typed) == 1 else ""
+    per_node = {k.removeprefix("gres/"): int(v) for k, v in (raw.gres_per_node or {}).items()}
+    gpus = {k: v for k, v in per_node.items() if k == "gpu" or k.startswith("gpu:")}
+    total = sum(gpus.values()) * int(raw.num_nodes or 1)
+    return total, next((k.partition(":")[2] for k in gpus), "") if len(gpus) == 1 else ""
+
+
+def min_nodes(raw: Any, tres: Any) -> int:
+    """Nodes that a job asks for at least.
+
+    From its resources: the number shown beside them goes stale when slurmctld is restarted.
+    """
+    asked_for = int(tres.node.count or 0) if tres and tres.node else 0
+    return asked_for or int(raw.num_nodes or 1)
+
+
+def memory(raw: Any, gpus: int) -> int:
+    """MB over all nodes that a pending job asks for."""
+    if raw.memory_per_node:
+        return int(raw.memory_per_node) * int(raw.num_nodes or 1)
+    if raw.memory_per_cpu:
+        return int(raw.memory_per_cpu) * int(raw.cpus or 1)
+    per_gpu = raw.memory_per_gpu
+    return int(per_gpu) * gpus if per_gpu else 0
+
+
+def display_id(raw: Any) -> str:
+    """What people type: `4711`, `4711_3`."""
+    if raw.array_id is None:
+        return str(raw.id)
+    # a pending array has no task number yet; pyslurm shows task 0 as None as well
+    task = raw.array_task_id
+    if task is None and raw.array_tasks_waiting:
+        return f"{raw.array_id}_[{raw.array_tasks_waiting}]"
+    return f"{raw.array_id}_{task or 0}"
+
+
+def text(raw: Any, name: str) -> str:
+    """A field that users may have written; "" when it is not UTF-8."""
+    try:
+        found = str(getattr(raw, name) or "")
+        found.encode()
+    except UnicodeError:
+        return ""
+    return found
+
+
+def named_nodes(raw: Any, name: str) -> tuple[str, ...]:
+    """Nodes that a user named; () when the list cannot be read."""
+    try:
+        return expand(text(raw, name))
+    except ValueError:
+        return ()
+
+
+def reason(raw: Any) -> str:
+    """Why a job waits, in Slurm's word."""
+    said = text(raw, "state_reason")
+    for_room = said.startswith(_SOME_DOWN) and not text(raw, "required_nodes")
+    return "Resources" if said == _BEHIND_OURS or for_room else said
+
+
+def exit_code(raw: Any) -> int:
+    """Of the last attempt, 128 + n for signal n; 0 for none, and where somebody requeued it."""
+    signal = int(raw.exit_code_signal or 0)
+    return 128 + signal if signal else int(raw.exit_code or 0)
+
+
+def number(value: Any) -> int | None:
+    """A count, None for Slurm's words such as UNLIMITED."""
+    return int(value) if isinstance(value, int) else None
+
+
+def limit_s(minutes: Any) -> int | None:
+    """Seconds of a time limit in minutes; None for unlimited."""
+    known = number(minutes)
+    return known * 60 if known is not None else None
+
+
+def epoch(value: Any) -> float | None:
+    """A point in time, None for none."""
+    return float(value) if value else None

@@ -1,0 +1,134 @@
+"""What a site's Slurm is set to, gathered with Slurm's own commands for `selastic check`.
+
+Needs neither pyslurm nor a running controller. Whatever cannot be had is left
+empty with the reason: a check must never fail because something else does.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SETTING = re.compile(r"^(\w[\w/.]*)\s*=\s?(.*)$")
+_ABSENT = ("(null)", "(null type)", "N/A")
+_INCLUDE_DEPTH = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSite:
+    """A site's Slurm.
+
+    Attributes:
+        settings: of slurm.conf as slurmctld has them; unset ones are "".
+        error: why there are no settings, else "".
+        switches: whether a switch tree is known.
+        admin_level: of the controller's account: None, Operator, Administrator, or "" for unknown.
+        plugstack: the lines that load plugins on this host, includes resolved.
+        plugstack_error: why there are none, else "".
+    """
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+    switches: bool = False
+    admin_level: str = ""
+    plugstack: tuple[str, ...] = ()
+    plugstack_error: str = ""
+
+
+def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
+    """Ask slurmctld, slurmdbd and this host's files.
+
+    Args:
+        account: the Unix user that the controller runs as.
+        timeout_s: for each command.
+    """
+    text, error = _run(("scontrol", "show", "config"), timeout_s)
+    settings = parse_settings(text)
+    if error or not settings:
+        return SlurmSite(error=error or "scontrol show config printed no settings")
+    topology, _ = _run(("scontrol", "-o", "show", "topology"), timeout_s)
+    users, _ = _run(
+        ("sacctmgr", "-nP", "show", "user", account, "format=user,adminlevel"), timeout_s
+    )
+    plugstack, problem = _plugstack(Path(settings.get("PlugStackConfig") or "/nonexistent"))
+    return SlurmSite(
+        settings=settings,
+        switches="SwitchName=" in topology or "BlockName=" in topology,
+        admin_level=parse_admin_level(users, account),
+        plugstack=plugstack,
+        plugstack_error=problem,
+    )
+
+
+def parse_settings(text: str) -> dict[str, str]:
+    """The output of `scontrol show config` as a mapping; the first of equal keys counts."""
+    settings: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _SETTING.match(line)
+        if match:
+            value = match[2].strip()
+            settings.setdefault(match[1], "" if value in _ABSENT else value)
+    return settings
+
+
+def parse_admin_level(text: str, account: str) -> str:
+    """The account's level in the output of `sacctmgr -nP show user … format=user,adminlevel`."""
+    for line in text.splitlines():
+        user, _, level = line.partition("|")
+        if user == account:
+            return level.strip() or "None"
+    return ""
+
+
+def seconds(value: str) -> float | None:
+    """`30 sec`, `5 min` or `UNLIMITED` (infinite) in seconds; None for anything else."""
+    if value.upper() in ("UNLIMITED", "INFINITE"):
+        return float("inf")
+    match = re.fullmatch(r"([0-9]{1,12})(?: (sec|min))?", value)
+    return int(match[1]) * (60.0 if match[2] == "min" else 1.0) if match else None
+
+
+def options(value: str) -> dict[str, str]:
+    """`a=1,b,c=2` as a mapping; flags have the value ""."""
+    pairs = (word.partition("=") for word in value.split(",") if word)
+    return {key.strip(): setting.strip() for key, _, setting in pairs}
+
+
+def _plugstack(path: Path, depth: int = 0) -> tuple[tuple[str, ...], str]:
+    """Lines of plugstack.conf and of what it includes."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return (), f"{path}: {error.strerror}"
+    lines: list[str] = []
+    for raw in text.splitlines():
+        line = raw.partition("#")[0].strip()
+        word, _, rest = line.partition(" ")
+        if word == "include" and depth < _INCLUDE_DEPTH:
+            pattern = rest.strip()
+            folder = Path(pattern).parent if Path(pattern).is_absolute() else path.parent
+            for included in sorted(folder.glob(Path(pattern).name)):
+                lines += _plugstack(included, depth + 1)[0]
+        elif line:
+            lines.append(line)
+    return tuple(lines), ""
+
+
+def _run(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """Output and, when it failed, one line why."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{command[0]}: no answer in {timeout_s:g} s"
+    except OSError as error:
+        return "", f"{command[0]}: {error.strerror}"
+    output = done.stdout.decode(errors="surrogateescape")
+    if done.returncode == 0:
+        return output, ""
+    said = " ".join(done.stderr.decode(errors="replace").split())
+    return "", f"{command[0]}: {said or f'exit code {done.returncode}'}"

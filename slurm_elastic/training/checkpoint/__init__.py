@@ -1,0 +1,1 @@
+"""Checkpoints: files, manifests, and the ranks that write them together."""

@@ -1,0 +1,1 @@
+"""Freezing of front layers that no longer learn."""

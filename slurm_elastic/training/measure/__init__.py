@@ -1,0 +1,1 @@
+"""Measurements during training: step times, gradient noise, layer costs."""

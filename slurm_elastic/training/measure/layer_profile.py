@@ -1,0 +1,387 @@
+"""Measures what each layer of a model costs while it trains, for the partitioner.
+
+A layer's forward pass ends when its output is there: one hook on each layer. Its backward pass
+begins when the gradient of its output is there and ends when that of its input is: one hook on
+each boundary's tensor closes the layer above and opens the one below. Hooks look and change
+nothing, and they are gone after `STEPS` steps: medians do not get better with more.
+
+Models are a chain of layers: the entries of an `nn.Sequential` (what `init` makes of a list), or a
+module's children if each is called once, in the order of their definition, on nothing but what
+became of the former's output. What is computed between two children belongs to the second.
+Other models have no profile. Times are those of one micro-batch on one rank, gradient
+synchronisation excluded.
+
+A rank of a pipeline measures the layers it holds; `merge` puts the parts together.
+
+>>> from slurm_elastic.core.layers import Layer
+>>> part = MeasuredLayer(8, (Layer("fc", 0.002, 0.004, 320, 2048),))
+>>> part.at(16).layers[0].forward_s
+0.004
+>>> MeasuredLayer.restored(part.state()) == part
+True
+>>> merge([part], ["conv", "fc"]) is None
+True
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slurm_elastic.core.layers import Layer, LayerProfile, chain
+from slurm_elastic.models.pipedream.profile_reader import as_json
+from slurm_elastic.training.measure.step_times import Stamp, between, stamp
+
+#: Steps before the first that is measured: they allocate.
+SKIPPED = 3
+#: Steps that are measured.
+STEPS = 10
+#: A walk back through the graph, from a layer's input to the former's output, ends here.
+_FARTHEST = 100
+
+#: Names and modules in their order.
+Layers = Sequence[tuple[str, torch.nn.Module]]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLayer:
+    """What layers cost, and at what size that was measured.
+
+    Attributes:
+        micro_batch: samples that went through at once.
+        layers: in their order; times and activations are those of that many samples.
+    """
+
+    micro_batch: int
+    layers: tuple[Layer, ...]
+
+    def at(self, samples: int) -> LayerProfile:
+        """The profile for so many samples: times and activations in proportion."""
+        factor = samples / self.micro_batch
+        return chain(
+            Layer(
+                layer.name,
+                layer.forward_s * factor,
+                layer.backward_s * factor,
+                layer.activation_bytes * factor,
+                layer.parameter_bytes,
+                layer.description,
+            )
+            for layer in self.layers
+        )
+
+    def rows(self) -> list[list[Any]]:
+        """As a report tells them."""
+        return [
+            [x.name, x.forward_s, x.backward_s, x.activation_bytes, x.parameter_bytes]
+            for x in self.layers
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """For JSON: what `selastic partition` reads, and the micro-batch."""
+        return {**as_json(chain(self.layers)), "micro_batch": self.micro_batch}
+
+    @classmethod
+    def restored(cls, state: object) -> MeasuredLayer | None:
+        """What `state` gave; None if it is something else."""
+        if not isinstance(state, Mapping):
+            return None
+        try:
+            layers = tuple(
+                Layer(
+                    str(row["name"]),
+                    float(row["forward_s"]),
+                    float(row["backward_s"]),
+                    float(row["activation_bytes"]),
+                    float(row["parameter_bytes"]),
+                    str(row.get("description", "")),
+                )
+                for row in state["layers"]
+            )
+            micro_batch = int(state["micro_batch"])
+            chain(layers)
+        except (LookupError, TypeError, ValueError):
+            return None
+        return cls(micro_batch, layers) if micro_batch > 0 else None
+
+
+def merge(parts: Iterable[MeasuredLayer], names: Sequence[str]) -> MeasuredLayer | None:
+    """One profile of the layers that several ranks have measured.
+
+    Args:
+        parts: in any order; a layer that several of them have gets the medians of its times.
+        names: all layers of the model, in their order.
+
+    Returns:
+        At the largest micro-batch of the parts; None: a layer is missing.
+    """
+    parts = list(parts)
+    micro_batch = max((part.micro_batch for part in parts), default=0)
+    found: dict[str, list[Layer]] = {}
+    for part in parts:
+        for layer in part.at(micro_batch).layers:
+            found.setdefault(layer.name, []).append(layer)
+    if not names or any(name not in found for name in names):
+        return None
+    return MeasuredLayer(
+        micro_batch,
+        tuple(
+            Layer(
+                name,
+                statistics.median(x.forward_s for x in found[name]),
+                statistics.median(x.backward_s for x in found[name]),
+                found[name][0].activation_bytes,
+                found[name][0].parameter_bytes,
+                found[name][0].description,
+            )
+            for name in names
+        ),
+    )
+
+
+def layers_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The layers of a model by the names that its parameters begin with.
+
+    Its children, or those of its only child; in the place of an `nn.ModuleList` what is in it.
+    Empty: there are none, or it is compiled as a whole.
+    """
+    children = list(model.named_children())
+    prefix = ""
+    while len(children) == 1:
+        name, only = children[0]
+        if name == "_orig_mod":
+            return []
+        prefix = f"{prefix}{name}."
+        children = list(only.named_children())
+    found: list[tuple[str, torch.nn.Module]] = []
+    for name, child in children:
+        inner = child.named_children() if isinstance(child, torch.nn.ModuleList) else ()
+        found += [(f"{prefix}{name}.{n}", c) for n, c in inner] or [(f"{prefix}{name}", child)]
+    return found
+
+
+class LayerProfiler:
+    """Measures the layers that this rank holds, for `STEPS` steps; then it costs nothing.
+
+    Args:
+        layers: consecutive ones of the model, in their order.
+        device: where they are.
+        known: an earlier profile of them, as from a checkpoint; layers that are frozen now keep
+            their backward times of then.
+        skipped, steps: which steps are measured.
+
+    Attributes:
+        measured: the newest profile; None: none yet, or the model is no chain of layers.
+        samples: of the micro-batch whose forward pass comes next, if the driver tells; None: the
+            first layer's input tells by its first dimension.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        *,
+        device: torch.device,
+        known: MeasuredLayer | None = None,
+        skipped: int = SKIPPED,
+        steps: int = STEPS,
+    ) -> None:
+        self.measured = known
+        self.samples: int | None = None
+        self._layers = list(layers)
+        self._gpu = device.type == "cuda"
+        self._begins, self._ends = skipped, skipped + steps
+        self._step = 0
+        self._hooks: list[Any] = []
+        self._passes: list[_Pass] = []
+        self._now: _Pass | None = None
+        self._chained = False
+        self.done = len(self._layers) < 2
+
+    def begin(self, *, on: bool = True) -> None:
+        """A step begins; if not `on`, it does not count."""
+        if self.done or not on:
+            return
+        if self._step == self._begins:
+            self._install()
+        if self._step == self._ends:
+            self.finish()
+        self._step += 1
+
+    def finish(self) -> None:
+        """Measure no more, and see what there is."""
+        self.done = True
+        for hook in self._hooks:
+            hook.remove()
+        whole = [p for p in self._passes if p.complete]
+        self._hooks, self._passes, self._now = [], [], None
+        if whole:
+            self.measured = _summary(self._layers, whole, self.measured, gpu=self._gpu)
+
+    def _install(self) -> None:
+        first = self._layers[0][1]
+        self._hooks = [first.register_forward_pre_hook(self._entered, with_kwargs=True)]
+        for at, (_, module) in enumerate(self._layers):
+            self._hooks.append(module.register_forward_hook(self._leaving(at)))
+            if at:
+                self._hooks.append(module.register_forward_pre_hook(self._follows(at)))
+
+    def _entered(self, _module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not torch.is_grad_enabled() or not self._layers[-1][1].training:
+            self._now = None  # an evaluation
+            return
+        inputs = list(tensors([*args, *kwargs.values()]))
+        size = self.samples or (len(inputs[0]) if inputs and inputs[0].dim() else 1)
+        self._now = _Pass(size, len(self._layers), self._stamp)
+        self._now.forward.append(self._stamp())
+        self._passes.append(self._now)
+        # On later stages of a pipeline the first layer's backward pass ends with its input's.
+        self._now.hook(inputs, -1)
+
+    def _follows(self, at: int) -> Callable[..., None]:
+        def hook(_module: Any, args: tuple[Any, ...]) -> None:
+            # What is called out of turn, or on something else, is no chain; once is enough to see.
+            if self._now is None or self._chained:
+                return
+            inputs = list(tensors(args))
+            if len(self._now.sizes) != at or not _descends(inputs, self._now.last):
+                self._give_up()
+
+        return hook
+
+    def _leaving(self, at: int) -> Callable[..., None]:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if self._now is None:
+                return
+            if len(self._now.sizes) != at:
+                self._give_up()
+                return
+            self._now.leave(list(tensors([output])), self._stamp())
+            if at == len(self._layers) - 1:
+                self._now.last = []
+                self._now, self._chained = None, True
+
+        return hook
+
+    def _give_up(self) -> None:
+        self._passes = []
+        self.finish()
+
+    def _stamp(self) -> Stamp:
+        return stamp(gpu=self._gpu)
+
+
+class _Pass:
+    """One micro-batch's way through the layers and back."""
+
+    def __init__(self, samples: int, layers: int, now: Callable[[], Stamp]) -> None:
+        self.samples = samples
+        self.forward: list[Stamp] = []
+        self.sizes: list[int] = []
+        #: When the gradient of each layer's output was there; at -1 the end of all.
+        self.backward: dict[int, Stamp] = {}
+        self.last: list[torch.Tensor] = []
+        self._layers = layers
+        self._now = now
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has been through forward and backward."""
+        return len(self.sizes) == self._layers and -1 in self.backward
+
+    def leave(self, outputs: list[torch.Tensor], at: Stamp) -> None:
+        """A layer gave this."""
+        self.forward.append(at)
+        self.sizes.append(sum(t.numel() * t.element_size() for t in outputs))
+        self.last = outputs
+        self.hook(outputs, len(self.sizes) - 1)
+
+    def hook(self, boundary: list[torch.Tensor], at: int) -> None:
+        """Note when the gradients of these are there."""
+        asking = [t for t in boundary if t.requires_grad]
+        if not asking:
+            return
+
+        def seen(_gradient: Any) -> None:
+            if at == self._layers - 1:
+                # The engine calls it when the whole backward pass has ended.
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)  # noqa: SLF001
+            self.backward[at] = self._now()
+
+        if len(asking) == 1:
+            asking[0].register_hook(seen)
+        else:
+            torch.autograd.graph.register_multi_grad_hook(asking, seen)
+
+    def _end(self) -> None:
+        self.backward.setdefault(-1, self._now())
+
+
+def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Those within tuples, lists and dictionaries."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
+        elif isinstance(value, Mapping):
+            yield from tensors(value.values())
+
+
+def _descends(inputs: list[torch.Tensor], former: list[torch.Tensor]) -> bool:
+    """Whether inputs are these outputs, or what one operation after the other made of one."""
+    known = {id(t) for t in former}
+    if inputs and all(id(t) in known for t in inputs):
+        return True
+    if len(inputs) != 1 or len(former) != 1:
+        return False
+    origin, node = former[0].grad_fn, inputs[0].grad_fn
+    if origin is None:
+        return node is None  # frozen, or the first: nothing tells more
+    for _ in range(_FARTHEST):
+        if node is origin:
+            return True
+        before = [n for n, _ in node.next_functions if n is not None] if node else []
+        if len(before) != 1:
+            return False
+        node = before[0]
+    return False
+
+
+def _summary(
+    layers: Layers, passes: list[_Pass], known: MeasuredLayer | None, *, gpu: bool
+) -> MeasuredLayer:
+    """Medians over the passes of the commonest size, the larger of two."""
+    if gpu:
+        torch.cuda.synchronize()
+    counts = Counter(p.samples for p in passes)
+    size = max(counts, key=lambda s: (counts[s], s))
+    passes = [p for p in passes if p.samples == size]
+    before = {x.name: x for x in known.at(size).layers} if known else {}
+    found = []
+    for at, (name, module) in enumerate(layers):
+        backward = [s for p in passes if (s := _backward_s(p, at)) is not None]
+        frozen = not backward and name in before
+        found.append(
+            Layer(
+                name,
+                statistics.median(between(p.forward[at], p.forward[at + 1]) for p in passes),
+                before[name].backward_s if frozen else statistics.median(backward or [0.0]),
+                passes[0].sizes[at],
+                sum(p.numel() * p.element_size() for p in module.parameters()),
+                type(module).__name__,
+            )
+        )
+    return MeasuredLayer(size, tuple(found))
+
+
+def _backward_s(one: _Pass, at: int) -> float | None:
+    """Of layer `at`; None: no gradient went through it."""
+    if at not in one.backward:
+        return None
+    below = max((b for b in one.backward if b < at), default=-1)
+    return max(0.0, between(one.backward[at], one.backward[below]))

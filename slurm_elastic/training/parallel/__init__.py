@@ -1,0 +1,1 @@
+"""How the ranks of one attempt share the work: data, sharded and pipeline parallelism."""

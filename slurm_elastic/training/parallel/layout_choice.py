@@ -1,0 +1,236 @@
+"""Chooses the layout of an attempt: how many replicas of which stages, on these ranks.
+
+What the controller orders counts, if it is for this number of ranks; else the
+directive's `parallel` says what may be chosen:
+
+    data      every rank holds the whole model
+    pipeline  as many stages as there are ranks
+    hybrid    with `unit=N`, N stages and as many replicas of them as fit; without, what
+              PipeDream's partitioner (`models.pipeline`) finds best for the layer profile
+              of former attempts, and data parallel as long as there is none
+
+Stages are cut so that the slowest takes least time (our definition, where not the
+partitioner cuts).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.layers import LayerProfile
+from slurm_elastic.core.layout import LayoutText, LayoutTextError
+from slurm_elastic.training.pipeline import StageLayout
+
+if TYPE_CHECKING:
+    from slurm_elastic.models.pipedream.partitioner import Level
+
+#: Bytes/s of a port, each way, within a node and between nodes; where a site knows better.
+BANDWIDTH_VARIABLE = "SLURM_ELASTIC_BANDWIDTH"
+#: PCIe, and 10 Gbit/s Ethernet.
+_BANDWIDTHS = (10e9, 1.25e9)
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableRanks:
+    """The machines of an attempt.
+
+    Attributes:
+        world: ranks.
+        nodes: on which they run, evenly.
+    """
+
+    world: int
+    nodes: int = 1
+
+    def levels(self, environment: Mapping[str, str] | None = None) -> list[Level]:
+        """The hierarchy for the partitioner.
+
+        Raises:
+            ValueError: the environment's bandwidths are none.
+        """
+        from slurm_elastic.models.pipedream.partitioner import Level  # noqa: PLC0415 - not for every start
+
+        text = (os.environ if environment is None else environment).get(BANDWIDTH_VARIABLE, "")
+        try:
+            within, between = map(float, text.split(",")) if text else _BANDWIDTHS
+        except ValueError:
+            raise ValueError(
+                f"{BANDWIDTH_VARIABLE} is {text!r}; write two numbers of bytes/s, within a node"
+                " and between nodes, e.g. 1e10,1e9"
+            ) from None
+        # The published costs count what goes in and what goes out, which take turns there.
+        inner, outer = 2 * within, 2 * between
+        if self.nodes <= 1 or self.world % self.nodes:
+            return [Level(self.world, inner if self.nodes <= 1 else outer)]
+        each = self.world // self.nodes
+        return [Level(each, inner)] * (each > 1) + [Level(self.nodes, outer)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """A layout for an attempt.
+
+    Attributes:
+        text: of the layout.
+        lengths: layers of each part of the model, in order; empty for one part.
+        remark: for the job's log, or "".
+        provisional: another will be chosen once the layers have been measured.
+    """
+
+    text: LayoutText
+    lengths: tuple[int, ...] = ()
+    remark: str = ""
+    provisional: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether some rank holds only a part of the model."""
+        return self.text.stages > 1
+
+    @property
+    def layout(self) -> StageLayout:
+        """Which ranks hold which stage."""
+        return StageLayout(StageLayout.of(*self.text.replicas).stages * self.text.chunks)
+
+
+def choose(
+    ranks: AvailableRanks,
+    layers: Sequence[tuple[str, bool]],
+    *,
+    asked: Directive | None,
+    ordered: str = "",
+    profile: LayerProfile | None = None,
+) -> LayoutChoice:
+    """The layout of an attempt; the same for the same arguments.
+
+    Args:
+        ranks: of the attempt.
+        layers: name, and whether it has parameters, of each layer in order; empty: the model
+            cannot be cut.
+        asked: the directive.
+        ordered: text of a layout from the controller; "": none.
+        profile: of the model, if it is known.
+
+    Raises:
+        ValueError: stages are asked for, and the model cannot be cut.
+    """
+    data = LayoutText((ranks.world,))
+    parallel = asked.parallel if asked else "data"
+    remark = ""
+    if ordered:
+        try:
+            text = LayoutText.parse(ordered)
+        except LayoutTextError as error:
+            text, remark = data, str(error)
+        parts = text.stages * text.chunks
+        if text.world != ranks.world:
+            remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world}"
+        elif parts > max(1, len(layers)):
+            remark = f"layout {text} needs {parts} layers, the model has {len(layers) or 1}"
+        elif not remark:
+            return _cut(text, layers, profile)
+        remark = f"{remark}; chose by itself"
+    if parallel == "data" or ranks.world == 1:
+        return LayoutChoice(data, remark=remark)
+    if not layers:
+        raise ValueError(
+            f"parallel={parallel}: init needs the model as its layers in order, an nn.Sequential"
+            " or [(name, module), ...]"
+        )
+    unit = _unit(asked, ranks.world) if asked else 1
+    if parallel == "pipeline" or unit > 1:
+        stages = ranks.world if parallel == "pipeline" else unit
+        most = min(stages, len(layers))
+        stages = next(s for s in range(most, 0, -1) if ranks.world % s == 0)
+        return _cut(LayoutText((ranks.world // stages,) * stages), layers, profile, remark)
+    found = _planned(ranks, layers, profile)
+    return replace(found, remark=remark or found.remark)
+
+
+def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Lengths of consecutive parts, none empty, whose largest sum of costs is least.
+
+    >>> balanced([1, 1, 1, 5, 1], 3)
+    (3, 1, 1)
+    """
+    ends = np.concatenate([[0.0], np.cumsum(costs)])
+    size = len(costs)
+    best = np.where(np.arange(size + 1) > 0, ends, np.inf)
+    cuts = []
+    for _ in range(parts - 1):
+        # [i, j]: the parts so far end at i, the next one at j.
+        worst = np.maximum(best[:, None], ends[None, :] - ends[:, None])
+        worst[np.tril_indices(size + 1)] = np.inf
+        cuts.append(worst.argmin(axis=0))
+        best = worst.min(axis=0)
+    end, lengths = size, []
+    for cut in reversed(cuts):
+        lengths.append(end - int(cut[end]))
+        end = int(cut[end])
+    return (end, *reversed(lengths))
+
+
+def _unit(asked: Directive, world: int) -> int:
+    """GPUs of a replica. A rank does not know its GPU's type: of units by type, one that fits."""
+    units = [asked.unit or 1, *(count for _, count in asked.units)]
+    return max(unit for unit in (1, *units) if world % unit == 0)
+
+
+def _cut(
+    text: LayoutText,
+    layers: Sequence[tuple[str, bool]],
+    profile: LayerProfile | None,
+    remark: str = "",
+) -> LayoutChoice:
+    parts = text.stages * text.chunks
+    if parts == 1:
+        return LayoutChoice(text, remark=remark)
+    known = _matching(profile, layers)
+    if known is not None:
+        costs = [layer.forward_s + layer.backward_s for layer in known.layers]
+    else:
+        # A layer without parameters is as good as free.
+        costs = [1.0 if has else 1e-3 for _, has in layers]
+    return LayoutChoice(text, balanced(costs, parts), remark)
+
+
+def _planned(
+    ranks: AvailableRanks, layers: Sequence[tuple[str, bool]], profile: LayerProfile | None
+) -> LayoutChoice:
+    """What the partitioner finds."""
+    from slurm_elastic.models.pipedream.partitioner import (  # noqa: PLC0415 - not for every start
+        PipelineError,
+        partition,
+    )
+
+    data = LayoutText((ranks.world,))
+    known = _matching(profile, layers)
+    if known is None:
+        remark = "hybrid: data parallel until the layers have been measured"
+        return LayoutChoice(data, remark=remark, provisional=True)
+    try:
+        found = partition(known, ranks.levels(), compression=1.0)
+    except PipelineError as error:
+        return LayoutChoice(data, remark=f"hybrid: data parallel ({error})")
+    text = LayoutText(tuple(stage.replicas for stage in found.stages))
+    gain = found.data_parallel_time_s / found.pipeline_time_s
+    return LayoutChoice(
+        text,
+        tuple(len(stage.layers) for stage in found.stages) if text.stages > 1 else (),
+        f"hybrid: {text}, planned to be {gain:.2f} times as fast as {data}",
+    )
+
+
+def _matching(
+    profile: LayerProfile | None, layers: Sequence[tuple[str, bool]]
+) -> LayerProfile | None:
+    """The profile, if it is of these layers."""
+    if profile is None or [layer.name for layer in profile.layers] != [n for n, _ in layers]:
+        return None
+    return profile

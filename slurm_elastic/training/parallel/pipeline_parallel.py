@@ -1,0 +1,217 @@
+"""Pipeline and hybrid parallel: layers in stages, each on some ranks (`training.pipeline`).
+
+The global batch is what it is without stages. It is divided into micro-batches, of
+which replica r of a stage with n replicas takes every nth; the ranks of the first stage
+load their inputs, those of the last their targets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.loader import Batch
+from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayer, merge
+from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
+from slurm_elastic.training.parallel.layout_choice import LayoutChoice
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
+from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut
+from slurm_elastic.training.pipeline.schedules import in_flight
+from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
+from slurm_elastic.training.signals import Signals
+
+#: Micro-batches of a step, by how many the pipeline holds at once: GPipe (NeurIPS'19, section
+#: 3.3) finds the time lost to filling and draining negligible from 4 on.
+_FULL = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchSplit:
+    """Micro-batches of a step, as a layout deals them out.
+
+    Attributes:
+        layout: of the ranks.
+        rank: this one.
+        micro: most samples of one; None: as large as keeps the pipeline full.
+    """
+
+    layout: StageLayout
+    rank: int
+    micro: int | None = None
+
+    def spans(self, count: int) -> list[range]:
+        """The samples of each micro-batch of a step; sizes differ by one at most."""
+        replicas = max(map(len, self.layout.stages))
+        wanted = _FULL * replicas * in_flight(self.layout, 0)
+        least = -(-count // self.micro) if self.micro else min(count, wanted)
+        number = min(count, -(-least // replicas) * replicas)
+        return [range(count * m // number, count * (m + 1) // number) for m in range(number)]
+
+    def pieces(self, count: int) -> list[MicroBatchSlice]:
+        """See `sampler.Split`."""
+        last = self.layout.last
+        found = []
+        for number, span in enumerate(self.spans(count)):
+            ends = self.layout.owner(0, number), self.layout.owner(last, number)
+            if self.rank in ends:
+                found.append(MicroBatchSlice(number, span, counts=ends[1] == self.rank))
+        return found
+
+
+class PipelineParallel:
+    """See `Mode`.
+
+    Args:
+        layers: of the whole model, in order. Those that this rank does not hold are emptied.
+        choice: which of them make which stage, on which ranks.
+        loss_fn: of (output, targets).
+        schedule: "1f1b", "gpipe" or "pipedream".
+        ties: sets of names of parameters that are one.
+        micro_batch: most samples through a stage at once.
+        world: this rank and the others.
+        signals: tell a broken connection from the end of the job.
+        watch: looks into the steps.
+        known: an earlier profile of the layers.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[str, torch.nn.Module]],
+        choice: LayoutChoice,
+        loss_fn: LossFunction,
+        *,
+        schedule: str,
+        ties: Sequence[Sequence[str]],
+        micro_batch: int | None,
+        world: World,
+        signals: Signals,
+        watch: StepProfiler,
+        known: MeasuredLayer | None = None,
+    ) -> None:
+        layout, lengths = choice.layout, choice.lengths or (len(layers),)
+        self._turns = MicroBatchSplit(layout=layout, rank=world.rank, micro=micro_batch)
+        self.split: BatchSplit = self._turns
+        self.layout = str(choice.text)
+        self.writers = tuple(sorted({0, *(ranks[0] for ranks in layout.stages)}))
+        self.updates_itself = schedule == "pipedream"
+        self._pipeline, self._loss_fn, self._schedule, self._ties = layout, loss_fn, schedule, ties
+        self._world, self._signals, self._watch = world, signals, watch
+        stages = cut(layers, lengths)
+        held = layout.held_by(world.rank)
+        self._stages = {stage: stages[stage] for stage in held}
+        ends = [sum(lengths[:stage]) for stage in range(len(lengths) + 1)]
+        mine = [layer for stage in held for layer in layers[ends[stage] : ends[stage + 1]]]
+        self.model: torch.nn.Module = torch.nn.Sequential(OrderedDict(mine)).to(world.device)
+        _empty([module for _, module in layers], keep=self.model)
+        self._engine: PipelineEngine | None = None
+        self._names = [name for name, _ in layers]
+        self.measured = known
+        # Layers that do not follow each other cannot be told apart by what goes in and out.
+        whole = len(held) == 1 and known is None
+        self._profiler = LayerProfiler(mine if whole else [], device=world.device)
+        self._told = False
+
+    @property
+    def reduced_bytes(self) -> int:
+        """See `Mode`."""
+        return self._engine.reduced_bytes if self._engine else 0
+
+    def join(self, *, fresh: bool) -> None:
+        """See `Mode`."""
+        del fresh  # replicas begin with the values of the first in any case
+        self._start()
+
+    def step(
+        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+    ) -> tuple[float, StrategySettings]:
+        """See `Mode`."""
+        count = batch.share.count
+        sizes = [len(span) for span in self._turns.spans(count)]
+        loaded: list[Any] = [(None, (None, size)) for size in sizes]
+        for piece, part in zip(batch.share.pieces, batch.parts, strict=True):
+            inputs, targets = moved(part, self._world.device)
+            loaded[piece.number] = inputs, (targets, sizes[piece.number])
+        self._profile()
+        self._watch.begin()
+        self._watch.enter(SYNC)
+        with self._signals.together():
+            engine = self._started()
+            if self.updates_itself:
+                means = engine.run(loaded, update, sizes=sizes)
+                loss = sum(m * size for m, size in zip(means, sizes, strict=True)) / count
+            else:
+                loss = engine.step(loaded, sizes=sizes, divisor=count)
+            agreed = StrategySettings(*engine.total(asks))
+        held = self._pipeline.held_by(self._world.rank)
+        shares = (self._pipeline.share(stage, self._world.rank, len(sizes)) for stage in held)
+        self._watch.staged(sum(map(len, shares)))
+        return loss, agreed
+
+    def clip(self, most: float) -> None:
+        """See `Mode`."""
+        with self._signals.together():
+            self._started().clip_gradients(most)
+
+    def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
+        """See `Mode`."""
+        del changed  # a new engine gives replicas the buffers of the first
+        with self._signals.together():
+            self.close()
+            self._start()
+
+    def close(self) -> None:
+        """See `Mode`."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _profile(self) -> None:
+        """Measure the layers here, and tell rank 0, which puts those of all ranks together."""
+        self._profiler.begin()
+        key = "profile/{}".format
+        if self._profiler.done and not self._told and (found := self._profiler.measured):
+            self._told = True
+            self._world.tell(key(self._world.rank), json.dumps(found.state()))
+        if self._world.rank == 0 and self._told and self.measured is None:
+            told = [self._world.hear(key(rank), 0.0) for rank in range(self._world.size)]
+            parts = [MeasuredLayer.restored(json.loads(text)) for text in told if text]
+            self.measured = merge([part for part in parts if part], self._names)
+
+    def _start(self) -> None:
+        self._engine = PipelineEngine(
+            self._stages,
+            self._pipeline,
+            schedule=self._schedule,
+            loss=self._mean if self.updates_itself else self._sum,
+            ties=self._ties,
+            enter=self._watch.enter,
+            device=self._world.device,
+        )
+
+    def _started(self) -> PipelineEngine:
+        if self._engine is None:
+            raise RuntimeError("the ranks have not met")
+        return self._engine
+
+    def _sum(self, output: Any, targets: Any) -> torch.Tensor:
+        targets, size = targets
+        loss = self._loss_fn(output, targets)
+        return loss.sum() if loss.dim() else loss * size
+
+    def _mean(self, output: Any, targets: Any) -> torch.Tensor:
+        return self._loss_fn(output, targets[0]).mean()
+
+
+def _empty(modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module) -> None:
+    """Free the memory of what this rank does not hold."""
+    kept = {id(t) for t in (*keep.parameters(), *keep.buffers())}
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            if id(tensor) not in kept:
+                tensor.data = tensor.data.new_empty(0)

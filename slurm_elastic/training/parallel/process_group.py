@@ -1,0 +1,264 @@
+"""The ranks of one attempt: who they are, how gradients meet, how they wait for each other.
+
+There is no DistributedDataParallel here. Its first use costs a second, it
+averages over ranks where an uneven split needs a sum over samples, and it
+would have to be built again when layers freeze. Instead one flat bucket per
+data type carries the *sum* of the per-sample gradients, and the control
+values that all ranks must agree on ride in the same all-reduce.
+
+Slow things that are not collectives (a save, a parked job) are waited for on
+the store, by polling: a rank blocked in a collective could not hear a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
+from slurm_elastic.training.parallel.torch_compat import before_destroying
+from slurm_elastic.training.pipeline.stage_links import reaching
+
+#: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
+JOIN_S = 600.0
+#: Control values that ride along: sum of the losses, two of `watch`, and what ranks ask.
+CONTROL = 3 + len(StrategySettings._fields)
+_POLL_S = 0.25
+
+
+class World:
+    """This rank and the others.
+
+    Attributes:
+        rank, size: from `RANK` and `WORLD_SIZE`; without them a world of one.
+        device: where the model lives.
+    """
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            torch.cuda.set_device(local)
+            self.device = torch.device("cuda", local)
+        self._store: Any = None
+        self._store_ready = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def connect(self) -> None:
+        """Begin to meet the others, in the background: restoring needs only the store."""
+        if self.size > 1:
+            self._thread = threading.Thread(target=self._connect, name="rendezvous", daemon=True)
+            self._thread.start()
+
+    def _connect(self) -> None:
+        try:
+            for_group = self._open_store(serve=self.rank == 0)
+            # A connection of its own: a store serves one call at a time, and those of the group
+            # block, deaf to signals, until the last rank is there.
+            self._store = self._open_store(serve=False)
+            self._store_ready.set()
+            torch.distributed.init_process_group(
+                "nccl" if self.device.type == "cuda" else "gloo",
+                store=torch.distributed.PrefixStore("group", for_group),
+                rank=self.rank,
+                world_size=self.size,
+            )
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread by `join`
+            self._failure = error
+            self._store_ready.set()
+
+    def _open_store(self, *, serve: bool) -> Any:
+        return torch.distributed.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            self.size,
+            is_master=serve,
+            timeout=timedelta(seconds=JOIN_S),
+            wait_for_workers=False,
+            # Debian's torch is built without libuv; esrun knows and says so.
+            use_libuv=os.environ.get("USE_LIBUV", "0") == "1",
+        )
+
+    def join(self) -> None:
+        """Return when all ranks have met."""
+        if self._thread is not None:
+            # Never without a timeout: a signal that comes just before a lock is waited for is
+            # only heard after the wait.
+            while self._thread.is_alive():
+                self._thread.join(_POLL_S)
+            self._thread = None
+        self._check()
+
+    def tell(self, key: str, value: str) -> None:
+        """Let the other ranks know; they `hear` it."""
+        if self.size > 1:
+            self._ready().set(key, value)
+
+    def hear(self, key: str, timeout_s: float) -> str | None:
+        """What some rank tells under this key; None after the timeout.
+
+        Raises:
+            RuntimeError: rank 0, which keeps the store, is gone.
+        """
+        return _hear(self._ready(), key, timeout_s)
+
+    def line(self) -> StoreChannel:
+        """A connection of its own, for another thread than this one."""
+        self._ready()
+        return StoreChannel(self._open_store(serve=False))
+
+    def gather(self, key: str, timeout_s: float) -> None:
+        """Wait until all ranks have come here, or the timeout.
+
+        Rank 0 leaves last, because the store ends with it.
+        """
+        if self.size == 1:
+            return
+        store = self._ready()
+        end = time.monotonic() + timeout_s
+        store.add(f"{key}/came", 1)
+        while store.add(f"{key}/came", 0) < self.size and time.monotonic() < end:
+            time.sleep(0.01)
+        store.add(f"{key}/left", 1)
+        while self.rank == 0 and store.add(f"{key}/left", 0) < self.size:
+            if time.monotonic() > end:
+                return
+            time.sleep(0.01)
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give every rank the values of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, src=0)
+
+    def leave(self) -> None:
+        """End the group together with the other ranks."""
+        if self.size == 1:
+            return
+        self.gather("leave", 60.0)
+        before_destroying()
+        torch.distributed.destroy_process_group()
+
+    def _ready(self) -> Any:
+        while not self._store_ready.wait(_POLL_S):
+            pass
+        self._check()
+        return self._store
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(f"rank {self.rank} of {self.size} cannot meet the others") from (
+                self._failure
+            )
+
+
+class StoreChannel:
+    """To tell and hear, from one thread; a rank must not tell one key twice."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def tell(self, key: str, value: str) -> None:
+        """Let the other ranks know."""
+        self._store.set(key, value)
+
+    def hear(self, key: str, timeout_s: float) -> str | None:
+        """What some rank tells under this key; None after the timeout.
+
+        Raises:
+            RuntimeError: rank 0, which keeps the store, is gone.
+        """
+        return _hear(self._store, key, timeout_s)
+
+
+def _hear(store: Any, key: str, timeout_s: float) -> str | None:
+    end = time.monotonic() + timeout_s
+    pause = 0.001
+    while not store.check([key]):
+        if time.monotonic() > end:
+            return None
+        time.sleep(pause)
+        pause = min(_POLL_S, pause * 2)
+    return str(store.get(key).decode())
+
+
+class Reducer:
+    """Adds up the gradients of all ranks, exactly, however unevenly they split the batch."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], world: World) -> None:
+        self._world = world
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._buckets: dict[torch.dtype, torch.Tensor] = {}
+        self._views: list[torch.Tensor] = []
+        if world.size > 1:
+            self._allocate()
+
+    def _allocate(self) -> None:
+        sizes: dict[torch.dtype, int] = {torch.float32: 0}
+        for p in self._parameters:
+            sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
+        gradients = sizes[torch.float32]
+        # The float32 bucket always exists and ends with: which gradients there are, then control.
+        sizes[torch.float32] += len(self._parameters) + CONTROL
+        device = self._world.device
+        self._buckets = {t: torch.zeros(n, dtype=t, device=device) for t, n in sizes.items()}
+        used: dict[torch.dtype, int] = {}
+        for p in self._parameters:
+            start = used.get(p.dtype, 0)
+            used[p.dtype] = start + p.numel()
+            self._views.append(self._buckets[p.dtype][start : used[p.dtype]].view(p.shape))
+        self._tail = self._buckets[torch.float32][gradients:]
+
+    @property
+    def bytes(self) -> int:
+        """What a step's all-reduce carries; 0 in a world of one."""
+        return sum(b.numel() * b.element_size() for b in self._buckets.values())
+
+    def clear(self) -> None:
+        """Forget the gradients of the last step."""
+        for p in self._parameters:
+            p.grad = None
+
+    def reduce(self, control: torch.Tensor, count: int) -> list[float]:
+        """Turn local sums over samples into the mean over the whole batch.
+
+        Args:
+            control: `CONTROL` float32 values of this rank.
+            count: samples of the batch over all ranks.
+
+        Returns:
+            The control values, summed over the ranks.
+        """
+        if self._world.size == 1:
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.grad.div_(count)
+            return list(control.tolist())
+        present = [0.0 if p.grad is None else 1.0 for p in self._parameters]
+        for p, view in zip(self._parameters, self._views, strict=True):
+            if p.grad is None:
+                view.zero_()
+            else:
+                view.copy_(p.grad)
+        self._tail[:-CONTROL] = torch.tensor(present)
+        self._tail[-CONTROL:] = control
+        with reaching("adding up the gradients"):
+            for bucket in self._buckets.values():
+                torch.distributed.all_reduce(bucket)
+        used = self._tail[:-CONTROL].tolist()
+        summed = list(self._tail[-CONTROL:].tolist())
+        for bucket in self._buckets.values():
+            bucket.div_(count)
+        # A parameter that no rank used keeps no gradient: with zeros AdamW would still move it.
+        for p, view, times in zip(self._parameters, self._views, used, strict=True):
+            p.grad = view if times else None
+        return summed

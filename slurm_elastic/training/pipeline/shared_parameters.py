@@ -1,0 +1,133 @@
+"""Parameters that several ranks hold: replicas of a stage, and tied weights.
+
+They begin equal, by the values of the first rank that holds them, and their gradients
+are added up over all that do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from slurm_elastic.training.pipeline.gradients import FlatSum
+from slurm_elastic.training.pipeline.stage_groups import Holding, StageGroups
+from slurm_elastic.training.pipeline.stage_layout import LayoutError
+from slurm_elastic.training.pipeline.stage_links import reaching
+
+
+class Shared:
+    """The parameters of this rank's stages. Making it is collective.
+
+    Args:
+        modules: of the stages held here.
+        world: all ranks.
+        ties: sets of names of parameters that are one.
+        holdings: of all ranks.
+        device: where parameters live.
+
+    Raises:
+        LayoutError: tied parameters that are missing, or differ in type or shape.
+        LinkError: another rank is gone.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[int, torch.nn.Module],
+        world: StageGroups,
+        *,
+        ties: Sequence[Sequence[str]],
+        holdings: Sequence[Holding],
+        device: torch.device,
+    ) -> None:
+        self._modules, self._world, self._device = modules, world, device
+        #: Of each parameter of the whole model one rank has one here.
+        self._counted: list[torch.nn.Parameter] = []
+        self._stages = self._replicas({id(p) for names in ties for p in self._named(names)})
+        self._tied = self._ties(ties, holdings)
+
+    @property
+    def bytes(self) -> int:
+        """What `add_up` carries from this rank."""
+        return sum(total.bytes for total in [*self._stages.values(), *self._tied])
+
+    def add_up(self, divisor: float) -> None:
+        """Gradients of all that is held here become those of the whole batch."""
+        for total in [*self._stages.values(), *self._tied]:
+            total.reduce(divisor)
+
+    def add_up_stage(self, stage: int, divisor: float) -> None:
+        """The same for one stage; tied parameters are left out."""
+        self._stages[stage].reduce(divisor)
+
+    def norm(self) -> float:
+        """Of the gradient of the whole model, on all ranks."""
+        own = [p.grad for p in self._counted if p.grad is not None]
+        squares = math.fsum(float(g.double().square().sum()) for g in own)
+        return math.sqrt(self._world.total([squares])[0])
+
+    def _replicas(self, tied: set[int]) -> dict[int, FlatSum]:
+        sums = {}
+        for stage, ranks in enumerate(self._world.layout.stages):
+            group = self._world.group(ranks)
+            if stage not in self._modules:
+                continue
+            module = self._modules[stage]
+            if group is not None:
+                _equal([*module.parameters(), *module.buffers()], ranks[0], group)
+            own = [p for p in module.parameters() if id(p) not in tied]
+            self._counted += own if self._world.rank == ranks[0] else []
+            sums[stage] = FlatSum(
+                [[p] for p in own], group=group, device=self._device, name=f"stage {stage}"
+            )
+        return sums
+
+    def _ties(self, ties: Sequence[Sequence[str]], holdings: Sequence[Holding]) -> list[FlatSum]:
+        stages = self._world.layout.stages
+        first = [holdings[ranks[0]].parameters[stage] for stage, ranks in enumerate(stages)]
+        sums = []
+        for names in ties:
+            ranks: list[int] = []
+            kinds = []
+            for name in names:
+                holders = [stage for stage, known in enumerate(first) if name in known]
+                if not holders:
+                    raise LayoutError(f"tied parameter {name} is in no stage")
+                ranks += [rank for stage in holders for rank in stages[stage]]
+                kinds.append(first[holders[0]][name])
+                if kinds[-1] != kinds[0]:
+                    raise LayoutError(
+                        f"tied parameters {names[0]} and {name} differ: {kinds[0]}, {kinds[-1]}"
+                    )
+            group = self._world.group(ranks)
+            here = self._named(names)
+            if not here:
+                continue
+            if group is not None:
+                _equal(here[:1], ranks[0], group)
+            with torch.no_grad():
+                for copy in here[1:]:
+                    copy.copy_(here[0])
+            self._counted += here[:1] if self._world.rank == ranks[0] else []
+            name = " = ".join(names)
+            sums.append(FlatSum([here], group=group, device=self._device, name=name))
+        return sums
+
+    def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
+        """Those of the parameters that are held here, each once."""
+        known = {
+            name: parameter
+            for module in self._modules.values()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        return list({id(known[n]): known[n] for n in names if n in known}.values())
+
+
+def _equal(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
+    """Give all ranks of a group the values of one."""
+    for tensor in tensors:
+        with reaching(f"taking parameters from rank {source}"):
+            dist.broadcast(tensor.detach(), source, group=group)

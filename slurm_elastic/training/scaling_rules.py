@@ -1,0 +1,358 @@
+"""How many samples a step takes when that may change, and what the learning rate is then.
+
+With `batch=MIN-MAX` in the directive the controller may order another global batch; rank 0
+tells the others in the all-reduce of a step, and the next one takes it. Without it the batch
+never changes. The learning rate that the script sets, and its schedule, are those of the
+*initial* batch, `init(global_batch=...)`. With k = batch / initial batch a step's rate is
+multiplied by
+
+    sqrt      sqrt(k)                                  Krizhevsky, arXiv 1404.5997, section 5;
+                                                       Malladi et al., NeurIPS'22, for Adam
+    linear    k, reached within `WARM_UP` steps        Goyal et al., arXiv 1706.02677
+    adascale  r = (var + sqr) / (var / k + sqr)        Johnson et al., ICML'20; r is between 1 and k
+    constant  1
+
+The factor is there during `optimizer.step()` only (`BatchSize.scaled`): schedulers and
+checkpoints never see it. The schedule is counted in steps at the initial batch: a step of n
+samples advances it by n / initial batch, under `adascale` by r, as its authors do.
+
+>>> size = BatchSize(32, limits=(32, 128), replicas=2)
+>>> size.ordered = 500
+>>> size.wish, size.obey(size.wish), size.now, size.factor(128)
+(128, True, 128, 2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from slurm_elastic.core.directive import Directive, DirectiveError
+
+RULES = ("sqrt", "adascale", "linear", "constant")
+#: Safe for Adam and SGD alike, and it needs no measurement.
+DEFAULT_RULE = "sqrt"
+#: Steps that `linear` takes to reach its factor after a rise of the batch.
+WARM_UP = 200
+#: Largest batch that is told to the other ranks exactly, as a float32.
+_MOST_TOLD = 2**24
+
+
+class Optimizer(Protocol):
+    """What is needed of torch's."""
+
+    param_groups: list[dict[str, Any]]
+
+
+class Scheduler(Protocol):
+    """What is needed of torch's."""
+
+    def step(self) -> Any:
+        """One step at the initial batch is done."""
+
+
+def limits(global_batch: int, directive: Directive | None) -> tuple[int, int]:
+    """The smallest and the largest batch of a job; equal: it never changes.
+
+    Args:
+        global_batch: that of the script.
+        directive: the one in force.
+    """
+    if directive is None or directive.batch is None:
+        return global_batch, global_batch
+    return directive.batch
+
+
+class BatchSize:
+    """The batch of one job, on one rank; all ranks hold the same but for what rank 0 is told.
+
+    Args:
+        initial: the script's; samples per step over all ranks.
+        limits: smallest and largest allowed; one that does not contain `initial` moves the batch
+            to its nearest end.
+        rule: one of `RULES`.
+        replicas: ranks (or pipelines) that share a step's samples.
+        noise: gives `grad_sqr` and `grad_var` at the initial batch as a report names them, or
+            nothing; asked on rank 0, for `adascale`.
+        leads: whether this is rank 0.
+        say: takes one line for the job's log.
+
+    Attributes:
+        initial, rule: as given.
+        limits: those in force.
+        now: samples of the next step.
+        ordered: what the controller asks for, told to rank 0; None: nothing.
+
+    Raises:
+        ValueError: an unknown rule, or a batch below 1.
+    """
+
+    def __init__(
+        self,
+        initial: int,
+        *,
+        limits: tuple[int, int],
+        rule: str = DEFAULT_RULE,
+        replicas: int = 1,
+        noise: Callable[[], Mapping[str, float]] = dict,
+        leads: bool = True,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if rule not in RULES:
+            raise ValueError(
+                f"batch_rule is {rule!r}; write {', '.join(RULES[:-1])} or {RULES[-1]}"
+            )
+        if initial < 1:
+            raise ValueError(f"global_batch is {initial}; it must be at least 1")
+        self.initial = initial
+        self.limits = self._submitted = limits
+        self._in_force = ""
+        self.rule = rule
+        self.ordered: int | None = None
+        self.now = self._within(initial)
+        self._replicas = replicas
+        self._noise = noise
+        self._leads = leads
+        self._say = say
+        #: Of the schedule, not passed on yet: samples, or steps under `adascale`.
+        self._rest: float = 0
+        #: Factor that the warm-up of `linear` began with, and its steps done.
+        full = self._full()
+        self._ramp = (1.0, 0) if full > 1 else (full, WARM_UP)
+        self._known: tuple[float, float] | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the controller may order another batch."""
+        return self.limits[0] < self.limits[1]
+
+    @property
+    def wish(self) -> int:
+        """What rank 0 wants the batch to be after the present step; 0 elsewhere.
+
+        Within the limits and, as far as they allow, at least one sample per replica.
+        """
+        if not self._leads:
+            return 0
+        if self.ordered is None:
+            wish = self._within(self.now)
+        else:
+            wish = self._within(max(self.ordered, self._replicas))
+        return wish if wish <= _MOST_TOLD else self.now
+
+    def hear(self, batch: int | None, directive: str = "") -> None:
+        """What the controller orders; only rank 0 is told.
+
+        Args:
+            batch: see `ordered`.
+            directive: the one in force if it is not the submitted one; its limits then count.
+        """
+        self.ordered = batch
+        if directive == self._in_force:
+            return
+        self._in_force, self.limits = directive, self._submitted
+        if directive:
+            # One of a newer controller, that cannot be read here, says nothing of the batch.
+            with suppress(DirectiveError):
+                self.limits = limits(self.initial, Directive.parse(directive))
+
+    def gain(self, count: int) -> float:
+        """AdaScale's r for a step of `count` samples, on rank 0; 0 elsewhere and for other rules.
+
+        1 while the noise is not known.
+        """
+        if not self._leads or self.rule != "adascale":
+            return 0.0
+        found = self._noise()
+        if found:
+            self._known = found["grad_sqr"], found["grad_var"]
+        k = self._scale(count)
+        if self._known is None or k == 1:
+            return 1.0
+        sqr, var = self._known
+        return (var + sqr) / (var / k + sqr)
+
+    def factor(self, count: int, *, gain: float = 0.0) -> float:
+        """What the learning rate of a step is multiplied by.
+
+        Args:
+            count: its samples over all ranks: less than the batch at the end of an epoch. It
+                then counts as one of so many samples, if that is more than the initial batch.
+            gain: rank 0's, as all ranks have agreed on it.
+        """
+        k = self._scale(count)
+        if self.rule == "adascale":
+            return gain or 1.0
+        if self.rule == "linear":
+            begun, done = self._ramp
+            full = self._full()
+            return min(k, begun + (full - begun) * min(1.0, done / WARM_UP))
+        return math.sqrt(k) if self.rule == "sqrt" else 1.0
+
+    @contextmanager
+    def scaled(self, optimizer: Optimizer, count: int, *, gain: float = 0.0) -> Iterator[None]:
+        """Around `optimizer.step()`: its rates are those of a step of so many samples."""
+        factor = self.factor(count, gain=gain)
+        if factor == 1:
+            yield
+            return
+        before = [group["lr"] for group in optimizer.param_groups]
+        try:
+            for group, rate in zip(optimizer.param_groups, before, strict=True):
+                group["lr"] = rate * factor
+            yield
+        finally:
+            for group, rate in zip(optimizer.param_groups, before, strict=True):
+                group["lr"] = rate
+
+    def advance(
+        self, scheduler: Scheduler | None, count: int, *, last: bool, gain: float = 0.0
+    ) -> int:
+        """A step of `count` samples is done: bring the schedule to where it belongs.
+
+        At the end of an epoch it stands where it would with the initial batch throughout,
+        `adascale` excepted.
+
+        Args:
+            scheduler: stepped as often as needed, perhaps not at all; None: only counted.
+            count: samples of the step over all ranks.
+            last: whether an epoch ended with it.
+            gain: as for `factor`.
+
+        Returns:
+            How often the scheduler was stepped.
+        """
+        begun, done = self._ramp
+        self._ramp = (begun, min(WARM_UP, done + 1))
+        if self.rule == "adascale":
+            total = self._rest + (gain or 1.0)
+            times = int(total)
+            self._rest = total - times
+        else:
+            times, rest = divmod(int(self._rest) + count, self.initial)
+            # The last batch of an epoch is a step, however small.
+            self._rest, times = (0, times + 1) if last and rest else (rest, times)
+        if scheduler is not None:
+            for _ in range(times):
+                scheduler.step()
+        return times
+
+    def obey(self, batch: float) -> bool:
+        """Take the batch that all ranks have agreed on, between two steps; whether it changed.
+
+        Args:
+            batch: the sum of the ranks' wishes.
+        """
+        agreed = round(batch)
+        if agreed < 1 or agreed == self.now:
+            return False
+        before = self.now
+        self._become(agreed)
+        self._line(f"a step takes {agreed} samples instead of {before}{self._rates()}")
+        return True
+
+    def introduce(self) -> None:
+        """Say, once the state is complete, what a user would not expect."""
+        if self.now != self.initial and not self.may_change:
+            self._line(
+                f"global_batch is {self.initial}, the directive says batch={self.limits[0]}:"
+                f" a step takes {self.now} samples{self._rates()}"
+            )
+        elif not self.limits[0] <= self.initial <= self.limits[1]:
+            low, high = self.limits
+            self._line(
+                f"global_batch is {self.initial}, outside the directive's batch={low}-{high}:"
+                f" a step takes {self.now} samples{self._rates()}"
+            )
+        idle = self._replicas - self.now
+        if idle > 0:
+            self._line(
+                f"a step takes {self.now} samples, {idle} of {self._replicas} replicas have none:"
+                " raise the batch or ask for fewer GPUs"
+            )
+
+    def pieces(self, micro_batch: int | None) -> tuple[int, int]:
+        """(samples that a replica takes at once, how many times more in a step).
+
+        Args:
+            micro_batch: most samples at once; None: a replica's whole share.
+        """
+        share = -(-self.now // self._replicas)
+        times = -(-share // micro_batch) if micro_batch else 1
+        return -(-share // times), times - 1
+
+    def facts(self, micro_batch: int | None) -> dict[str, Any]:
+        """The fields of a report that are about the batch; `micro_batch` as for `pieces`."""
+        size, more = self.pieces(micro_batch)
+        return {
+            "global_batch": self.now,
+            "micro_batch": size,
+            "accumulation": more,
+            "initial_batch": self.initial,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: numbers, text and lists of them."""
+        return {
+            "initial": self.initial,
+            "now": self.now,
+            "rule": self.rule,
+            "rest": self._rest,
+            "ramp": list(self._ramp),
+            "noise": list(self._known) if self._known else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take up what a checkpoint says; all ranks read the same one.
+
+        With another initial batch in the script it begins anew with that.
+        """
+        if not state:
+            return
+        if state["initial"] != self.initial:
+            self._line(f"global_batch was {state['initial']}, from now on it is {self.initial}")
+            return
+        if state["noise"]:
+            sqr, var = state["noise"]
+            self._known = (float(sqr), float(var))
+        if state["rule"] == self.rule:
+            self._rest = state["rest"]
+            begun, done = state["ramp"]
+            self._ramp = (begun, done)
+        allowed = self._within(state["now"])
+        self.now = state["now"]
+        if allowed != self.now:
+            self._line(f"a step took {self.now} samples, the directive now allows {allowed}")
+            self._become(allowed)
+
+    def _become(self, batch: int) -> None:
+        begun, done = self._ramp
+        present = begun + (self._full() - begun) * done / WARM_UP
+        self.now = batch
+        # Only a rise is warmed up.
+        self._ramp = (present, 0) if self._full() > present else (self._full(), WARM_UP)
+
+    def _full(self) -> float:
+        """The factor of `linear` after its warm-up."""
+        return self.now / self.initial
+
+    def _scale(self, count: int) -> float:
+        return max(count, min(self.now, self.initial)) / self.initial
+
+    def _within(self, batch: int) -> int:
+        low, high = self.limits
+        return max(low, min(batch, high))
+
+    def _rates(self) -> str:
+        if self.rule == "constant":
+            return ""
+        if self.rule == "adascale":
+            return "; the learning rate follows its gain (adascale)"
+        factor = self._full() if self.rule == "linear" else math.sqrt(self._full())
+        return f"; the learning rate is multiplied by {factor:.3g} ({self.rule})"
+
+    def _line(self, text: str) -> None:
+        if self._leads:
+            self._say(text)

@@ -1,0 +1,292 @@
+"""The beginning of an attempt: from what the script gives to a job on this attempt's ranks."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from slurm_elastic.job import profile_request
+from slurm_elastic.training import excepthook
+from slurm_elastic.training.checkpoint import training_state as states
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
+from slurm_elastic.training.env_directive import directive
+from slurm_elastic.training.freezing.freezer import Freezing, wanted
+from slurm_elastic.training.job_requests import say
+from slurm_elastic.training.loader import Loader
+from slurm_elastic.training.measure import profiling_run
+from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayer, layers_of
+from slurm_elastic.training.measure.step_profiler import StepProfiler
+from slurm_elastic.training.parallel.data_parallel import DataParallel
+from slurm_elastic.training.parallel.fsdp import FullyShardedParallel, unsupported
+from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
+from slurm_elastic.training.parallel.parallel_strategy import LossFunction, ParallelStrategy
+from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
+from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.tied_parameters import ties
+from slurm_elastic.training.pipeline.schedules import SCHEDULES
+from slurm_elastic.training.reporting import Reporter
+from slurm_elastic.training.sampler import Sampler
+from slurm_elastic.training.scaling_rules import DEFAULT_RULE, BatchSize, limits
+from slurm_elastic.training.signals import Signals
+from slurm_elastic.training.training_job import TrainingJob
+
+#: A module, or its layers in order.
+Model: TypeAlias = torch.nn.Module | Sequence[tuple[str, torch.nn.Module]]
+
+
+def init(
+    model: Model,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer],
+    dataset: Any,
+    *,
+    global_batch: int,
+    epochs: int,
+    checkpoint_dir: str | os.PathLike[str],
+    seed: int = 0,
+    scheduler: Any = None,
+    micro_batch: int | None = None,
+    workers: int = 0,
+    collate: Callable[[Sequence[Any]], Any] | None = None,
+    clip_norm: float | None = None,
+    checkpoint_every_s: float = 600.0,
+    keep: int = 2,
+    background_saves: bool = False,
+    extra: Mapping[str, states.Stateful] | None = None,
+    application: str = "",
+    freeze: str | Freezing = "off",
+    batch_rule: str = DEFAULT_RULE,
+    schedule: str = "1f1b",
+    shard: bool = False,
+) -> TrainingJob:
+    """Make a job out of the usual parts, and restore it if there is a checkpoint.
+
+    Args:
+        model: a module, or an ordered list of (name, module). To be cut into stages it is that
+            list, or an `nn.Sequential`; layers then give and take tensors or tuples of them.
+        loss_fn: of (output, targets); the mean over the samples it is given, or one value each.
+        optimizer: one, or a function of the parameters that makes one.
+        dataset: `len()` and `[index]`, giving (inputs, targets).
+        global_batch: samples per optimisation step over all ranks; never changes by itself, and
+            from outside only within the directive's `batch=MIN-MAX`.
+        epochs: how often every sample is trained on.
+        checkpoint_dir: on a file system that all nodes share.
+        seed: of the samples' order and of all randomness during training.
+        scheduler: of the learning rate, or a function of the optimizer that makes one; it is
+            stepped after every optimisation step.
+        micro_batch: most samples that go through the model at once; None: a rank's whole share,
+            and with stages what keeps the pipeline full.
+        workers: processes per rank that fetch samples ahead.
+        collate: makes a micro-batch out of samples, as in DataLoader.
+        clip_norm: largest norm of the whole gradient.
+        checkpoint_every_s: seconds of training between two checkpoints.
+        keep: how many checkpoints stay.
+        background_saves: train on while a periodic checkpoint is written, from a copy of the state.
+        extra: objects with `state_dict` and `load_state_dict` that join the checkpoint.
+        application: what this script trains; jobs of one user with equal names of job and
+            application scale alike. "" leaves it to the job's name.
+        freeze: "auto": layers may be frozen, as far as the directive allows it where there is
+            one; `Freezing` says how. The directive's `freeze=auto` alone does as well.
+        batch_rule: what becomes of the learning rate where the directive lets the batch change:
+            "sqrt", "adascale", "linear" or "constant" (docs/training.md).
+        schedule: of stages: "1f1b", "gpipe", or "pipedream", which computes something else: an
+            update for every micro-batch, with weight stashing (docs/pipeline_runtime.md).
+        shard: where there are no stages, each rank keeps a part of every parameter, of its
+            gradient and optimizer state (FSDP2), if this torch can; else it keeps them whole.
+
+    Raises:
+        CheckpointError: the newest checkpoint is of another model or another dataset.
+        ValueError: an argument cannot be.
+    """
+    excepthook.install()
+    asked = directive()
+    freezing, remark = wanted(freeze)
+    _check(schedule, clip_norm)
+    profile = profile_request.asked()
+    if profile is not None:
+        # What is measured is the script's own replicas: no directive, nothing frozen.
+        asked, freezing = None, None
+        global_batch = profiling_run.global_batch(profile, global_batch, samples=len(dataset))
+    sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
+    signals = Signals()
+    signals.install()
+    world = World()
+    if remark and world.rank == 0:
+        say(remark)
+    world.connect()
+    reporter = Reporter(
+        rank=world.rank,
+        world=world.size,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        application=application,
+        device=world.device,
+        mute=profile is not None,
+    )
+    checkpoints = CheckpointDirectory(Path(checkpoint_dir), keep=keep, say=say)
+    found = agree(checkpoints, world) if profile is None else None
+    known = MeasuredLayer.restored(found.kept.get("profile")) if found else None
+    whole, layers = _whole(model)
+    arrangement = LayoutAgreement(
+        world,
+        [(name, any(True for _ in module.parameters())) for name, module in layers],
+        asked=asked,
+        reporter=reporter,
+        measured=known,
+        share=-(-global_batch // world.size),
+    )
+    staged = arrangement.choice.staged or (schedule == "pipedream" and bool(layers))
+    sharded = shard and not staged and world.size > 1
+    if sharded and (why := unsupported()):
+        sharded = False
+        if world.rank == 0:
+            say(f"{why}; every rank keeps the whole model")
+    if not staged:
+        whole.to(world.device)
+    optimizer, scheduler = _made(optimizer, scheduler, whole)
+    shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
+    tied = ties(whole)
+    profiler = LayerProfiler(layers_of(whole), device=world.device, known=known)
+    watch = StepProfiler(
+        timer=reporter.timer,
+        noise=reporter.noise,
+        parameters=[p for p in whole.parameters() if p.requires_grad],
+        world=world,
+        profiler=None if staged or sharded or profile else profiler,
+    )
+    mode: ParallelStrategy
+    if staged:
+        mode = PipelineParallel(
+            layers,
+            arrangement.choice,
+            loss_fn,
+            schedule=schedule,
+            ties=tied,
+            micro_batch=micro_batch,
+            world=world,
+            signals=signals,
+            watch=watch,
+            known=known,
+        )
+        _prune(optimizer, mode.model)
+    elif sharded:
+        world.join()
+        if found is None:
+            world.broadcast(whole.state_dict().values())
+        mode = FullyShardedParallel(
+            whole,
+            optimizer,
+            loss_fn,
+            micro_batch=micro_batch,
+            world=world,
+            signals=signals,
+            watch=watch,
+        )
+    else:
+        mode = DataParallel(
+            whole, loss_fn, micro_batch=micro_batch, world=world, signals=signals, watch=watch
+        )
+    state = states.TrainingState(
+        model=mode.model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        extra=dict(extra or {}),
+        whole=shapes,
+        aliases={alias: names[0] for names in tied for alias in names[1:]},
+        part=mode.writers.index(world.rank) if world.rank in mode.writers else 0,
+    )
+    keeper = CheckpointManager(
+        checkpoints,
+        state,
+        world,
+        writers=mode.writers,
+        background=background_saves,
+        every_s=checkpoint_every_s,
+        identity={"samples": sampler.samples, "order": sampler.fingerprint()},
+        say=say,
+    )
+    loader = Loader(
+        dataset=dataset,
+        workers=workers,
+        collate=collate,
+        pin=world.device.type == "cuda",
+        seed=seed,
+    )
+    size = BatchSize(
+        global_batch,
+        limits=limits(global_batch, asked),
+        rule=batch_rule,
+        replicas=len(arrangement.choice.layout.stages[0]),
+        noise=reporter.noise.fields,
+        leads=world.rank == 0,
+        say=say,
+    )
+    return TrainingJob(
+        found,
+        mode=mode,
+        arrangement=arrangement,
+        whole=whole,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampler=sampler,
+        loader=loader,
+        keeper=keeper,
+        reporter=reporter,
+        world=world,
+        signals=signals,
+        size=size,
+        micro_batch=micro_batch,
+        watch=watch,
+        clip_norm=clip_norm,
+        freezing=freezing,
+        profiled=profiling_run.prepared(
+            profile, whole, application=application, sampler=sampler, loader=loader, world=world
+        ),
+    )
+
+
+def _made(optimizer: Any, scheduler: Any, whole: torch.nn.Module) -> tuple[Any, Any]:
+    """Optimizer and schedule, of what may be functions that make them."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(whole.parameters())
+    if callable(scheduler) and not hasattr(scheduler, "state_dict"):
+        scheduler = scheduler(optimizer)
+    states.check(states.TrainingState(model=whole, optimizer=optimizer))
+    return optimizer, scheduler
+
+
+def _check(schedule: str, clip_norm: float | None) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {schedule!r}; write one of {', '.join(SCHEDULES)}")
+    if schedule == "pipedream" and clip_norm is not None:
+        raise ValueError("schedule pipedream has no gradient of the whole model to clip")
+
+
+def _whole(model: Model) -> tuple[torch.nn.Module, list[tuple[str, torch.nn.Module]]]:
+    """The model, and its layers in order if it can be cut into stages."""
+    if not isinstance(model, torch.nn.Module):
+        names = [name for name, _ in model]
+        wrong = [n for n in names if not n or "." in n or names.count(n) > 1]
+        if wrong or not names:
+            raise ValueError(
+                f"layer {wrong[0]!r}: a layer's name has no dot, and no two have the same"
+                if wrong
+                else "the model is an empty list; give (name, module) pairs"
+            )
+        model = torch.nn.Sequential(OrderedDict(model))
+    if type(model) is not torch.nn.Sequential:
+        return model, []
+    return model, list(model.named_children())
+
+
+def _prune(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
+    """Leave the optimizer what this rank holds."""
+    here = {id(p) for p in held.parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in here]
