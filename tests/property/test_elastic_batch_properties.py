@@ -20,7 +20,7 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
 from slurm_elastic.core.plan import Action
 from slurm_elastic.policies.elastic_batch.division import divide, greedy
-from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatchSettings as Policy
+from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as Policy
 from slurm_elastic.round import decide_round
 
 TYPES = ("a100", "v100")

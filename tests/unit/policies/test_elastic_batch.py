@@ -31,7 +31,7 @@ from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.elastic_batch import division
 from slurm_elastic.policies.elastic_batch.division import divide
-from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatchSettings as Policy
+from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as Policy
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRows, drawn
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.round import decide_round
