@@ -8,8 +8,8 @@ cluster has is left out, and told by `problems`.
 >>> nodes = (Node(name="a", gpu_type="a100", gpus=4), Node(name="b", gpu_type="v100", gpus=4))
 >>> fabric = Fabric.of(
 ...     Snapshot(time=0, nodes=nodes, jobs=(), switches=(Switch("s", 0, ("a", "b")),)),
-...     config.TopologySettings(speeds={"rack": 100.0}, uplinks={"b": 40.0}, domains={"a100": 2,
-"c": 2}))
+...     schema.TopologySettings(
+...         speeds={"rack": 100.0}, uplinks={"b": 40.0}, domains={"a100": 2, "c": 2}))
 >>> fabric.gbit_s("a"), fabric.gbit_s("b"), fabric.gbit_s("switch:s")
 (100.0, 40.0, None)
 >>> fabric.domains("a"), fabric.domains("b")

@@ -245,9 +245,9 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     running = answer["running"]
     if running and running["layout"]:
-        rows.append({"TableLayout": running["layout"], "Ordered": answer["ordered_layout"]})
+        rows.append({"Layout": running["layout"], "Ordered": answer["ordered_layout"]})
     elif answer["ordered_layout"]:
-        rows.append({"TableLayout": None, "Ordered": answer["ordered_layout"]})
+        rows.append({"Layout": None, "Ordered": answer["ordered_layout"]})
     if answer["ordered_batch"] is not None:
         rows.append({"Batch": answer["global_batch"], "Ordered": answer["ordered_batch"]})
     if running and running["layers"] is not None:

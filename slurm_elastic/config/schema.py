@@ -2,11 +2,9 @@ r"""`elastic.toml`: the schema, its defaults, and errors that name file and line
 
 >>> parse('[controller]\npolicy = "fair"').controller.interval_s
 30.0
->>> parse('[controller]\nmode = "x"', name="my.toml")
+>>> parse('[controller]\nmode = "x"', name="my.toml")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-...
-slurm_elastic.config.section_reader.ConfigError: my.toml:2: mode "x" is unknown; known: observe,
-advise, act
+slurm_elastic...ConfigError: my.toml:2: mode "x" is unknown; known: observe, advise, act
 """
 
 from __future__ import annotations

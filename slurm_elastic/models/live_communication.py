@@ -6,13 +6,13 @@ by its stalls; else its speed model's curve. A stall is the time that a step sto
 others: besides communication that is not hidden behind computing, it contains waiting for slower
 ranks.
 
->>> from slurm_elastic.config.schema import Speedup
+>>> from slurm_elastic.config.schema import SpeedupSettings
 >>> from slurm_elastic.models.links import Links
 >>> record = JobRecord(job_id=7, gradient_bytes=1e9, measurements=(
 ...     Measurement(gpu_type="a100", gpus=8, nodes=1, samples_per_s=64.0, steps=9,
 ...                 compute_s=1.0, sync_s=0.0, reports=3),))
 >>> toll = CommunicationCost.of(record, Links(spine=0.5e9), {})
->>> model = SpeedModel.fit(Speedup(), record.measurements, toll)
+>>> model = SpeedModel.fit(SpeedupSettings(), record.measurements, toll)
 >>> live = LiveCommunication.of({7: record}, {7: model})
 >>> live.words("7", 8, (2, 2, 2))
 'over 2 racks it would compute 0.33 of its time'

@@ -317,9 +317,9 @@ def test_a_silent_controller_changes_nothing(cluster: Cluster, directory: str) -
 
 
 LIBRARY = """
-from slurm_elastic.job.rank_socket import LocalLink
+from slurm_elastic.job.rank_socket import RankSocket
 import time
-link = LocalLink.connect()
+link = RankSocket.connect()
 link.send({"phase": "training", "step": 3, "step_time_s": 0.5, "steps_measured": 4, "gpus": 99})
 while link.orders().action != "notice":
     link.wait(10)

@@ -1,11 +1,10 @@
-r"""Clusters in words: `aws:6x4,dgx-ext:2x8` is six nodes of four `aws` GPUs and two of eight.
+"""Clusters in words: `aws:6x4,dgx-ext:2x8` is six nodes of four `aws` GPUs and two of eight.
 
 >>> [group.gpus for group in parse("aws:6x4,dgx-ext:2x8")]
 [24, 16]
->>> parse("aws:6x0")
+>>> parse("aws:6x0")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-slurm_elastic.simulator.workloads.cluster_text.ClusterError: cluster "aws:6x0": aws:6x0 has no GPU;
-write \ TYPE:NODESxGPUS with both from 1 on, e.g. aws:6x4
+slurm_elastic...ClusterError: cluster "aws:6x0": aws:6x0 has no GPU; write TYPE:NODESxGPUS...
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_every_field_of_the_answers_is_described():
 
 def test_every_code_and_every_op_is_described():
     text = (TOP / "docs" / "cli.md").read_text()
-    source = (TOP / "slurm_elastic" / "controller" / "api_requests.py").read_text()
+    source = (TOP / "slurm_elastic" / "controller" / "server" / "requests.py").read_text()
     codes = set(re.findall(r'RequestError\(\s*"(\w+)"', source))
     ops = {*socket_server.QUESTIONS, *socket_server.JOB_COMMANDS, *socket_server.OPERATOR_COMMANDS}
     assert codes >= {"malformed", "refused", "unknown_job", "rate", "version"}

@@ -185,10 +185,10 @@ def test_local_signals() -> None:
 SPEAKS = """
 import os, sys, time
 sys.path.insert(0, os.environ["TREE"])
-from slurm_elastic.job.rank_socket import AGAIN, LocalLink
+from slurm_elastic.job.rank_socket import AGAIN, RankSocket
 port, file = os.environ["MASTER_PORT"], os.environ["HOME"] + "/attempts"
 if os.environ["RANK"] == "0":
-    link = LocalLink.connect()
+    link = RankSocket.connect()
     link.first(60)
     open(file, "a").write(port + "\\n")
 while port not in (ports := (os.path.exists(file) and open(file).read() or "").split()):

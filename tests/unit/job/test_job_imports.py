@@ -23,9 +23,11 @@ def test_the_way_to_srun_is_short() -> None:
     assert not (modules("slurm_elastic.job.esrun") - before) & slow
 
 
-@pytest.mark.parametrize("name", ["supervisor", "local", "channel", "local_ranks"])
+@pytest.mark.parametrize(
+    "name", ["job.supervisor", "job.rank_socket", "rpc.frames", "job.single_machine"]
+)
 def test_nothing_but_the_standard_library(name: str) -> None:
     before = modules("sys")
-    tops = {module.partition(".")[0] for module in modules(f"slurm_elastic.job.{name}") - before}
+    tops = {module.partition(".")[0] for module in modules(f"slurm_elastic.{name}") - before}
     assert tops <= sys.stdlib_module_names | {"slurm_elastic"}
     assert "asyncio" not in tops

@@ -18,7 +18,7 @@ from slurm_elastic.training.pipeline.schedules import (
 )
 from slurm_elastic.training.pipeline.weight_stashing import newest, synchronised
 
-ROOMS = ("layout", "schedules", "stages", "stashing")
+ROOMS = ("stage_layout", "schedules", "stages", "weight_stashing")
 
 
 def compositions(total: int) -> Iterator[tuple[int, ...]]:
