@@ -16,11 +16,12 @@ $(VENV)/installed: pyproject.toml requirements/dev.txt
 	$(VENV)/bin/python contrib/install-dev
 	touch $@
 
-lint: venv ## ruff, mypy --strict, import-linter
+lint: venv ## ruff, mypy --strict, import-linter, unique names
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
+	contrib/check-names
 
 test-unit: venv ## unit and property tests, without Docker
 	$(RUN) pytest -n 2 tests/unit tests/property $(ARGS)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepDurations:
     """Medians over the steps since the last report, in seconds.
 
     Those of the parts are over the steps that were looked into; None: there were none.
@@ -60,7 +60,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What one step was made of; seconds as in `StepTimes`.
+    """What one step was made of; seconds as in `StepDurations`.
 
     Attributes:
         pieces: micro-batches.
@@ -132,13 +132,13 @@ class StepTimer:
             self._times.append(now - self._last)
         self._last = now
 
-    def take(self) -> StepTimes | None:
+    def take(self) -> StepDurations | None:
         """What the steps since the last call took, if there were any."""
         if not self._times:
             return None
         step_s = statistics.median(self._times)
         full = [p for p in self._parts if p.pieces]
-        result = StepTimes(
+        result = StepDurations(
             step_s,
             len(self._times),
             _micro_step_s([p for p in full if not p.staged], step_s),

@@ -24,7 +24,7 @@ from slurm_elastic.training.measure.step_times import (
     Phases,
     StepParts,
     StepTimer,
-    StepTimes,
+    StepDurations,
     peak_memory,
 )
 from slurm_elastic.training.parallel.process_group import World
@@ -70,7 +70,7 @@ def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -
     steps(timer, now, [2.0, 2.0], **passes, pieces=4)
     assert micro(timer) == (2.0, 2, pytest.approx(0.45))
     steps(timer, now, [2.0])
-    assert timer.take() == StepTimes(2.0, 1, None)
+    assert timer.take() == StepDurations(2.0, 1, None)
 
 
 def test_an_all_reduce_that_takes_longer_than_a_step_leaves_something(now) -> None:
@@ -89,7 +89,7 @@ def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None
     found = (taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s)
     assert found == (1.0, 2.0, 5.0, 4.0)
     steps(timer, now, [1.0])
-    assert timer.take() == StepTimes(1.0, 1, None)
+    assert timer.take() == StepDurations(1.0, 1, None)
 
 
 def test_waiting_for_the_loader_is_timed(now) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slurm_elastic.training.measure.step_times import StepTimer, StepTimes, process_age
+from slurm_elastic.training.measure.step_times import StepTimer, StepDurations, process_age
 
 SCRIPT = """
 from slurm_elastic.training import init
@@ -63,11 +63,11 @@ def test_steps_are_measured_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> 
     for duration in (50.0, 9.0, 2.0, 3.0, 4.0):  # the first two are not measured
         now += duration
         timer.end()
-    assert timer.take() == StepTimes(3.0, 3, None)
+    assert timer.take() == StepDurations(3.0, 3, None)
     assert timer.take() is None
     timer.pause()
     now += 1000.0
     timer.end()  # the step after a save
     now += 5.0
     timer.end()
-    assert timer.take() == StepTimes(5.0, 1, None)
+    assert timer.take() == StepDurations(5.0, 1, None)
