@@ -22,9 +22,9 @@ from slurm_elastic.training.measure.step_times import (
     SOON,
     WARM_UP,
     Phases,
+    StepDurations,
     StepParts,
     StepTimer,
-    StepDurations,
     peak_memory,
 )
 from slurm_elastic.training.parallel.process_group import World

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slurm_elastic.training.measure.step_times import StepTimer, StepDurations, process_age
+from slurm_elastic.training.measure.step_times import StepDurations, StepTimer, process_age
 
 SCRIPT = """
 from slurm_elastic.training import init
