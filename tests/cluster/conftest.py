@@ -1,14 +1,14 @@
 """The container cluster (contrib/cluster) as a fixture."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 
 import pytest
-from harness import CLUSTER_DIR, Cluster
+from harness import CLUSTER_DIR, FIRST_WORKER, Cluster, cluster_name, worker_name
+
+from tests.support.needs import lack
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
-_FIRST = "gw0"  # pytest-xdist's name of the first worker
 
 
 @pytest.fixture(scope="session")
@@ -19,19 +19,16 @@ def cluster() -> Iterator[Cluster]:
     `contrib/cluster/cluster sync` first. With `pytest -n` each worker beyond the first has one
     of its own, which is removed at the end.
     """
-    name = os.environ.get("SELASTIC_CLUSTER", "selastic")
-    worker = os.environ.get("PYTEST_XDIST_WORKER", _FIRST)
-    if worker != _FIRST:
-        name += f"-{worker}"
+    name = cluster_name()
     command = [str(CLUSTER_DIR / "cluster"), "--name", name]
     if subprocess.run([*command, "status"], capture_output=True, check=False).returncode != 0:
         done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
         if done.returncode == CANNOT_HAVE_DOCKER:
-            pytest.skip(done.stderr.strip())
+            lack("docker")
         if done.returncode:
             pytest.fail(done.stderr.strip())
     yield Cluster(name)
-    if worker != _FIRST:
+    if worker_name() != FIRST_WORKER:
         subprocess.run([*command, "down"], capture_output=True, check=True)
 
 

@@ -1,5 +1,6 @@
 """What tests do with the running container cluster."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,20 @@ CLUSTER_DIR = Path(__file__).resolve().parents[2] / "contrib" / "cluster"
 sys.path.insert(0, str(CLUSTER_DIR))
 
 from clusterlib.lifecycle import exec_command  # noqa: E402
+
+#: pytest-xdist's name of the first worker, and of a process without workers.
+FIRST_WORKER = "gw0"
+
+
+def worker_name() -> str:
+    """Return pytest-xdist's name of this process."""
+    return os.environ.get("PYTEST_XDIST_WORKER", FIRST_WORKER)
+
+
+def cluster_name() -> str:
+    """Return the name of this process's cluster: with `pytest -n` each worker has its own."""
+    name = os.environ.get("SELASTIC_CLUSTER", "selastic")
+    return name if worker_name() == FIRST_WORKER else f"{name}-{worker_name()}"
 
 
 class Cluster:

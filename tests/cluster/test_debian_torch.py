@@ -20,6 +20,7 @@ def test_the_walk_and_weight_stashing(cluster: Cluster) -> None:
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(TESTS / "unit" / "training", "tests/unit/training")
         tar.add(TESTS / "conftest.py", "tests/conftest.py")
+        tar.add(TESTS / "support", "tests/support")
     sent = base64.b64encode(packed.getvalue()).decode()
     cluster.exec(f"rm -rf {HOME}; mkdir {HOME}; base64 -d | tar -xC {HOME}", stdin=sent)
     cluster.exec(f"cat >{HOME}/pytest.ini", stdin=SETTINGS)

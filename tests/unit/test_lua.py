@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import parse_admin_comment
 from tests.fuzz import lua as fuzz_lua
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 MODULES = ROOT / "plugins" / "lua"
 EXAMPLES = tomllib.loads((ROOT / "tests" / "data" / "directives.toml").read_text("utf-8"))
-LUA = shutil.which("lua5.1") or ""
+LUA = "lua5.1"
 
-pytestmark = pytest.mark.skipif(not LUA, reason="no Lua 5.1")
+pytestmark = needs(LUA)
 
 READ = """
 local directive = require("slurm_elastic_directive")

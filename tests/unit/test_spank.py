@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz import spank
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 SPANK = ROOT / "plugins" / "spank"
 EXAMPLES = tomllib.loads((ROOT / "tests" / "data" / "directives.toml").read_text("utf-8"))
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+pytestmark = needs("gcc", "make")
 
 
 def octets(row: dict[str, Any]) -> bytes:
@@ -96,7 +97,7 @@ def test_survives_any_bytes(check, texts):
     assert lines == [answer(text.decode("utf-8", "surrogateescape")) for text in texts]
 
 
-@pytest.mark.skipif(shutil.which("lua5.1") is None, reason="no Lua 5.1")
+@needs("lua5.1")
 def test_agrees_with_python_and_lua_on_random_directives():
     tally = spank.run(0, 1, batch=3000)
     assert tally.crashes == []

@@ -1,0 +1,105 @@
+"""What tests need of the machine, by name; the end of a run names those that did not run.
+
+    pytestmark = needs("lua5.1")        # a program
+    @needs("data/sia")                  # published data, in ../shared/data
+    munged = require("munged")          # in a fixture, or for a whole module
+    require("python/matplotlib")        # a Python package
+    require("root"); require("docker")
+
+Programs are also looked for where only root's PATH leads.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+#: Where published data are looked for.
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+#: What installs what, by the kind of a need; each published data set has a source of its own.
+TOOLS = "as root: contrib/install-test-tools"
+PACKAGES = "make venv"
+REMEDIES = {
+    "docker": "as root, or with Docker at hand: contrib/cluster/cluster up",
+    "root": "run the tests as root",
+}
+SOURCES = {
+    "data/dally": "https://github.com/aakash-sharma/cluster-sim",
+    "data/pipedream": "https://github.com/msr-fiddle/pipedream",
+    "data/sia": "https://github.com/siasosp23/artifacts",
+}
+
+_SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+_REASON = re.compile(r"needs (\S+)$")
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that needs all of these."""
+    return pytest.mark.needs(*names)
+
+
+def require(name: str) -> str:
+    """Return where it is; skip the test, or the module that is being imported, if it is missing."""
+    place = locate(name)
+    if not place:
+        lack(name)
+    return place
+
+
+def lack(name: str) -> NoReturn:
+    """Skip the test, or the module that is being imported, as this is missing."""
+    pytest.skip(f"needs {name}", allow_module_level=True)
+
+
+def locate(name: str) -> str:
+    """Return where a program, a package or a data set is; "" if it is missing."""
+    kind, _, rest = name.rpartition("/")
+    if kind == "data":
+        return str(DATA / rest) if (DATA / rest).is_dir() else ""
+    if kind == "python":
+        spec = importlib.util.find_spec(rest)
+        return str(spec.origin) if spec else ""
+    if name == "root":
+        return "" if os.geteuid() else "/root"
+    path = os.pathsep.join([os.environ.get("PATH", ""), *_SBIN])
+    return shutil.which(name, path=path) or ""
+
+
+def remedy(name: str) -> str:
+    """Return what brings it here."""
+    if name in SOURCES:
+        return f"from {SOURCES[name]} to {DATA / name.partition('/')[2]}"
+    return PACKAGES if name.startswith("python/") else REMEDIES.get(name, TOOLS)
+
+
+def summary(skips: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line for each remedy: how many tests did not run for want of what.
+
+    Args:
+        skips: the id of each skipped test, and the reason of the skip.
+    """
+    missing: dict[str, Counter[str]] = {}
+    for test, reason in skips:
+        if match := _REASON.search(reason):
+            name = match[1]
+            found = missing.setdefault(remedy(name), Counter())
+            found[f"{test.partition('::')[0]} ({name})"] += 1
+    for cure, files in missing.items():
+        listed = ", ".join(f"{file} {count}" for file, count in sorted(files.items()))
+        yield f"{files.total()} tests did not run: {listed}; {cure}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*names): see tests/support/needs.py")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            require(name)
