@@ -4,8 +4,8 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from harness import CLUSTER_DIR, FIRST_WORKER, Cluster, cluster_name, worker_name
 
+from tests.support.cluster import CLUSTER_DIR, FIRST_WORKER, Cluster, cluster_name, worker_name
 from tests.support.needs import lack
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`

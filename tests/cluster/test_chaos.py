@@ -1,10 +1,10 @@
 """A short fault campaign (tests/chaos): one seed, the faults that a minute has room for."""
 
 import pytest
-from harness import Cluster
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import schedule
+from tests.support.cluster import Cluster
 
 #: What Slurm itself mends within seconds; the rest takes minutes: make chaos.
 KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user-hold", "drain",

@@ -6,7 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from harness import Cluster
+
+from tests.support.cluster import Cluster
 
 TESTS = Path(__file__).parents[1]
 FILES = ("test_training_walk.py", "test_pipeline_stashing.py")

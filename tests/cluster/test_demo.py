@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import cluster_name
 
+from tests.support.cluster import cluster_name
 from tests.support.needs import lack
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Cluster
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import Submission, parse_admin_comment
+from tests.support.cluster import Cluster
 
 EXAMPLES = tomllib.loads(
     (Path(__file__).parents[1] / "data" / "directives.toml").read_text("utf-8")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "resize.py"
 STATES = ["RESERVE", "NOTIFY", "REQUEUE", "DRAIN", "RESHAPE", "COOL", "RELEASE", "VERIFY", "CLEAR"]

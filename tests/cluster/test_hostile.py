@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import ADDRESS, PYTHON, Daemon, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import ADDRESS, PYTHON, Daemon, running
 
 DRIVER = Path(__file__).parent / "drivers" / "hostile.py"
 PLACE = "/shared/scratch/hostile.py"
@@ -37,14 +38,10 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\S* (debug|info|warnin
 
 @pytest.fixture(scope="module")
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, crew=())
-    try:
-        cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
-        daemon.start()
+    cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
+    with running(cluster, crew=()) as daemon:
         yield daemon
-    finally:
-        daemon.close()
-        cluster.exec("rm -rf /shared/scratch/hostile*")
+    cluster.exec("rm -rf /shared/scratch/hostile*")
 
 
 def jobs_of(cluster: Cluster) -> dict[int, dict[str, Any]]:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
-from daemon import Daemon, eager, held, reservations, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, gpus, reservations, running
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 HOME = "/shared/home/alice/icefrog"
@@ -43,12 +44,8 @@ def configuration(mode: str) -> str:
 
 @pytest.fixture
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, configuration("observe"), crew=())
-    try:
-        daemon.start()
+    with running(cluster, configuration("observe"), crew=()) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 def train(
@@ -131,7 +128,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: 
     daemon.start()
     for (name, _), job in jobs.items():
         cluster.wait(job, "RUNNING")
-        assert sum(held(cluster, job).values()) == GPUS[name]
+        assert gpus(cluster, job) == GPUS[name]
     frozen, other = jobs["A", "v100"], jobs["B", "v100"]
 
     # Watched until all have ended.
@@ -141,9 +138,9 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: 
     while any(cluster.state(job) != "COMPLETED" for job in jobs.values()):
         assert time.monotonic() < end, daemon.log()
         for key, job in jobs.items():
-            gpus = sum(held(cluster, job).values())
-            if gpus and gpus != (seen[key] or [0])[-1]:
-                seen[key].append(gpus)
+            count = gpus(cluster, job)
+            if count and count != (seen[key] or [0])[-1]:
+                seen[key].append(count)
         said += [
             line
             for line in daemon.ask("explain", str(frozen), check=False).splitlines()
@@ -172,6 +169,5 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: 
     down = {key: descent(one) for key, one in run.items()}
     print(down)
     assert down["A", "v100"] > (1 - MAX_PENALTY) * down["A", "a100"]
-    assert "Traceback" not in log
-    assert "internal error" not in log
+    daemon.check_log()
     until(lambda: not reservations(cluster), what="reservations are left")

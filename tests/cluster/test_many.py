@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from harness import CLUSTER_DIR, Cluster
+from tests.support.cluster import CLUSTER_DIR, Cluster
 
 
 def test_all_land_as_planned_and_nobody_steals(cluster: Cluster) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon import Daemon, eager, held, reservations, until
-from harness import Cluster
-from shaping import slow
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, held, reservations, running
+from tests.support.slow_links import slow
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 #: Samples per second of a v100, and times the emulated communication.
@@ -38,12 +39,8 @@ def configuration(mode: str, policy: str = "fair") -> str:
 
 @pytest.fixture
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, configuration("observe"), crew=())
-    try:
-        daemon.start()
+    with running(cluster, configuration("observe"), crew=()) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 def train(cluster: Cluster, application: str, *options: str, gpus: int = 4) -> int:
@@ -164,8 +161,7 @@ def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: Cluster) -
     fill(cluster, "g06", 2)
     act(daemon, "dally")
     sides(daemon, cluster, "waits for one rack", rest["g05.2"])
-    assert "Traceback" not in daemon.log()
-    assert "internal error" not in daemon.log()
+    daemon.check_log()
     cluster.cancel()
     until(lambda: not reservations(cluster), what="reservations are left")
 

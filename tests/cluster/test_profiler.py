@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import Cluster
-from shaping import slow
+
+from tests.support.cluster import Cluster
+from tests.support.slow_links import slow
 
 DRIVER = Path(__file__).parent / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"

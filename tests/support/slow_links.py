@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from clusterlib.lifecycle import container
-from harness import Cluster
 
+from tests.support.cluster import Cluster
 from tests.support.needs import require
 
 _DEVICE = "eth0"
