@@ -2,10 +2,11 @@
 
     python -m tests.run [lint] [unit] [cluster] [pytest's options]
 
-The image of the container cluster is built while the parts before `cluster` run. Each worker of
-the cluster tests has a cluster of its own: they mostly wait. As real daemons on a shared machine
-are late at times, a cluster test that fails is tried once more, after the others and alone. At
-most `SECOND_TRIES` may need that; all are named at the end. Other tests have one try.
+The image of the container cluster is built, and the first cluster started, while the parts before
+`cluster` run. Each worker of the cluster tests has a cluster of its own: they mostly wait. Those
+that measure times (mark `alone`) come after the others. As real daemons on a shared machine are
+late at times, a cluster test that fails is tried once more at the end. At most `SECOND_TRIES` may
+need that; all are named. Other tests have one try.
 
 Exit code 0: all parts passed. 1: something failed, and what stood after it did not run.
 """
@@ -23,13 +24,14 @@ from tests.support.outcomes import Outcome, lacking, read
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
+CLUSTER_TESTS = "tests/cluster"
 NO_DOCKER = 3  # exit code of `cluster`
-#: Clusters at once, on two cores: more of them would only slow each other down.
-CLUSTERS = 4
+#: Clusters at once: on two cores, more of them would slow each other down.
+CLUSTERS = 3
 SECOND_TRIES = 3
 SLOWEST = 10
-#: Exit code of pytest.
-SOME_FAILED = 1
+#: Exit codes of pytest.
+SOME_FAILED, NOTHING_SELECTED = 1, 5
 
 
 class Run:
@@ -45,13 +47,14 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
         self.times: dict[str, float] = {}
-        self._image: subprocess.Popen[bytes] | None = None
-        self._image_log = folder / "image.log"
+        self.broken = False  # pytest itself did not get to its end
+        self._up: subprocess.Popen[bytes] | None = None
+        self._up_log = folder / "up.log"
 
-    def build_image(self) -> None:
-        """Begin to build the image of the container cluster."""
-        with self._image_log.open("wb") as log:
-            self._image = subprocess.Popen([CLUSTER, "build"], stdout=log, stderr=log)
+    def start_cluster(self) -> None:
+        """Begin to bring up the first container cluster, for which the image is built."""
+        with self._up_log.open("wb") as log:
+            self._up = subprocess.Popen([CLUSTER, "up"], stdout=log, stderr=log)
 
     def lint(self) -> bool:
         """Check style, types and imports; tell whether all is well."""
@@ -59,30 +62,15 @@ class Run:
 
     def unit(self) -> bool:
         """Run the tests that need no cluster."""
-        code, outcomes = self._pytest("unit", "-n", "2", "tests/unit", "tests/property")
-        self.outcomes += outcomes
-        return code == 0
+        return self._pytest("unit", "-n", "2", "tests/unit", "tests/property")
 
     def cluster(self) -> bool:
         """Run the tests on container clusters; what failed, twice."""
-        if not self._image_is_built():
+        if not self._is_up():
             return False
-        workers = ("-n", str(CLUSTERS), "--dist", "worksteal")
-        code, outcomes = self._pytest("cluster", *workers, "tests/cluster")
-        self.outcomes += outcomes
-        failed = {outcome.test: outcome for outcome in outcomes if outcome.result == "failed"}
-        if code != SOME_FAILED or not failed:
-            return code == 0
-        if len(failed) > SECOND_TRIES:
-            print(f"tests: {len(failed)} cluster tests failed: too many for a second try")
-            return False
-        self.second_tries = {test: outcome.reason for test, outcome in failed.items()}
-        print(f"tests: second try of {len(failed)} cluster tests", flush=True)
-        code, outcomes = self._pytest("second try", *failed)
-        for again in outcomes:
-            failed[again.test].result = again.result
-            failed[again.test].seconds += again.seconds
-        return code == 0
+        passed = self._pytest("beside", "-n", str(CLUSTERS), "-m", "not alone", CLUSTER_TESTS)
+        passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
+        return passed or self._second_try()
 
     def summary(self) -> None:
         """Print what the parts have in common."""
@@ -101,26 +89,43 @@ class Run:
 
     def close(self) -> None:
         """Leave no build behind."""
-        if self._image and self._image.poll() is None:
-            self._image.terminate()
-            self._image.wait()
+        if self._up and self._up.poll() is None:
+            self._up.terminate()
+            self._up.wait()
 
-    def _pytest(self, part: str, *words: str) -> tuple[int, list[Outcome]]:
-        path = self.folder / part
-        command = [sys.executable, "-m", "pytest", f"--outcomes={path}", *words, *self.options]
+    def _second_try(self) -> bool:
+        """Run the cluster tests that failed once more; tell whether all pass now."""
+        failed = {o.test: o.reason for o in self.outcomes if o.result == "failed"}
+        if self.broken or len(failed) > SECOND_TRIES:
+            print(f"tests: {len(failed)} cluster tests failed: there is no second try")
+            return False
+        print(f"tests: second try of {len(failed)} cluster tests")
+        self.second_tries = failed
+        self.outcomes = [o for o in self.outcomes if o.test not in failed]
+        return self._pytest("second", *failed) and all(
+            o.result == "passed" for o in self.outcomes if o.test in failed
+        )
+
+    def _pytest(self, name: str, *words: str) -> bool:
+        """Run pytest and keep the outcomes; tell whether all is well."""
+        path = self.folder / name
+        plugin = ("-p", "tests.support.outcomes", f"--outcomes={path}")
+        command = [sys.executable, "-m", "pytest", *plugin, *words, *self.options]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        return code, read(path)
+        self.outcomes += read(path)
+        self.broken |= code not in (0, SOME_FAILED, NOTHING_SELECTED)
+        return code in (0, NOTHING_SELECTED)
 
-    def _image_is_built(self) -> bool:
-        """Wait for it. Without Docker the tests say themselves that they cannot run."""
-        if self._image is None:
-            self.build_image()
-        assert self._image is not None
+    def _is_up(self) -> bool:
+        """Wait for the first cluster. Without Docker the tests say that they cannot run."""
+        if self._up is None:
+            self.start_cluster()
+        assert self._up is not None
         began = time.monotonic()
-        code = self._image.wait()
-        self.times["waiting for the image"] = time.monotonic() - began
+        code = self._up.wait()
+        self.times["wait for the image"] = time.monotonic() - began
         if code not in (0, NO_DOCKER):
-            print(self._image_log.read_text("utf-8", "replace"))
+            print(self._up_log.read_text("utf-8", "replace"))
         return code in (0, NO_DOCKER)
 
 
@@ -141,7 +146,7 @@ def main() -> int:
             "lint": run.lint, "unit": run.unit, "cluster": run.cluster,
         }  # fmt: skip
         if "cluster" in arguments.parts:
-            run.build_image()
+            run.start_cluster()
         passed = False
         try:
             for part in arguments.parts:

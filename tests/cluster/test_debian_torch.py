@@ -5,8 +5,6 @@ import io
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from tests.support.cluster import Cluster
 
 TESTS = Path(__file__).parents[1]
@@ -15,7 +13,6 @@ SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\
 HOME = "/tmp/debian-torch"
 
 
-@pytest.mark.timeout(600)  # several dozen processes
 def test_the_walk_and_weight_stashing(cluster: Cluster) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

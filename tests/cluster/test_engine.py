@@ -157,7 +157,6 @@ def test_killed_in_every_state_and_started_again(cluster: Cluster) -> None:
     assert reservations(cluster) == ""
 
 
-@pytest.mark.timeout(500)
 def test_killed_in_every_state_and_never_started_again(cluster: Cluster) -> None:
     """Slurm alone brings every job back and to its end. A later controller clears what is left."""
     _, jobs = begin_and_die(cluster, 20)

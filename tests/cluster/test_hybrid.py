@@ -28,7 +28,6 @@ def losses(cluster: Cluster, out: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.timeout(600)  # seven starts of torch, and a run to compare with
 def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemon) -> None:
     cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-alone", user="alice")
     job = cluster.sbatch(

@@ -14,7 +14,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.cluster import Cluster, until
+from tests.support.cluster import PATIENCE, Cluster, until
 from tests.support.selasticd import Daemon, eager, gpus, reservations, running
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
@@ -97,7 +97,6 @@ def descent(run: list[float]) -> float:
     return sum(run[:16]) / 16 - sum(run[-16:]) / 16
 
 
-@pytest.mark.timeout(600, func_only=True)
 def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: Cluster) -> None:
     cluster.exec(
         f"rm -rf {HOME}; mkdir {HOME}; cat >{HOME}/devices.toml", user="alice", stdin=DEVICES
@@ -134,7 +133,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: 
     # Watched until all have ended.
     seen: dict[tuple[str, str], list[int]] = {key: [] for key in jobs}
     said: list[str] = []
-    end = time.monotonic() + 420
+    end = time.monotonic() + 200 * PATIENCE
     while any(cluster.state(job) != "COMPLETED" for job in jobs.values()):
         assert time.monotonic() < end, daemon.log()
         for key, job in jobs.items():

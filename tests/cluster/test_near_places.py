@@ -118,7 +118,6 @@ def sides(daemon: Daemon, cluster: Cluster, wish: str, near: int) -> int:
     return chatty
 
 
-@pytest.mark.timeout(600, func_only=True)
 def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: Cluster) -> None:
     # Two GPUs are free on g03 and two on g05: chatty gets those, then quiet two on g03 and on g06.
     rest = {node: fill(cluster, node, 4) for node in ("g01", "g02", "g04")}

@@ -10,6 +10,7 @@ from tests.support.slow_links import slow
 
 DRIVER = Path(__file__).parent / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"
+pytestmark = pytest.mark.alone
 #: Milliseconds of a step.
 COMPUTE = 120.0
 BATCH = 4

@@ -31,8 +31,9 @@ def slow(cluster: Cluster, pairs: Iterable[tuple[str, str]], *, kbit_s: float) -
 
     Skips the test where the host does not let us shape its containers' interfaces.
     """
-    for need in ("root", "nsenter", "tc"):
-        require(need)
+    require("root")
+    require("nsenter")
+    require("tc")
     targets: dict[str, list[str]] = {}
     for source, target in pairs:
         targets.setdefault(source, []).append(target)
