@@ -159,7 +159,7 @@ def test_killed_in_every_state_and_started_again(cluster: Cluster) -> None:
 
 def test_killed_in_every_state_and_never_started_again(cluster: Cluster) -> None:
     """Slurm alone brings every job back and to its end. A later controller clears what is left."""
-    _, jobs = begin_and_die(cluster, 20)
+    _, jobs = begin_and_die(cluster, 40)  # longer than it takes to start them all
     for state, job in jobs.items():
         assert cluster.wait(job, "COMPLETED", timeout=240) == "COMPLETED", state
     drive(cluster, fresh_ledger(cluster))

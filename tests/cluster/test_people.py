@@ -99,7 +99,7 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: Cluster) -> None:
         "hidden": cluster.sbatch(
             "exec sleep 600", "--comment=elastic:1-4", "-o/dev/null", "-wg02", "--gres=gpu:1"
         ),
-        "not requeueable": submit(cluster, "g03", "-Jslow"),
+        "not requeueable": submit(cluster, "g03", "-Jlate"),
         "deaf": submit(cluster, "g04", "-Jdeaf", directive="1-4,notice=2"),
         "held": submit(cluster, "g05", "-Jraw"),
         "shell": 0,
@@ -112,11 +112,12 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: Cluster) -> None:
     hide = (
         f"scontrol update jobid={hidden} Comment=x; scontrol update jobid={hidden} AdminComment=x"
     )
-    no = f"scontrol update jobid={job['not requeueable']} Requeue=0"
+    fixed = job["not requeueable"]
+    no = f"scontrol update jobid={fixed} Requeue=0; touch /tmp/save-{fixed}"  # drivers/crew.py
     together(
         lambda: daemon.when(first, "RELEASE", hold, user="alice"),
         lambda: daemon.when(hidden, "VERIFY", hide),
-        lambda: daemon.when(job["not requeueable"], "NOTIFY", no, user="alice"),
+        lambda: daemon.when(fixed, "NOTIFY", no, user="alice"),
     )
     # A hold is never lifted, but the job may have started just before.
     line = ended(daemon, first)
@@ -128,7 +129,7 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: Cluster) -> None:
     until(lambda: shown(cluster, hidden)["priority"]["number"] < FIRST)
     until(lambda: shown(cluster, hidden)["resv_name"] == "")
     # What Slurm refuses for ever is given up.
-    assert "presently disabled" in ended(daemon, job["not requeueable"])
+    assert "presently disabled" in ended(daemon, fixed)
     # Who did not save in time is not asked again at once.
     assert "no checkpoint within 2 s" in ended(daemon, job["deaf"])
     time.sleep(3)

@@ -12,8 +12,8 @@ from tests.support.selasticd import PYTHON, Daemon, eager, gpus, running, shown,
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
-#: What jobs named `late` wait for before they save, see drivers/crew.py.
-SAVE = "/tmp/save"
+#: What a job named `late` waits for before it saves, see drivers/crew.py.
+SAVE = "/tmp/save-{}"
 
 NEWER = "import sqlite3; sqlite3.connect('{}').execute('PRAGMA user_version = 9')"
 #: Sends the reports on its standard input, one JSON object a line; prints what became of each.
@@ -160,7 +160,7 @@ def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
     daemon.start()
     yield SHM
     daemon.stop()
-    cluster.exec(f"rm -rf /dev/shm/* {SAVE}")
+    cluster.exec(f"rm -rf /dev/shm/* {SAVE.format('*')}")
     daemon.configure(eager())
     daemon.start()
 
@@ -177,7 +177,7 @@ def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
     # both begin in one round; the disk is full when the second one has saved
     patient = eager().replace("{state}", SHM).replace("notice_s = 10", "notice_s = 60")
     daemon.configure(patient)
-    daemon.when(job, "COOL", f"{FILL}; touch {SAVE}", first=f"kill -HUP {daemon.pid}")
+    daemon.when(job, "COOL", f"{FILL}; touch {SAVE.format(asked)}", first=f"kill -HUP {daemon.pid}")
     until(lambda: gpus(cluster, job) == 4)
     daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*it could not be written down")
     begun = len(daemon.log())
