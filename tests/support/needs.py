@@ -1,7 +1,6 @@
 """What tests need of the machine, by name; the end of a run names those that did not run.
 
     pytestmark = needs("lua5.1")        # a program
-    @needs("data/sia")                  # published data, in ../shared/data
     munged = require("munged")          # in a fixture, or for a whole module
     require("python/matplotlib")        # a Python package
     require("root"); require("docker")
@@ -15,28 +14,21 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-#: Where published data are looked for.
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-#: What installs what, by the kind of a need; each published data set has a source of its own.
+#: What brings a program or a package here.
 TOOLS = "as root: contrib/install-test-tools"
 PACKAGES = "make venv"
 REMEDIES = {
     "docker": "as root, or with Docker at hand: contrib/cluster/cluster up",
     "root": "run the tests as root",
 }
-SOURCES = {
-    "data/dally": "https://github.com/aakash-sharma/cluster-sim",
-    "data/pipedream": "https://github.com/msr-fiddle/pipedream",
-    "data/sia": "https://github.com/siasosp23/artifacts",
-}
-
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _REASON = re.compile(r"needs (\S+)$")
+#: Of published data: tests/support/published_data.py.
+_DATA = re.compile(r" is missing: (.+)$")
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
@@ -58,10 +50,8 @@ def lack(name: str) -> NoReturn:
 
 
 def locate(name: str) -> str:
-    """Return where a program, a package or a data set is; "" if it is missing."""
+    """Return where a program or a package is; "" if it is missing."""
     kind, _, rest = name.rpartition("/")
-    if kind == "data":
-        return str(DATA / rest) if (DATA / rest).is_dir() else ""
     if kind == "python":
         spec = importlib.util.find_spec(rest)
         return str(spec.origin) if spec else ""
@@ -73,8 +63,6 @@ def locate(name: str) -> str:
 
 def remedy(name: str) -> str:
     """Return what brings it here."""
-    if name in SOURCES:
-        return f"from {SOURCES[name]} to {DATA / name.partition('/')[2]}"
     return PACKAGES if name.startswith("python/") else REMEDIES.get(name, TOOLS)
 
 
@@ -86,10 +74,11 @@ def summary(skips: Iterable[tuple[str, str]]) -> Iterator[str]:
     """
     missing: dict[str, Counter[str]] = {}
     for test, reason in skips:
+        file = test.partition("::")[0]
         if match := _REASON.search(reason):
-            name = match[1]
-            found = missing.setdefault(remedy(name), Counter())
-            found[f"{test.partition('::')[0]} ({name})"] += 1
+            missing.setdefault(remedy(match[1]), Counter())[f"{file} ({match[1]})"] += 1
+        elif match := _DATA.search(reason):
+            missing.setdefault(match[1], Counter())[file] += 1
     for cure, files in missing.items():
         listed = ", ".join(f"{file} {count}" for file, count in sorted(files.items()))
         yield f"{files.total()} tests did not run: {listed}; {cure}"

@@ -90,7 +90,7 @@ def test_what_did_not_run_stands_in_one_line_for_each_remedy():
         ("a/test_x.py::one", "needs lua5.1"),
         ("a/test_x.py::two", "needs lua5.1"),
         ("a/test_y.py::one", "needs munged"),
-        ("b/test_z.py::one", "needs data/sia"),
+        ("b/test_z.py", "sia/traces is missing: profiles, https://x; fetch: contrib/fetch-data"),
         ("b/test_z.py::two", "torch 2.6 has no FSDP2"),
     ]
     tools, data = needs.summary(skips)
@@ -98,7 +98,9 @@ def test_what_did_not_run_stands_in_one_line_for_each_remedy():
         "3 tests did not run: a/test_x.py (lua5.1) 2, a/test_y.py (munged) 1;"
         " as root: contrib/install-test-tools"
     )
-    assert data.startswith("1 tests did not run: b/test_z.py (data/sia) 1; from https://")
+    assert data == (
+        "1 tests did not run: b/test_z.py 1; profiles, https://x; fetch: contrib/fetch-data"
+    )
 
 
 def test_a_missing_program_skips_and_a_present_one_is_found():
