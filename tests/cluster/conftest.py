@@ -16,6 +16,7 @@ from tests.support.cluster import (
     worker_name,
 )
 from tests.support.needs import lack
+from tests.support.selasticd import Daemon, running
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
@@ -58,13 +59,19 @@ def cluster() -> Iterator[Cluster]:
         subprocess.run([*command, "down"], capture_output=True, check=True)
 
 
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    """Run selasticd, which acts as soon as it can, for the tests of a file."""
+    with running(cluster) as daemon:
+        yield daemon
+
+
 @pytest.fixture(autouse=True)
 def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
     """No job outlives the test that submitted it."""
     yield
     if "cluster" in request.fixturenames:
-        running: Cluster = request.getfixturevalue("cluster")
-        running.cancel()
+        request.getfixturevalue("cluster").cancel()
 
 
 @pytest.hookimpl(trylast=True)

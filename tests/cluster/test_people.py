@@ -14,7 +14,6 @@ from tests.support.selasticd import (
     Daemon,
     gpus,
     held,
-    running,
     shown,
     sound,
     together,
@@ -24,12 +23,6 @@ FIRST = 4_000_000_000
 #: After a requeue, unless it is told otherwise.
 SLURMS_OWN_WAIT_S = 120
 NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
-
-
-@pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    with running(cluster) as daemon:
-        yield daemon
 
 
 @pytest.fixture(autouse=True)

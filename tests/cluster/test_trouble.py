@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster import Cluster, until
-from tests.support.selasticd import PYTHON, Daemon, eager, gpus, running, shown, sound
+from tests.support.selasticd import PYTHON, Daemon, eager, gpus, shown, sound
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
@@ -28,12 +28,6 @@ for line in sys.stdin:
     except frames.ChannelError as error:
         print("refused:", error)
 """
-
-
-@pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    with running(cluster) as daemon:
-        yield daemon
 
 
 @pytest.fixture(autouse=True)
