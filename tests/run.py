@@ -109,8 +109,7 @@ class Run:
     def _pytest(self, name: str, *words: str) -> bool:
         """Run pytest and keep the outcomes; tell whether all is well."""
         path = self.folder / name
-        plugin = ("-p", "tests.support.outcomes", f"--outcomes={path}")
-        command = [sys.executable, "-m", "pytest", *plugin, *words, *self.options]
+        command = [sys.executable, "-m", "pytest", *words, *self.options, f"--outcomes={path}"]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         self.outcomes += read(path)
         self.broken |= code not in (0, SOME_FAILED, NOTHING_SELECTED)

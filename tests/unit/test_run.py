@@ -39,7 +39,7 @@ def cluster_part(tmp_path, monkeypatch, capfd):
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setattr(module, "CLUSTERS", 0)
         monkeypatch.setattr(Run, "_is_up", lambda self: True)
-        run = Run(["-p", "no:cacheprovider"], tmp_path)
+        run = Run(["-p", "no:cacheprovider", "-p", "tests.support.outcomes"], tmp_path)
         passed = run.cluster()
         capfd.readouterr()
         run.summary()
