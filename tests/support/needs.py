@@ -8,6 +8,8 @@
 Programs are also looked for where only root's PATH leads.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import re

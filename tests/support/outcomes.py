@@ -3,6 +3,8 @@
 `--outcomes FILE` writes the outcomes down instead, for tests/__main__.py, which joins several runs.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
