@@ -63,7 +63,7 @@ def settled(cluster: Cluster, sizes: dict[int, int], seconds: float = 40) -> Non
     until(
         lambda: {j: gpus(cluster, j) for j in sizes} == sizes,
         seconds=seconds,
-        what=f"{sizes} {[held(cluster, j) for j in sizes]}",
+        what=lambda: f"{sizes} {[held(cluster, j) for j in sizes]}",
     )
 
 
@@ -137,7 +137,7 @@ def test_nobody_grows_into_nodes_that_backfill_has_planned(
     until(lambda: "PLANNED" in cluster.exec("sinfo -h -N -o %T | tr a-z A-Z").stdout)
     begun = len(daemon.log())
     job = elastic(cluster, "--gres=gpu:v100:1", "-t60")
-    until(lambda: gpus(cluster, job) == 8, what=str(held(cluster, job)))
+    until(lambda: gpus(cluster, job) == 8, what=lambda: held(cluster, job))
     time.sleep(4)
     assert set(held(cluster, job)) <= {"g03", "g05", "g06"}
     assert "a100" not in "".join(

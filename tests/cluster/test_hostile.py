@@ -88,7 +88,7 @@ def test_hostile_jobs_are_resized_and_nothing_else_happens(
         held.update({job: gpus(found[job]) for job in expected})
         return held == expected
 
-    until(grown, seconds=90, what=held)
+    until(grown, seconds=90, what=lambda: held)
 
     # An administrator's own mistake: the job is left as it is, with a reason.
     strange = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:1", "-wg06", user="bob")

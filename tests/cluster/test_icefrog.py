@@ -80,7 +80,7 @@ def ended(cluster: Cluster, job: int) -> float:
         found[:] = cluster.exec(command).stdout.strip().split("|")
         return found[0] == "COMPLETED" and found[1] != "Unknown"
 
-    until(known, what=f"{job}: accounting says {found}")
+    until(known, what=lambda: f"{job}: accounting says {found}")
     return datetime.fromisoformat(found[1]).timestamp()
 
 

@@ -110,7 +110,7 @@ def test_each_application_ends_on_the_type_that_suits_it(daemon: Daemon, cluster
     until(
         lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
         seconds=60,
-        what=daemon.log(),
+        what=daemon.log,
     )
 
     # Why, in words and in numbers.
@@ -140,7 +140,7 @@ def test_each_application_ends_on_the_type_that_suits_it(daemon: Daemon, cluster
     assert "nothing measured yet" in daemon.ask("explain", str(late))
     until(
         lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
-        what=daemon.log(),
+        what=daemon.log,
     )
     daemon.check_log()
     cluster.cancel()

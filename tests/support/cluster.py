@@ -30,11 +30,24 @@ def cluster_name() -> str:
     return name if worker_name() == FIRST_WORKER else f"{name}-{worker_name()}"
 
 
-def until(happens: Callable[[], object], *, seconds: float = 60.0, what: str = "") -> None:
-    """Wait for something to become true, for so many seconds of a calm machine."""
+def until(
+    happens: Callable[[], object],
+    *,
+    seconds: float = 60.0,
+    what: str | Callable[[], object] = "",
+) -> None:
+    """Wait for something to become true.
+
+    Args:
+        happens: looked at again and again.
+        seconds: at most, on a calm machine.
+        what: did not happen; or what tells it then, e.g. a log.
+    """
     end = time.monotonic() + PATIENCE * seconds
     while not happens():
-        assert time.monotonic() < end, f"not within {PATIENCE * seconds:.0f} s {what}"
+        if time.monotonic() > end:
+            said = what() if callable(what) else what
+            raise AssertionError(f"not within {PATIENCE * seconds:.0f} s: {said}")
         time.sleep(0.3)
 
 
