@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help venv test test-unit test-cluster lint fuzz lock audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-cluster lint fuzz lock audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -12,6 +12,7 @@ help: ## this list
 venv: $(VENV)/installed ## the development environment in .venv
 
 $(VENV)/installed: pyproject.toml requirements/dev.txt
+	@PYTHON=$(PYTHON) contrib/install-test-tools || true
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python contrib/install-dev
 	touch $@
@@ -23,15 +24,17 @@ lint: venv ## ruff, mypy --strict, import-linter, unique names
 	$(VENV)/bin/lint-imports
 	contrib/check-names
 
-test-unit: venv ## unit and property tests, without Docker
-	$(RUN) pytest -n 2 tests/unit tests/property $(ARGS)
+test-tools: ## programs that the tests need, as root on Debian or Ubuntu; else they are named
+	@PYTHON=$(PYTHON) contrib/install-test-tools || true
 
-test-cluster: venv ## tests on real Slurm clusters in containers; the first stays up: make cluster-down
-	contrib/cluster/cluster up || [ $$? = 3 ] # 3: no Docker to be had; the tests say so and skip
-	@# real daemons on a shared machine: what failed is tried once more, and both runs are shown
-	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder tests/cluster $(ARGS) || $(RUN) pytest tests/cluster --last-failed --last-failed-no-failures none
+test-unit: test-tools venv ## unit and property tests, without Docker
+	$(RUN) tests.run unit $(ARGS)
 
-test: lint test-unit test-cluster ## everything
+test-cluster: test-tools venv ## tests on real Slurm clusters in containers; the first stays up: make cluster-down
+	$(RUN) tests.run cluster $(ARGS)
+
+test: test-tools venv ## everything: lint, test-unit, test-cluster; says at the end what did not run
+	$(RUN) tests.run lint unit cluster $(ARGS)
 
 fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security.md
 	$(RUN) tests.fuzz $(ARGS)

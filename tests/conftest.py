@@ -2,6 +2,8 @@
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.support.needs", "tests.support.outcomes"]
+
 # No test asserts a time: machines are shared and slow at times.
 settings.register_profile(
     "project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

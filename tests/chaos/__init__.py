@@ -4,9 +4,3 @@
 
 docs/reliability.md says what is tried and what must hold.
 """
-
-import sys
-from pathlib import Path
-
-#: The cluster tests' own helpers (harness, daemon) are imported by their bare names.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))

@@ -11,10 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from harness import CLUSTER_DIR, Cluster
-
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import KINDS, Schedule, schedule
+from tests.support.cluster import CLUSTER_DIR, Cluster
 
 #: Beside selasticd's log: file → (node, command that prints it).
 EVIDENCE = {

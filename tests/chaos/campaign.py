@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness import Cluster
-
 from tests.chaos import verdict
 from tests.chaos.faults import Faults
 from tests.chaos.invariants import GUARDED, HELD, LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
 from tests.chaos.surroundings import Site
+from tests.support.cluster import Cluster
 
 #: After the last fault: Slurm's own wait for a requeued job is two minutes, a job a minute long.
 SETTLE_S = 420.0

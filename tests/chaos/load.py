@@ -7,10 +7,9 @@ import threading
 import time
 from collections import defaultdict
 
-from harness import Cluster
-
 from tests.chaos.histories import History
 from tests.chaos.schedule import Submission
+from tests.support.cluster import Cluster
 
 HOME = "/shared/scratch/chaos"
 #: Checkpoints: leads to /small where the cluster has that (`cluster up --small-disk`).

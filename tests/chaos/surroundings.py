@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from daemon import CREW, PYTHON, eager
-from harness import Cluster
-
 from tests.chaos.load import HOME, SMALL
+from tests.support.cluster import Cluster
+from tests.support.selasticd import CREW, PYTHON, eager
 
 DRIVERS = Path(__file__).parent / "drivers"
 #: The ledger's own small file system; filled by `ledger-full`.

@@ -1,14 +1,39 @@
-"""The container cluster (contrib/cluster) as a fixture."""
+"""The container cluster (contrib/cluster) as a fixture, and how tests are dealt to clusters."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 
 import pytest
-from harness import CLUSTER_DIR, Cluster
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.cluster import (
+    CLUSTER_DIR,
+    FIRST_WORKER,
+    PATIENCE,
+    Cluster,
+    cluster_name,
+    worker_name,
+)
+from tests.support.needs import lack
+from tests.support.selasticd import Daemon, running
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
-_FIRST = "gw0"  # pytest-xdist's name of the first worker
+#: Files that take minutes, the longest first: they begin first, so that no worker is left alone
+#: with one at the end.
+LONG = (
+    "test_icefrog.py", "test_chaos.py", "test_demo.py", "test_near_places.py", "test_examples.py",
+    "test_trouble.py", "test_people.py", "test_sia.py", "test_many.py", "test_hybrid.py",
+    "test_debian_torch.py", "test_engine.py", "test_esrun.py", "test_life.py", "test_queue.py",
+    "test_controller.py", "test_standby.py", "test_training.py", "test_guard.py", "test_rights.py",
+    "test_hostile.py", "test_usage.py", "test_elastic_option.py",
+)  # fmt: skip
+#: Files whose tests have no fixture of the whole file: they need not run on one worker.
+SINGLE_TESTS = (
+    "test_demo.py", "test_near_places.py", "test_engine.py", "test_esrun.py", "test_guard.py",
+    "test_rights.py",
+)  # fmt: skip
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="session")
@@ -19,20 +44,26 @@ def cluster() -> Iterator[Cluster]:
     `contrib/cluster/cluster sync` first. With `pytest -n` each worker beyond the first has one
     of its own, which is removed at the end.
     """
-    name = os.environ.get("SELASTIC_CLUSTER", "selastic")
-    worker = os.environ.get("PYTEST_XDIST_WORKER", _FIRST)
-    if worker != _FIRST:
-        name += f"-{worker}"
+    name = cluster_name()
+    own = worker_name() != FIRST_WORKER
     command = [str(CLUSTER_DIR / "cluster"), "--name", name]
-    if subprocess.run([*command, "status"], capture_output=True, check=False).returncode != 0:
+    status = subprocess.run([*command, "status"], capture_output=True, check=False)
+    if own or status.returncode != 0:
         done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
         if done.returncode == CANNOT_HAVE_DOCKER:
-            pytest.skip(done.stderr.strip())
+            lack("docker")
         if done.returncode:
             pytest.fail(done.stderr.strip())
     yield Cluster(name)
-    if worker != _FIRST:
+    if own:
         subprocess.run([*command, "down"], capture_output=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def daemon(cluster: Cluster) -> Iterator[Daemon]:
+    """Run selasticd, which acts as soon as it can, for the tests of a file."""
+    with running(cluster) as daemon:
+        yield daemon
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +71,27 @@ def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
     """No job outlives the test that submitted it."""
     yield
     if "cluster" in request.fixturenames:
-        running: Cluster = request.getfixturevalue("cluster")
-        running.cancel()
+        request.getfixturevalue("cluster").cancel()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses the cluster is marked so; its time limit leaves out the first image build.
-
-    The longest file comes first, so that no worker is left alone with it at the end.
-    """
-    items.sort(key=lambda item: item.path.name != "test_demo.py")
+    """Mark what uses the cluster, with a time limit that leaves out the image; long files first."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(300, func_only=True))
+            item.add_marker(pytest.mark.timeout(PATIENCE * TIMEOUT_S, func_only=True))
+
+
+class FileScheduling(LoadScopeScheduling):
+    """Scheduling of whole files, in their order, and of single tests where that costs nothing."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return nodeid if path.endswith(SINGLE_TESTS) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # it would put the file with the most tests first
+    return FileScheduling(config, log)

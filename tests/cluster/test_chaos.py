@@ -1,10 +1,10 @@
 """A short fault campaign (tests/chaos): one seed, the faults that a minute has room for."""
 
 import pytest
-from harness import Cluster
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import schedule
+from tests.support.cluster import Cluster, until
 
 #: What Slurm itself mends within seconds; the rest takes minutes: make chaos.
 KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user-hold", "drain",
@@ -14,8 +14,7 @@ KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user
 @pytest.fixture
 def quiet(cluster: Cluster) -> Cluster:
     """A cluster on which nobody else runs anything."""
-    if cluster.exec("squeue -h").stdout.strip():
-        pytest.skip("other jobs run on this cluster")
+    until(lambda: not cluster.exec("squeue -h").stdout.strip(), what="other jobs run here")
     return cluster
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from harness import Cluster
+from tests.support.cluster import Cluster
 
 NODES = {"g01": "a100", "g02": "a100", "g03": "v100", "g04": "a100", "g05": "v100", "g06": "v100"}
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from harness import Cluster
+
+from tests.support.cluster import Cluster
 
 SLEEP = "srun --overlap sleep 300"
 

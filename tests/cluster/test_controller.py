@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from daemon import Daemon, held, reservations, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, gpus, held, running, shown, sound
 
 SLEEP = "exec sleep 600"
 
@@ -26,33 +27,23 @@ def daemon(cluster: Cluster) -> Iterator[Daemon]:
         """,
         check=False,
     )
-    daemon = Daemon(cluster)
-    try:
-        daemon.start()
+    with running(cluster) as daemon:
         yield daemon
-    finally:
-        daemon.close()
-        cluster.exec(
-            """
-            scontrol delete PartitionName=narrow; scontrol delete PartitionName=capped
-            sacctmgr -iQ modify user alice set qos-=group3,cpus6
-            sacctmgr -iQ delete user alice Account=capped; sacctmgr -iQ delete account capped
-            sacctmgr -iQ delete qos group3 cpus6 part2
-            """,
-            check=False,
-        )
+    cluster.exec(
+        """
+        scontrol delete PartitionName=narrow; scontrol delete PartitionName=capped
+        sacctmgr -iQ modify user alice set qos-=group3,cpus6
+        sacctmgr -iQ delete user alice Account=capped; sacctmgr -iQ delete account capped
+        sacctmgr -iQ delete qos group3 cpus6 part2
+        """,
+        check=False,
+    )
 
 
 @pytest.fixture(autouse=True)
-def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
-    begun = len(daemon.log())
-    yield
-    cluster.cancel()
-    until(lambda: not reservations(cluster), what="reservations are left")
-    assert daemon.runs()
-    log = daemon.log()[begun:]
-    assert "Traceback" not in log
-    assert "internal error" not in log
+def _clean(daemon: Daemon) -> Iterator[None]:
+    with sound(daemon):
+        yield
 
 
 def elastic(cluster: Cluster, *options: str, directive: str = "1-8", user: str = "alice") -> int:
@@ -61,10 +52,6 @@ def elastic(cluster: Cluster, *options: str, directive: str = "1-8", user: str =
 
 def rigid(cluster: Cluster, *options: str, user: str = "bob", seconds: int = 300) -> int:
     return cluster.sbatch(f"exec sleep {seconds}", "-o/dev/null", *options, user=user)
-
-
-def gpus(cluster: Cluster, job: int | str) -> int:
-    return sum(held(cluster, job).values())
 
 
 def attempt(cluster: Cluster, job: int | str) -> tuple[int, int]:
@@ -76,7 +63,7 @@ def settled(cluster: Cluster, sizes: dict[int, int], seconds: float = 40) -> Non
     until(
         lambda: {j: gpus(cluster, j) for j in sizes} == sizes,
         seconds=seconds,
-        what=f"{sizes} {[held(cluster, j) for j in sizes]}",
+        what=lambda: f"{sizes} {[held(cluster, j) for j in sizes]}",
     )
 
 
@@ -150,7 +137,7 @@ def test_nobody_grows_into_nodes_that_backfill_has_planned(
     until(lambda: "PLANNED" in cluster.exec("sinfo -h -N -o %T | tr a-z A-Z").stdout)
     begun = len(daemon.log())
     job = elastic(cluster, "--gres=gpu:v100:1", "-t60")
-    until(lambda: gpus(cluster, job) == 8, what=str(held(cluster, job)))
+    until(lambda: gpus(cluster, job) == 8, what=lambda: held(cluster, job))
     time.sleep(4)
     assert set(held(cluster, job)) <= {"g03", "g05", "g06"}
     assert "a100" not in "".join(

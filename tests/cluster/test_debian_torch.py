@@ -5,8 +5,7 @@ import io
 import tarfile
 from pathlib import Path
 
-import pytest
-from harness import Cluster
+from tests.support.cluster import Cluster
 
 TESTS = Path(__file__).parents[1]
 FILES = ("test_training_walk.py", "test_pipeline_stashing.py")
@@ -14,12 +13,12 @@ SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\
 HOME = "/tmp/debian-torch"
 
 
-@pytest.mark.timeout(600)  # several dozen processes
 def test_the_walk_and_weight_stashing(cluster: Cluster) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(TESTS / "unit" / "training", "tests/unit/training")
         tar.add(TESTS / "conftest.py", "tests/conftest.py")
+        tar.add(TESTS / "support", "tests/support")
     sent = base64.b64encode(packed.getvalue()).decode()
     cluster.exec(f"rm -rf {HOME}; mkdir {HOME}; base64 -d | tar -xC {HOME}", stdin=sent)
     cluster.exec(f"cat >{HOME}/pytest.ini", stdin=SETTINGS)

@@ -1,6 +1,5 @@
 """`make demo`, once as it is meant and once for each way of breaking it."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import cluster_name
+from tests.support.needs import lack
+
 ROOT = Path(__file__).resolve().parents[2]
 #: A cluster of its own: the demo wants an empty one.
-NAME = f"{os.environ.get('SELASTIC_CLUSTER', 'selastic')}-demo"
+NAME = f"{cluster_name()}-demo"
 NO_DOCKER = 3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -22,7 +24,7 @@ def demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
         command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False
     )
     if done.returncode == NO_DOCKER:
-        pytest.skip(done.stderr.strip())
+        lack("docker")
     print(done.stdout)
     assert "Traceback" not in done.stderr
     assert "\x1b" not in done.stdout

@@ -3,20 +3,15 @@
 import json
 import re
 import time
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Cluster
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import Submission, parse_admin_comment
-
-EXAMPLES = tomllib.loads(
-    (Path(__file__).parents[1] / "data" / "directives.toml").read_text("utf-8")
-)
+from tests.support.cluster import Cluster
+from tests.support.directives import DIRECTIVES, octets
 
 # Submits one held job per directive and tells what sbatch said.
 SUBMIT_ALL = """
@@ -32,14 +27,6 @@ if jobs:
     subprocess.run(["scancel", *jobs])
 print(json.dumps(said))
 """
-
-
-def octets(row: dict[str, Any]) -> bytes:
-    if "hex" in row:
-        return bytes.fromhex(row["hex"])
-    if "repeat" in row:
-        return (row["repeat"][0] * row["repeat"][1]).encode()
-    return row["text"].encode()
 
 
 def submit_all(cluster: Cluster, texts: list[bytes]) -> list[tuple[int, list[str]]]:
@@ -102,14 +89,14 @@ def directory(cluster: Cluster) -> Iterator[str]:
 
 
 def test_every_valid_example_passes(cluster: Cluster) -> None:
-    texts = [octets(row) for row in EXAMPLES["valid"]]
+    texts = [octets(row) for row in DIRECTIVES["valid"]]
     for text, (_, lines) in zip(texts, submit_all(cluster, texts), strict=True):
         # Slurm itself may find no such nodes; the directive is not what it complains about.
         assert not [line for line in lines if "elastic: --elastic" in line], text
 
 
 def test_every_invalid_example_is_refused_with_pythons_words(cluster: Cluster) -> None:
-    texts = [text for row in EXAMPLES["invalid"] if b"\0" not in (text := octets(row))]
+    texts = [text for row in DIRECTIVES["invalid"] if b"\0" not in (text := octets(row))]
     for text, (code, lines) in zip(texts, submit_all(cluster, texts), strict=True):
         with pytest.raises(DirectiveError) as caught:
             Directive.parse(text.decode("utf-8", "surrogateescape"))

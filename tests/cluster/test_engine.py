@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "resize.py"
 STATES = ["RESERVE", "NOTIFY", "REQUEUE", "DRAIN", "RESHAPE", "COOL", "RELEASE", "VERIFY", "CLEAR"]
@@ -157,10 +157,9 @@ def test_killed_in_every_state_and_started_again(cluster: Cluster) -> None:
     assert reservations(cluster) == ""
 
 
-@pytest.mark.timeout(500)
 def test_killed_in_every_state_and_never_started_again(cluster: Cluster) -> None:
     """Slurm alone brings every job back and to its end. A later controller clears what is left."""
-    _, jobs = begin_and_die(cluster, 20)
+    _, jobs = begin_and_die(cluster, 40)  # longer than it takes to start them all
     for state, job in jobs.items():
         assert cluster.wait(job, "COMPLETED", timeout=240) == "COMPLETED", state
     drive(cluster, fresh_ledger(cluster))

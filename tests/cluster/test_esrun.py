@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import Cluster
+
+from tests.support.cluster import Cluster
 
 ADDRESS = "ctld:7391"
 DIRECTORY = "/shared/scratch/esrun"
@@ -14,7 +15,7 @@ DIRECTORY = "/shared/scratch/esrun"
 #: Answers as the controller does: orders from a file, reports into a file. Runs as `selastic`.
 STAND_IN = f"""
 import json, pathlib, socketserver, sys, time
-from slurm_elastic.job import channel, seal
+from slurm_elastic.rpc import frames
 here = pathlib.Path("{DIRECTORY}/stand-in")
 
 def orders(job):
@@ -26,10 +27,10 @@ def orders(job):
 class Handler(socketserver.BaseRequestHandler):
     def handle(self):
         try:
-            frame = channel.read_frame(self.request.recv, limit=channel.MAX_REQUEST)
+            frame = frames.read_frame(self.request.recv, limit=frames.MAX_REQUEST)
         except EOFError:
             return
-        message = channel.decode(frame, purpose="request")
+        message = frames.decode(frame, purpose="request")
         request = message.content
         if request["op"] == "report":
             job = request["report"]["job_id"]
@@ -40,8 +41,8 @@ class Handler(socketserver.BaseRequestHandler):
             while orders(job)["seq"] == request["seen"] and time.monotonic() < end:
                 time.sleep(0.02)
         reply = {{"orders": orders(job)}}
-        self.request.sendall(channel.encode(
-            reply, purpose="reply", nonce=message.nonce, limit=channel.MAX_REPLY, uid=message.uid))
+        self.request.sendall(frames.encode(
+            reply, purpose="reply", nonce=message.nonce, limit=frames.MAX_REPLY, uid=message.uid))
 
 class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True

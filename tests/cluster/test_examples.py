@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon, eager
-from harness import Cluster
+
+from tests.support.cluster import Cluster
+from tests.support.selasticd import Daemon, eager
 
 PROJECT = "/opt/src/slurm-elastic"
 EXAMPLES = f"{PROJECT}/docs/examples"

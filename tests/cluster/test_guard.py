@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from daemon import Daemon, eager, held, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, held, running, shown
 
 #: Fails as soon as it runs, and sends itself back.
 HOPELESS = """
@@ -26,12 +27,8 @@ sleep 60
 
 @pytest.fixture
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, crew=("alice",))
-    try:
-        daemon.start()
+    with running(cluster, crew=("alice",)) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 def again(cluster: Cluster, job: int, run: int) -> None:

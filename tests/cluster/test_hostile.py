@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import ADDRESS, PYTHON, Daemon, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import ADDRESS, PYTHON, Daemon, running
 
 DRIVER = Path(__file__).parent / "drivers" / "hostile.py"
 PLACE = "/shared/scratch/hostile.py"
@@ -37,14 +38,10 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\S* (debug|info|warnin
 
 @pytest.fixture(scope="module")
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, crew=())
-    try:
-        cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
-        daemon.start()
+    cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
+    with running(cluster, crew=()) as daemon:
         yield daemon
-    finally:
-        daemon.close()
-        cluster.exec("rm -rf /shared/scratch/hostile*")
+    cluster.exec("rm -rf /shared/scratch/hostile*")
 
 
 def jobs_of(cluster: Cluster) -> dict[int, dict[str, Any]]:
@@ -91,7 +88,7 @@ def test_hostile_jobs_are_resized_and_nothing_else_happens(
         held.update({job: gpus(found[job]) for job in expected})
         return held == expected
 
-    until(grown, seconds=90, what=held)
+    until(grown, seconds=90, what=lambda: held)
 
     # An administrator's own mistake: the job is left as it is, with a reason.
     strange = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:1", "-wg06", user="bob")

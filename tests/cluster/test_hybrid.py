@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from daemon import Daemon, eager, held, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, running
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 #: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.
@@ -18,12 +19,8 @@ OUT = "/shared/home/alice/hybrid"
 
 @pytest.fixture
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, eager(), crew=())
-    try:
-        daemon.start()
+    with running(cluster, eager(), crew=()) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 def losses(cluster: Cluster, out: str) -> list[dict]:
@@ -31,7 +28,6 @@ def losses(cluster: Cluster, out: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.timeout(600)  # seven starts of torch, and a run to compare with
 def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemon) -> None:
     cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-alone", user="alice")
     job = cluster.sbatch(
@@ -51,7 +47,7 @@ def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemo
 
         log = f"not at {layout}: see {OUT}.log"
         until(arrived, seconds=90, what=log)
-        assert sum(held(cluster, job).values()) == gpus
+        assert gpus(cluster, job) == gpus
 
     def shown() -> bool:
         running = json.loads(daemon.ask("show", str(job), "--json"))["running"]

@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from daemon import Daemon, eager, held, reservations, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, gpus, held, reservations, running, shown, sound
 
 FIRST = 4_000_000_000
 SCRATCH = "/shared/scratch/life"
@@ -13,23 +14,14 @@ SCRATCH = "/shared/scratch/life"
 
 @pytest.fixture(scope="module")
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, eager(mode="observe"))
-    try:
-        daemon.start()
+    with running(cluster, eager(mode="observe")) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 @pytest.fixture(autouse=True)
-def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
-    begun = len(daemon.log())
-    yield
-    cluster.cancel()
-    until(lambda: not reservations(cluster), what="reservations are left")
-    log = daemon.log()[begun:]
-    assert "Traceback" not in log
-    assert "internal error" not in log
+def _clean(daemon: Daemon) -> Iterator[None]:
+    with sound(daemon):
+        yield
 
 
 @pytest.fixture
@@ -44,10 +36,6 @@ def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
     )
     cluster.wait(job, "RUNNING")
     return job
-
-
-def gpus(cluster: Cluster, job: int) -> int:
-    return sum(held(cluster, job).values())
 
 
 # --- modes, and the configuration read again ---

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import Cluster
-from shaping import slow
+
+from tests.support.cluster import Cluster
+from tests.support.slow_links import slow
 
 DRIVER = Path(__file__).parent / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"
+pytestmark = pytest.mark.alone
 #: Milliseconds of a step.
 COMPUTE = 120.0
 BATCH = 4

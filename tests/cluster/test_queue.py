@@ -4,39 +4,27 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from daemon import Daemon, eager, held, reservations, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, gpus, held, running, shown, sound
 
 FIRST = 4_000_000_000
 
 
 @pytest.fixture(scope="module")
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, eager(queue="controller"))
-    try:
-        daemon.start()
+    with running(cluster, eager(queue="controller")) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 @pytest.fixture(autouse=True)
-def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
-    begun = len(daemon.log())
-    yield
-    cluster.cancel()
-    until(lambda: not reservations(cluster), what="reservations are left")
-    log = daemon.log()[begun:]
-    assert "Traceback" not in log
-    assert "internal error" not in log
+def _clean(daemon: Daemon) -> Iterator[None]:
+    with sound(daemon):
+        yield
 
 
 def submit(cluster: Cluster, *options: str, directive: str = "4-8,types=a100") -> int:
     return cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", *options)
-
-
-def gpus(cluster: Cluster, job: int) -> int:
-    return sum(held(cluster, job).values())
 
 
 def fill(cluster: Cluster, *nodes: str) -> list[int]:
@@ -100,7 +88,7 @@ def test_one_that_is_preempted_comes_back_as_it_was_submitted(
     rigid = cluster.sbatch("exec sleep 8", "-o/dev/null", "--gres=gpu:a100:4", user="bob")
     cluster.exec(["scontrol", "update", f"jobid={rigid}", "Priority=100000"])
     cluster.wait(rigid, "RUNNING")
-    until(lambda: leased(cluster, job), what=str(shown(cluster, job)["state_reason"]))
+    until(lambda: leased(cluster, job), what=lambda: shown(cluster, job)["state_reason"])
     found = shown(cluster, job)
     assert (found["features"], found["excluded_nodes"]) == ("rack2", "g[01,05]")
     assert (found["required_nodes"], found["resv_name"]) == ("", "")

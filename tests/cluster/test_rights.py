@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon, eager, held, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, gpus
 
 CONF = "/etc/slurm/slurm.conf"
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -53,14 +54,14 @@ def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: Cluste
         cluster.exec(level.format("None"))
         daemon.start()
         daemon.wait_for(r"denied|[Nn]o permission|Invalid user")
-        assert sum(held(cluster, job).values()) == 1
+        assert gpus(cluster, job) == 1
     finally:
         cluster.exec(level.format("Operator"))
     daemon.stop()
     daemon.start()
-    until(lambda: sum(held(cluster, job).values()) == 4, seconds=90)
+    until(lambda: gpus(cluster, job) == 4, seconds=90)
     daemon.ask("update", str(job), "--elastic=1-2")
-    until(lambda: sum(held(cluster, job).values()) == 2, seconds=90)
+    until(lambda: gpus(cluster, job) == 2, seconds=90)
     more = used(daemon.log()) - documented()
     assert not more, f"docs/security.md does not list {more}"
     assert {"requeue", "release", "update job ReqNodeList"} <= used(daemon.log())
@@ -86,7 +87,7 @@ def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: Cluster) 
         "exec sleep 600", "--elastic=1-2", "-o/dev/null", "-Jbobs", "-wg02", user="bob"
     )
     daemon.start()
-    until(lambda: sum(held(cluster, job).values()) == 4, seconds=90)
+    until(lambda: gpus(cluster, job) == 4, seconds=90)
     until(lambda: str(job) in daemon.ask("history", user="root"), seconds=60)
     listed = cluster.exec("sacct -nXP -u bob -S now-2days -o jobidraw").stdout
     bobs = {mine, *map(int, re.findall(r"\d+", listed))}  # usage knows of earlier ones, too

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon import ADDRESS, PYTHON, Daemon, eager, held, reservations, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import ADDRESS, PYTHON, Daemon, eager, held, reservations, running
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 TYPES = {"g01": "a100", "g03": "v100"}
@@ -24,13 +25,13 @@ FILLERS = (
 #: A report with a number that is none, from the job's own user.
 NAN = """
 import sys
-from slurm_elastic.job import channel
+from slurm_elastic.rpc import frames
 report = {"job_id": int(sys.argv[2]), "run": 0, "phase": "training", "gpus": 1,
           "step_time_s": 0.4, "steps_measured": 9, "global_batch": 32, "micro_batch": 32,
           sys.argv[3]: float("nan")}
 try:
-    channel.call(sys.argv[1], {"v": 1, "op": "report", "report": report}, timeout_s=5)
-except channel.Refused as error:
+    frames.call(sys.argv[1], {"v": 1, "op": "report", "report": report}, timeout_s=5)
+except frames.RequestRejected as error:
     print(error)
 """
 
@@ -42,12 +43,8 @@ def configuration(mode: str) -> str:
 
 @pytest.fixture
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, configuration("observe"), crew=())
-    try:
-        daemon.start()
+    with running(cluster, configuration("observe"), crew=()) as daemon:
         yield daemon
-    finally:
-        daemon.close()
 
 
 def train(cluster: Cluster, application: str, kind: str, *options: str) -> int:
@@ -113,7 +110,7 @@ def test_each_application_ends_on_the_type_that_suits_it(daemon: Daemon, cluster
     until(
         lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
         seconds=60,
-        what=daemon.log(),
+        what=daemon.log,
     )
 
     # Why, in words and in numbers.
@@ -143,10 +140,8 @@ def test_each_application_ends_on_the_type_that_suits_it(daemon: Daemon, cluster
     assert "nothing measured yet" in daemon.ask("explain", str(late))
     until(
         lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
-        what=daemon.log(),
+        what=daemon.log,
     )
-    log = daemon.log()
-    assert "Traceback" not in log
-    assert "internal error" not in log
+    daemon.check_log()
     cluster.cancel()
     until(lambda: not reservations(cluster), what="reservations are left")

@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from daemon import CREW, PYTHON, Daemon, eager, held, reservations, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import CREW, PYTHON, Daemon, eager, gpus, held, reservations, shown
 
 BOTH = "ctld:7321,g06:7321"
 #: Seconds: the wait of one who stands by; and all that a takeover may take on a loaded machine.
@@ -126,7 +127,7 @@ def test_a_paused_controller_is_replaced_and_does_not_write_again(
     assert reservations(cluster)
     other.wait_for("taken over from", timeout=LONG)
     wait(lambda: set(pair.roles().values()) == {"active", ""}, "nobody answers as active")
-    wait(lambda: sum(held(cluster, job).values()) == 4, "it does not grow")
+    wait(lambda: gpus(cluster, job) == 4, "it does not grow")
     wait(lambda: not reservations(cluster), "a reservation is left")
     wait(lambda: shown(cluster, job)["priority"]["number"] < FIRST, "still the first")
     paused = len(active.log())
@@ -177,4 +178,4 @@ def test_an_orderly_stop_hands_over(cluster: Cluster, pair: Pair) -> None:
     other.wait_for(r"Lease=\d+ State='taken'", after=begun, timeout=LONG)
     assert f"{other.NODE}:7321 is UP (active)" in pair.ask("ping")
     job = submit(cluster)
-    wait(lambda: sum(held(cluster, job).values()) == 4, "it does not grow")
+    wait(lambda: gpus(cluster, job) == 4, "it does not grow")

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon import Daemon, eager, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, eager, running
 
 NETWORK = """
 [topology]
@@ -19,12 +20,8 @@ SLEEP = "exec sleep 300"
 
 @pytest.fixture(scope="module")
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    found = Daemon(cluster, eager(mode="observe", extra=NETWORK), crew=())
-    try:
-        found.start()
-        yield found
-    finally:
-        found.close()
+    with running(cluster, eager(mode="observe", extra=NETWORK), crew=()) as daemon:
+        yield daemon
 
 
 @pytest.fixture

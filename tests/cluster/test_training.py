@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from harness import Cluster
+
+from tests.support.cluster import Cluster
 
 PROJECT = "/opt/src/slurm-elastic"
 SIZE = "--samples 1024 --epochs 2 --global-batch 32"

@@ -6,53 +6,39 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from daemon import PYTHON, Daemon, eager, held, reservations, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import PYTHON, Daemon, eager, gpus, shown, sound
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
-#: What jobs named `late` wait for before they save, see drivers/crew.py.
-SAVE = "/tmp/save"
+#: What a job named `late` waits for before it saves, see drivers/crew.py.
+SAVE = "/tmp/save-{}"
 
 NEWER = "import sqlite3; sqlite3.connect('{}').execute('PRAGMA user_version = 9')"
 #: Sends the reports on its standard input, one JSON object a line; prints what became of each.
 REPORTER = """
 import sys
-from slurm_elastic.job import channel
+from slurm_elastic.rpc import frames
 for line in sys.stdin:
     try:
         report = eval(line)
-        reply = channel.call("ctld:7321", {"v": 1, "op": "report", "report": report}, timeout_s=5)
+        reply = frames.call("ctld:7321", {"v": 1, "op": "report", "report": report}, timeout_s=5)
         print(reply["orders"]["action"])
-    except channel.ChannelError as error:
+    except frames.ChannelError as error:
         print("refused:", error)
 """
 
 
-@pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster)
-    try:
-        daemon.start()
-        yield daemon
-    finally:
-        daemon.close()
-
-
 @pytest.fixture(autouse=True)
-def _clean(daemon: Daemon, cluster: Cluster) -> Iterator[None]:
-    """Whatever was done to it: it runs, and has never been lost for words."""
+def _clean(daemon: Daemon) -> Iterator[None]:
+    """Each test finds a running selasticd, and leaves one."""
     if not daemon.runs():
         daemon.start()
-    begun = len(daemon.log())
-    yield
-    cluster.cancel()
-    if not daemon.runs():
-        daemon.start()
-    until(lambda: not reservations(cluster), what="reservations are left")
-    log = daemon.log()[begun:]
-    assert "Traceback" not in log
-    assert "internal error" not in log
+    with sound(daemon):
+        yield
+        if not daemon.runs():
+            daemon.start()
 
 
 def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
@@ -61,10 +47,6 @@ def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
     )
     cluster.wait(job, "RUNNING")
     return job
-
-
-def gpus(cluster: Cluster, job: int) -> int:
-    return sum(held(cluster, job).values())
 
 
 def lines(log: str, pattern: str) -> list[str]:
@@ -172,7 +154,7 @@ def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
     daemon.start()
     yield SHM
     daemon.stop()
-    cluster.exec(f"rm -rf /dev/shm/* {SAVE}")
+    cluster.exec(f"rm -rf /dev/shm/* {SAVE.format('*')}")
     daemon.configure(eager())
     daemon.start()
 
@@ -189,7 +171,7 @@ def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
     # both begin in one round; the disk is full when the second one has saved
     patient = eager().replace("{state}", SHM).replace("notice_s = 10", "notice_s = 60")
     daemon.configure(patient)
-    daemon.when(job, "COOL", f"{FILL}; touch {SAVE}", first=f"kill -HUP {daemon.pid}")
+    daemon.when(job, "COOL", f"{FILL}; touch {SAVE.format(asked)}", first=f"kill -HUP {daemon.pid}")
     until(lambda: gpus(cluster, job) == 4)
     daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*it could not be written down")
     begun = len(daemon.log())

@@ -4,19 +4,16 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from daemon import Daemon, held, shown, until
-from harness import Cluster
+
+from tests.support.cluster import Cluster, until
+from tests.support.selasticd import Daemon, gpus, running, shown
 
 
 @pytest.fixture
 def daemon(cluster: Cluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, crew=("alice",))
-    try:
-        daemon.start()
+    with running(cluster, crew=("alice",)) as daemon:
         yield daemon
-    finally:
         cluster.exec("scontrol update nodename=g05 state=resume", check=False)
-        daemon.close()
 
 
 def test_usage_and_sacct_agree(cluster: Cluster, daemon: Daemon) -> None:
@@ -34,7 +31,7 @@ def test_usage_and_sacct_agree(cluster: Cluster, daemon: Daemon) -> None:
     suspended, array = submit(600, "1"), submit(3, "1", "--array=1-3")
     for job in (growing, requeued, lost, suspended):
         cluster.wait(job, "RUNNING")
-    until(lambda: sum(held(cluster, growing).values()) == 4, seconds=60)
+    until(lambda: gpus(cluster, growing) == 4, seconds=60)
     cluster.exec(["scontrol", "suspend", str(suspended)])
     cluster.exec(["scontrol", "requeue", str(requeued)], user="alice")
     cluster.exec("scontrol update nodename=g05 state=down reason=test")

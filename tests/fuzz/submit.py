@@ -8,18 +8,15 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
-from tests.fuzz.grammar import BREAKERS, ROOT, Directives
+from tests.fuzz.grammar import BREAKERS, Directives
 from tests.fuzz.tally import MOST_CRASHES, Tally
-
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-from harness import CLUSTER_DIR, Cluster
+from tests.support.cluster import CLUSTER_DIR, Cluster
 
 BATCH = 200
 RUNNER = Path(__file__).with_name("fuzz_commands.py")

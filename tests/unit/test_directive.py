@@ -6,7 +6,6 @@ import pickle
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,18 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core import directive as module
 from slurm_elastic.core.directive import Directive, DirectiveError
-
-EXAMPLES = tomllib.loads(
-    (Path(__file__).parent.parent / "data" / "directives.toml").read_text("utf-8")
-)
+from tests.support.directives import DIRECTIVES, octets
 
 
 def text_of(row: dict[str, Any]) -> str:
-    if "hex" in row:
-        return bytes.fromhex(row["hex"]).decode("utf-8", "surrogateescape")
-    if "repeat" in row:
-        return row["repeat"][0] * row["repeat"][1]
-    return row["text"]
+    return octets(row).decode("utf-8", "surrogateescape")
 
 
 def tupled(value: Any) -> Any:
     return tuple(tupled(item) for item in value) if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("row", EXAMPLES["valid"], ids=lambda row: text_of(row)[:60])
+@pytest.mark.parametrize("row", DIRECTIVES["valid"], ids=lambda row: text_of(row)[:60])
 def test_valid(row):
     directive = Directive.parse(row["text"])
     expected = {name: tupled(value) for name, value in row["fields"].items()}
@@ -50,7 +42,7 @@ def test_valid(row):
         assert directive.start() == (gpus, gpu_type or None)
 
 
-@pytest.mark.parametrize("row", EXAMPLES["invalid"], ids=lambda row: repr(row)[:60])
+@pytest.mark.parametrize("row", DIRECTIVES["invalid"], ids=lambda row: repr(row)[:60])
 def test_invalid(row):
     with pytest.raises(DirectiveError) as caught:
         Directive.parse(text_of(row))
@@ -62,8 +54,8 @@ def test_invalid(row):
 
 
 def test_the_table_is_worth_its_name():
-    assert len(EXAMPLES["valid"]) >= 30
-    assert len(EXAMPLES["invalid"]) >= 60
+    assert len(DIRECTIVES["valid"]) >= 30
+    assert len(DIRECTIVES["invalid"]) >= 60
 
 
 def test_message_names_directive_and_remedy():

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from hypothesis import strategies as st
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import parse_admin_comment
 from tests.fuzz import lua as fuzz_lua
+from tests.support.directives import DIRECTIVES, octets
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 MODULES = ROOT / "plugins" / "lua"
-EXAMPLES = tomllib.loads((ROOT / "tests" / "data" / "directives.toml").read_text("utf-8"))
-LUA = shutil.which("lua5.1") or ""
+LUA = "lua5.1"
 
-pytestmark = pytest.mark.skipif(not LUA, reason="no Lua 5.1")
+pytestmark = needs(LUA)
 
 READ = """
 local directive = require("slurm_elastic_directive")
@@ -72,14 +72,6 @@ UNSET = {
 MIXED = (
     "NodeName=g[01-02] Gres=gpu:a100:4\nNodeName=g03 CPUs=8 \\\n  gres=gpu:v100:8(S:0-1),nic:1\n"
 )
-
-
-def octets(row: dict[str, Any]) -> bytes:
-    if "hex" in row:
-        return bytes.fromhex(row["hex"])
-    if "repeat" in row:
-        return (row["repeat"][0] * row["repeat"][1]).encode()
-    return row["text"].encode()
 
 
 def lua(code: str, path: Path, stdin: str = "") -> list[str]:
@@ -160,7 +152,7 @@ def slurm(tmp_path):
 
 
 def test_valid_directives():
-    rows = EXAMPLES["valid"]
+    rows = DIRECTIVES["valid"]
     for row, line in zip(rows, read(*map(octets, rows)), strict=True):
         assert line == answer(row["text"])
         assert line[0] == row.get("canonical", row["text"])
@@ -169,7 +161,7 @@ def test_valid_directives():
 
 
 def test_invalid_directives():
-    rows = EXAMPLES["invalid"]
+    rows = DIRECTIVES["invalid"]
     for row, (part, message) in zip(rows, read(*map(octets, rows)), strict=True):
         assert part == row["part"]
         assert [part, message] == answer(octets(row).decode("utf-8", "surrogateescape"))

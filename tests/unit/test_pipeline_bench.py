@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.support.needs import require
+
+require("python/torch")
+
+import torch  # noqa: E402
 
 from benchmarks.drivers import emulated, replay, slow_network  # noqa: E402
 from slurm_elastic.core.layers import Layer, LayerProfile  # noqa: E402

@@ -5,9 +5,7 @@ import platform
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,20 +13,13 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz import spank
+from tests.support.directives import DIRECTIVES, octets
+from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[2]
 SPANK = ROOT / "plugins" / "spank"
-EXAMPLES = tomllib.loads((ROOT / "tests" / "data" / "directives.toml").read_text("utf-8"))
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-
-
-def octets(row: dict[str, Any]) -> bytes:
-    if "hex" in row:
-        return bytes.fromhex(row["hex"])
-    if "repeat" in row:
-        return (row["repeat"][0] * row["repeat"][1]).encode()
-    return row["text"].encode()
+pytestmark = needs("gcc", "make")
 
 
 def answer(text: str) -> str:
@@ -58,12 +49,12 @@ def check(tmp_path_factory):
 
 
 def test_valid(check):
-    texts = [octets(row) for row in EXAMPLES["valid"]]
+    texts = [octets(row) for row in DIRECTIVES["valid"]]
     assert check(*texts) == ["ok"] * len(texts)
 
 
 def test_invalid(check):
-    rows = [row for row in EXAMPLES["invalid"] if b"\0" not in octets(row)]
+    rows = [row for row in DIRECTIVES["invalid"] if b"\0" not in octets(row)]
     for row, line in zip(rows, check(*map(octets, rows)), strict=True):
         part, message = line.split("\t")
         assert part == row["part"]
@@ -71,7 +62,7 @@ def test_invalid(check):
 
 
 def test_messages_are_pythons(check):
-    rows = [row for row in EXAMPLES["invalid"] if b"\0" not in octets(row)]
+    rows = [row for row in DIRECTIVES["invalid"] if b"\0" not in octets(row)]
     texts = [octets(row) for row in rows]
     assert check(*texts) == [answer(text.decode("utf-8", "surrogateescape")) for text in texts]
 
@@ -96,7 +87,7 @@ def test_survives_any_bytes(check, texts):
     assert lines == [answer(text.decode("utf-8", "surrogateescape")) for text in texts]
 
 
-@pytest.mark.skipif(shutil.which("lua5.1") is None, reason="no Lua 5.1")
+@needs("lua5.1")
 def test_agrees_with_python_and_lua_on_random_directives():
     tally = spank.run(0, 1, batch=3000)
     assert tally.crashes == []

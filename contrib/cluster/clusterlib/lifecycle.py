@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -34,9 +38,9 @@ def up(name: str, layout: Layout) -> None:
     """Build what changed, create or replace what changed, return when every node is usable."""
     ensure_engine()
     build_image(name)
-    layout = replace(layout, subnet=_subnet(name))
-    document = json.dumps(compose_file(name, layout)).encode()
-    with task("containers"):
+    with task("containers"), _one_at_a_time():
+        layout = replace(layout, subnet=_subnet(name))
+        document = json.dumps(compose_file(name, layout)).encode()
         run(*compose(), "-p", name, "-f", "-", "up", "-d", "--remove-orphans", stdin=document)
     with task("nodes") as progress:
         _wait_until_ready(name, layout, progress)
@@ -162,6 +166,15 @@ def _check_alive(name: str) -> None:
         if state not in ("running", "created"):
             last = attempt("docker", "logs", "--tail", "1", host)
             raise ClusterError(f"{host} is {state}: {(last.stderr or last.stdout).strip()}")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait for other clusters that are being created: two would choose the same subnet."""
+    lock = Path(tempfile.gettempdir(), f"slurm-elastic-clusters-{os.getuid()}.lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _subnet(name: str) -> str:

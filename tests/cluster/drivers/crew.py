@@ -4,7 +4,7 @@
 
 Every running elastic job is reported as proven, and has saved as soon as it is asked; one whose
 name begins with `deaf` never has, `raw` is not proven, `slow` takes two seconds, `late` waits for
-the file /tmp/save, and `real` reports for itself.
+the file /tmp/save-JOBID, and `real` reports for itself.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def report(address: str, job_id: int, run: int, name: str) -> None:
         since = asked.setdefault((job_id, orders["notice"]), time.monotonic())
         if name.startswith("slow") and time.monotonic() < since + 2:
             return
-        if name.startswith("late") and not Path("/tmp/save").exists():
+        if name.startswith("late") and not Path(f"/tmp/save-{job_id}").exists():
             return
         told |= {"phase": "saved", "notice": orders["notice"]}
 

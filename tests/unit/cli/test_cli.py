@@ -22,6 +22,7 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.server.requests import Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from tests.support.needs import require
 
 ME = os.getuid()
 
@@ -136,7 +137,7 @@ def test_json_everywhere(selastic, controller, words):
 
 
 def test_the_network_is_drawn_beside_what_is_printed(selastic, controller, tmp_path):
-    pytest.importorskip("matplotlib")
+    require("python/matplotlib")
     path = tmp_path / "net.png"
     code, out, err = selastic("topology", "--plot", str(path))
     assert (code, err) == (0, "")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from slurm_elastic.config.documentation import manual, sections
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.job.esrun_options import HELP
 from slurm_elastic.rpc import answers
+from tests.support.needs import needs
 
 TOP = Path(__file__).parents[3]
 MAN = TOP / "docs" / "man"
@@ -68,22 +68,17 @@ def test_every_key_of_the_configuration_is_in_the_manual():
     assert all(f"\n.BR {key.name} " in text for _, _, keys in sections() for key in keys)
 
 
+@needs("groff")
 @pytest.mark.parametrize("page", sorted(MAN.iterdir()), ids=lambda p: p.name)
 def test_manual_pages_are_well_formed(page):
-    groff = shutil.which("groff")
-    if groff is None:
-        pytest.skip("groff is not installed")
     done = subprocess.run(
-        [groff, "-man", "-Tutf8", "-ww", str(page)], capture_output=True, check=True
+        ["groff", "-man", "-Tutf8", "-ww", str(page)], capture_output=True, check=True
     )
     assert done.stderr == b""
 
 
 @pytest.fixture
 def complete(tmp_path):
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("bash is not installed")
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\nprintf '4711\\n4712_3\\n'\n")
     squeue.chmod(0o755)
@@ -94,7 +89,7 @@ def complete(tmp_path):
             ' printf "%s\\n" "${COMPREPLY[@]}"'
         )
         done = subprocess.run(
-            [bash, "-c", script, "-", *words], capture_output=True, text=True, check=True,
+            ["bash", "-c", script, "-", *words], capture_output=True, text=True, check=True,
             env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         )  # fmt: skip
         return set(done.stdout.split())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
+from tests.support.needs import require
 
 TOP = Path(__file__).parents[3]
 
@@ -173,7 +174,7 @@ def test_configurations_of_others_are_added(run, zoo, tmp_path):
 
 
 def test_a_picture(run, net, zoo, tmp_path):
-    pytest.importorskip("matplotlib")
+    require("python/matplotlib")
     words = (net, *zoo, "--model", "net", "--extrapolate", "--epochs", 10)
     limits = ("--deadline", 11, "--budget", 20)
     assert run(*words, *limits, "--plot", "picture.svg")[0] == 0
@@ -320,7 +321,7 @@ def test_wrong_profiles(run, net, tmp_path):
 
 def test_the_page_shows_what_comes_out(run, monkeypatch, tmp_path):
     """If this fails: docs/recommend.md is to be brought up to date."""
-    pytest.importorskip("matplotlib")
+    require("python/matplotlib")
     text = (TOP / "docs" / "recommend.md").read_text()
     blocks = re.findall(r"```\n\$ selastic recommend (.*?)\n(.*?)```", text, re.DOTALL)
     assert len(blocks) > 4

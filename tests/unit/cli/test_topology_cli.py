@@ -14,6 +14,7 @@ from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.core.cluster import Allocation, Switch
 from slurm_elastic.core.plan import JobRecord, Measurement
+from tests.support.needs import require
 
 SETTINGS = schema.TopologySettings(
     speeds={"domain": 4800.0, "rack": 200.0, "spine": 100.0},
@@ -229,7 +230,7 @@ ENDINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
 def _draw(answer, path):
-    pytest.importorskip("matplotlib")
+    require("python/matplotlib")
     from slurm_elastic.cli.topology import topology_plot  # noqa: PLC0415 - needs matplotlib
 
     topology_plot.draw(answer, path)
@@ -255,7 +256,7 @@ def test_every_network_can_be_drawn(changes, tmp_path):
 
 
 def test_the_picture_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
-    pytest.importorskip("matplotlib")
+    require("python/matplotlib")
     import matplotlib as mpl  # noqa: PLC0415
 
     with mpl.rc_context({"svg.fonttype": "none"}):
@@ -269,7 +270,7 @@ def test_the_picture_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
 
 
 def test_gpus_belong_to_whom_slurm_says_and_the_rest_is_filled_from_the_left():
-    pytest.importorskip("matplotlib")
+    require("python/matplotlib")
     from slurm_elastic.cli.topology import topology_plot  # noqa: PLC0415 - needs matplotlib
 
     held = {n["name"]: topology_plot._holders(n) for n in ask()["nodes"]}

@@ -1,13 +1,14 @@
 """Jobs, transitions and a scontrol that remembers, for tests of what the controller does."""
 
 import dataclasses
+import inspect
 
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.submission import Submission
-from slurm_elastic.slurm.scontrol import ScontrolError
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
 #: Of job 7, for the ledger.
 SEGMENT = {
@@ -24,13 +25,16 @@ SEGMENT = {
 
 
 class FakeScontrol:
-    """Keeps what is written; `refuse` makes everything fail."""
+    """Scontrol that keeps what is written; `refuse` makes everything fail."""
 
     def __init__(self):
         self.calls, self.refuse = [], ""
 
     def __getattr__(self, verb):
+        signature = inspect.signature(getattr(Scontrol, verb))  # no other verbs, nor arguments
+
         def call(*words, **named):
+            signature.bind(self, *words, **named)
             if self.refuse:
                 raise ScontrolError(self.refuse)
             shown = [w.display_id if isinstance(w, Job) else w for w in words]

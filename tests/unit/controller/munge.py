@@ -1,7 +1,6 @@
 """A munged of the tests' own: its key and its socket are nobody else's."""
 
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -12,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rpc import munge_auth
+from tests.support.needs import require
 
 
 @contextmanager
 def munged() -> Iterator[Path]:
     """Run one and name its socket in the environment; skips where munge is not installed."""
-    program = shutil.which("munged") or shutil.which("munged", path="/usr/sbin:/usr/local/sbin")
-    if program is None:
-        pytest.skip("munged is not installed")
+    program = require("munged")
     with tempfile.TemporaryDirectory(prefix="munge-") as name:
         home = Path(name)
         home.chmod(0o755)  # the socket is for every user

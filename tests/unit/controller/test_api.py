@@ -19,6 +19,7 @@ from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.request_auth import MungeAuth
 from slurm_elastic.core.report import Report
 from slurm_elastic.rpc import frames, munge_auth
+from tests.support.needs import require
 
 ROOT = os.getuid()
 
@@ -128,8 +129,7 @@ def test_a_report_gets_orders(munge_socket):
 
 def test_the_seal_tells_who_asks_whatever_he_says(desk, log, munge_socket):
     """Another Unix user, with his own munge credential, reports for somebody's job."""
-    if ROOT != 0:
-        pytest.skip("only root can become another user")
+    require("root")  # who alone can become another user
     report = {"job_id": 4711, "run": 0, "phase": "training"}
     request = {"v": 1, "op": "report", "uid": ALICE, "report": report}
     with another_user(BOB, request) as ask_as_bob, serving(desk, log) as server:

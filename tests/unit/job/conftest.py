@@ -1,7 +1,6 @@
 """A munged of our own, where munge is installed."""
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -10,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.rpc import munge_auth
+from tests.support.needs import require
 
 
 @pytest.fixture(scope="session")
 def munged() -> Iterator[dict[str, str]]:
     """A running munged: the path of its socket, and its process id."""
-    program = shutil.which("munged", path=os.environ.get("PATH", "") + ":/usr/sbin")
-    if program is None:
-        pytest.skip("munge is not installed")
+    program = require("munged")
     with tempfile.TemporaryDirectory(prefix="munge-") as name:
         home = Path(name)
         home.chmod(0o755)

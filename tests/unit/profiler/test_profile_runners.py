@@ -77,11 +77,13 @@ def test_in_several_tasks_it_is_refused(started):
 
 def test_the_type_of_gpu_is_slurms_word(monkeypatch, tmp_path):
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "AllocTRES=cpu=2,gres/gpu=8,gres/gpu:a100=8"\n')
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$1" = show ] && echo "AllocTRES=cpu=2,gres/gpu=8,gres/gpu:a100=8"\n'
+    )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert runners.gpu_type("7") == "a100"
-    scontrol.write_text('#!/bin/sh\necho "gres/gpu:a100=4,gres/gpu:v100=4"\n')
+    scontrol.write_text('#!/bin/sh\n[ "$1" = show ] && echo "gres/gpu:a100=4,gres/gpu:v100=4"\n')
     assert runners.gpu_type("7") == ""
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert runners.gpu_type("7") == ""

@@ -6,8 +6,9 @@ import pytest
 
 from slurm_elastic.simulator import plots
 from slurm_elastic.simulator.results import JobResult, Result, RoundResult, Segment
+from tests.support.needs import require
 
-pytest.importorskip("matplotlib")
+require("python/matplotlib")
 
 
 def _result(policy="sia", *, names=3, jobs=12, hours=1.0, workload="w"):

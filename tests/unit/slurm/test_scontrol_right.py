@@ -9,10 +9,12 @@ from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """A `scontrol` that notes its words; the word `slow` takes it long."""
+    """A `scontrol` that notes its words; the word `slow` takes it long, others are refused."""
     path = tmp_path / "scontrol"
     path.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\ncase "$*" in *slow*) exec sleep 60;; esac\n'
+        '#!/bin/sh\ncase "$1" in create|delete|release|requeue|uhold|update) ;;'
+        ' *) echo "invalid keyword: $1"; exit 1;; esac\n'
+        f'echo "$@" >>{tmp_path}/calls\ncase "$*" in *slow*) exec sleep 60;; esac\n'
     )
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+from tests.support.needs import require
 
-import torch
-from worlds import Esrun, Worlds
+require("python/torch")
+
+import torch  # noqa: E402
+from worlds import Esrun, Worlds  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

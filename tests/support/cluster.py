@@ -1,14 +1,54 @@
-"""What tests do with the running container cluster."""
+"""The running container cluster, as tests use it."""
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 CLUSTER_DIR = Path(__file__).resolve().parents[2] / "contrib" / "cluster"
 sys.path.insert(0, str(CLUSTER_DIR))
 
 from clusterlib.lifecycle import exec_command  # noqa: E402
+
+#: By how much waits may be longer than on a calm machine: several clusters share it. They bound
+#: a test that hangs; no test asserts a time.
+PATIENCE = 3.0
+#: pytest-xdist's name of the first worker, and of a process without workers.
+FIRST_WORKER = "gw0"
+
+
+def worker_name() -> str:
+    """Return pytest-xdist's name of this process."""
+    return os.environ.get("PYTEST_XDIST_WORKER", FIRST_WORKER)
+
+
+def cluster_name() -> str:
+    """Return the name of this process's cluster: with `pytest -n` each worker has its own."""
+    name = os.environ.get("SELASTIC_CLUSTER", "selastic")
+    return name if worker_name() == FIRST_WORKER else f"{name}-{worker_name()}"
+
+
+def until(
+    happens: Callable[[], object],
+    *,
+    seconds: float = 60.0,
+    what: str | Callable[[], object] = "",
+) -> None:
+    """Wait for something to become true.
+
+    Args:
+        happens: looked at again and again.
+        seconds: at most, on a calm machine.
+        what: did not happen; or what tells it then, e.g. a log.
+    """
+    end = time.monotonic() + PATIENCE * seconds
+    while not happens():
+        if time.monotonic() > end:
+            said = what() if callable(what) else what
+            raise AssertionError(f"not within {PATIENCE * seconds:.0f} s: {said}")
+        time.sleep(0.3)
 
 
 class Cluster:
@@ -40,7 +80,7 @@ class Cluster:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=PATIENCE * timeout,
             check=False,
         )
         if check:
@@ -60,11 +100,18 @@ class Cluster:
 
     def wait(self, job: int, *states: str, timeout: float = 60) -> str:
         """Wait until the job is in one of `states`; return which."""
-        end = time.monotonic() + timeout
-        while (state := self.state(job)) not in states:
-            assert time.monotonic() < end, f"job {job} is {state} after {timeout} s, not {states}"
-            time.sleep(0.3)
-        return state
+        seen = ""
+
+        def there() -> bool:
+            nonlocal seen
+            seen = self.state(job)
+            return seen in states
+
+        try:
+            until(there, seconds=timeout)
+        except AssertionError as error:
+            raise AssertionError(f"job {job} is {seen}, not {states}: {error}") from None
+        return seen
 
     def free_gpus(self) -> int:
         """GPUs that no job holds, on all nodes."""
@@ -81,5 +128,5 @@ class Cluster:
             ids = ",".join(map(str, self.jobs))
             self.exec(f"scancel {ids.replace(',', ' ')}", check=False)
             gone = f"! squeue -h -j {ids} | grep -q ."
-            self.exec(f"for _ in $(seq 100); do {gone} && break; sleep 0.2; done")
+            self.exec(f"for _ in $(seq 300); do {gone} && break; sleep 0.2; done")
             self.jobs.clear()

@@ -4,13 +4,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import Cluster
+from tests.support.cluster import PATIENCE, Cluster, until
 
-CREW = Path(__file__).parent / "drivers" / "crew.py"
+CREW = Path(__file__).parents[1] / "cluster" / "drivers" / "crew.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
 ADDRESS = "ctld:7321"
 
@@ -125,28 +126,62 @@ class Daemon:
         """What it has said so far."""
         return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true", node=self.NODE).stdout
 
+    def check_log(self, *, after: int = 0) -> None:
+        """Fail if the log, after so many characters, tells of a fault of selasticd's own."""
+        log = self.log()[after:]
+        assert "Traceback" not in log, log
+        assert "internal error" not in log, log
+
     def wait_for(self, pattern: str, *, after: int = 0, timeout: float = 60) -> re.Match[str]:
         """The first place in the log, after so many characters, that matches."""
-        end = time.monotonic() + timeout
-        while not (found := re.compile(pattern).search(log := self.log(), after)):
-            assert time.monotonic() < end, f"no {pattern!r} within {timeout} s in\n{log[after:]}"
+        end = time.monotonic() + PATIENCE * timeout
+        while not (match := re.compile(pattern).search(log := self.log(), after)):
+            assert time.monotonic() < end, f"no {pattern!r} in time in\n{log[after:]}"
             time.sleep(0.2)
-        return found
+        return match
 
     def when(
         self, job: int | str, state: str, command: str, *, user: str = "root", first: str = ":"
     ) -> None:
         """Run `first`, and a command the moment a job's next transition enters a state."""
-        marks = f"grep -c 'JobId={job} Transition=.* State={state} ' {self.log_path}"
-        wait = f"for _ in $(seq 4000); do [ $({marks}) != $n ] && break; sleep 0.02; done"
-        script = f"n=$({marks}); {first}; {wait}; {command}"
-        done = self.cluster.exec(script, user=user, node=self.NODE, timeout=150)
-        assert f"JobId={job} Transition" in self.log(), done
+        # A reader of the log that starts no process for each look: states last a third of a second.
+        lines = f"tail -c +$((begun + 1)) -s 0.01 -f {self.log_path}"
+        mark = f"JobId={job} Transition=.* State={state} "
+        quiet = "</dev/null 2>/dev/null"  # it outlives the script by a moment
+        wait = f"grep -q -m1 '{mark}' < <(timeout {PATIENCE * 100:.0f} {lines} {quiet})"
+        script = f"begun=$(stat -c %s {self.log_path}); {first}; {wait}; seen=$?"
+        script += f"; {command}; exit $seen"
+        done = self.cluster.exec(script, user=user, node=self.NODE, timeout=150, check=False)
+        assert done.returncode == 0, f"job {job} was not in {state}: {done}\n{self.log()}"
 
     def ask(self, *words: str, user: str = "alice", check: bool = True) -> str:
         """What `selastic` prints."""
         done = self.cluster.exec(["selastic", *words], user=user, check=check)
         return done.stdout + done.stderr
+
+
+@contextmanager
+def running(
+    cluster: Cluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
+) -> Iterator[Daemon]:
+    """Run a `Daemon` until the end of the context."""
+    daemon = Daemon(cluster, text, crew=crew)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@contextmanager
+def sound(daemon: Daemon) -> Iterator[None]:
+    """Check that a test leaves a running selasticd, no reservation, and no internal error."""
+    begun = len(daemon.log())
+    yield
+    daemon.cluster.cancel()
+    assert daemon.runs()
+    until(lambda: not reservations(daemon.cluster), what="reservations are left")
+    daemon.check_log(after=begun)
 
 
 def eager(*, mode: str = "act", queue: str = "slurm", keep: float = 120, extra: str = "") -> str:
@@ -167,23 +202,22 @@ def held(cluster: Cluster, job: int | str) -> dict[str, int]:
     found = shown(cluster, job)
     if found["job_state"] != ["RUNNING"]:
         return {}
-    nodes = cluster.exec(["scontrol", "show", "hostnames", found["nodes"]]).stdout.split()
+    nodes = [found["nodes"]]
+    if "[" in found["nodes"] or "," in found["nodes"]:
+        nodes = cluster.exec(["scontrol", "show", "hostnames", *nodes]).stdout.split()
     counts = [int(g.split("(")[0].split(":")[-1]) for g in found["gres_detail"]]
     return dict(zip(nodes, counts, strict=True))
+
+
+def gpus(cluster: Cluster, job: int | str) -> int:
+    """GPUs that a running job has."""
+    return sum(held(cluster, job).values())
 
 
 def reservations(cluster: Cluster) -> list[str]:
     """Names of ours."""
     text = cluster.exec("scontrol -o show res | grep -oE 'selastic_[0-9]+' || true").stdout
     return sorted(set(text.split()))
-
-
-def until(happens, *, seconds: float = 60.0, what: str = "") -> None:
-    """Wait for something to become true."""
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, f"not within {seconds} s {what}"
-        time.sleep(0.3)
 
 
 def together(*acts: Callable[[], object]) -> None:

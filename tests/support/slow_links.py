@@ -1,14 +1,13 @@
 """Slow links between the nodes of the container cluster: a token bucket filter (tbf) per node."""
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import pytest
 from clusterlib.lifecycle import container
-from harness import Cluster
+
+from tests.support.cluster import Cluster
+from tests.support.needs import require
 
 _DEVICE = "eth0"
 
@@ -32,8 +31,9 @@ def slow(cluster: Cluster, pairs: Iterable[tuple[str, str]], *, kbit_s: float) -
 
     Skips the test where the host does not let us shape its containers' interfaces.
     """
-    if os.geteuid() or not all(map(shutil.which, ("nsenter", "tc"))):
-        pytest.skip("slow links need root, and nsenter and tc on the host")
+    require("root")
+    require("nsenter")
+    require("tc")
     targets: dict[str, list[str]] = {}
     for source, target in pairs:
         targets.setdefault(source, []).append(target)

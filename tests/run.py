@@ -1,0 +1,166 @@
+"""Runs parts of the tests, and says at the end what the runs have in common.
+
+    python -m tests.run [lint] [unit] [cluster] [pytest's options]
+
+The image of the container cluster is built, and the first cluster started, while the parts before
+`cluster` run. Each worker of the cluster tests has a cluster of its own: they mostly wait. Those
+that measure times (mark `alone`) come after the others. As real daemons on a shared machine are
+late at times, a cluster test that fails is tried once more at the end. At most `SECOND_TRIES` may
+need that; all are named. Other tests have one try.
+
+Exit code 0: all parts passed. 1: something failed, and what stood after it did not run.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.outcomes import Outcome, lacking, read
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTER = ROOT / "contrib" / "cluster" / "cluster"
+CLUSTER_TESTS = "tests/cluster"
+NO_DOCKER = 3  # exit code of `cluster`
+#: Clusters at once: on two cores, more of them would slow each other down.
+CLUSTERS = 3
+SECOND_TRIES = 3
+SLOWEST = 10
+#: Exit codes of pytest.
+SOME_FAILED, NOTHING_SELECTED = 1, 5
+
+
+class Run:
+    """One run of several parts.
+
+    Args:
+        options: for pytest, in every part.
+        folder: for the outcomes of each part, and the log of the image's build.
+    """
+
+    def __init__(self, options: list[str], folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.outcomes: list[Outcome] = []
+        self.second_tries: dict[str, str] = {}  # last line of the first failure, by test
+        self.times: dict[str, float] = {}
+        self.broken = False  # pytest itself did not get to its end
+        self._up: subprocess.Popen[bytes] | None = None
+        self._up_log = folder / "up.log"
+
+    def start_cluster(self) -> None:
+        """Begin to bring up the first container cluster, for which the image is built."""
+        with self._up_log.open("wb") as log:
+            self._up = subprocess.Popen([CLUSTER, "up"], stdout=log, stderr=log)
+
+    def lint(self) -> bool:
+        """Check style, types and imports; tell whether all is well."""
+        return subprocess.run(["make", "--no-print-directory", "lint"], check=False).returncode == 0
+
+    def unit(self) -> bool:
+        """Run the tests that need no cluster."""
+        return self._pytest("unit", "-n", "2", "tests/unit", "tests/property")
+
+    def cluster(self) -> bool:
+        """Run the tests on container clusters; what failed, twice."""
+        if not self._is_up():
+            return False
+        passed = self._pytest("beside", "-n", str(CLUSTERS), "-m", "not alone", CLUSTER_TESTS)
+        passed &= self._pytest("alone", "-m", "alone", CLUSTER_TESTS)
+        return passed or self._second_try()
+
+    def summary(self) -> None:
+        """Print what the parts have in common."""
+        results = Counter(outcome.result for outcome in self.outcomes)
+        counts = ", ".join(f"{count} {result}" for result, count in sorted(results.items()))
+        times = ", ".join(f"{part} {clock(seconds)}" for part, seconds in self.times.items())
+        print(f"\ntests: {counts or 'none run'}; {times}")
+        print(f"tests: the {SLOWEST} slowest")
+        slowest = sorted(self.outcomes, key=lambda outcome: outcome.seconds, reverse=True)
+        for outcome in slowest[:SLOWEST]:
+            print(f"  {outcome.seconds:6.1f} s  {outcome.test}")
+        for test, reason in self.second_tries.items():
+            print(f"tests: needed a second try: {test}: {reason}")
+        for line in lacking(self.outcomes):
+            print(f"tests: {line}")
+
+    def close(self) -> None:
+        """Leave no build behind."""
+        if self._up and self._up.poll() is None:
+            self._up.terminate()
+            self._up.wait()
+
+    def _second_try(self) -> bool:
+        """Run the cluster tests that failed once more; tell whether all pass now."""
+        failed = {o.test: o.reason for o in self.outcomes if o.result == "failed"}
+        if self.broken or len(failed) > SECOND_TRIES:
+            print(f"tests: {len(failed)} cluster tests failed: there is no second try")
+            return False
+        print(f"tests: second try of {len(failed)} cluster tests")
+        self.second_tries = failed
+        self.outcomes = [o for o in self.outcomes if o.test not in failed]
+        return self._pytest("second", *failed) and all(
+            o.result == "passed" for o in self.outcomes if o.test in failed
+        )
+
+    def _pytest(self, name: str, *words: str) -> bool:
+        """Run pytest and keep the outcomes; tell whether all is well."""
+        path = self.folder / name
+        command = [sys.executable, "-m", "pytest", *words, *self.options, f"--outcomes={path}"]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        self.outcomes += read(path)
+        self.broken |= code not in (0, SOME_FAILED, NOTHING_SELECTED)
+        return code in (0, NOTHING_SELECTED)
+
+    def _is_up(self) -> bool:
+        """Wait for the first cluster. Without Docker the tests say that they cannot run."""
+        if self._up is None:
+            self.start_cluster()
+        assert self._up is not None
+        began = time.monotonic()
+        code = self._up.wait()
+        self.times["wait for the image"] = time.monotonic() - began
+        if code not in (0, NO_DOCKER):
+            print(self._up_log.read_text("utf-8", "replace"))
+        return code in (0, NO_DOCKER)
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds as people write them."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def main() -> int:
+    """Run the parts in their order until one fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=("lint", "unit", "cluster"))
+    arguments, options = parser.parse_known_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(options, Path(folder))
+        parts: dict[str, Callable[[], bool]] = {
+            "lint": run.lint, "unit": run.unit, "cluster": run.cluster,
+        }  # fmt: skip
+        if "cluster" in arguments.parts:
+            run.start_cluster()
+        passed = False
+        try:
+            for part in arguments.parts:
+                began = time.monotonic()
+                passed = parts[part]()
+                run.times[part] = time.monotonic() - began
+                if not passed:
+                    print(f"tests: {part} failed")
+                    break
+        finally:
+            run.close()
+            if arguments.parts != ["lint"]:
+                run.summary()
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
