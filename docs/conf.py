@@ -41,6 +41,7 @@ _PATH = re.compile(rf"(?:{_FOLDERS})/[\w./-]*|[\w.-]+(?:/[\w.-]+)*/[\w-]+\.(?:c|
 #: The same in a block of code, where other words stand around it.
 _PATH_IN_CODE = re.compile(rf"(?<![^\s'\"])(?:{_FOLDERS})/[\w./-]*\w")
 _NAME = re.compile(r"slurm_elastic(?:\.\w+)+")
+_IMPORT = re.compile(r"from (slurm_elastic[\w.]*) import (\w+(?:, \w+)*)")
 _COMMAND = re.compile(r"-m ((?:benchmarks|contrib|tests)(?:\.\w+)*)")
 
 
@@ -77,6 +78,9 @@ def missing_citations(node: nodes.Element, page: Path) -> Iterator[str]:
         if _NAME.fullmatch(text) and not has_name(text):
             yield text
     yield from (path for path in paths if not has_path(path, page))
+    for module, names in _IMPORT.findall(text):
+        dotted_names = [f"{module}.{name}" for name in names.split(", ")]
+        yield from (name for name in dotted_names if not has_name(name))
     yield from (f"python -m {name}" for name in _COMMAND.findall(text) if not can_run(name))
 
 
