@@ -40,7 +40,12 @@ _FOLDERS = "benchmarks|contrib|docs|etc|plugins|requirements|slurm_elastic|tests
 _PATH = re.compile(rf"(?:{_FOLDERS})/[\w./-]*|[\w.-]+(?:/[\w.-]+)*/[\w-]+\.(?:c|lua|md|py|sh|toml)")
 #: The same in a block of code, where other words stand around it.
 _PATH_IN_CODE = re.compile(rf"(?<![^\s'\"])(?:{_FOLDERS})/[\w./-]*\w")
-_NAME = re.compile(r"slurm_elastic(?:\.\w+)+")
+#: `job.x` in a page is an attribute of the script's own job.
+_PACKAGES = "|".join({file.parent.name for file in PACKAGE.glob("*/__init__.py")} - {"job"})
+_NAME = re.compile(rf"(?:slurm_elastic|{_PACKAGES})(?:\.\w+)+")
+#: A module or a test by its bare name: `fair.py`, `test_fair.py::test_x`, `test_x`.
+_FILE = re.compile(r"(\w+\.py)?(?:::)?(test_\w+)?")
+_FILES = [file for top in _FOLDERS.split("|") for file in (ROOT / top).rglob("*.py")]
 _IMPORT = re.compile(r"from (slurm_elastic[\w.]*) import (\w+(?:, \w+)*)")
 _COMMAND = re.compile(r"-m ((?:benchmarks|contrib|tests)(?:\.\w+)*)")
 
@@ -52,7 +57,7 @@ def has_path(path: str, page: Path) -> bool:
 
 def has_name(dotted_name: str) -> bool:
     """Tell whether the name is a module, or occurs in the module that its beginning names."""
-    parts = dotted_name.split(".")
+    parts = ["slurm_elastic", *dotted_name.removeprefix("slurm_elastic.").split(".")]
     for length in range(len(parts), 0, -1):
         place = ROOT.joinpath(*parts[:length])
         for file in (place.with_suffix(".py"), place / "__init__.py"):
@@ -60,6 +65,12 @@ def has_name(dotted_name: str) -> bool:
                 source = file.read_text("utf-8")
                 return all(re.search(rf"\b{part}\b", source) for part in parts[length:])
     return False
+
+
+def has_file(name: str, test: str) -> bool:
+    """Tell whether a file of this name exists, and a test in it; an empty name stands for any."""
+    candidates = (file for file in _FILES if name in ("", file.name))
+    return any(test == "" or f"def {test}(" in file.read_text("utf-8") for file in candidates)
 
 
 def can_run(module: str) -> bool:
@@ -75,7 +86,10 @@ def missing_citations(node: nodes.Element, page: Path) -> Iterator[str]:
         paths = _PATH_IN_CODE.findall(text)
     else:
         paths = [text] if _PATH.fullmatch(text) else []
-        if _NAME.fullmatch(text) and not has_name(text):
+        file = _FILE.fullmatch(text)
+        if file and not has_file(file[1] or "", file[2] or ""):
+            yield text
+        if not file and _NAME.fullmatch(text) and not has_name(text):
             yield text
     yield from (path for path in paths if not has_path(path, page))
     for module, names in _IMPORT.findall(text):
