@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help venv test-tools test test-unit test-cluster lint fuzz lock audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-cluster lint docs docs-links fuzz lock audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,13 @@ test-cluster: test-tools venv ## tests on real Slurm clusters in containers; the
 
 test: test-tools venv ## everything: lint, test-unit, test-cluster; says at the end what did not run
 	$(RUN) tests.run lint unit cluster $(ARGS)
+
+docs: venv ## the documentation as a site, in build/site; warnings, dead links and citations are errors
+	$(RUN) sphinx -W --keep-going -n -q -c docs . build/site
+	@echo "build/site/index.html"
+
+docs-links: venv ## ask whether the pages that the documentation links to on the network are there
+	$(RUN) sphinx -q -b linkcheck -c docs . build/links
 
 fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security.md
 	$(RUN) tests.fuzz $(ARGS)
