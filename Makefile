@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help venv test-tools test test-unit test-cluster lint docs docs-links fuzz lock audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-cluster lint docs docs-links fuzz lock data audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/
 
 lock: venv ## write requirements/dev.txt anew: exact versions and hashes
 	$(VENV)/bin/python contrib/lock
+
+data: ## fetch the published data that tests and benchmarks read; docs/data.md
+	contrib/fetch-data $(ARGS)
 
 audit: venv ## look up what is installed in databases of known vulnerabilities
 	$(VENV)/bin/python contrib/audit

@@ -1,6 +1,6 @@
 """Elastic jobs on congested uplinks: `python -m benchmarks.dally_congestion`.
 
-Sia's published workloads (../shared/data/sia) on 32 nodes of four `aws` GPUs in racks of
+Sia's published workloads (docs/data.md) on 32 nodes of four `aws` GPUs in racks of
 eight, under policy sia, with plain placement and with `[placement] mode = "delay"`, the racks'
 uplinks at 1, 1/4 and 1/16 (simulator/truth/rack_network.py says what crossing them costs).
 """
@@ -17,8 +17,8 @@ from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.truth.rack_network import Network
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 CLUSTER = "aws:32x4"
 RACK_NODES = 8
 #: Of one rack: 40 Gbit/s.
@@ -43,14 +43,14 @@ PLACEMENTS = {
     "full": PlacementSettings(mode="delay", timers="full"),
 }
 
-Case = tuple[str, float, str, str]
+Case = tuple[str, float, str, Path]
 
 
 def run(case: Case) -> str:
     """One line of the table."""
-    name, congestion, mode, folder = case
+    name, congestion, mode, data = case
     trace, index = name.rsplit("-", 1)
-    data, cluster = Path(folder), cluster_text.parse(CLUSTER)
+    cluster = cluster_text.parse(CLUSTER)
     jobs = workload.read(data / "workloads" / trace / f"workload-{index}.csv")
     config = Config(
         controller=ControllerSettings(policy="sia", queue="controller"), placement=PLACEMENTS[mode]
@@ -85,12 +85,11 @@ def main() -> None:
     parser.add_argument("--uplinks", nargs="+", type=float, default=[1.0, 4.0, 16.0])
     parser.add_argument("--modes", nargs="+", choices=PLACEMENTS, default=["near", "nowait", "own"])
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--data", default=str(DATA))
+    published_data.add_option(parser)
     options = parser.parse_args()
-    if not Path(options.data).is_dir():
-        parser.exit(2, f"{options.data}: no such folder; name Sia's published data with --data\n")
+    data = published_data.locate_or_exit(parser, options, "sia", "traces", "workloads")
     cases: list[Case] = [
-        (name, congestion, mode, options.data)
+        (name, congestion, mode, data)
         for name in options.workloads
         for congestion in options.uplinks
         for mode in options.modes

@@ -1,7 +1,7 @@
 """Dally's published workloads, run again: `python -m benchmarks.dally_tables`.
 
 Prints for each cluster, trace and policy ours beside what the author's simulator produced for the
-same files (../shared/data/dally/reference), then our own policy. `--main` runs p75g8 on A64 only;
+same files (docs/data.md), then our own policy. `--main` runs p75g8 on A64 only;
 `--decide` times one decision on 1,000 nodes with 1,000 waiting gangs, `--decide --rounds` that of
 the live policy `dally` with as many waiting jobs, and the whole round; `--congestion` runs p75g8
 on 32 nodes in four racks with the closed form of communication and the racks' uplinks at 1, 1/4
@@ -38,8 +38,8 @@ from slurm_elastic.round import decide_round
 from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
 from slurm_elastic.simulator.gangs.gang_results import GangResult
 from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "dally"
 CLUSTERS = {"A64": "2x4x8", "B128": "2x8x8"}
 LEASE_S = 3600.0
 #: Label, name in the reference.
@@ -63,7 +63,7 @@ class Run:
     trace: str
     label: str
     theirs: str
-    data: str
+    data: Path
 
 
 def policy(label: str, communication: Communication) -> GangPolicy:
@@ -80,10 +80,9 @@ def policy(label: str, communication: Communication) -> GangPolicy:
 
 def run(task: Run) -> tuple[Run, GangResult]:
     """Simulate it."""
-    data = Path(task.data)
-    table = read_slowdowns(data / "reference" / "slowdown.csv")
+    table = read_slowdowns(task.data / "reference" / "slowdown.csv")
     return task, simulate_gangs(
-        read_workload(data / "workloads" / f"{task.trace}.csv"),
+        read_workload(task.data / "workloads" / f"{task.trace}.csv"),
         read_sites(CLUSTERS[task.cluster], slots=2),
         table,
         policy(task.label, table),
@@ -94,7 +93,7 @@ def run(task: Run) -> tuple[Run, GangResult]:
 
 def equal_jobs(task: Run, result: GangResult) -> str:
     """How many gangs end at the very moment, to the last bit; "" without a row for each."""
-    path = Path(task.data) / "reference" / f"{task.trace}-{task.theirs}.csv"
+    path = task.data / "reference" / f"{task.trace}-{task.theirs}.csv"
     if task.cluster != "A64" or not path.is_file():
         return ""
     with path.open(newline="") as lines:
@@ -199,12 +198,12 @@ def congested(congestion: float) -> ClosedForm:
     )
 
 
-def congestion_run(task: tuple[str, float, str, str]) -> str:
+def congestion_run(task: tuple[str, float, str, Path]) -> str:
     """One line of the table of congestion."""
     label, congestion, trace, data = task
     communication = congested(congestion)
     s = simulate_gangs(
-        read_workload(Path(data) / "workloads" / f"{trace}.csv"),
+        read_workload(data / "workloads" / f"{trace}.csv"),
         read_sites("4x8x2", slots=1),
         communication,
         policy(label, communication),
@@ -320,7 +319,7 @@ def main() -> None:
     parser.add_argument("--congestion", action="store_true", help="uplinks at 1, 1/4, 1/16 only")
     parser.add_argument("--policies", nargs="+", help="labels, e.g. 'dally own'")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--data", default=str(DATA))
+    published_data.add_option(parser)
     options = parser.parse_args()
     if options.rounds:
         for nodes, waiting, free in ((100, 100, 0.1), (1000, 1000, 0.1), (1000, 1000, 0.5)):
@@ -335,13 +334,12 @@ def main() -> None:
             seconds, grants = decide(nodes, waiting)
             print(f"{nodes} nodes x 8, {waiting} waiting: {seconds:.3f} s CPU, {grants} start")
         return
-    data = Path(options.data)
-    if not data.is_dir():
-        parser.exit(2, f"{data}: no such folder; name Dally's published data with --data\n")
+    needed = ["workloads"] if options.congestion else ["workloads", "reference"]
+    data = published_data.locate_or_exit(parser, options, "dally", *needed)
     if options.congestion:
         labels = options.policies or [x for x, _ in POLICIES if x not in ("gandiva", "tiresias")]
         cases = [
-            (label, congestion, trace, str(data))
+            (label, congestion, trace, data)
             for trace in ("p75g8",)
             for congestion in (1.0, 4.0, 16.0)
             for label in labels
@@ -353,7 +351,7 @@ def main() -> None:
     if not options.main:
         traces += [(c, t) for c in CLUSTERS for t in ("p25", "p75", "batch")]
     todo = [
-        Run(cluster=c, trace=t, label=label, theirs=theirs, data=str(data))
+        Run(cluster=c, trace=t, label=label, theirs=theirs, data=data)
         for c, t in traces
         for label, theirs in POLICIES
         if not options.policies or label in options.policies

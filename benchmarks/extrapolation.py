@@ -17,7 +17,7 @@ What is held out: each model once, with a fit to the other thirteen (`plain`: on
 hidden communication); and the seven largest, with a fit to the seven smallest. Without that one
 would not know what happens outside of what was profiled.
 
-With --data, a folder with Dally's `reference/slowdown.csv` (ASTRA-sim's stalls of six models over
+With Dally's `reference/slowdown.csv` (docs/data.md; ASTRA-sim's stalls of six models over
 placements): of each placement each model once, with a fit to the other five. Nothing there obeys
 our formula.
 
@@ -55,6 +55,7 @@ from slurm_elastic.profiler.recommendation import (
     evaluate,
     fastest,
 )
+from tests.support import published_data
 
 NOISE = 0.03
 
@@ -107,7 +108,7 @@ DALLY = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, help="folder with reference/slowdown.csv")
+    published_data.add_option(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -122,8 +123,12 @@ def main() -> None:
             }
     for way in WAYS:
         found[way] = {"recommended": recommended(way, options.seed)}
-    if options.data:
-        found["ASTRA-sim"] = {"one of 6": dally(options.data / "reference" / "slowdown.csv")}
+    slowdowns = "reference/slowdown.csv"
+    data = published_data.locate_optional(
+        parser, options, "dally", slowdowns, without="ASTRA-sim's stalls are left out"
+    )
+    if data:
+        found["ASTRA-sim"] = {"one of 6": dally(data / slowdowns)}
     if options.json:
         print(json.dumps(found, indent=2))
         return

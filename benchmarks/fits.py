@@ -1,6 +1,6 @@
 """CPU of a throughput fit and how good it is, beside the same objective put plainly to scipy.
 
-    python -m benchmarks.fits [--sets 200] [--seed 0] [--profiles DIR] [--json]
+    python -m benchmarks.fits [--sets 200] [--seed 0] [--data DIR] [--json]
 
 Random truths are measured with 3 % noise in 2 to 10 configurations. On each set,
 one after the other: `plain` (scipy's L-BFGS-B from the published start with
@@ -8,7 +8,7 @@ numeric gradients), `published` (the same search with our analytic gradient; wha
 `artifact_compat` uses) and `ours` (several starts). Times are CPU milliseconds per
 fit, nothing cached; differences are of the objective, below 0 is better than plain.
 
-With profiles (docs/simulator.md) both searches are also asked what they were not
+With Sia's published profiles (docs/data.md) both searches are also asked what they were not
 shown: fitted to two batches in each of the 2 to 5 smallest shapes, `same` is the mean
 error of |log step time| at the other batches there, `next` in the next larger shape.
 """
@@ -35,6 +35,7 @@ from slurm_elastic.models.fitting import FitPoint
 from slurm_elastic.models.multistart import STARTS, search
 from slurm_elastic.models.optimiser import Bounds, minimize
 from slurm_elastic.models.throughput import ThroughputParameters, fit
+from tests.support import published_data
 
 SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (2, 16), (3, 12), (4, 16))
 NOISE = 0.03
@@ -47,12 +48,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--profiles", type=Path, help="folder with <application>/placements-*.csv")
+    published_data.add_option(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = measure(options.sets, seed=options.seed)
-    if options.profiles:
-        found |= held_out(options.profiles, seed=options.seed)
+    data = published_data.locate_optional(
+        parser, options, "sia", "traces", without="the errors on published profiles are left out"
+    )
+    if data:
+        found |= held_out(data / "traces", seed=options.seed)
     if options.json:
         print(json.dumps(found, indent=2))
         return

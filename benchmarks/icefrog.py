@@ -1,6 +1,6 @@
 """What layer elasticity is worth in simulation: `python -m benchmarks.icefrog`.
 
-The published workloads (../shared/data/sia, philly 1-4 and saturn 1-5) on the 64-GPU cluster of
+The published workloads philly 1-4 and saturn 1-5 (docs/data.md) on the 64-GPU cluster of
 Sia's Table 3, a round a minute. `fifo`, `las` and `sia` where no job freezes layers; then, for
 each belief about freezing (simulator/truth/freezing_truth.py), `sia` with jobs that freeze all they
 may and a scheduler that does not know it, which separates what freezing is worth by itself from
@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sia_tables import CLUSTER, DATA
+from benchmarks.sia_tables import CLUSTER
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.simulator.parallel_runs import Task, run_all
 from slurm_elastic.simulator.results import Result, summary
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from tests.support import published_data
 
 WORKLOADS = tuple(("philly", i) for i in range(1, 5)) + tuple(("saturn", i) for i in range(1, 6))
 #: (policy, belief); "" where nobody freezes.
@@ -72,19 +73,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="philly-1 alone")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--data", type=Path, default=DATA)
+    published_data.add_option(parser)
     parser.add_argument("--json", type=Path, help="also write all figures here")
     asked = parser.parse_args()
-    if not asked.data.is_dir():
-        print(f"{asked.data}: not there; name the folder with --data", file=sys.stderr)
-        return 2
+    data = published_data.locate_or_exit(parser, asked, "sia", "traces", "workloads")
     names = WORKLOADS[:1] if asked.quick else WORKLOADS
     print("| policy | freezing | avg JCT h | against sia | p99 h | GPU h per job | restarts |"
           " layers frozen | progress lost |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     runs: dict[tuple[str, str], list[Result]] = {}
     for policy, belief in ROWS:
-        tasks = [task(policy, belief, name, asked.data) for name in names]
+        tasks = [task(policy, belief, name, data) for name in names]
         results = runs[policy, belief] = run_all(tasks, processes=asked.processes)
         base = figures(runs["sia", ""], None)
         row = found[f"{policy} {belief}".strip()] = figures(results, base)

@@ -2,15 +2,15 @@
 
     python -m benchmarks.partition [--data DIR] [--repeat 3] [--json]
 
-DIR holds PipeDream's `profiles/<model>.txt` and `oracle.json`, a list of runs of its
-published optimiser (model, all_num_machines, network_bandwidths,
-activation_compression_ratio, pipeline_time_s, replication_by_level). With it: CPU
-seconds of all runs together, reading included, the largest relative difference of the
-objective, and how many replications differ (at ties). Then larger questions than the
-original answers in minutes; a chain of 100 layers; and a model shaped like
-Inception-v3 (11 blocks of four branches), which is beyond the limit of states:
-`over` is its time over the bound that no plan beats. For models that can be searched,
-`approximation` is the worst ratio of the approximate to the exact answer.
+With PipeDream's `oracle.json` (docs/data.md), a list of runs of its published optimiser
+(model, all_num_machines, network_bandwidths, activation_compression_ratio,
+pipeline_time_s, replication_by_level): CPU seconds of all runs together, reading
+included, the largest relative difference of the objective, and how many replications
+differ (at ties). Then larger questions than the original answers in minutes; a chain of
+100 layers; and a model shaped like Inception-v3 (11 blocks of four branches), which is
+beyond the limit of states: `over` is its time over the bound that no plan beats. For
+models that can be searched, `approximation` is the worst ratio of the approximate to the
+exact answer.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 from slurm_elastic.core.layers import Layer, LayerProfile, chain
 from slurm_elastic.models.pipedream import profile_reader
 from slurm_elastic.models.pipedream.partitioner import Level, PipelinePartition, partition
+from tests.support import published_data
 
 FLAT = [Level(16, 1.25e9)]
 NODES = [Level(4, 1e10), Level(4, 1.25e9)]
@@ -35,18 +36,24 @@ WIDE_NODES = [Level(8, 1e10), Level(2, 1.25e9)]
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, help="folder with profiles/ and oracle.json")
+    published_data.add_option(parser)
     parser.add_argument("--repeat", type=int, default=3, help="the least CPU of so many runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    if options.data:
-        found["oracle"] = published(options.data, options.repeat)
-        large = profile_reader.read(options.data / "profiles" / "gnmt_large.txt")
+    data = published_data.locate_optional(
+        parser, options, "pipedream", "profiles", without="published models are left out"
+    )
+    if data:
+        if published_data.locate_optional(
+            parser, options, "pipedream", "oracle.json", without="published runs are left out"
+        ):
+            found["oracle"] = published(data, options.repeat)
+        large = profile_reader.read(data / "profiles" / "gnmt_large.txt")
         for name, levels in (("16", FLAT), ("4x4", NODES), ("8x2", WIDE_NODES)):
             found[f"gnmt_large {name}"] = asked(large, levels, options.repeat)
         found["gnmt_large 4x4, 16 GB"] = asked(large, NODES, options.repeat, memory=16e9)
-        found["approximation"] = approximation(options.data)
+        found["approximation"] = approximation(data)
     for name, levels in (("16", FLAT), ("4x4", NODES)):
         found[f"100 layers {name}"] = asked(layers(100), levels, options.repeat)
         found[f"inception-like {name}"] = asked(inception(11), levels, options.repeat)

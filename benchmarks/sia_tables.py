@@ -1,6 +1,6 @@
 """Sia's published results, run again: `python -m benchmarks.sia_tables`.
 
-Replays the published workloads (../shared/data/sia) on the 64-GPU cluster of the
+Replays the published workloads (docs/data.md) on the 64-GPU cluster of the
 paper's Table 3 and prints ours beside what the authors' artifact produced for the same
 files and beside the paper. By default as the artifact decides (`artifact_compat`);
 `--paper` as the paper says; `--ablations` one rule at a time; `--variants` the classes and
@@ -29,8 +29,8 @@ from slurm_elastic.simulator.results import HOUR_S, Result, mean, summary
 from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 CLUSTER = "aws:6x4,dgx-ext:2x8,rtx:3x8"
 #: Seconds between rounds, as published.
 INTERVAL_S = {"gavel": 360.0}
@@ -64,17 +64,16 @@ class Run:
     settings: tuple[tuple[str, Any], ...] = ()
     job_class: JobClass | None = None
     cluster: str = CLUSTER
-    data: str = str(DATA)
+    data: Path
 
 
 def run(task: Run) -> tuple[Run, Result]:
     """Simulate one workload."""
-    data = Path(task.data)
     cluster = cluster_text.parse(task.cluster)
     jobs = (
         hybrid(task.index)
         if task.trace == "hybrid"
-        else workload.read(data / "workloads" / task.trace / f"workload-{task.index}.csv")
+        else workload.read(task.data / "workloads" / task.trace / f"workload-{task.index}.csv")
     )
     sia = SiaConfig(artifact_compat=task.compat, **dict(task.settings))
     config = Config(
@@ -83,7 +82,7 @@ def run(task: Run) -> tuple[Run, Result]:
     )
     result = simulate(
         jobs,
-        application_profiles.read(data / "traces", jobs.applications, cluster.types),
+        application_profiles.read(task.data / "traces", jobs.applications, cluster.types),
         cluster,
         config=config,
         policy=load(config),
@@ -180,26 +179,27 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def tasks(options: argparse.Namespace) -> list[Run]:
-    """The simulations that the options ask for."""
-    data = {"data": options.data}
+def tasks(options: argparse.Namespace, folder: Path) -> list[Run]:
+    """Return the simulations that the options ask for."""
+    data: dict[str, Any] = {"data": folder}
     if options.ablations:
         return [
             run
-            for i in available(Path(options.data), "philly")
+            for i in available(folder, "philly")
             if not options.workloads or i in options.workloads
             for seed in range(options.seeds)
             for run in _ablations({"trace": "philly", "index": i, "seed": seed} | data)
         ]
-    base = {"compat": not options.paper} | data
+    base: dict[str, Any] = {"compat": not options.paper} | data
+    compared = (folder / "reference").is_dir()
     if options.variants:
         return [run for seed in range(options.seeds) for run in _variants(base, seed)]
     return [
         Run(label=f"{trace}, {policy}", trace=trace, index=i, policy=policy, seed=seed, **base)
         for trace in options.traces
         for policy in options.policies
-        for i in available(Path(options.data), trace)
-        if options.paper or reference(Path(options.data), policy, trace, i) is not None
+        for i in available(folder, trace)
+        if options.paper or not compared or reference(folder, policy, trace, i) is not None
         if not options.workloads or i in options.workloads
         for seed in range(options.seeds if policy == "sia" else 1)
     ]
@@ -249,18 +249,20 @@ def main() -> None:
     parser.add_argument("--ablations", action="store_true", help="each rule alone, on philly")
     parser.add_argument("--variants", action="store_true", help="job classes and a pipeline")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--data", default=str(DATA))
+    published_data.add_option(parser)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if not Path(options.data).is_dir():
-        parser.exit(2, f"{options.data}: no such folder; name Sia's published data with --data\n")
+    folder = published_data.locate_or_exit(parser, options, "sia", "traces", "workloads")
+    published_data.locate_optional(
+        parser, options, "sia", "reference", without="the artifact's figures are left out"
+    )
     began = time.perf_counter()
-    todo = tasks(options)
+    todo = tasks(options, folder)
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(options.processes, len(todo) or 1)) as pool:
         done = list(pool.imap(run, todo))
     labels = dict.fromkeys(task.label for task in todo)
-    rows = [compare(x, [d for d in done if d[0].label == x], Path(options.data)) for x in labels]
+    rows = [compare(x, [d for d in done if d[0].label == x], folder) for x in labels]
     if options.json:
         print(json.dumps(rows, indent=1))
         return

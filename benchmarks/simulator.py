@@ -1,9 +1,10 @@
 """CPU seconds of simulated traces, and where they go.
 
-    python -m benchmarks.simulator [WORKLOAD.csv ...] [--profiles DIR] [--cluster C] [--policy sia]
-                                   [--artifact-compat] [--clock round] [--replay TRACE] [--json]
+    python -m benchmarks.simulator [WORKLOAD.csv ...] [--profiles DIR] [--data DIR] [--cluster C]
+                                   [--policy sia] [--artifact-compat] [--clock round]
+                                   [--replay TRACE] [--json]
 
-Without a workload: `philly/workload-1.csv` of the published data (../shared/data/sia), else the
+Without a workload: `philly/workload-1.csv` of Sia's published data (docs/data.md), else the
 built-in workload of 160 jobs. Parts are exclusive of each other: `fits` are throughput fits,
 wherever they are asked for; `goodput matrix` the policy's predictions without these; `solver`
 the integer program; `policy` the rest of it; `physics` jobs making progress and choosing their
@@ -43,8 +44,8 @@ from slurm_elastic.simulator.workloads import (
 )
 from slurm_elastic.simulator.workloads.applications import describe
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 CLUSTER = "aws:6x4,dgx-ext:2x8,rtx:3x8"
 
 
@@ -52,7 +53,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("workloads", nargs="*", type=Path)
-    parser.add_argument("--profiles", type=Path, default=DATA / "traces")
+    parser.add_argument("--profiles", type=Path, help="default: Sia's published ones")
+    published_data.add_option(parser)
     parser.add_argument("--cluster", default=CLUSTER)
     parser.add_argument("--policy", default="sia")
     parser.add_argument("--artifact-compat", action="store_true")
@@ -61,7 +63,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found: list[dict[str, Any]] = []
-    for jobs, tables, cluster in _inputs(options):
+    for jobs, tables, cluster in _inputs(parser, options):
         if options.replay:
             found.append(replay(jobs, tables, cluster, options.replay))
         else:
@@ -78,15 +80,23 @@ def main() -> None:
 Inputs = tuple[Workload, dict[str, application_profiles.ApplicationProfile], cluster_text.Cluster]
 
 
-def _inputs(options: argparse.Namespace) -> list[Inputs]:
-    paths = options.workloads or [DATA / "workloads" / "philly" / "workload-1.csv"]
-    if options.workloads or paths[0].is_file():
-        cluster = cluster_text.parse(options.cluster)
-        read = [workload.read(path) for path in paths]
-        names = {name for jobs in read for name in jobs.applications}
-        tables = application_profiles.read(options.profiles, names, cluster.types)
-        return [(jobs, tables, cluster) for jobs in read]
-    return [invented()]
+def _inputs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Inputs]:
+    paths, tables_folder = options.workloads, options.profiles
+    if not paths:
+        philly = "workloads/philly/workload-1.csv"
+        data = published_data.locate_optional(
+            parser, options, "sia", philly, "traces", without="the built-in workload is taken"
+        )
+        if data is None:
+            return [invented()]
+        paths = [data / philly]
+    if tables_folder is None:
+        tables_folder = published_data.locate_or_exit(parser, options, "sia", "traces") / "traces"
+    cluster = cluster_text.parse(options.cluster)
+    read = [workload.read(path) for path in paths]
+    names = {name for jobs in read for name in jobs.applications}
+    tables = application_profiles.read(tables_folder, names, cluster.types)
+    return [(jobs, tables, cluster) for jobs in read]
 
 
 def invented(jobs: int = 160, hours: float = 8.0) -> Inputs:

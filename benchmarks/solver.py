@@ -33,9 +33,9 @@ from slurm_elastic.policies.milp.assignment_milp import (
     solve,
 )
 from slurm_elastic.policies.milp.pulp_reference import solve_reference
+from tests.support import published_data
 
 SIZES = ((64, 30), (2048, 224), (2048, 2240), (16384, 10000))
-DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "sia"
 NOT_RUNNING = 1.1
 POWER = -0.5
 GAP = 1e-4
@@ -185,14 +185,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for CBC per instance")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", type=Path, default=DATA, help="where hard_instance.json lies")
+    published_data.add_option(parser)
     parser.add_argument("--skip-cbc", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    path = args.data / "hard_instance.json"
+    folder = published_data.locate_optional(
+        parser, args, "sia", "hard_instance.json", without="rows are invented"
+    )
     programs = {}
-    if path.exists():
-        rows, programs["hard instance"] = published(path)
+    if folder:
+        rows, programs["hard instance"] = published(folder / "hard_instance.json")
     else:
         rows = invented(300, args.seed)
     for gpus, jobs in SIZES:

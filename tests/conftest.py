@@ -1,5 +1,8 @@
 """Settings of all tests."""
 
+import os
+from pathlib import Path
+
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.support.needs", "tests.support.outcomes"]
@@ -9,3 +12,12 @@ settings.register_profile(
     "project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("project")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--data", metavar="DIR", help="folder of the published data; docs/data.md")
+
+
+def pytest_configure(config):
+    if config.getoption("data"):
+        os.environ["SELASTIC_DATA"] = str(Path(config.getoption("data")).resolve())

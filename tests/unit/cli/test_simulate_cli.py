@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
+from tests.support import published_data
 
 TOP = Path(__file__).parents[3]
 WEEK = TOP / "tests" / "data" / "sacct-week.txt"
-SIA = TOP.parent / "shared" / "data" / "sia"
 KEYS = {
     "avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job", "restarts_per_job",
     "policy_ms_p50", "policy_ms_p95", "cpu_s",
@@ -210,11 +210,9 @@ def test_help_does_not_wait_for_the_simulator():
 
 
 def test_a_published_trace(run):
-    """The artifact's data, where it is at hand."""
-    if not SIA.is_dir():
-        pytest.skip("the published traces (../shared/data/sia) are not here")
+    sia = published_data.require("sia", "traces", "workloads")
     code, out, err = run(
-        "simulate", SIA / "workloads" / "philly" / "workload-1.csv", "--profiles", SIA / "traces",
+        "simulate", sia / "workloads" / "philly" / "workload-1.csv", "--profiles", sia / "traces",
         "--cluster", "aws:6x4,dgx-ext:2x8,rtx:3x8", "--policy", "fifo", "--class", "rigid",
         "--json",
     )  # fmt: skip

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.simulator.workloads import application_profiles, curve_jobs, workload
+from tests.support import published_data
 
 TOP = Path(__file__).parents[3]
 WEEK = TOP / "tests" / "data" / "sacct-week.txt"
-SIA = TOP.parent / "shared" / "data" / "sia"
 
 
 def test_generate(run, tmp_path):
@@ -44,9 +44,11 @@ def test_generate_for_a_foreign_set(run, tmp_path):
     rows = list(csv.DictReader(io.StringIO(out)))
     assert code == 0
     assert len({r["application"] for r in rows}) == 4
-    if not SIA.is_dir():
-        pytest.skip("the published traces (../shared/data/sia) are not here")
-    code, out, err = run("workload", "generate", "--profiles", SIA / "traces", "--jobs", "100")
+
+
+def test_generate_for_published_profiles(run):
+    sia = published_data.require("sia", "traces")
+    code, out, err = run("workload", "generate", "--profiles", sia / "traces", "--jobs", "100")
     assert code == 0, err
     assert "cifar10" in out
 

@@ -1,7 +1,6 @@
 """Equal to what Sia's published artifact computes (data/sia/reference/unit_vectors.json)."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,13 +9,9 @@ from slurm_elastic.models import goodput_tables, throughput
 from slurm_elastic.models.efficiency import gain
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.models.throughput import ThroughputParameters
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
-
-pytestmark = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the published profiles (../shared/data/sia) are not here"
-)
-
+DATA = published_data.require("sia", "traces", "reference/unit_vectors.json")
 TYPES = ("aws", "rtx", "dgx-ext")
 #: Micro-batches per application: least, and most on each type.
 LIMITS = {

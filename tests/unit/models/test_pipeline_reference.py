@@ -1,21 +1,24 @@
 """Equal to what PipeDream's published optimiser computes (data/pipedream/oracle.json)."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from slurm_elastic.models.pipedream import model_cuts, profile_reader
 from slurm_elastic.models.pipedream.partitioner import Level, partition
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "pipedream"
+DATA = published_data.require("pipedream")
 
-pytestmark = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the published profiles (../shared/data/pipedream) are not here"
-)
 
-CASES = json.loads((DATA / "oracle.json").read_text()) if DATA.is_dir() else []
+def cases():
+    """The runs of the original; without them one test that is skipped and says why."""
+    try:
+        path = published_data.locate("pipedream", "oracle.json") / "oracle.json"
+    except published_data.MissingDataError as error:
+        return [pytest.param(None, id="none", marks=pytest.mark.skip(str(error)))]
+    return json.loads(path.read_text())
 
 
 def read(model):
@@ -28,7 +31,7 @@ def name(case):
     return f"{case['model']}-{shape}-{speeds}-{case['activation_compression_ratio']}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=name)
+@pytest.mark.parametrize("case", cases(), ids=name)
 def test_objective_and_replication(case):
     levels = [
         Level(n, b)

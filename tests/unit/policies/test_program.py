@@ -3,7 +3,6 @@
 import doctest
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ from benchmarks import solver
 from slurm_elastic.policies.milp import assignment_milp as module
 from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, solve
 from slurm_elastic.policies.milp.pulp_reference import export, solve_reference
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
-HARD = DATA / "hard_instance.json"
-published = pytest.mark.skipif(not HARD.exists(), reason=f"needs {HARD.name} in ../shared/data/sia")
+HARD = "hard_instance.json"
 
 
 def simple(**changes):
@@ -124,9 +122,8 @@ def test_costs_that_are_masked_are_not_read():
     assert sorted(solve(simple(cost=costs, valid=valid)).choice.tolist()) == [-1, -1, 1]
 
 
-@published
 def test_the_round_on_which_the_published_solver_stalls():
-    _, program = solver.published(HARD)
+    _, program = solver.published(published_data.require("sia", HARD) / HARD)
     found = solve(program)
     assert found.objective <= 117.06
     assert found.proven
@@ -134,10 +131,9 @@ def test_the_round_on_which_the_published_solver_stalls():
     assert (program.used(found.choice) <= program.capacity).all()
 
 
-@published
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
 def test_parts_of_it_are_solved_as_by_the_reference(share):
-    _, program = solver.published(HARD)
+    _, program = solver.published(published_data.require("sia", HARD) / HARD)
     part = np.arange(0, 306, 9)
     smaller = replace(
         program,

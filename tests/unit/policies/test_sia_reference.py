@@ -5,7 +5,6 @@ The reference's allocations are carried out; in every round our policy is asked 
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +17,10 @@ from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
 from slurm_elastic.simulator.workloads.workload import Workload
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
+DATA = published_data.require("sia", "traces", "workloads", "reference")
 UNTIL_S = 7200
-pytestmark = pytest.mark.skipif(
-    not (DATA / "reference").is_dir(), reason="Sia's published data is not at ../shared/data/sia"
-)
 
 
 class Enough(Exception):  # noqa: N818 - it is no error

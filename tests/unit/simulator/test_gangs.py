@@ -18,13 +18,11 @@ from slurm_elastic.simulator.gangs.gang_results import nearest_rank
 from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
 from slurm_elastic.simulator.workloads.cluster_text import ClusterError
 from slurm_elastic.simulator.workloads.workload import WorkloadError
+from tests.support import published_data
 
-DATA = Path(__file__).parents[4] / "shared" / "data" / "dally"
 WORKLOAD = "job_id,arrival_time,model,total_iterations,time_per_iteration,max_parallelism\n"
 TABLE = "model,gpus,racks,machines,slots,s\n"
 LEASE = 3600.0
-
-published = pytest.mark.skipif(not DATA.is_dir(), reason="the published data are not here")
 
 
 @pytest.fixture
@@ -176,19 +174,19 @@ def test_what_the_command_line_refuses(small, capsys, more, error):
     assert err.count("\n") == 1
 
 
-@published
 @pytest.mark.parametrize("name", ["dally-12-24", "dally-auto24", "tiresias"])
 def test_published_runs_are_met_job_by_job(name):
+    data = published_data.require("dally", "workloads", "reference")
     policy = (
         Tiresias(published=True)
         if name == "tiresias"
         else PublishedDally(Timers.parse("auto" if "auto" in name else "12,24", lease_s=LEASE))
     )
     result = simulate_gangs(
-        read_workload(DATA / "workloads" / "p75g8.csv"), read_sites("2x4x8", slots=2),
-        read_slowdowns(DATA / "reference" / "slowdown.csv"), policy, name=name,
+        read_workload(data / "workloads" / "p75g8.csv"), read_sites("2x4x8", slots=2),
+        read_slowdowns(data / "reference" / "slowdown.csv"), policy, name=name,
     )  # fmt: skip
-    with (DATA / "reference" / f"p75g8-{name}.csv").open(newline="") as lines:
+    with (data / "reference" / f"p75g8-{name}.csv").open(newline="") as lines:
         theirs = {row["job_id"]: row for row in csv.DictReader(lines)}
     for job in result.jobs:
         row = theirs[job.name]
@@ -199,11 +197,11 @@ def test_published_runs_are_met_job_by_job(name):
         assert job.grants == tuple(int(row[t]) for t in tiers)
 
 
-@published
 def test_ours_beats_both_columns():
-    table = read_slowdowns(DATA / "reference" / "slowdown.csv")
+    data = published_data.require("dally", "workloads", "reference")
+    table = read_slowdowns(data / "reference" / "slowdown.csv")
     figures = simulate_gangs(
-        read_workload(DATA / "workloads" / "p75g8.csv"), read_sites("2x4x8", slots=2), table,
+        read_workload(data / "workloads" / "p75g8.csv"), read_sites("2x4x8", slots=2), table,
         OwnDally(table, lease_s=LEASE), name="own",
     ).summary()  # fmt: skip
     assert figures["avg_jct_h"] < 0.95 * 18.71

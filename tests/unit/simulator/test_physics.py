@@ -1,7 +1,6 @@
 """The truth about applications: look-ups, batches, and the published vectors."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,23 +17,20 @@ from slurm_elastic.simulator.workloads.application_profiles import (
 )
 from slurm_elastic.simulator.workloads.applications import describe
 from slurm_elastic.simulator.workloads.workload import SubmittedJob
-
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
+from tests.support import published_data
 
 
 @pytest.fixture(scope="module")
 def vectors():
-    if not DATA.is_dir():
-        pytest.skip("needs the published data in ../shared/data/sia")
-    return json.loads((DATA / "reference" / "unit_vectors.json").read_text())
+    data = published_data.require("sia", "reference/unit_vectors.json")
+    return json.loads((data / "reference" / "unit_vectors.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def truth():
-    if not DATA.is_dir():
-        pytest.skip("needs the published data in ../shared/data/sia")
+    data = published_data.require("sia", "traces")
     names = ("bert", "cifar10", "deepspeech2", "imagenet", "yolov3")
-    read = application_profiles.read(DATA / "traces", names, ("aws", "dgx-ext", "rtx"))
+    read = application_profiles.read(data / "traces", names, ("aws", "dgx-ext", "rtx"))
     return {name: GroundTruth(profile) for name, profile in read.items()}
 
 
@@ -196,10 +192,9 @@ def test_progress_that_cannot_be_is_an_error():
 
 def test_the_pipeline_that_the_artifact_was_made_to_run():
     """Its tables filled in by hand, the artifact took 20,796 s and 137.8 GPU h for this job."""
-    if not DATA.is_dir():
-        pytest.skip("needs the published data in ../shared/data/sia")
+    data = published_data.require("sia", "traces")
     physics = GroundTruth(
-        application_profiles.read(DATA / "traces", ("gpt_pmp",), ("rtx",))["gpt_pmp"]
+        application_profiles.read(data / "traces", ("gpt_pmp",), ("rtx",))["gpt_pmp"]
     )
     submitted = SubmittedJob(name="gpt_pmp-0", time_s=0.0, application="gpt_pmp", gpus=8, batch=384)
     described = describe(submitted, physics, cluster_text.parse("rtx:3x8"))

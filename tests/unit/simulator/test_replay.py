@@ -1,28 +1,24 @@
 """The published trace, round by round: our jobs under its allocations must be in its states."""
 
 import csv
-from pathlib import Path
-
-import pytest
 
 from benchmarks.simulator import CLUSTER, replay
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text, workload
+from tests.support import published_data
 
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "sia"
 
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the published data in ../shared/data/sia")
 def test_the_published_trace_is_followed_exactly():
-    jobs = workload.read(DATA / "workloads" / "philly" / "workload-1.csv")
+    data = published_data.require("sia", "traces", "workloads", "reference")
+    jobs = workload.read(data / "workloads" / "philly" / "workload-1.csv")
     cluster = cluster_text.parse(CLUSTER)
-    tables = application_profiles.read(DATA / "traces", jobs.applications, cluster.types)
-    found = replay(jobs, tables, cluster, DATA / "reference" / "trace-philly-1.jsonl.gz")
+    tables = application_profiles.read(data / "traces", jobs.applications, cluster.types)
+    found = replay(jobs, tables, cluster, data / "reference" / "trace-philly-1.jsonl.gz")
     assert found["records"] == 5197
     different = found["different"]
     assert different["epoch"] == different["progress"] == different["restarts"] == 0
     # Two batches of equal goodput may change places with the last bit of a fit.
     assert different["batch"] <= 5
-    with (DATA / "reference" / "sia-philly-1.csv").open(newline="") as lines:
+    with (data / "reference" / "sia-philly-1.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert {r["name"]: float(r["completion_s"]) for r in rows} == found["completion_s"]
     assert {r["name"]: float(r["gpu_seconds"]) for r in rows} == found["gpu_s"]
