@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -136,7 +137,8 @@ def _effective(size: float, m: Measurement, below: Links) -> float:
     sync_s = m.sync_s or 0.0
     count = {"spine": m.racks, "rack": m.nodes / m.racks, "node": m.gpus / m.nodes}[tier_of(m)]
     rest_s = sync_s - float(below.seconds(size, m.gpus, m.nodes, m.racks))
-    speed = float(ring_bytes(size, np.float64(count))) / max(rest_s, LEAST_PART * sync_s)
+    rest_s = max(rest_s, LEAST_PART * sync_s, sys.float_info.min)  # a product of denormals is 0
+    speed = float(ring_bytes(size, np.float64(count))) / rest_s
     return min(_FASTEST, max(_SLOWEST, speed))
 
 

@@ -11,7 +11,6 @@ import asyncio
 import dataclasses
 import json
 import random
-import sys
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,7 @@ from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import frames, munge_auth
 from tests.fuzz import inputs, scene
 from tests.fuzz.tally import Tally, drive
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "controller"))
-import ux_scene
+from tests.support import example_round as ux_scene
 
 #: bob's own job, and numbers that JSON can name.
 _JOBS = ("4722", "4711", "4700", "4711_3", "99999", "0", "4294967295")

@@ -12,11 +12,10 @@ StageLayout(stages=((0, 1), (2,)))
 ((0,), (1,), (0,), (1,))
 >>> str(layout)
 '2-1'
->>> StageLayout(((0,), (2,)))
+>>> StageLayout(((0,), (2,)))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-slurm_elastic.training.pipeline.stage_layout.LayoutError: layout 1-1 leaves out rank 1; use all from
-0
+slurm_elastic.training.pipeline.stage_layout.LayoutError: layout 1-1 leaves out rank 1; ...
 """
 
 from __future__ import annotations

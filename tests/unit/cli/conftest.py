@@ -1,14 +1,10 @@
-"""Times are those of UTC, and the scene is the one of the controller's tests."""
+"""Settings of the tests of the command line: times are shown in UTC."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from slurm_elastic.cli import main
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "controller"))
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,6 @@ from contextlib import contextmanager
 
 import click
 import pytest
-import ux_scene as scene
-from fake_desk import FakeDesk, FakeLog
-from munge import environment, munged
 
 from slurm_elastic.cli import main
 from slurm_elastic.cli.errors import SILENT
@@ -22,6 +19,9 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.server.requests import Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
+from tests.support import example_round as scene
+from tests.support.fake_controller import FakeDesk, FakeLog
+from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
 
 ME = os.getuid()

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import ux_scene as scene
 
 from slurm_elastic.cli import explain, status, usage
 from slurm_elastic.cli.errors import CliError
@@ -14,6 +13,7 @@ from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
+from tests.support import example_round as scene
 
 
 def ask(op, view=scene.VIEW, **args):

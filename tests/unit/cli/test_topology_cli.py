@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import ux_scene as scene
 
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.cli.topology import topology_command
@@ -14,6 +13,7 @@ from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.core.cluster import Allocation, Switch
 from slurm_elastic.core.plan import JobRecord, Measurement
+from tests.support import example_round as scene
 from tests.support.needs import require
 
 SETTINGS = schema.TopologySettings(

@@ -5,8 +5,6 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from desk_jobs import FakeScontrol, Log, job, transition
-
 from slurm_elastic.config.schema import Config
 from slurm_elastic.config.schema import ControllerSettings as Settings
 from slurm_elastic.controller.batch_tuning import BatchTuner
@@ -17,6 +15,7 @@ from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import JobState, Snapshot
 from slurm_elastic.core.report import Report
+from tests.support.job_records import FakeScontrol, Log, job, transition
 
 LAYERS = (("a", 0.1, 0.2, 10.0, 100.0), ("b", 0.1, 0.2, 10.0, 100.0))
 

@@ -10,7 +10,8 @@ from tests.support.needs import require
 require("python/torch")
 
 import torch  # noqa: E402
-from worlds import Esrun, Worlds  # noqa: E402
+
+from tests.support.training_runs import Esrun, Worlds  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

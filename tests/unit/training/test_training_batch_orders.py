@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-import worlds as harness
-from worlds import Esrun, Worlds
 
 from slurm_elastic.core.report import Orders
 from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.sampler import Sampler
+from tests.support import training_runs as harness
+from tests.support.training_runs import Esrun, Worlds
 
 SAMPLES, INITIAL, EPOCHS = 200, 10, 6
 SCHEDULE = EPOCHS * SAMPLES // INITIAL

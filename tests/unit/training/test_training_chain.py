@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
 
 from slurm_elastic.training.signals import STOPPED
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
 
 
 def move(worlds: Worlds, esrun: Esrun, *, size: int, until: int, notice: int, **options) -> None:

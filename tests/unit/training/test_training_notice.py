@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds, wait
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, Esrun, Worlds, wait
 
 ONCE = [Counter(range(SAMPLES))] * EPOCHS
 

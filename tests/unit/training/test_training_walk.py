@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
 
 from slurm_elastic.core.layout import LayoutText
 from slurm_elastic.job.rank_socket import AGAIN
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.signals import STOPPED
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
 
 WALK = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
 DIRECTIVE = "1-8,parallel=hybrid"

@@ -1,0 +1,356 @@
+"""Training runs of several real processes, and a stand-in for the esrun they talk to.
+
+Ranks are forked from a server that has imported torch once: they start in
+milliseconds, so that a chain of five worlds costs a second, not a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_elastic.job.launch import free_port
+from slurm_elastic.training import init
+from tests.support.kill_points import Trap, tell_pid
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["slurm_elastic.training", "torch.distributed.checkpoint", __name__]
+)
+
+SAMPLES, BATCH, EPOCHS = 70, 12, 3
+STEPS = EPOCHS * 6
+PATIENCE_S = 60.0
+#: Counts the ports taken.
+_PORTS = itertools.count()
+
+
+def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
+    """What each rank runs; `options` are those of `Worlds.start`."""
+    os.environ.update(environment)
+    # As in a job, where no fork server stands behind the data loader's workers.
+    multiprocessing.set_start_method("fork", force=True)
+    log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    attempt = options.get("attempt", 0)
+    tell_pid(out, attempt, rank)
+    trap: Trap | None = options.get("trap")
+    if trap is not None and trap.watched == rank:
+        trap.set(out, attempt)
+    else:
+        trap = None
+    epochs = options.get("epochs", EPOCHS)
+    diary = Diary(options.get("ballast", 1))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(5)
+    layers, dataset = MODELS[options.get("model", "plain")](generator, options)
+    job = init(
+        layers,
+        torch.nn.CrossEntropyLoss(),
+        OPTIMIZERS[options.get("optimizer", "adamw")],
+        dataset,
+        global_batch=BATCH,
+        epochs=epochs,
+        checkpoint_dir=out / "ckpt",
+        seed=3,
+        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs * 6),
+        micro_batch=options.get("micro_batch"),
+        workers=options.get("workers", 0),
+        checkpoint_every_s=options.get("every_s", 600.0),
+        background_saves=options.get("background", False),
+        shard=options.get("shard", False),
+        schedule=options.get("schedule", "1f1b"),
+        extra={"diary": diary} if "ballast" in options else None,
+    )
+    (out / f"pid{rank}").write_text(str(os.getpid()))
+    assert diary.steps == (job.resumed_from or 0) or "ballast" not in options
+    with (
+        (out / f"begun-rank{rank}.jsonl").open("a", buffering=1) as begun,
+        (out / f"samples-rank{rank}.jsonl").open("a", buffering=1) as samples,
+        (out / "losses.jsonl").open("a", buffering=1) as losses,
+    ):
+        for count, batch in enumerate(job, start=1):
+            line = {"step": batch.step, "epoch": batch.epoch}
+            begun.write(json.dumps(line | {"attempt": attempt, "indices": batch.indices}) + "\n")
+            if trap is not None:
+                trap.begin(count)
+            loss = job.step(batch)
+            diary.steps += 1
+            samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
+            if rank == 0:
+                where = {"world": job.world_size, "layout": job.layout}
+                losses.write(json.dumps(line | {"loss": loss} | where) + "\n")
+            time.sleep(options.get("step_s", 0.0))
+            if batch.step == options.get("signal_at") and rank == 0:
+                os.kill(os.getpid(), options["signal"])
+    job.finish()
+
+
+Parts = tuple[list[tuple[str, torch.nn.Module]], torch.utils.data.Dataset[Any]]
+
+
+def plain(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Two layers with weights, and points to classify."""
+    points = torch.randn(SAMPLES, 6, generator=generator)
+    labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
+    layers = [
+        ("front", torch.nn.Linear(6, 16)),
+        ("act", torch.nn.Tanh()),
+        ("drop", torch.nn.Dropout(options.get("dropout", 0.0))),
+        ("back", torch.nn.Linear(16, 4)),
+    ]
+    return layers, torch.utils.data.TensorDataset(points, labels)
+
+
+def narrow(generator: torch.Generator, options: dict[str, Any]) -> Parts:
+    """Two halves with many weights, and little that goes from one to the other."""
+    _, dataset = plain(generator, options)
+    halves = [("front", 6), ("back", 4)]
+    layers: list[tuple[str, torch.nn.Module]] = []
+    for name, width in halves:
+        layers += [(f"{name}_in", torch.nn.Linear(width, 200)), (f"{name}_act", torch.nn.Tanh())]
+        layers += [(f"{name}_out", torch.nn.Linear(200, 4))]
+    return layers, dataset
+
+
+class Head(torch.nn.Module):
+    """Scores of each word: by class, as the loss wants them."""
+
+    def __init__(self, weight: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden, self.weight).transpose(1, 2)
+
+
+def tied(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
+    """Nine layers whose last has the weights of the first, and words to follow."""
+    words = torch.randint(11, (SAMPLES, 4), generator=generator)
+    embedding = torch.nn.Embedding(11, 16)
+    layers: list[tuple[str, torch.nn.Module]] = [("embed", embedding)]
+    for name in ("mid1", "mid2", "mid3"):
+        layers += [(name, torch.nn.Linear(16, 16)), (f"{name}_act", torch.nn.Tanh())]
+    layers += [("norm", torch.nn.LayerNorm(16)), ("head", Head(embedding.weight))]
+    return layers, torch.utils.data.TensorDataset(words[:, :-1], words[:, 1:])
+
+
+MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
+    "plain": plain,
+    "narrow": narrow,
+    "tied": tied,
+}
+
+
+class Diary:
+    """State of the script's own; so large that a save takes a while."""
+
+    def __init__(self, kilobytes: int) -> None:
+        self.steps = 0
+        self._size = 256 * kilobytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "ballast": torch.full((self._size,), float(self.steps))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        assert bool((state["ballast"] == self.steps).all())
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd}
+
+
+class Worlds:
+    """Attempts of one training run, in one directory."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+        self.ranks: list[Any] = []
+        self.attempts = 0
+
+    def start(self, size: int, *, esrun: Esrun | None = None, **options: Any) -> None:
+        """Begin an attempt with this many ranks."""
+        port = _free_port()
+        self.attempts += 1
+        options |= {"attempt": self.attempts}
+        for rank in range(size):
+            environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
+            environment["SLURM_ELASTIC"] = options.get("directive", "")
+            # Not by monkeypatch: the server has the environment of the first test that used it.
+            environment |= options.get("environment", {})
+            if size > 1:
+                environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+                environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            if esrun is not None:
+                environment["SLURM_ELASTIC_SOCKET"] = str(esrun.path)
+            process = PROCESSES.Process(target=train, args=(rank, environment, self.out, options))
+            process.start()
+            self.ranks.append(process)
+
+    def run(self, size: int, **options: Any) -> None:
+        """A whole attempt that ends by itself."""
+        self.start(size, **options)
+        assert self.join() == [0] * size, self.log()
+
+    def join(self, timeout: float = PATIENCE_S) -> list[int | None]:
+        """The exit codes of the attempt's ranks."""
+        end = time.monotonic() + timeout
+        for process in self.ranks:
+            process.join(max(0.0, end - time.monotonic()))
+        codes = [process.exitcode for process in self.ranks]
+        self.kill()
+        return codes
+
+    def signal(self, number: int) -> None:
+        """To every rank, as Slurm does."""
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        for process in self.ranks:
+            process.join()
+        self.ranks = []
+
+    def wait_for_step(self, step: int) -> None:
+        def trouble() -> str:
+            return f"step {step}; ranks ended with {[p.exitcode for p in self.ranks]}\n{self.log()}"
+
+        wait(lambda: max(self.losses(), default=0) >= step, trouble)
+
+    def losses(self) -> dict[int, float]:
+        """By step; as last computed."""
+        return {line["step"]: line["loss"] for line in lines(self.out / "losses.jsonl")}
+
+    def sizes(self) -> list[int]:
+        """World sizes in their order."""
+        sizes = [line["world"] for line in lines(self.out / "losses.jsonl")]
+        return [b for a, b in zip([0, *sizes], sizes, strict=False) if a != b]
+
+    def layouts(self) -> list[str]:
+        """In their order."""
+        found = [line["layout"] for line in lines(self.out / "losses.jsonl")]
+        return [b for a, b in zip(["", *found], found, strict=False) if a != b]
+
+    def samples(self) -> list[Counter[int]]:
+        """How often each sample was trained on, by epoch."""
+        seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
+        for path in self.out.glob("samples-rank*.jsonl"):
+            for line in lines(path):
+                seen[line["epoch"]].update(line["indices"])
+        return seen
+
+    def log(self) -> str:
+        return "".join(p.read_text() for p in sorted(self.out.glob("rank*.err")))
+
+    def saved_steps(self) -> list[int]:
+        return sorted(int(p.name[5:]) for p in (self.out / "ckpt").glob("step_*"))
+
+
+class Esrun:
+    """The other end of `slurm_elastic.job.rank_socket`: collects reports, gives orders."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reports: list[dict[str, Any]] = []
+        self._orders: dict[str, Any] = {"seq": 0, "action": "run", "report_every_s": 0.0}
+        self._line: socket.socket | None = None
+        self._closed = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def order(self, action: str, notice: int | None = None) -> None:
+        self._orders |= {"seq": self._orders["seq"] + 1, "action": action, "notice": notice}
+        self._tell()
+
+    def tell(self, **orders: Any) -> None:
+        """Orders that stand beside what is asked: layout, batch, frozen."""
+        self._orders |= {"seq": self._orders["seq"] + 1} | orders
+        self._tell()
+
+    def wait_for(self, phase: str, **fields: Any) -> dict[str, Any]:
+        """The first report of this phase with these fields, since the last call of `forget`."""
+
+        def match() -> dict[str, Any] | None:
+            for report in list(self.reports):
+                if report["phase"] == phase and fields.items() <= report.items():
+                    return report
+            return None
+
+        return wait(match, f"{phase} {fields}; reports: {self.reports[-3:]}")
+
+    def forget(self) -> None:
+        self.reports.clear()
+
+    def close(self) -> None:
+        self._closed = True
+        with socket.socket(socket.AF_UNIX) as last:  # wakes `accept`
+            last.connect(str(self.path))
+        self._thread.join(PATIENCE_S)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            self._line, _ = self._listener.accept()
+            with self._line, self._line.makefile() as lines, contextlib.suppress(OSError):
+                self._tell()
+                for line in lines:
+                    self.reports.append(json.loads(line)["report"])
+
+    def _tell(self) -> None:
+        if self._line is not None:
+            orders = {k: v for k, v in self._orders.items() if v is not None}
+            with contextlib.suppress(OSError):
+                self._line.sendall(json.dumps({"orders": orders}).encode() + b"\n")
+
+
+def wait(what: Callable[[], Any], name: str | Callable[[], str]) -> Any:
+    """Until `what` gives something true."""
+    end = time.monotonic() + PATIENCE_S
+    while not (result := what()):
+        if time.monotonic() > end:
+            pytest.fail(f"waited in vain for {name if isinstance(name, str) else name()}")
+        time.sleep(0.02)
+    return result
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError):
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return []
+
+
+def _free_port() -> int:
+    """Below the ports that connections get: the next one of those might be this one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return free_port(20000 + worker % 8 * 1000 + next(_PORTS) % 200 * 5)

@@ -1,0 +1,213 @@
+"""What the answers say; how they are printed is tested with the command line."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.controller.queries import dispatch
+from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.plan import JobRecord
+from tests.support import example_round as scene
+
+EVERYBODY = Viewer(uid=scene.BOB, operator=False)
+ONLY_BOBS = Viewer(uid=scene.BOB, operator=False, private=True)
+
+
+def ask(op, view=scene.VIEW, viewer=EVERYBODY, **args):
+    found = dispatch.answer(op, view, viewer, args, history=scene.HISTORY, segments=scene.SEGMENTS)
+    return json.loads(json.dumps(found))  # what a script gets
+
+
+def test_every_answer_is_json_with_the_same_fields_whatever_is_known():
+    """Scripts rely on fields being there: an empty controller gives the same ones."""
+    bare = View(snapshot=scene.SNAPSHOT)
+    for op, args in (("status", {}), ("explain", {"job_ids": (4711,)}),
+                     ("show", {"job_ids": (4711,)}), ("plan", {}), ("usage", {}),
+                     ("topology", {})):  # fmt: skip
+        assert ask(op, **args).keys() == ask(op, view=bare, **args).keys()
+    rows = [ask("status", view=v)["jobs"][0] for v in (scene.VIEW, bare)]
+    assert rows[0].keys() == rows[1].keys()
+
+
+def test_fields_of_a_status_row_do_not_change():
+    (row, *_) = ask("status")["jobs"]
+    assert sorted(row) == [
+        "display_id", "elastic", "gpu_type", "gpus", "held", "job_id", "kind", "name", "partition",
+        "progress", "resizes", "samples_per_s", "state", "steps_per_s", "stopped", "transition",
+        "unmanaged_reason", "user", "waiting", "wants", "where",
+    ]  # fmt: skip
+
+
+def test_partition_counts_add_up():
+    (row,) = ask("status")["partitions"]
+    assert row["gpus"] == row["elastic"] + row["rigid"] + row["idle"] + row["unavailable"] == 24
+    assert (row["elastic"], row["rigid"], row["idle"], row["waiting"]) == (13, 8, 3, 1)
+
+
+def test_idle_gpus_of_a_drained_node_are_unavailable_not_idle():
+    nodes = tuple(
+        replace(n, available=False) if n.name == "g03" else n for n in scene.SNAPSHOT.nodes
+    )
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, nodes=nodes))
+    (row,) = ask("status", view)["partitions"]
+    assert (row["idle"], row["unavailable"]) == (0, 3)
+    assert row["gpus"] == row["elastic"] + row["rigid"] + row["idle"] + row["unavailable"]
+
+
+def test_rigid_jobs_are_listed_when_asked_for():
+    ids = [j["job_id"] for j in ask("status")["jobs"]]
+    assert ids == [4711, 4713, 4720, 4722]
+    assert 4700 in [j["job_id"] for j in ask("status", all=True)["jobs"]]
+
+
+def test_private_data_hides_other_peoples_jobs_everywhere():
+    assert [j["job_id"] for j in ask("status", viewer=ONLY_BOBS)["jobs"]] == [4722]
+    assert ask("plan", viewer=ONLY_BOBS)["changes"] == []
+    assert ask("history", viewer=ONLY_BOBS)["changes"] == []
+    assert [u["user"] for u in ask("usage", viewer=ONLY_BOBS, user="")["users"]] == []
+    with pytest.raises(NoAnswerError, match="4711 is neither running nor waiting"):
+        ask("explain", viewer=ONLY_BOBS, job_ids=(4711,))
+    assert ask("explain", viewer=ONLY_BOBS, job_ids=(4722,))["job"]["waiting"]["givers"] == []
+
+
+def test_private_data_hides_other_peoples_jobs_in_reasons_too():
+    alice = Viewer(uid=scene.ALICE, operator=False, private=True)
+    said = ask("explain", viewer=alice, job_ids=(4711,))["decision"]
+    assert said["why_not_more"] == "another job needs 4 GPUs and freed ones are kept for it"
+    assert said["reason"] == "to start another job (rigid, waiting 2 min)"
+    everything = json.dumps(ask("status", viewer=alice)) + json.dumps(ask("plan", viewer=alice))
+    assert "4722" not in everything
+    assert "bob" not in everything
+
+
+def test_private_data_hides_in_reasons_jobs_that_are_long_gone():
+    """After MinJobAge only the history knows them."""
+    rows = [{**scene.HISTORY[0], "reason": said} for said in (
+        "gives 4 GPUs so that bob's 4600 (rigid, waiting 2 min) can start",
+        "gives way to dom\\bob@site's 4600_7, as job 4601 did",
+    )]  # fmt: skip
+    alice = Viewer(uid=scene.ALICE, operator=False, private=True)
+    found = dispatch.answer("history", scene.VIEW, alice, {}, history=rows)["changes"]
+    assert [c["reason"] for c in found] == [
+        "gives 4 GPUs so that another job (rigid, waiting 2 min) can start",
+        "gives way to another job, as another job did",
+    ]
+
+
+def test_usage_nodes_and_partitions_may_be_private_too():
+    def bob(*hidden):
+        return Viewer(uid=scene.BOB, operator=False, hidden=frozenset(hidden))
+
+    def used(viewer):
+        return {u["user"] for u in ask("usage", viewer=viewer, user="")["users"]}
+
+    assert "alice" in used(bob())
+    assert "alice" not in used(bob("usage"))
+    assert "alice" in used(Viewer(uid=0, hidden=frozenset({"usage"})))
+    with pytest.raises(NoAnswerError, match="nodes are private here"):
+        ask("topology", viewer=bob("nodes"))
+    assert ask("status", viewer=bob("nodes"))["partitions"] == []
+    assert ask("status", viewer=bob("partitions"))["partitions"] == []
+    assert ask("status", viewer=bob("usage"))["partitions"] != []
+
+
+def test_operators_see_everything_in_spite_of_private_data():
+    operator = Viewer(uid=0, operator=True, private=True)
+    assert len(ask("status", viewer=operator)["jobs"]) == 4
+
+
+def test_what_gives_gpus_and_when():
+    waiting = ask("explain", job_ids=(4722,))["job"]["waiting"]
+    (giver,) = waiting["givers"]
+    assert (giver["job_id"], giver["under_way"]) == (4711, True)
+    assert giver["in_s"] == pytest.approx(2.1 + 2.0 - 0.5)
+    (planned,) = ask("explain", scene.PLANNED, job_ids=(4722,))["job"]["waiting"]["givers"]
+    assert (planned["in_s"], planned["under_way"]) == (None, False)
+
+
+def test_payback_is_the_time_at_the_new_speed_that_makes_up_for_the_loss():
+    (grow,) = [c for c in ask("plan")["changes"] if c["job_id"] == 4720]
+    assert grow["payback_s"] == pytest.approx(30.6 / 1 / 0.875)
+    (shrink,) = [c for c in ask("plan")["changes"] if c["job_id"] == 4711]
+    assert shrink["payback_s"] is None  # it gives way: nothing comes back
+
+
+def test_usage_cuts_segments_at_the_ends():
+    now = scene.NOW
+    cut = ask("usage", start=now - 1800, end=now - 600)
+    assert cut["jobs"] == [
+        {"job_id": 4640, "display_id": "4640", "user": "bob", "gpu_type": "v100",
+         "gpu_seconds": 1800.0, "seconds": 900.0, "shapes": 1},
+        {"job_id": 4711, "display_id": "4711", "user": "alice", "gpu_type": "a100",
+         "gpu_seconds": 9600.0, "seconds": 1200.0, "shapes": 1},
+    ]  # fmt: skip
+
+
+@given(st.floats(0, 7200), st.floats(0, 7200))
+def test_usage_of_two_halves_is_the_usage_of_the_whole(one, other):
+    now = scene.NOW
+    low, high = sorted((now - one, now - other))
+    middle = (low + high) / 2
+
+    def spent(start, end):
+        users = ask("usage", start=start, end=end)["users"]
+        return sum(u["gpu_seconds"] for u in users)
+
+    assert spent(low, middle) + spent(middle, high) == pytest.approx(spent(low, high), abs=1e-3)
+
+
+def test_find_understands_what_people_type():
+    tasks = tuple(replace(scene.JOBS[0], job_id=5000 + i, display_id=f"5000_{i}") for i in range(3))
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=(*scene.JOBS, *tasks)))
+    assert dispatch.find(view, "4711") == (4711,)
+    assert dispatch.find(view, "5000_2") == (5002,)
+    assert dispatch.find(view, "5000") == (5000, 5001, 5002)
+    assert dispatch.find(view, "5001") == (5001,)  # Slurm's raw id
+    assert (
+        dispatch.find(view, "99") == dispatch.find(view, "5000_9") == dispatch.find(view, "x") == ()
+    )
+    with pytest.raises(NoAnswerError, match=r"name one task, e\.g\. 5000_0, 5000_1, 5000_2"):
+        ask("explain", view, job_ids=(5000, 5001, 5002))
+
+
+def test_resizes_are_those_of_the_whole_life():
+    view = replace(scene.VIEW, resizes={4711: 12})
+    assert ask("status", view)["jobs"][0]["resizes"] == 12
+
+
+def test_an_override_is_what_the_job_wants():
+    directive = scene.job(1, "x", "alice", "3-5").directive
+    view = replace(scene.VIEW, records={4711: JobRecord(job_id=4711, override=directive)})
+    assert ask("status", view)["jobs"][0]["wants"] == "3-5"
+    assert ask("show", view, job_ids=(4711,))["override"] == "3-5"
+
+
+def test_ended_jobs_are_not_shown():
+    jobs = tuple(replace(j, state=JobState.ENDED) for j in scene.JOBS)
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    assert ask("status", view, all=True)["jobs"] == []
+
+
+def test_ten_thousand_jobs_are_answered_within_a_second():
+    """The answer is made on the thread that takes reports: it must not keep them waiting."""
+    jobs = tuple(replace(scene.JOBS[0], job_id=i, display_id=str(i)) for i in range(10_000))
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    begin = time.process_time()
+    ask("status", view)
+    assert time.process_time() - begin < 2.0
+
+
+def test_a_record_that_cannot_be_read_is_said_though_the_job_is_not_elastic():
+    why = "AdminComment: is not JSON: Expecting value"
+    jobs = tuple(
+        replace(j, submission=None, managed=False, unmanaged_reason=why) if j.job_id == 4711 else j
+        for j in scene.SNAPSHOT.jobs
+    )
+    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    job = ask("explain", view=view, job_ids=(4711,))["job"]
+    assert (job["elastic"], job["unmanaged_reason"]) == (False, why)

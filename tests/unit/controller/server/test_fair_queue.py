@@ -1,0 +1,175 @@
+"""One user floods the real server; another's report and his polls are as if nobody did."""
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from slurm_elastic.controller.server import socket_server
+from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
+from tests.support.api_server import ask, serving
+from tests.support.fake_controller import ALICE, BOB, FakeDesk, FakeLog, PlainSeals
+
+REPORT = {"job_id": 4711, "run": 0, "phase": "training"}
+
+
+class SlowDesk(FakeDesk):
+    """Questions take a while."""
+
+    def question(self, uid, op, args):
+        time.sleep(0.02)
+        return super().question(uid, op, args)
+
+
+class SlowSeals(PlainSeals):
+    """So does munge."""
+
+    def open(self, frame):
+        time.sleep(0.01)
+        return super().open(frame)
+
+
+class Flood:
+    """bob keeps 200 connections busy, each with the next request as soon as one is answered."""
+
+    def __init__(self, server, request, count=200):
+        body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, **request}}).encode()
+        self.frame, self.where = struct.pack("!I", len(body)) + body, server.address
+        self.count, self.sent, self.ends = count, 0, threading.Event()
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()))
+        self.thread.start()
+        while self.sent < self.count:
+            time.sleep(0.01)
+        return self
+
+    async def run(self):
+        await asyncio.gather(*(self.one() for _ in range(self.count)))
+
+    async def one(self):
+        while not self.ends.is_set():
+            reader, writer = await asyncio.open_connection(*self.where)
+            writer.write(self.frame)
+            self.sent += 1
+            await reader.read()
+            writer.close()
+
+    def __exit__(self, *_):
+        self.ends.set()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("rate", [1e6, 5.0])
+@pytest.mark.parametrize("op", ["status", "nonsense"])
+def test_a_flood_leaves_anothers_report_unaffected(rate, op):
+    """bob's 200 questions take 4 s of the desk; alice's report waits for one of them at most."""
+    desk, log = SlowDesk(), FakeLog()
+    with serving(desk, log, PlainSeals(), rate=rate) as server, Flood(server, {"op": op}):
+        before = len(desk.asked)
+        for _ in range(3):
+            assert ask(server, ALICE, "report", report=REPORT)["orders"]["action"] == "run"
+        assert len(desk.reports) == 3
+        # Not a matter of speed: had she stood behind bob's, all of them had come first.
+        assert len(desk.asked) - before < 30
+    assert len(log.texts("warning")) < 10, "refusals do not flood the log"
+
+
+def test_who_has_many_requests_open_is_told_so(monkeypatch):
+    monkeypatch.setattr(socket_server, "_MAX_OPEN", 3)
+    desk, replies = SlowDesk(), []
+    with serving(desk, FakeLog(), PlainSeals()) as server:
+        callers = [
+            threading.Thread(target=lambda: replies.append(ask(server, BOB, "status")))
+            for _ in range(30)
+        ]
+        for caller in callers:
+            caller.start()
+        assert "error" not in ask(server, ALICE, "status")
+        for caller in callers:
+            caller.join()
+        refused = [r for r in replies if r.get("code") == "rate"]
+        assert 0 < len(refused) < 30
+        assert "too many requests open at once" in refused[0]["error"]
+        assert "error" not in ask(server, BOB, "status"), "afterwards he is heard again"
+        assert not server._open
+
+
+def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
+    monkeypatch.setattr(socket_server, "_MAX_POLLS", 2)
+    poll = {"job_id": 4722, "run": 0, "seen": 0}
+    with serving(FakeDesk(), FakeLog(), PlainSeals()) as server:
+        waiting = [
+            threading.Thread(target=lambda: ask(server, BOB, "orders", **poll, wait_s=2))
+            for _ in range(2)
+        ]
+        for caller in waiting:
+            caller.start()
+        while server._polls[BOB] < 2:
+            time.sleep(0.01)
+        assert ask(server, BOB, "orders", **poll)["code"] == "rate"
+        assert "orders" in ask(server, ALICE, "orders", job_id=4711, run=0, seen=-1)
+        for caller in waiting:
+            caller.join()
+
+
+def test_frames_that_wait_for_munge_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(socket_server, "_MAX_BYTES", 2000)
+    body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, "op": "x" * 900}}).encode()
+    with serving(FakeDesk(), FakeLog(), SlowSeals()) as server:
+        socks = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
+        for sock in socks:
+            sock.sendall(struct.pack("!I", len(body)) + body)
+        answers = [sock.recv(1) for sock in socks]
+        assert b"" in answers
+        for sock in socks:
+            sock.close()
+        assert ask(server, ALICE, "ping")["protocol"] == 1
+        assert not server._bytes
+
+
+def test_strangers_that_munge_does_not_know_cost_their_own_address_only():
+    """Lines before munge are by address: here the other address is ::1's, of the same host."""
+    order = []
+
+    async def act():
+        turns = FairQueue(1, most=1000)
+
+        async def one(who):
+            async with turns.of(who):
+                order.append(who)
+                await asyncio.sleep(0)
+
+        flood = [asyncio.create_task(one("10.0.0.1")) for _ in range(100)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*flood, *(one("10.0.0.2") for _ in range(3)))
+
+    asyncio.run(act())
+    assert [i for i, who in enumerate(order) if who == "10.0.0.2"][-1] < 10
+
+
+def test_turns_are_given_on_when_somebody_leaves():
+    async def act():
+        turns = FairQueue(1, most=2)
+        async with turns.of("a"):
+            first, second = (asyncio.create_task(enter(turns, "b")) for _ in range(2))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError):
+                await enter(turns, "b")
+            first.cancel()
+            await asyncio.sleep(0)
+            assert turns.waiting("b") == 1
+        second.cancel()  # its turn has come, and it is gone
+        await asyncio.gather(first, second, return_exceptions=True)
+        await asyncio.wait_for(enter(turns, "c"), 5)
+        assert turns.waiting("b") == turns.waiting("c") == 0
+
+    async def enter(turns, who):
+        async with turns.of(who):
+            pass
+
+    asyncio.run(act())

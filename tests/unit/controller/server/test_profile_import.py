@@ -1,0 +1,134 @@
+"""A profile that its owner sends: what it changes, and what it cannot."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.controller.server import profile_import
+from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.core.report import Report
+from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed, to_body
+from tests.support.job_records import job
+
+NODES = tuple(Node(name=f"n{i}", gpu_type="a100", gpus=4) for i in (1, 2))
+
+
+def configured(gpus, nodes=1, *, waits=0.0, kind="a100", compute=0.5, prep=0.1):
+    return Configured(
+        gpu_type=kind, nodes=nodes, gpus=gpus, batch=16, repeats=3, compute=Timed(compute, 0.01),
+        interconnect=Timed(waits if nodes == 1 else 0.0),
+        network=Timed(waits if nodes > 1 else 0.0),
+        prep=Timed(prep, 0.01), fetch=Timed(9.0, 0.1),
+    )  # fmt: skip
+
+
+def body(*configurations, **fields):
+    rows = configurations or (configured(1), configured(4, waits=0.2), configured(4, 2, waits=1.0))
+    return to_body(StepProfile(configurations=rows, application="", **fields))
+
+
+def waiting(user="alice", name="net", job_id=7):
+    return job(job_id=job_id, name=name, user=user, directive="1-8")
+
+
+def record(book, of):
+    return book.records(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)), {})[of.job_id]
+
+
+def test_a_job_that_has_not_run_is_known_by_its_profile():
+    book, of = JobStore(Ledger(":memory:")), waiting()
+    assert record(book, of).learned is None
+    lesson, text = profile_import.lesson(body(), {"a100"})
+    assert text == "3 configurations learned"
+    book.teach(of, lesson)
+    known = record(book, of)
+    seen = {(m.gpus, m.nodes): m for m in known.measurements}
+    assert set(seen) == {(1, 1), (4, 1)}  # which racks two nodes were in is not in a profile
+    assert (seen[4, 1].compute_s, seen[4, 1].sync_s) == (0.5, pytest.approx(0.2))
+    assert seen[4, 1].samples_per_s == pytest.approx(4 * 16 / 0.8)
+    assert [t.single for t in known.learned.application.types] == [pytest.approx(16 / 0.6)]
+    lesson, _ = profile_import.lesson(body(), {"a100"})
+    found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in lesson.points.values()}
+    assert found == {
+        (1, 1): (0.6, 0.6), (4, 1): pytest.approx((0.8, 0.6)), (4, 2): pytest.approx((1.6, 0.6)),
+    }  # fmt: skip
+
+
+def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
+    book, of = JobStore(Ledger(":memory:")), waiting()
+    for other in (waiting(user="bob", job_id=8), waiting(name="other", job_id=9)):
+        book.teach(of, profile_import.lesson(body(), {"a100"})[0])
+        assert record(book, other).learned is None
+        assert record(book, other).measurements == ()
+    held = Allocation.of("a100", {"n1": 1})
+    runs = job(
+        job_id=7, name="net", directive="1-8", allocation=held, state=JobState.RUNNING, gpus=1
+    )
+    said = Report(
+        job_id=7, run=0, phase="training", gpus=1, global_batch=16, step_time_s=2.0,
+        steps_measured=10, micro_batch=16, accumulation=0, micro_step_s=2.0, initial_batch=16,
+    )  # fmt: skip
+    book.take(said, runs, 1.0)
+    (own,) = record(book, runs).measurements
+    assert own.samples_per_s == pytest.approx(8.0)
+
+
+def test_it_survives_a_restart(tmp_path):
+    path, of = tmp_path / "ledger", waiting()
+    book = JobStore(Ledger(path))
+    book.teach(of, profile_import.lesson(body(), {"a100"})[0])
+    book.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
+    known = record(JobStore(Ledger(path)), of)
+    assert len(known.measurements) == 2
+    assert known.learned.application.batch == 64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (None, "profile: the file: an object"),
+        ([], "profile: the file"),
+        ({}, "profile is None"),
+        (body() | {"configurations": 7}, "configurations"),
+        (body(configured(1, kind="b200")), r"no configuration on a GPU type.*a100"),
+        (body(configured(1, compute=1e9)), "no configuration"),
+    ],
+)
+def test_what_is_no_profile_is_refused_in_one_line(wrong, line):
+    with pytest.raises(RequestRefusedError, match=line) as caught:
+        profile_import.lesson(wrong, {"a100"})
+    assert "\n" not in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = ("profile", "application", "configurations", "layers")
+INNER = ("gpu_type", "nodes", "gpus", "batch", "repeats", "compute", "interconnect", "prep")
+
+
+@given(st.sampled_from(FIELDS + INNER), JSON)
+def test_whatever_is_sent_is_learned_or_refused(name, value):
+    sent = json.loads(json.dumps(body()))
+    (sent if name in FIELDS else sent["configurations"][1])[name] = value
+    try:
+        lesson, _ = profile_import.lesson(sent, {"a100"})
+    except RequestRefusedError:
+        return
+    again = type(lesson).from_body(json.loads(json.dumps(lesson.to_body())))
+    assert list(again.points) == list(lesson.points)  # the ledger can hold it
+    assert again.shapes == lesson.shapes
+
+
+def test_a_large_profile_is_bounded():
+    rows = [configured(g) for g in range(1, 400)]
+    lesson, _ = profile_import.lesson(body(*rows), {"a100"})
+    assert len(lesson.points) <= 128
+    assert len(lesson.shapes) <= 128

@@ -1,0 +1,369 @@
+"""What reports teach: believed times, applications that share, and what survives."""
+
+import contextlib
+import json
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_elastic.config import schema
+from slurm_elastic.controller.state import ledger as ledgers
+from slurm_elastic.controller.state import ledger_schema
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.observation_store import estimated, measured
+from slurm_elastic.controller.state.observations import Observations, ObservedTime
+from slurm_elastic.core.application import JobClass, Noise
+from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
+from slurm_elastic.core.report import Report
+from slurm_elastic.models.goodput import GoodputModel
+from tests.support.job_records import job
+
+NODES = tuple(
+    Node(name=name, gpu_type=kind, gpus=4)
+    for name, kind in (("n1", "a100"), ("n2", "a100"), ("n3", "v100"))
+)
+STATED = schema.parse("[speedup]\ntypes = { a100 = 3.0 }")
+SHARING = schema.parse("[sia]\nshare = true")
+
+
+@pytest.fixture
+def ledger():
+    return Ledger(":memory:")
+
+
+@pytest.fixture
+def book(ledger):
+    return JobStore(ledger, STATED)
+
+
+def snapshot(*jobs, at=1000.0):
+    return Snapshot(time=at, nodes=NODES, jobs=jobs)
+
+
+def running(job_id=7, *, kind="a100", gpus=1, **fields):
+    node = "n3" if kind == "v100" else "n1"
+    return job(job_id=job_id, name="net", allocation=Allocation.of(kind, {node: gpus}),
+               state=JobState.RUNNING, gpus=gpus, **fields)  # fmt: skip
+
+
+def report(job_id=7, **fields):
+    values = {"job_id": job_id, "run": 0, "phase": "training", "gpus": 1, "global_batch": 64,
+              "step_time_s": 0.64, "steps_measured": 10, "micro_batch": 64, "accumulation": 0,
+              "micro_step_s": 0.64, "initial_batch": 64}  # fmt: skip
+    return Report(**(values | fields))
+
+
+def learned(book, of):
+    return book.records(snapshot(of), {})[of.job_id].learned
+
+
+# --- times ---
+
+
+def test_nothing_is_known_before_somebody_said_what_the_batch_is(book):
+    assert learned(book, running()) is None
+
+
+def test_a_step_without_its_accumulation_is_observed(book):
+    of = running(gpus=2)
+    book.take(report(gpus=2, step_time_s=1.0, accumulation=3, micro_batch=8, micro_step_s=0.2),
+              of, 0.0)  # fmt: skip
+    (seen,) = learned(book, of).observations
+    assert (seen.gpu_type, seen.nodes, seen.gpus, seen.micro_batch) == ("a100", 1, 2, 8)
+    assert (seen.step_s, seen.micro_step_s) == pytest.approx((0.4, 0.2))
+
+
+def test_only_times_of_the_present_shape_and_attempt_count(book):
+    of = running()
+    for lie in ({"gpus": 4}, {"run": 5}, {"steps_measured": 2}, {"step_time_s": None}):
+        book.take(report(**lie), of, 0.0)
+        known = learned(book, of)
+        assert known is None or known.observations == ()
+        book = JobStore(Ledger(":memory:"), STATED)
+
+
+def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed(book):
+    of = running()
+    book.take(report(), of, 0.0)
+    first = learned(book, of)
+    for step_s in (0.65, 0.62, 0.66, 0.63, 1.5, 0.64):  # one outlier is none
+        assert not book.take(report(step_time_s=step_s, micro_step_s=step_s), of, 0.0)
+        assert learned(book, of) is first
+    for _ in range(5):
+        book.take(report(step_time_s=0.8, micro_step_s=0.8), of, 0.0)
+    assert learned(book, of).observations[0].step_s == pytest.approx(0.8)
+
+
+def test_times_that_change_all_the_time_are_passed_on_now_and_then(book):
+    """A fit may cost a tenth of a second, and users have many jobs."""
+    of, seen = running(), []
+    for i in range(100):
+        batch = 64 + i
+        book.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+        seen.append(book.records(snapshot(of, at=1000.0 + i), {})[7].learned)
+    assert len({id(known) for known in seen}) == 1 + 5 + 1
+    assert book.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 163
+    book.command(of, override="1-2")  # what people decide counts at once
+    book.take(report(global_batch=7, micro_batch=7), of, 0.0)
+    assert book.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 7
+
+
+def test_a_new_configuration_is_news(book):
+    of = running()
+    assert book.take(report(), of, 0.0)
+    assert not book.take(report(), of, 0.0)
+    assert book.take(report(micro_batch=32, accumulation=1, micro_step_s=0.3), of, 0.0)
+
+
+def test_a_library_that_measures_nothing_of_this_is_understood(book):
+    of = running(gpus=2)
+    old = Report(job_id=7, run=0, phase="training", gpus=2, global_batch=64, step_time_s=0.5,
+                 steps_measured=10)  # fmt: skip
+    book.take(old, of, 0.0)
+    (seen,) = learned(book, of).observations
+    assert (seen.micro_batch, seen.step_s, seen.micro_step_s) == (32, 0.5, 0.5)
+
+
+def test_a_report_without_a_step_looked_into_waits_for_the_next(book):
+    of = running()
+    book.take(report(micro_step_s=None), of, 0.0)
+    assert learned(book, of).observations == ()
+    book.take(report(micro_step_s=0.32), of, 0.0)
+    for _ in range(5):
+        book.take(report(step_time_s=1.28, micro_step_s=None), of, 0.0)
+    (seen,) = learned(book, of).observations
+    assert (seen.step_s, seen.micro_step_s) == pytest.approx((1.28, 0.64))
+
+
+def test_noise_is_kept_until_it_differs(book):
+    of = running()
+    book.take(report(grad_sqr=2.0, grad_var=8.0), of, 0.0)
+    book.take(report(grad_sqr=2.1, grad_var=8.1), of, 0.0)
+    assert learned(book, of).noise == Noise(2.0, 8.0)
+    book.take(report(grad_sqr=1.0, grad_var=8.0), of, 0.0)
+    assert learned(book, of).noise == Noise(1.0, 8.0)
+    book.take(report(grad_sqr=0.0, grad_var=0.0), of, 0.0)
+    assert learned(book, of).noise == Noise(1.0, 8.0)
+
+
+# --- the application ---
+
+
+def test_a_fixed_batch_scales_strongly_and_a_fixed_size_is_rigid(book):
+    for directive, expected in (("1-8", JobClass.STRONG_SCALING), ("4-4", JobClass.RIGID)):
+        of = running(directive=directive)
+        book.take(report(max_micro_batch=16, application="resnet"), of, 0.0)
+        known = learned(book, of).application
+        assert known.job_class is expected
+        assert (known.name, known.batch, known.max_batch, known.initial_batch) == (
+            ("resnet", 64, 64, 64)
+        )
+        assert [(t.gpu_type, t.least, t.most) for t in known.types] == [
+            ("a100", 1, 16), ("v100", 1, 16)]  # fmt: skip
+
+
+def test_types_that_a_directive_leaves_out_cannot_run_it(book):
+    of = running(directive="1-8,types=a100")
+    book.take(report(), of, 0.0)
+    assert [t.gpu_type for t in learned(book, of).application.types] == ["a100"]
+
+
+def test_a_type_never_run_on_is_worth_what_the_configuration_says(book):
+    of = running()
+    book.take(report(), of, 0.0)
+    single = {t.gpu_type: t.single for t in learned(book, of).application.types}
+    assert single == pytest.approx({"a100": 100.0, "v100": 100.0 / 3})
+
+
+def test_a_rigid_job_has_a_rate_on_every_type(book):
+    of = running(directive="2-2", gpus=2)
+    book.take(report(gpus=2, micro_batch=32, step_time_s=0.5, micro_step_s=0.4), of, 0.0)
+    rate = {t.gpu_type: t.rate for t in learned(book, of).application.types}
+    assert rate == pytest.approx({"a100": 128.0, "v100": 128.0 / 3})
+
+
+def test_the_next_job_knows_what_each_type_is_worth(book, ledger):
+    one, other = running(1, kind="a100"), running(2, kind="v100")
+    book.take(report(1), one, 0.0)
+    book.take(report(2), other, 0.0)
+    book.observe(snapshot(one, other))
+    for again in (book, JobStore(ledger, STATED), JobStore(ledger, SHARING)):
+        waits = job(job_id=3, name="net")
+        known = learned(again, waits)
+        assert {t.gpu_type: t.single for t in known.application.types} == pytest.approx(
+            {"a100": 100.0, "v100": 100.0})  # fmt: skip
+        assert len(known.observations) == (2 if again.learning.config is SHARING else 0)
+
+
+def test_nobody_learns_from_another_user_or_name(book):
+    book.take(report(1), running(1), 0.0)
+    assert learned(book, job(job_id=2, name="net", user="bob")) is None
+    assert learned(book, job(job_id=2, name="other")) is None
+
+
+def test_scripts_of_one_name_may_say_what_they_train(book):
+    one, other = running(1), running(2)
+    book.take(report(1, application="big", step_time_s=6.4, micro_step_s=6.4), one, 0.0)
+    book.take(report(2, application="small"), other, 0.0)
+    assert learned(book, one).application.types[0].single == pytest.approx(10.0)
+    assert learned(book, other).application.types[0].single == pytest.approx(100.0)
+
+
+def test_another_model_under_the_same_name_starts_anew():
+    book = JobStore(Ledger(":memory:"), SHARING)
+    book.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
+    book.take(report(1), running(1), 0.0)
+    of = running(2)
+    book.take(report(2, step_time_s=9.0, micro_step_s=9.0), of, 0.0)
+    assert [o.step_s for o in learned(book, of).observations] == [9.0]
+
+
+def test_an_earlier_jobs_times_give_way_to_the_jobs_own():
+    book = JobStore(Ledger(":memory:"), SHARING)
+    book.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
+    of = running(2)
+    book.take(report(2), of, 0.0)
+    assert [o.gpus for o in learned(book, of).observations] == [2, 1]
+    of = running(2, gpus=2)
+    book.take(report(2, gpus=2, micro_batch=32, step_time_s=1.0), of, 0.0)
+    assert [o.step_s for o in learned(book, of).observations] == [1.0, 0.64]
+
+
+def point(kind, micro_batch, rate):
+    return ObservedTime(kind, 1, 1, micro_batch, micro_batch / rate, micro_batch / rate)
+
+
+def test_types_are_compared_at_like_batches():
+    points = [point("a", 8, 80.0), point("a", 64, 160.0), point("b", 8, 40.0)]
+    assert measured(points) == pytest.approx({"a": 80.0, "b": 40.0})
+    assert measured([*points[:2], point("b", 60, 70.0)]) == pytest.approx({"a": 160.0, "b": 70.0})
+    assert measured([]) == {}
+
+
+def test_stated_ratios_fill_in():
+    stated = {"a": 2.0, "c": 8.0}
+    assert estimated([], ["a", "b"], stated, earlier={}) == {"a": 2.0, "b": 1.0}
+    known = estimated([point("a", 8, 100.0)], ["a", "b", "c"], stated, earlier={"b": 70.0})
+    assert known["a"] == pytest.approx(100.0)
+    assert known["b"] == 70.0
+    assert known["c"] == pytest.approx(8 * (50.0 * 70.0) ** 0.5)
+
+
+# --- what survives ---
+
+
+def test_it_survives_a_restart(book, ledger):
+    of = running()
+    book.take(report(grad_sqr=1.0, grad_var=2.0, max_micro_batch=16), of, 0.0)
+    book.observe(snapshot(of))
+    again = JobStore(ledger, STATED)
+    assert learned(again, of) == learned(book, of)
+
+
+def test_resizes_are_counted_in_the_record(book):
+    of = running()
+    book.command(of, resizes=3)
+    assert book.records(snapshot(of), {})[7].resizes == 3
+
+
+def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    speeds = {"a": {"gpu_type": "a100", "gpus": 2, "nodes": 1, "samples_per_s": 400.0, "steps": 9},
+              "b": {"gpu_type": "v100", "gpus": 1, "nodes": 1, "samples_per_s": 50.0, "steps": 9},
+              "c": 5}  # fmt: skip
+    record = json.dumps({"job_id": 1, "measurements": speeds})
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{ledger_schema.VERSIONS[0]} PRAGMA user_version = 1;")
+        db.execute("INSERT INTO jobs VALUES ('1@1', 1, 1.0, ?)", (record,))
+        db.execute(
+            "INSERT INTO segments VALUES "
+            "('1@1', 1, 'alice', 'net', 0, 'a100', 2, 'n1:2', 1.0, NULL)"
+        )
+        db.commit()
+    for _ in range(2):  # the second time it is of this version
+        ledger = Ledger(path)
+        book = JobStore(ledger, STATED)
+        of = running(2, kind="v100")
+        book.take(report(2, application="typed", step_time_s=1.28, micro_step_s=1.28), of, 0.0)
+        known = {t.gpu_type: t.single for t in learned(book, of).application.types}
+        assert known == pytest.approx({"a100": 200.0, "v100": 50.0})
+        ledger.close()
+
+
+def test_names_without_end_do_not_fill_the_ledger(ledger, monkeypatch):
+    monkeypatch.setattr(ledgers, "APPLICATIONS", 3)
+    for i in range(6):
+        ledger.put_application("alice", f"n{i}", "", {})
+    ledger.put_application("bob", "n", "", {})
+    left = [i for i in range(6) if ledger.applications("alice", f"n{i}")]
+    assert left == [3, 4, 5]
+    assert "" in ledger.applications("bob", "n")
+    ledger.forget(4e9, keep_days=90, keep_mb=1024)
+    assert ledger.applications("bob", "n") == {}
+
+
+def test_statements_without_end_do_not_fill_the_memory(book):
+    of = running()
+    for i in range(100):
+        book.take(report(application=f"a{i}"), of, 0.0)
+    assert len(book.learning._of(of)) == 20
+    assert learned(book, of).application.name == "a99"
+
+
+def test_configurations_without_end_do_not_fill_a_record(book):
+    of = running()
+    for batch in range(1, 400):
+        book.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+    assert len(learned(book, of).observations) == 128
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+rows = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpu_type": st.just("a100") | json_values,
+        **{n: st.integers(1, 9) | json_values for n in ("nodes", "gpus", "micro_batch")},
+        **{n: st.floats(1e-6, 9) | json_values for n in ("step_s", "micro_step_s")},
+        "recent": json_values,
+    },
+)
+
+
+@given(json_values | st.fixed_dictionaries({}, optional={
+    "points": st.lists(rows, max_size=3) | json_values, "noise": json_values, "rates": json_values,
+    "batch": json_values, "stated": json_values}))  # fmt: skip
+def test_whatever_lies_in_the_ledger_is_read_or_left_out(body):
+    lesson = Observations.from_body(body)
+    assert Observations.from_body(lesson.to_body()) == lesson
+
+
+reports = st.fixed_dictionaries(
+    {"gpus": st.sampled_from([1, 2, 4])},
+    optional={
+        **{n: st.none() | st.integers(0, 2**31) | st.integers(0, 64)
+           for n in ("global_batch", "micro_batch", "accumulation", "initial_batch",
+                     "max_micro_batch")},
+        **{n: st.none() | st.floats(0, 1e6) for n in ("step_time_s", "micro_step_s")},
+        **{n: st.none() | st.floats(0, 1e30) for n in ("grad_sqr", "grad_var")},
+    },
+)  # fmt: skip
+
+
+@given(st.lists(reports, max_size=4), st.sampled_from(["1-8", "4-4", "2-8,unit=2"]), st.booleans())
+def test_no_report_makes_a_model_impossible(told, directive, share):
+    book = JobStore(Ledger(":memory:"), SHARING if share else STATED)
+    for i, fields in enumerate(told):
+        of = running(i % 2, gpus=fields["gpus"], directive=directive)
+        book.take(Report.from_wire(report(i % 2, **fields).to_wire()), of, 0.0)
+    for of in (running(0, directive=directive), job(job_id=9, name="net", directive=directive)):
+        known = learned(book, of)
+        if known is not None:
+            model = GoodputModel.of(known)
+            assert all(v >= 0 for v in model.goodputs("v100", 1, [2, 4]))

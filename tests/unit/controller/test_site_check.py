@@ -1,0 +1,178 @@
+"""`selastic check` on the settings of a real slurmctld, whole and spoilt."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.config.schema import Config, parse
+from slurm_elastic.controller.site_check import Facts, check, lines
+from slurm_elastic.slurm import slurm_settings
+from slurm_elastic.slurm.slurm_settings import SlurmSite
+
+SCONTROL = (Path(__file__).parents[2] / "data" / "scontrol_show_config.txt").read_text()
+SETTINGS = slurm_settings.parse_settings(SCONTROL)
+
+GOOD = Facts(
+    site=SlurmSite(
+        settings=SETTINGS,
+        switches=True,
+        admin_level="Operator",
+        plugstack=("optional elastic.so",),
+    ),
+    config=Config(),
+    policies=("fair", "sia"),
+    controller={"version": "0.1.0", "mode": "act", "account": "selastic", "pyslurm": "24.11.0",
+                "slowest_save_s": 2.0, "slowest_job": "4711"},
+)  # fmt: skip
+
+
+def spoilt(**settings):
+    return replace(GOOD, site=replace(GOOD.site, settings={**SETTINGS, **settings}))
+
+
+def test_settings_are_read_as_slurm_prints_them():
+    assert SETTINGS["KillWait"] == "30 sec"
+    assert SETTINGS["AuthInfo"] == ""
+    assert SETTINGS["SLURM_VERSION"] == "24.11.5"
+    assert slurm_settings.seconds(SETTINGS["MinJobAge"]) == 300
+    assert slurm_settings.options(SETTINGS["SchedulerParameters"])["bf_interval"] == "5"
+
+
+def test_a_good_site_has_nothing_to_mend():
+    assert check(GOOD) == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "severity", "words"),
+    [
+        ({"KillWait": "10 sec"}, "warning", "KillWait=10 leaves jobs little time"),
+        ({"JobRequeue": "0"}, "warning", "JobRequeue=0 makes Slurm refuse"),
+        ({"AuthInfo": "cred_expire=30"}, "error", "cred_expire=30 lets Slurm restart"),
+        ({"AuthInfo": "socket=/x,cred_expire=3600"}, "warning", "cred_expire=3600 keeps jobs"),
+        ({"MinJobAge": "2 sec"}, "warning", "MinJobAge=2 makes Slurm forget"),
+        ({"SchedulerParameters": "bf_interval=300"}, "warning", "bf_interval=300 lets"),
+        ({"SchedulerParameters": "defer,bf_continue"}, "warning", "defer keeps Slurm from"),
+        ({"SchedulerType": "sched/builtin"}, "warning", "plans nothing ahead"),
+        ({"AccountingStorageTRES": "cpu,mem"}, "warning", "lacks gres/gpu"),
+        ({"JobSubmitPlugins": ""}, "error", "JobSubmitPlugins lacks lua"),
+        ({"JobSubmitPlugins": "all_partitions"}, "error", "JobSubmitPlugins lacks lua"),
+        ({"GresTypes": ""}, "error", "GresTypes has no gpu"),
+        ({"SelectType": "select/linear"}, "error", "cannot hand out single GPUs"),
+        ({"OverTimeLimit": "UNLIMITED"}, "warning", "OverTimeLimit=UNLIMITED lets jobs run past"),
+        ({"PrivateData": "jobs,usage"}, "info", "PrivateData=jobs is obeyed"),
+        ({"PrologSlurmctld": "/x"}, "warning", "runs at every resize"),
+        ({"CompleteWait": "32 sec"}, "warning", "CompleteWait=32 delays every resize"),
+    ],
+)  # fmt: skip
+def test_each_bad_setting_is_found_and_nothing_else(setting, severity, words):
+    (finding,) = check(spoilt(**setting))
+    assert finding.severity == severity
+    assert words in str(finding)
+    assert finding.remedy
+
+
+def test_harmless_settings_are_not_complained_about():
+    for setting in (
+        {"AuthInfo": "cred_expire=120"},
+        {"MinJobAge": "0 sec"},
+        {"SchedulerParameters": ""},
+        {"OverTimeLimit": "5 min"},
+        {"JobSubmitPlugins": "all_partitions,lua"},
+    ):
+        assert check(spoilt(**setting)) == ()
+
+
+def test_kill_wait_against_the_slowest_checkpoint():
+    slow = {**GOOD.controller, "slowest_save_s": 44.0}
+    (finding,) = check(replace(GOOD, controller=slow))
+    assert list(lines((finding,))) == [
+        (
+            "error: KillWait=30 is shorter than the slowest measured checkpoint (44 s, job 4711):"
+            " set KillWait=60 or notice=60 in the directive"
+        )
+    ]
+
+
+def test_the_plugin():
+    absent = replace(GOOD.site, plugstack=(), plugstack_error="/etc/slurm/plugstack.conf: x")
+    found = check(replace(GOOD, site=absent))
+    assert [f.subject for f in found] == ["plugstack.conf", "JobFileAppend=0"]
+    required = replace(GOOD.site, plugstack=("required /usr/lib/elastic.so",))
+    (finding,) = check(replace(GOOD, site=required))
+    assert "drains every node" in finding.harm
+
+
+def test_plugstack_includes_are_followed(tmp_path):
+    (tmp_path / "plugstack.conf").write_text(
+        f"# include nothing\ninclude {tmp_path}/conf.d/*.conf\noptional other.so a=b # why\n"
+    )
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "elastic.conf").write_text("optional elastic.so\n")
+    (tmp_path / "conf.d" / "loop.conf").write_text(f"include {tmp_path}/plugstack.conf\n")
+    found, error = slurm_settings._plugstack(tmp_path / "plugstack.conf")
+    assert "optional elastic.so" in found
+    assert error == ""
+    assert (
+        slurm_settings._plugstack(tmp_path / "none")[1]
+        == f"{tmp_path}/none: No such file or directory"
+    )
+
+
+def test_rights_of_the_account():
+    def found(level, mode="act", **settings):
+        config = parse(f'[controller]\nmode = "{mode}"')
+        bare = replace(GOOD.site, admin_level=level, settings={**SETTINGS, **settings})
+        return [(f.severity, f.remedy) for f in check(replace(GOOD, site=bare, config=config))]
+
+    grant = "sacctmgr modify user selastic set adminlevel=Operator"
+    assert found("None") == [("error", grant)]
+    assert found("None", mode="observe") == [("warning", grant)]
+    assert found("Administrator") == [("info", grant)]
+    assert found("")[0][1].startswith("sacctmgr add user selastic")
+    assert found("", SlurmUser="selastic(64030)") == []
+    assert slurm_settings.parse_admin_level(
+        "root|Administrator\nselastic|Operator\n", "selastic"
+    ) == ("Operator")
+    assert slurm_settings.parse_admin_level("", "selastic") == ""
+
+
+def test_versions():
+    def found(**answer):
+        return [str(f) for f in check(replace(GOOD, controller={**GOOD.controller, **answer}))]
+
+    assert "pyslurm 25.11.0 does not fit Slurm 24.11.5" in found(pyslurm="25.11.0")[0]
+    assert "pyslurm is missing" in found(pyslurm="")[0]
+    assert "differs from the controller's 0.0.9" in found(version="0.0.9")[0]
+    assert "says: ledger is full" in found(problems=["ledger is full"])[0]
+    twice = "node g1 is in two racks, r1 and r2; name it in one of them"
+    assert found(problems=[twice])[0].endswith(
+        "says: node g1 is in two racks, r1 and r2: name it in one of them"
+    )
+
+
+def test_the_worst_comes_first():
+    found = check(spoilt(PrivateData="jobs", JobSubmitPlugins="", KillWait="5 sec"))
+    assert [f.severity for f in found] == ["error", "warning", "info"]
+
+
+def test_it_works_without_slurm_controller_munge_and_configuration():
+    found = check(
+        Facts(
+            site=SlurmSite(error="scontrol: No such file or directory"),
+            munge_error="x",
+            controller_error="connection refused",
+        )
+    )
+    assert [f.subject for f in found] == ["slurmctld", "munge", "selasticd", "elastic.toml"]
+
+
+def test_a_command_that_is_missing_fails_or_hangs_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm_settings.gather(timeout_s=1).error == "scontrol: No such file or directory"
+    script = tmp_path / "scontrol"
+    script.write_text("#!/bin/sh\necho slurm_load_ctl_conf error: >&2\necho down >&2\nexit 1\n")
+    script.chmod(0o755)
+    assert slurm_settings.gather(timeout_s=5).error == "scontrol: slurm_load_ctl_conf error: down"
+    script.write_text("#!/bin/sh\nwhile :; do :; done\n")
+    assert slurm_settings.gather(timeout_s=0.3).error == "scontrol: no answer in 0.3 s"

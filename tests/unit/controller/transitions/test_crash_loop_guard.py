@@ -1,0 +1,163 @@
+"""A job that gets nowhere is held, says why, and goes on when its owner says so."""
+
+import pytest
+
+from slurm_elastic.config.schema import parse
+from slurm_elastic.controller.state.job_store import JobStore
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
+from slurm_elastic.core.cluster import JobState, Node, Snapshot
+from slurm_elastic.core.report import Report
+from tests.support.job_records import FakeScontrol, Log, job, transition
+
+
+class Scene:
+    """One job that is run, fails and comes back."""
+
+    def __init__(self, text=""):
+        self.ledger, self.scontrol, self.log = Ledger(":memory:"), FakeScontrol(), Log()
+        self.book = JobStore(self.ledger)
+        self.guardian = CrashLoopGuard(self.scontrol, parse(text), self.book, self.ledger, self.log)
+        self.run, self.at = 0, 1000.0
+
+    def look(self, seen, *, live=(), act=True, node=True):
+        nodes = (Node(name="n1", gpus=4, available=node),)
+        snapshot = Snapshot(time=self.at, nodes=nodes, jobs=(seen,))
+        self.book.observe(snapshot)
+        self.guardian.review(snapshot, dict.fromkeys(live), act=act)
+
+    def waits(self, code=0, *, live=(), act=True, node=True, **fields):
+        waiting = job(run=self.run, exit_code=code, submit_time=self.at, **fields)
+        self.look(waiting, live=live, act=act, node=node)
+        return waiting
+
+    def attempt(self, code, *, step=None, **how):
+        """From start to queue; returns the job as it then waits."""
+        self.at += 100
+        running = job({"n1": 4}, run=self.run, start_time=self.at)
+        self.look(running)
+        said = {"job_id": 7, "run": self.run, "phase": "training"}
+        report = Report(**said, step=step, checkpoint_step=step)
+        self.book.take(report, running, self.at)
+        self.run, self.at = self.run + 1, self.at + 20
+        return self.waits(code, **how)
+
+    @property
+    def verbs(self):
+        return [c[0] for c in self.scontrol.calls]
+
+
+def test_two_attempts_without_progress_are_enough():
+    scene = Scene()
+    scene.attempt(1, step=5)
+    scene.attempt(1, step=5)
+    assert scene.verbs == []
+    scene.attempt(1, step=5)
+    why = (
+        "no progress in 2 attempts in a row: its newest checkpoint is still of step 5; exit code 1"
+    )
+    assert scene.scontrol.calls == [
+        ("hold", "7"), ("update", "7", {"Comment": f"selastic: held, {why}"})
+    ]  # fmt: skip
+    assert any(f"JobId=7 Action=hold Reason={why!r}" in line for line in scene.log.lines)
+    assert scene.guardian.holds == 1
+    (row,) = scene.ledger.transitions(7)
+    assert (row["action"], row["reason"], row["live"]) == ("hold", why, False)
+    held = scene.waits(1, reason="JobHeldUser")
+    assert scene.verbs == ["hold", "update"]  # and not once more
+    assert scene.book.records(Snapshot(time=0, nodes=(), jobs=(held,)), {})[7].stopped == why
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"code": 0}, {"code": 1, "node": False}, {"code": 1, "reason": "launch_failed_requeued_held"},
+     {"code": 1, "live": [7]}],
+    ids=["requeued", "node", "launch", "ours"],
+)  # fmt: skip
+def test_what_others_did_to_it_does_not_count(how):
+    scene = Scene()
+    scene.attempt(1, step=5)
+    for _ in range(5):
+        scene.attempt(**how, step=5)
+    assert scene.verbs == []
+
+
+def test_a_change_of_ours_that_was_over_before_anybody_looked_does_not_count():
+    scene = Scene()
+    scene.attempt(1, step=5)
+    for number in range(4):
+        ours = transition({"n1": 4}, {"n1": 4}, TransitionState.DONE, id=number + 1, run=scene.run)
+        running = job({"n1": 4}, run=scene.run)
+        scene.look(running)
+        scene.book.changed(ours, running, scene.at)
+        scene.attempt(1, step=5)
+    assert scene.verbs == []
+
+
+def test_whoever_requeues_a_job_that_is_over_means_it():
+    scene = Scene()
+    for _ in range(5):
+        scene.attempt(1, step=5, state=JobState.ENDED)
+        scene.waits(1)
+    assert scene.verbs == []
+
+
+@pytest.mark.parametrize("by", ["selastic", "scontrol"])
+def test_its_owner_lets_it_go_on(by):
+    scene = Scene()
+    for _ in range(3):
+        waiting = scene.attempt(1, step=5)
+    comment = scene.scontrol.fields()["Comment"]
+    if by == "selastic":
+        assert scene.book.let_go(waiting)
+        scene.waits(1, reason="JobHeldUser", comment=comment)
+        assert scene.scontrol.calls[2:] == [("release", "7"), ("update", "7", {"Comment": ""})]
+    else:
+        scene.waits(1, comment=comment)
+        assert scene.scontrol.calls[2:] == [("update", "7", {"Comment": ""})]
+    assert not scene.book.let_go(waiting)
+    scene.attempt(1, step=5)
+    assert scene.verbs.count("hold") == 1
+    scene.attempt(1, step=5)
+    assert scene.verbs.count("hold") == 2
+
+
+def test_a_comment_of_its_users_stays():
+    scene = Scene()
+    for _ in range(3):
+        scene.attempt(1, step=5, comment="mine")
+    assert scene.verbs == ["hold"]
+
+
+@pytest.mark.parametrize(
+    ("text", "act"), [("", False), ("[limits]\nvain_attempts = 0", True)], ids=["observe", "off"]
+)
+def test_where_it_may_not_it_does_nothing(text, act):
+    scene = Scene(text)
+    for _ in range(5):
+        scene.attempt(1, step=5, act=act)
+    assert scene.verbs == []
+    assert sum("not done" in line for line in scene.log.lines) == (not act)
+
+
+def test_what_slurm_refuses_is_tried_again():
+    scene = Scene()
+    scene.attempt(1, step=5)
+    scene.attempt(1, step=5)
+    scene.scontrol.refuse = "no"
+    scene.attempt(1, step=5)
+    scene.scontrol.refuse = ""
+    scene.waits(1)
+    assert scene.verbs == ["hold", "update"]
+
+
+def test_it_remembers_over_a_restart():
+    scene = Scene()
+    scene.attempt(1, step=5)
+    scene.attempt(1, step=5)
+    scene.waits(1)
+    scene.book = JobStore(scene.ledger)
+    scene.guardian = CrashLoopGuard(scene.scontrol, parse(""), scene.book, scene.ledger, scene.log)
+    scene.attempt(1, step=5)
+    assert "hold" in scene.verbs

@@ -1,0 +1,317 @@
+"""What is done to a job in each state, and who wins when somebody interferes."""
+
+import time
+
+import pytest
+
+from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget, fresh
+from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
+from slurm_elastic.core.cluster import JobState
+from slurm_elastic.slurm.scontrol import ScontrolError
+from tests.support.job_records import FakeScontrol, Log, job, transition
+
+PENDING = {"run": 1, "gpus": 4, "gpu_type": "a100", "min_nodes": 1}
+
+
+class Stage:
+    """One transition and its job."""
+
+    def __init__(self, t, *others, down=()):
+        self.scontrol, self.log, self.t, self.others = FakeScontrol(), Log(), t, others
+        self.moves = TransitionSteps(self.scontrol, self.log)
+        self.opened, self.down, self.beside = [], frozenset(down), ()
+
+    def advance(self, seen, admitted=(1,)):
+        """Look at the job once; the state afterwards."""
+        jobs = {j.job_id: j for j in ((seen,) if seen else ()) + self.others}
+        site = StepInputs(
+            jobs=jobs,
+            sizes={"n1": 4, "n2": 4},
+            down=self.down,
+            admitted=frozenset(admitted),
+            live=(self.t, *self.beside),
+            open=self.opened.append,
+            per_node={"gpu": {"a100": 4}},
+            lease_s=300,
+        )
+        self.moves.advance(self.t, site.job(self.t), site, self.enter)
+        return self.t.state
+
+    def enter(self, t, state):
+        t.state, t.tries, t.refused = state, 0, 0
+        t.entered[state.value] = 0.0
+
+
+def moving(state, **fields):
+    return Stage(transition({"n2": 4}, {"n1": 1}, state, limit_s=600, **fields))
+
+
+def test_the_whole_way():
+    stage = moving(TransitionState.RESERVE)
+    running = job({"n1": 1})
+    assert stage.advance(running) is TransitionState.NOTIFY
+    stage.t.entered["saved"] = 1.0
+    assert stage.advance(running) is TransitionState.REQUEUE
+    assert stage.advance(running) is TransitionState.DRAIN
+    assert stage.scontrol.calls == [("requeue", "7")]
+    assert stage.advance(job({"n1": 1}, state=JobState.COMPLETING, run=1)) is TransitionState.DRAIN
+    assert stage.advance(job(run=1, gpus=1)) is TransitionState.RESHAPE
+    assert stage.advance(job(run=1, gpus=1)) is TransitionState.COOL
+    assert stage.scontrol.fields()["TresPerNode"] == "gres/gpu:a100:4"
+    assert "ReqNodeList" not in stage.scontrol.fields()  # pinned only when it may start
+    assert (
+        stage.advance(job(**PENDING)) is TransitionState.COOL
+    )  # Slurm's old credential is still alive
+    stage.t.entered["drained"] = 0.0
+    assert stage.advance(job(**PENDING)) is TransitionState.RELEASE
+    assert stage.advance(job(**PENDING)) is TransitionState.VERIFY
+    assert stage.opened == [stage.t]
+    assert stage.scontrol.fields()["ReqNodeList"] == "n2"
+    assert stage.advance(job({"n2": 4}, run=1)) is TransitionState.CLEAR
+    assert stage.advance(job({"n2": 4}, run=1, reservation="selastic_1")) is TransitionState.DONE
+    assert stage.scontrol.calls[-2:] == [("update", "7", {"ReservationName": ""}), ("release", "7")]
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "ends"),
+    [
+        (TransitionState.RESERVE, job(run=1), TransitionState.UNDONE),
+        (TransitionState.NOTIFY, job(run=1), TransitionState.UNDONE),
+        (TransitionState.NOTIFY, job({"n1": 1}, state=JobState.SUSPENDED), TransitionState.UNDONE),
+        (TransitionState.NOTIFY, job({"n1": 1}, reason="JobHeldUser"), TransitionState.UNDONE),
+        (TransitionState.DRAIN, job({"n2": 1}, run=1), TransitionState.CLEAR),
+        (TransitionState.RESHAPE, job(run=1, reason="JobHeldAdmin"), TransitionState.UNDONE),
+        (TransitionState.COOL, job({"n1": 1}, run=1), TransitionState.VERIFY),
+        (TransitionState.RELEASE, job(run=1, reason="JobHeldUser"), TransitionState.RESHAPE),
+        (TransitionState.VERIFY, job(run=1, reason="JobHeldUser"), TransitionState.RESHAPE),
+        (TransitionState.VERIFY, None, TransitionState.ENDED),
+        (TransitionState.VERIFY, job({"n2": 4}, state=JobState.ENDED), TransitionState.ENDED),
+    ],
+)
+def test_what_people_do_meanwhile_wins(state, seen, ends):
+    assert moving(state).advance(seen) is ends
+
+
+def test_a_held_job_is_never_given_a_priority():
+    """It would lift the hold."""
+    for state in (TransitionState.RESHAPE, TransitionState.RELEASE, TransitionState.VERIFY):
+        stage = moving(state)
+        for _ in range(3):
+            if stage.t.state.live:
+                stage.advance(job(run=1, reason="JobHeldUser"))
+        assert stage.t.state is TransitionState.UNDONE
+        assert all("Priority" not in c[2] for c in stage.scontrol.calls if c[0] == "update")
+
+
+def test_another_job_with_the_same_id_is_let_alone():
+    stage = moving(TransitionState.VERIFY)
+    other = job({"n1": 4}, run=1)
+    stage.t.key = "7@99"
+    assert stage.advance(other) is TransitionState.ENDED
+    assert stage.scontrol.calls == []
+
+
+def test_taken_gpus_send_it_back_and_at_last_into_the_queue_at_min():
+    taken = job({"n2": 4}, job_id=8, display_id="8")
+    stage = Stage(transition({"n2": 4}, {"n1": 1}, TransitionState.COOL, limit_s=600), taken)
+    stage.t.entered["drained"] = 0.0
+    assert stage.advance(job(**PENDING)) is TransitionState.RESHAPE
+    assert stage.t.target == stage.t.old
+    stage.others = (taken, job({"n1": 4}, job_id=9, display_id="9"))
+    stage.t.state = TransitionState.COOL
+    assert stage.advance(job(run=1, gpus=1, gpu_type="a100")) is TransitionState.RESHAPE
+    assert stage.t.target is None
+    assert stage.advance(job(run=1)) is TransitionState.UNDONE
+    assert stage.scontrol.fields()["StartTime"] == "now"
+    assert stage.scontrol.fields()["TimeLimit"] == "00:10:00"
+
+
+def test_a_drained_target_is_not_waited_for():
+    stage = Stage(transition({"n2": 4}, {"n1": 1}, TransitionState.VERIFY), down=["n2"])
+    assert stage.advance(job(**PENDING)) is TransitionState.RESHAPE
+    assert stage.t.target == stage.t.old
+
+
+def test_what_slurm_refuses_for_ever_ends():
+    for state, ends in (
+        (TransitionState.REQUEUE, TransitionState.UNDONE),
+        (TransitionState.RESHAPE, TransitionState.UNDONE),
+    ):
+        stage = moving(state)
+        stage.scontrol.refuse = "no"
+        seen = job({"n1": 1}) if state is TransitionState.REQUEUE else job(run=1)
+        for _ in range(100):
+            try:
+                stage.advance(seen)
+            except ScontrolError:
+                continue
+            if not stage.t.state.live:
+                break
+        assert stage.t.state is ends
+        assert "no" in stage.t.problem
+
+
+def test_a_job_that_does_not_answer_is_left_where_it_is():
+    stage = moving(TransitionState.NOTIFY, notice_s=5.0)
+    stage.t.entered["NOTIFY"] = time.time() - 6
+    assert stage.advance(job({"n1": 1})) is TransitionState.UNDONE
+    assert "no checkpoint within 5 s" in stage.t.problem
+    assert stage.scontrol.calls == []
+
+
+def test_its_time_limit_is_what_is_left_to_the_second():
+    stage = moving(TransitionState.NOTIFY, spare_s=30)
+    stage.t.entered |= {"saved": 0.0}
+    seen = job({"n1": 1}, time_limit_s=600, start_time=time.time() - 100)
+    stage.advance(seen)
+    assert stage.t.limit_s in (529, 530)
+
+
+def test_a_job_that_is_preempted_waits_with_a_lease_in_its_own_shape():
+    stage = Stage(transition(None, {"n1": 4}, TransitionState.RESHAPE, reservation=""))
+    seen = job(run=1, directive="2-8", shape={"req_nodes": "n[1-2]"}, priority=4_000_000_000)
+    assert stage.advance(seen) is TransitionState.DONE
+    fields = stage.scontrol.calls[0][2]
+    assert (fields["TresPerNode"], fields["ReqNodeList"]) == ("gres/gpu:a100:2", "n[1-2]")
+    assert fields["StartTime"] == "now+300"
+    assert stage.scontrol.calls[1] == ("release", "7")
+
+
+def test_no_wait_lasts_longer_because_the_clock_was_set_back():
+    stage = moving(TransitionState.VERIFY)
+    ahead = time.time() + 3600
+    stage.t.entered["VERIFY"] = ahead
+    assert stage.advance(job(**PENDING)) is TransitionState.VERIFY
+    assert stage.t.entered["VERIFY"] < ahead - 3000  # it begins anew
+    stage = moving(TransitionState.COOL)
+    stage.t.entered |= {"COOL": ahead, "drained": ahead}
+    assert stage.advance(job(**PENDING)) is TransitionState.COOL
+    for mark in ("drained", "COOL"):  # three seconds later, each
+        assert stage.advance(job(**PENDING)) is TransitionState.COOL
+        stage.t.entered[mark] -= 3
+    assert stage.advance(job(**PENDING)) is TransitionState.RELEASE
+
+
+def test_a_node_that_its_owner_excludes_meanwhile_is_not_waited_for():
+    for state in (TransitionState.COOL, TransitionState.VERIFY):
+        stage = moving(state)
+        stage.t.entered["drained"] = 0.0
+        assert stage.advance(job(**PENDING, excluded_nodes=("n2",))) is TransitionState.RESHAPE
+        assert stage.t.target == stage.t.old
+        assert "excluded" in stage.t.problem
+        both = moving(state)
+        both.t.entered["drained"] = 0.0
+        both.advance(job(**PENDING, excluded_nodes=("n1", "n2")))
+        assert both.t.target is None
+
+
+def test_a_job_that_slurm_could_not_launch_goes_back_and_is_not_left_held():
+    failed = {"run": 2, "priority": 0, "reason": "launch_failed_requeued_held"}
+    stage = moving(TransitionState.VERIFY)
+    assert stage.advance(job(**failed)) is TransitionState.RESHAPE
+    assert stage.t.target == stage.t.old
+    assert stage.advance(job(**failed)) is TransitionState.COOL
+    assert (
+        stage.advance(job(**failed, gpus=1, gpu_type="a100", min_nodes=1)) is TransitionState.COOL
+    )
+    stage.t.entered["drained"] -= 3  # its credential is forgotten
+    assert (
+        stage.advance(job(**failed, gpus=1, gpu_type="a100", min_nodes=1))
+        is TransitionState.RELEASE
+    )
+    assert (
+        stage.advance(job(**failed)) is TransitionState.VERIFY
+    )  # with a priority, which lifts the hold
+    assert stage.advance(job(**failed)) is TransitionState.RESHAPE
+    assert stage.advance(job(**failed)) is TransitionState.UNDONE
+    assert stage.scontrol.calls[-1] == ("release", "7")
+
+
+@pytest.mark.parametrize(
+    ("state", "admitted", "back"),
+    [
+        (TransitionState.COOL, (), False),
+        (TransitionState.RESERVE, (2,), False),
+        (TransitionState.RESERVE, (), True),
+    ],
+)
+def test_the_way_back_takes_no_gpus_that_another_job_is_about_to_get(state, admitted, back):
+    """Two nodes go down in a change, and its jobs come back to where another grows meanwhile."""
+    stage = moving(TransitionState.VERIFY)
+    stage.down = frozenset({"n2"})
+    grows = transition({"n1": 4}, {"n1": 1}, state, id=2, job_id=8, display_id="8")
+    stage.beside = (grows,)
+    stage.others = (job({"n1": 1}, job_id=8, display_id="8"),)
+    assert stage.advance(job(**PENDING), admitted=admitted) is TransitionState.RESHAPE
+    assert stage.t.target == (stage.t.old if back else None)
+
+
+def test_gpus_that_are_taken_after_all_are_not_waited_for():
+    """Whoever gave them has them back: slurmctld died and forgot that it had shrunk."""
+    taken = job({"n2": 4}, job_id=8, display_id="8")
+    stage = Stage(transition({"n2": 4}, {"n1": 1}, TransitionState.VERIFY), taken)
+    stage.t.entered["VERIFY"] = time.time() - 1
+    assert stage.advance(job(**PENDING)) is TransitionState.VERIFY  # it may be on its way out
+    stage.t.entered["VERIFY"] = time.time() - 7
+    assert stage.advance(job(**PENDING)) is TransitionState.RESHAPE
+    assert stage.t.target == stage.t.old
+
+
+def test_a_shrunk_job_gets_a_longer_limit_and_a_limit_set_by_hand_stays(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1_000_600.0)
+    terms = ExtensionTerms(paces={"planned": 0.5, "queue": 0.25}, most_s=100_000)
+    ran = {"time_limit_s": 3600, "start_time": 1_000_000.0}
+
+    def limit(budget, seen):
+        stage = moving(TransitionState.NOTIFY, budget=budget, terms=terms, spare_s=0)
+        stage.t.entered["saved"] = 0.0
+        assert stage.advance(seen) is TransitionState.REQUEUE
+        stage.t.state = TransitionState.RESHAPE
+        stage.advance(job(**PENDING))
+        return stage, stage.scontrol.fields()["TimeLimit"]
+
+    stage, text = limit(fresh(3600), job({"n1": 1}, **ran))
+    assert text == "01:40:00"  # 50 minutes are left, at half the pace
+    assert stage.t.budget.extended_s == stage.t.limit_s - 3000 == 3000
+    assert any("TimeLimit=6000 Extended=3000" in line for line in stage.log.lines)
+    stage.t.state, stage.t.target = TransitionState.RESHAPE, None
+    stage.advance(job(**PENDING, shape={}))
+    assert stage.scontrol.fields()["TimeLimit"] == "03:20:00"
+    half = TimeBudget(work_s=3600, plain_s=3600, pace=0.5, set_s=7200)
+    stage, text = limit(half, job({"n1": 1}, **ran))
+    assert text == "00:50:00"
+    assert any("somebody has set it" in line for line in stage.log.lines)
+
+
+def test_a_nice_value_that_slurm_ignored_is_given_back_again():
+    stage = moving(TransitionState.CLEAR, nice=7)
+    there = job({"n2": 4}, run=1)
+    assert stage.advance(there) is TransitionState.CLEAR
+    assert stage.advance(there) is TransitionState.CLEAR
+    assert stage.scontrol.calls.count(("update", "7", {"Nice": "7"})) == 2
+    assert stage.advance(job({"n2": 4}, run=1, nice=7)) is TransitionState.DONE
+
+
+def test_a_job_that_goes_into_the_queue_instead_keeps_its_nice_value():
+    """The start that came to nothing had taken it away."""
+    stage = moving(TransitionState.RESHAPE, nice=7, problem="its GPUs were taken meanwhile")
+    stage.t.target = None
+    stage.t.entered[TransitionState.RELEASE.value] = 0.0
+    there = job(**PENDING)
+    assert stage.advance(there) is TransitionState.CLEAR
+    assert stage.advance(there) is TransitionState.CLEAR
+    assert stage.scontrol.calls[-2:] == [("release", "7"), ("update", "7", {"Nice": "7"})]
+    assert stage.advance(job(**PENDING, nice=7)) is TransitionState.UNDONE
+
+
+def test_a_hold_in_the_last_moment_is_not_lifted():
+    stage = moving(TransitionState.CLEAR, nice=7)
+    assert stage.advance(job(**PENDING, reason="JobHeldUser")) is TransitionState.UNDONE
+    assert stage.scontrol.calls == []
+
+
+def test_a_job_whose_owner_takes_its_nice_value_back_does_not_stay_in_transition():
+    stage = moving(TransitionState.CLEAR, nice=7)
+    states = (stage.advance(job({"n2": 4}, run=1)) for _ in range(30))
+    assert TransitionState.DONE in states

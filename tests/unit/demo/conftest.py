@@ -1,6 +1,0 @@
-"""contrib is no installed package."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))

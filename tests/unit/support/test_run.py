@@ -1,0 +1,122 @@
+"""The end of a run: what needed a second try, and what did not run for want of what."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import run as module
+from tests.run import Run
+from tests.support import needs
+from tests.support.outcomes import Outcome
+
+ROOT = Path(__file__).parents[3]
+#: Fails the first time it runs.
+FLAKY = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_late(number):
+    seen = Path(__file__).with_name(f"seen{{number}}")
+    first = not seen.exists()
+    seen.touch()
+    assert not first, "too late"
+
+def test_prompt():
+    assert {prompt}
+"""
+
+
+@pytest.fixture
+def cluster_part(tmp_path, monkeypatch, capfd):
+    """Runs the part `cluster` on a file of tests: its success, its summary, and the run."""
+
+    def call(text):
+        (tmp_path / "test_it.py").write_text(text)
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+        monkeypatch.setattr(module, "CLUSTER_TESTS", "test_it.py")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setattr(module, "CLUSTERS", 0)
+        monkeypatch.setattr(Run, "_is_up", lambda self: True)
+        run = Run(["-p", "no:cacheprovider", "-p", "tests.support.outcomes"], tmp_path)
+        passed = run.cluster()
+        capfd.readouterr()
+        run.summary()
+        return passed, capfd.readouterr().out, run
+
+    return call
+
+
+def test_one_that_needed_its_second_try_is_named(cluster_part):
+    passed, said, run = cluster_part(FLAKY.format(count=2, prompt=True))
+    assert passed
+    assert "tests: 3 passed" in said
+    for number in (0, 1):
+        assert f"test_it.py::test_late[{number}]: AssertionError: too late" in said
+    assert "test_prompt: " not in said
+    assert len(run.outcomes) == 3
+
+
+def test_one_that_fails_twice_fails_the_run(cluster_part):
+    passed, said, _ = cluster_part(FLAKY.format(count=1, prompt=False))
+    assert not passed
+    assert "1 failed, 1 passed" in said
+
+
+def test_more_than_three_fail_the_run(cluster_part):
+    passed, said, run = cluster_part(FLAKY.format(count=4, prompt=True))
+    assert not passed
+    assert "4 failed, 1 passed" in said
+    assert not run.second_tries
+
+
+def test_a_file_that_cannot_be_imported_is_not_taken_for_a_late_one(cluster_part):
+    passed, _, run = cluster_part("import nothing_of_this_name")
+    assert not passed
+    assert not run.second_tries
+
+
+def test_the_slowest_come_first(tmp_path, capsys):
+    run = Run([], tmp_path)
+    run.outcomes = [Outcome(f"t{i}", seconds=i) for i in range(12)]
+    run.summary()
+    rows = re.findall(r"^ +(\d+)\.0 s  t\1$", capsys.readouterr().out, re.MULTILINE)
+    assert rows == [str(i) for i in range(11, 1, -1)]
+
+
+def test_what_did_not_run_stands_in_one_line_for_each_remedy():
+    skips = [
+        ("a/test_x.py::one", "needs lua5.1"),
+        ("a/test_x.py::two", "needs lua5.1"),
+        ("a/test_y.py::one", "needs munged"),
+        ("b/test_z.py", "sia/traces is missing: profiles, https://x; fetch: contrib/fetch-data"),
+        ("b/test_z.py::two", "torch 2.6 has no FSDP2"),
+    ]
+    tools, data = needs.summary(skips)
+    assert tools == (
+        "3 tests did not run: a/test_x.py (lua5.1) 2, a/test_y.py (munged) 1;"
+        " as root: contrib/install-test-tools"
+    )
+    assert data == (
+        "1 tests did not run: b/test_z.py 1; profiles, https://x; fetch: contrib/fetch-data"
+    )
+
+
+def test_a_missing_program_skips_and_a_present_one_is_found():
+    assert needs.require("sh").endswith("/sh")
+    with pytest.raises(pytest.skip.Exception, match=r"needs no-such-program$"):
+        needs.require("no-such-program")
+
+
+def test_every_program_that_tests_need_can_be_installed():
+    text = "".join(
+        p.read_text("utf-8") for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__)
+    )
+    named = set()
+    for call in re.findall(r"\b(?:needs|require)\(([^)]*)\)", text):
+        named |= set(re.findall(r'"([^"/_]+)"', call))  # Lua's modules have a "_"
+    script = (ROOT / "contrib" / "install-test-tools").read_text("utf-8")
+    installed = set(re.findall(r'^    "(\S+) ', script, re.MULTILINE))
+    assert {"gcc", "lua5.1", "munged"} <= named
+    assert named - installed <= needs.REMEDIES.keys()

@@ -1,0 +1,242 @@
+"""Periodic saves that go on while training does."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_elastic.training.checkpoint import dcp_files
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.checkpoint.checkpoint_manager import differences
+from slurm_elastic.training.sampler import Cursor
+from tests.support.checkpoint_ranks import NAMES, Crew, state, together
+from tests.support.training_runs import PROCESSES, wait
+
+FRONT, BACK = NAMES[:2], NAMES[2:]
+
+
+class Gate:
+    """Holds the threads that write until it opens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.came = threading.Semaphore(0)
+        self.error: BaseException | None = None
+        honest = dcp_files.write
+
+        def write(path: Path, found: Any) -> Any:
+            if threading.current_thread().name == "checkpoint":
+                self.came.release()
+                assert self.open.wait(60)
+                if self.error is not None:
+                    raise self.error
+            return honest(path, found)
+
+        monkeypatch.setattr(dcp_files, "write", write)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.open.set()
+
+
+def proven(root: Path, *, parts: int = 1, **options: Any) -> Crew:
+    """A run with a first checkpoint, after step 1."""
+    states = [state(**options)] if parts == 1 else [state(FRONT), state(BACK, part=1)]
+    crew = Crew(root, states, background=True)
+    crew.step(1)
+    assert crew.save(1, wait=False) == [True] * parts
+    assert [k.proven for k in crew.keepers] == [True] * parts
+    return crew
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_training_goes_on_and_does_not_change_what_is_saved(
+    tmp_path: Path, gate: Gate, parts: int
+) -> None:
+    crew = proven(tmp_path, parts=parts)
+    crew.step(2)
+    before = [{k: v.clone() for k, v in s.gather().items()} for s in crew.states]
+    assert crew.save(2, wait=False) == [True] * parts
+    for _ in range(parts):
+        assert gate.came.acquire(timeout=60)
+    crew.step(3)
+    keeper = crew.keepers[0]
+    assert keeper.facts()["checkpoint_step"] == 1
+    assert not keeper.due()
+    keeper._due_at = 0.0
+    assert not keeper.due()
+    gate.open.set()
+    together([k.settle for k in crew.keepers])
+    assert keeper.facts()["checkpoint_step"] == 2
+    assert keeper.due()
+    found = CheckpointDirectory(tmp_path, keep=2, say=print).newest()
+    assert found is not None
+    assert found.step == 2
+    read = found.read()
+    for part in before:
+        assert differences(part, {k: read[k] for k in part}) == []
+    assert crew.said == []
+
+
+def test_a_save_that_is_waited_for_comes_after_the_one_that_goes_on(
+    tmp_path: Path, gate: Gate
+) -> None:
+    crew = proven(tmp_path)
+    keeper = crew.keepers[0]
+    cost = keeper.facts()["checkpoint_s"]
+    keeper.save(Cursor(2, 0, 2), wait=False)
+    assert gate.came.acquire(timeout=60)
+    threading.Timer(0.05, gate.open.set).start()
+    assert keeper.save(Cursor(3, 0, 3))
+    assert keeper.facts()["checkpoint_step"] == 3
+    assert keeper.facts()["checkpoint_s"] != cost
+    assert [p.name for p in sorted(tmp_path.glob("step_*"))] == ["step_00000002", "step_00000003"]
+
+
+def test_the_same_step_is_not_saved_again(tmp_path: Path) -> None:
+    crew = proven(tmp_path)
+    keeper = crew.keepers[0]
+    keeper.save(Cursor(2, 0, 2), wait=False)
+    assert keeper.save(Cursor(2, 0, 2))
+    assert keeper.facts()["checkpoint_step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (KeyError("a bug"), "KeyError('a bug')"),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_fails_is_said_at_a_later_step(
+    tmp_path: Path, gate: Gate, parts: int, error: Exception, reason: str
+) -> None:
+    crew = proven(tmp_path, parts=parts)
+    gate.error = error
+    gate.open.set()
+    assert crew.save(2, wait=False) == [True] * parts
+    wait(lambda: crew.keepers[0].due() or crew.said, "the failure")
+    (line,) = crew.said
+    assert line.startswith("no checkpoint at step 2: ")
+    assert reason in line
+    assert line.endswith("; that of step 1 stays, training goes on")
+    together([k.settle for k in crew.keepers])
+    assert crew.keepers[0].facts()["checkpoint_step"] == 1
+    assert not list(tmp_path.glob(".tmp*"))
+    gate.error = None
+    assert crew.save(3) == [True] * parts
+    assert len(crew.said) == 1
+
+
+def test_the_first_save_is_waited_for(tmp_path: Path, gate: Gate) -> None:
+    keeper = Crew(tmp_path, [state()], background=True).keepers[0]
+    assert keeper.save(Cursor(1, 0, 1), wait=False)
+    assert keeper.facts()["checkpoint_step"] == 1
+    assert keeper.proven
+
+
+def test_without_memory_for_a_copy_training_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = proven(tmp_path)
+
+    def full(_: object) -> None:
+        raise RuntimeError("can't allocate memory\nand so on")
+
+    monkeypatch.setattr(dcp_files, "copied", full)
+    keeper = crew.keepers[0]
+    assert keeper.save(Cursor(2, 0, 2), wait=False)
+    assert keeper.facts()["checkpoint_step"] == 2
+    (line,) = crew.said
+    assert line.startswith("training waits for the save of step 2, as its copy fails (can't alloc")
+
+
+def test_what_is_kept_is_kept_as_it_was(tmp_path: Path, gate: Gate) -> None:
+    crew = proven(tmp_path)
+    keeper = crew.keepers[0]
+    profile = {"layers": [1.5]}
+    keeper.kept["profile"] = lambda: profile
+    keeper.kept["freezing"] = lambda: {"frozen": 2}
+    keeper.save(Cursor(2, 0, 2), wait=False)
+    assert gate.came.acquire(timeout=60)
+    profile["layers"].append(2.5)
+    gate.open.set()
+    keeper.settle()
+    again = Crew(tmp_path, [state()])
+    again.restore()
+    assert again.keepers[0].restored == {"profile": {"layers": [1.5]}, "freezing": {"frozen": 2}}
+
+
+def test_what_json_does_not_know_is_named(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, [state()])
+    crew.keepers[0].kept["noise"] = lambda: {1, 2}
+    assert crew.save(1) == [False]
+    assert crew.said[0].startswith("no checkpoint at step 1: noise cannot be kept in the manifest")
+
+
+def _script(root: Path, ends: bool) -> None:
+    """A process whose second save hangs, or goes on when the script has ended."""
+    os.dup2(os.open(root / "log", os.O_WRONLY | os.O_CREAT), 2)
+    crew = Crew(root, [state()], background=True)
+    crew.save(1)
+    honest = dcp_files.write
+
+    def slow(path: Path, found: Any) -> Any:
+        (root / "writes").touch()
+        while not (root / "go").exists():
+            time.sleep(0.01)
+        return honest(path, found)
+
+    dcp_files.write = slow
+    crew.keepers[0].save(Cursor(2, 0, 2), wait=False)
+    wait((root / "writes").exists, "the save")
+    if ends:
+        (root / "go").touch()
+        sys.exit(3)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_during_a_save_leaves_whole_checkpoints_only(tmp_path: Path, number: int) -> None:
+    process = PROCESSES.Process(target=_script, args=(tmp_path, False))
+    process.start()
+    wait((tmp_path / "writes").exists, "the save")
+    os.kill(process.pid, number)
+    process.join()
+    again = Crew(tmp_path, [state()])
+    assert [c and c.step for c in again.restore()] == [1]
+    assert again.said == []
+
+
+def test_a_script_that_ends_early_ends_with_its_save(tmp_path: Path) -> None:
+    process = PROCESSES.Process(target=_script, args=(tmp_path, True))
+    process.start()
+    process.join()
+    assert (process.exitcode, (tmp_path / "log").read_text()) == (3, "")
+    assert [c and c.step for c in Crew(tmp_path, [state()]).restore()] == [2]
+
+
+def _leave_alone(root: Path) -> None:
+    """Rank 0 of two, whose thread waits for a writer that is gone, as its script ends."""
+    crew = Crew(root, [state(FRONT), state(BACK, part=1)], background=True, patience_s=600.0)
+    assert crew.save(1) == [True, True]
+    assert crew.keepers[0].save(Cursor(2, 0, 2), wait=False)
+    sys.exit(3)
+
+
+def test_a_thread_that_waits_for_a_dead_writer_ends_with_the_script(tmp_path: Path) -> None:
+    process = PROCESSES.Process(target=_leave_alone, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 3
+    assert [p.name for p in tmp_path.glob("step_*")] == ["step_00000001"]

@@ -1,0 +1,377 @@
+"""Several ranks write one checkpoint, and any layout can read it."""
+
+import errno
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from slurm_elastic.training.checkpoint import checkpoint_directory as module
+from slurm_elastic.training.checkpoint import dcp_files
+from slurm_elastic.training.checkpoint.checkpoint_directory import (
+    CheckpointDirectory,
+    CheckpointError,
+)
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.dcp_files import TensorReader
+from slurm_elastic.training.checkpoint.training_state import TrainingState
+from slurm_elastic.training.sampler import Cursor
+from tests.support.checkpoint_ranks import NAMES, Board, Crew, Seat, state, step, together
+from tests.support.training_runs import PROCESSES, wait
+
+FRONT, BACK = NAMES[:2], NAMES[2:]
+
+
+def two(root: Path, **options: Any) -> Crew:
+    return Crew(root, [state(FRONT), state(BACK, part=1)], **options)
+
+
+def trained(steps: int, **options: Any) -> TrainingState:
+    """The whole network, as if nobody had ever stopped."""
+    found = state(**options)
+    for seed in range(steps):
+        step(found, seed)
+    return found
+
+
+def moments(of: TrainingState) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in of.gather().items() if not k.startswith("blob.")}
+
+
+def rates(of: TrainingState) -> list[float]:
+    return [group["lr"] for group in of.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_walk_over_layouts_keeps_every_tensor(tmp_path: Path, tie: bool) -> None:
+    layouts = [
+        [NAMES],
+        [NAMES[:1], NAMES[1:4], NAMES[4:]],
+        [NAMES[1:4], NAMES[:1] + NAMES[4:]],
+        [FRONT, BACK],
+        [NAMES],
+    ]
+    for done, layout in enumerate(layouts):
+        parts = [state(held, part=rank, tie=tie) for rank, held in enumerate(layout)]
+        crew = Crew(tmp_path, parts)
+        cursors = crew.restore()
+        assert [c.step if c else 0 for c in cursors] == [done] * len(layout)
+        crew.step(done)
+        assert crew.save(done + 1) == [True] * len(layout)
+        assert [k.proven for k in crew.keepers] == [True] * len(layout)
+        assert crew.said == []
+        alone = trained(done + 1, tie=tie)
+        for part in parts:
+            expected = moments(alone)
+            assert differences({k: expected[k] for k in moments(part)}, moments(part)) == []
+            assert rates(part) == rates(alone)
+
+
+def test_torchs_own_tools_read_what_several_wrote(tmp_path: Path) -> None:
+    crew = two(tmp_path / "c")
+    crew.step(0)
+    crew.save(3)
+    assert {p.name for p in (tmp_path / "c" / "step_00000003").iterdir()} == {
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+        "manifest.json",
+    }
+    dcp_to_torch_save(tmp_path / "c" / "step_00000003", tmp_path / "all.pt")
+    read = torch.load(tmp_path / "all.pt")
+    for part in crew.states:
+        for name, tensor in moments(part).items():
+            assert torch.equal(read[name], tensor), name
+
+
+def test_what_several_hold_is_written_once_as_the_first_has_it(tmp_path: Path) -> None:
+    states = [state(), state(part=1)]
+    states[1].model.norm.running_mean += 1
+    crew = Crew(tmp_path, states)
+    assert crew.save(3) == [True, True]
+    assert [k.proven for k in crew.keepers] == [True, True]
+    found = CheckpointDirectory(tmp_path, keep=1, say=print).newest()
+    assert found is not None
+    assert found.written_by(1) == {"blob.optim.1"}
+    assert torch.equal(
+        found.read(["model.norm.running_mean"])["model.norm.running_mean"], torch.zeros(4)
+    )
+
+
+def test_one_rank_that_reads_back_differently_leaves_all_unproven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = TensorReader.__getitem__
+
+    def lie(tensors: TensorReader, name: str) -> torch.Tensor:
+        read = honest(tensors, name)
+        return read + 1 if name == "model.head.weight" else read
+
+    crew = two(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorReader, "__getitem__", lie)
+        assert crew.save(3) == [True, True]
+    assert [k.proven for k in crew.keepers] == [False, False]
+    assert crew.said == ["step 3 reads back differently: model.head.weight"]
+    assert crew.save(4) == [True, True]
+    assert [k.proven for k in crew.keepers] == [True, True]
+
+
+def test_two_of_several_writers_stay(tmp_path: Path) -> None:
+    crew = two(tmp_path)
+    for number in (3, 5, 9):
+        crew.save(number)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "latest",
+        "step_00000005",
+        "step_00000009",
+    ]
+    assert (tmp_path / "latest").read_text() == "step_00000009\n"
+
+
+def test_ranks_that_do_not_write_do_not_wait(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, [state(FRONT), state(BACK, part=1), state(FRONT, part=2)], writers=[0, 1])
+    assert crew.keepers[2].save(Cursor(3, 0, 3))
+    assert together([lambda k=k: k.save(Cursor(3, 0, 3)) for k in crew.keepers[:2]]) == [True, True]
+    assert crew.restore() == [Cursor(3, 0, 3)] * 3
+
+
+def test_a_step_is_saved_once_by_all(tmp_path: Path) -> None:
+    crew = two(tmp_path)
+    crew.save(3)
+    before = (tmp_path / "step_00000003" / "manifest.json").stat().st_mtime_ns
+    assert crew.save(3) == [True, True]
+    assert (tmp_path / "step_00000003" / "manifest.json").stat().st_mtime_ns == before
+    assert crew.save(4) == [True, True]
+
+
+def test_messages_do_not_pile_up(tmp_path: Path) -> None:
+    crew = two(tmp_path)
+    for number in range(3):
+        crew.save(number)
+    assert sum(len(v) for v in crew.board.values.values()) == 0
+
+
+def _no_space(rank: int) -> Any:
+    honest = dcp_files.write
+
+    def write(path: Path, found: Any) -> Any:
+        if path.name == f"__{rank}_0.distcp":
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return honest(path, found)
+
+    return write
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_full_for_one_keeps_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    crew = two(tmp_path)
+    crew.save(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(dcp_files, "write", _no_space(rank))
+        assert crew.save(5) == [False, False]
+    (line,) = crew.said
+    assert line.startswith(f"no checkpoint at step 5: rank {rank}: No space left on device (")
+    assert line.endswith("; that of step 3 stays, training goes on")
+    assert not list(tmp_path.glob(".tmp*"))
+    assert crew.keepers[0].facts()["checkpoint_step"] == 3
+    assert crew.save(6) == [True, True]
+    assert [c and c.step for c in two(tmp_path).restore()] == [6, 6]
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_writer_that_never_answers_costs_one_checkpoint(tmp_path: Path, silent: int) -> None:
+    crew = two(tmp_path, patience_s=0.5)
+    crew.save(3)
+    assert crew.keepers[1 - silent].save(Cursor(5, 0, 5)) is False
+    assert [p.name for p in sorted(tmp_path.glob("step_*"))] == ["step_00000003"]
+    if silent == 1:
+        (line,) = crew.said
+        assert re.match(r"no checkpoint at step 5: rank 1: no answer within 0 s; that of", line)
+
+
+def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
+    class Odd:
+        def state_dict(self) -> Any:
+            return {"when": self}
+
+        def load_state_dict(self, state: Any) -> None:
+            pass
+
+    crew = Crew(tmp_path, [state(FRONT, extra={"odd": Odd()}), state(BACK, part=1)])
+    assert crew.save(3) == [False, False]
+    assert crew.said[0].startswith("no checkpoint at step 3: extra 'odd' cannot be saved")
+    assert len(crew.said) == 1
+
+
+def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
+    board = Board()
+    crews = [
+        module.CheckpointCoordinator(rank=r, writers=[0, 1], line=lambda: board, patience_s=5)
+        for r in (0, 1)
+    ]
+    for crew in crews:
+        crew.begin()
+    piece = dcp_files.TensorShard("model.w", (4, 2), (0, 0), torch.ones(1, 2))
+    other = dcp_files.TensorShard("model.w", (4, 2), (2, 0), torch.ones(2, 2))
+    checkpoints = CheckpointDirectory(tmp_path, keep=1, say=print)
+
+    def lead() -> str:
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.write(1, [piece], {}, crews[0])
+        crews[0].fail(str(caught.value))
+        return str(caught.value)
+
+    def follow() -> str:
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.join([other], crews[1])
+        return str(caught.value)
+
+    told, heard = together([lead, follow])
+    assert told == heard
+    assert "model.w" in told
+
+
+def test_a_directory_that_is_not_shared_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_APPEARS_S", 0.1)
+    crew = two(tmp_path / "here")
+    crew.keepers[1]._checkpoints.root = tmp_path / "there"
+    assert crew.save(3) == [False, False]
+    (line,) = crew.said
+    assert line.startswith("no checkpoint at step 3: rank 1: does not see ")
+    assert "all nodes must share checkpoint_dir" in line
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda p: os.truncate(p, 90), "torn (__1_0.distcp has 90 bytes of"),
+        (Path.unlink, "not complete (__1_0.distcp is missing)"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-1] + b"\1"), "damaged (__1_0.distcp has another"),
+    ],
+)
+def test_one_writers_file_makes_or_breaks_the_whole(tmp_path: Path, harm: Any, reason: str) -> None:
+    crew = two(tmp_path)
+    crew.save(3)
+    crew.save(5)
+    harm(tmp_path / "step_00000005" / "__1_0.distcp")
+    again = two(tmp_path)
+    assert [c and c.step for c in again.restore()] == [3, 3]
+    (line,) = again.said
+    assert line.startswith(f"skipped step_00000005: {reason}")
+
+
+def _hang_at(root: Path, where: str) -> None:
+    def hang(*_: object, **__: object) -> None:
+        (root / "hangs").touch()
+        time.sleep(600)
+
+    crew = two(root)
+    if where == "plan":
+        dcp_files.divide = hang  # type: ignore[assignment]
+    elif where == "one writer":
+        honest = dcp_files.write
+        dcp_files.write = lambda p, f: hang() if "__1" in p.name else honest(p, f)  # type: ignore[assignment,func-returns-value]
+    elif where == "metadata":
+        dcp_files.describe = hang  # type: ignore[assignment]
+    else:
+        module._write_text = hang
+    crew.save(9)
+
+
+@pytest.mark.parametrize("where", ["plan", "one writer", "metadata", "manifest"])
+def test_sigkill_between_plan_and_publish_leaves_the_one_before(tmp_path: Path, where: str) -> None:
+    two(tmp_path).save(5)
+    victim = PROCESSES.Process(target=_hang_at, args=(tmp_path, where))
+    victim.start()
+    wait((tmp_path / "hangs").exists, "the save")
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    again = two(tmp_path)
+    assert [c and c.step for c in again.restore()] == [5, 5]
+    assert again.said == []
+    assert again.save(9) == [True, True]
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_only_what_a_part_needs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trained(2)
+    Crew(tmp_path, [whole]).save(3)
+    read: Counter[str] = Counter()
+    honest = TensorReader.__getitem__
+
+    def watch(tensors: TensorReader, name: str) -> torch.Tensor:
+        read[name] += 1
+        return honest(tensors, name)
+
+    monkeypatch.setattr(TensorReader, "__getitem__", watch)
+    crew = Crew(tmp_path, [state(BACK, part=1)])
+    crew.restore()
+    assert {n for n in read if not n.startswith("blob.")} == moments(crew.states[0]).keys()
+    assert set(read.values()) == {1}
+
+
+def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    Crew(tmp_path, [state()]).save(3)
+    wrong = state(FRONT)
+    assert wrong.whole is not None
+    other = TrainingState(
+        model=wrong.model,
+        optimizer=wrong.optimizer,
+        whole={**wrong.whole, "head.weight": (9, 4)},
+    )
+    before = {k: v.clone() for k, v in moments(other).items()}
+    with pytest.raises(CheckpointError, match=r"head\.weight is 7x4 there and 9x4 here"):
+        Crew(tmp_path, [other]).restore()
+    assert differences(before, moments(other)) == []
+
+
+def test_what_one_writer_wrote_before_there_were_shapes_is_read(tmp_path: Path) -> None:
+    whole = trained(2)
+    Crew(tmp_path, [whole]).save(3)
+    path = tmp_path / "step_00000003" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["shapes"]
+    manifest["meta"]["freezing"] = {"frozen": 1}
+    del manifest["meta"]["kept"]
+    path.write_text(json.dumps(manifest))
+    crew = two(tmp_path)
+    crew.restore()
+    assert crew.keepers[1].restored == {"freezing": {"frozen": 1}}
+    for part in crew.states:
+        expected = moments(whole)
+        assert differences({k: expected[k] for k in moments(part)}, moments(part)) == []
+
+
+def test_a_broken_line_is_a_failed_save(tmp_path: Path) -> None:
+    class Broken(Board):
+        def hear(self, key: str, timeout_s: float) -> str | None:
+            raise RuntimeError("Connection reset by peer\nand so on")
+
+    said: list[str] = []
+    keeper = CheckpointManager(
+        CheckpointDirectory(tmp_path, keep=2, say=said.append),
+        state(FRONT),
+        Seat(0, 2, Board()),  # type: ignore[arg-type]
+        every_s=100.0,
+        identity={},
+        say=said.append,
+        writers=[0, 1],
+        line=Broken(),
+    )
+    assert keeper.save(Cursor(3, 0, 3)) is False
+    (line,) = said
+    assert "the way to the other writers is broken (Connection reset by peer)" in line

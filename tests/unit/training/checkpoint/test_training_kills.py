@@ -1,0 +1,338 @@
+"""SIGKILL of any rank at any moment: what was published stays, and the result is the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass
+from multiprocessing import connection
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_elastic.training.checkpoint.checkpoint_directory import (
+    CheckpointDirectory,
+    CompleteCheckpoint,
+    open_checkpoint,
+)
+from slurm_elastic.training.signals import STOPPED, leave
+from tests.support.kill_points import Trap
+from tests.support.training_runs import (
+    BATCH,
+    PATIENCE_S,
+    PROCESSES,
+    SAMPLES,
+    Esrun,
+    Worlds,
+    lines,
+    wait,
+)
+
+EPOCHS = 5
+STEPS = EPOCHS * -(-SAMPLES // BATCH)
+#: A save is up to 30 operations on the directory, a start 450 lines of the library, a step with
+#: its save 1,700. A count beyond that just comes a step later.
+OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 30, 450, 1700
+KILL_WAIT_S = 2.0
+#: Ten kills in each of these.
+TRAININGS: list[dict[str, Any]] = [
+    {"optimizer": "sgd"},
+    {"optimizer": "adamw", "background": True},
+    {"optimizer": "sgd", "workers": 1, "micro_batch": 3},
+    {"optimizer": "adamw", "directive": "1-8,parallel=pipeline"},
+    {"optimizer": "sgd", "directive": "1-8,parallel=pipeline", "background": True},
+    {"optimizer": "adamw", "shard": True},
+]
+#: How a rank ends that was not killed: it lost the others, was told to end, or was before `init`.
+ENDED = (1, STOPPED, -signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One attempt and its end.
+
+    Attributes:
+        size: ranks.
+        trap: kills at a moment of the program; None: at some time.
+        after: steps of the attempt begun before, if there is no trap.
+        delay_s: and then so much later.
+        victims: who dies.
+        told: whether the others are told to end, as by srun, or have to find out.
+        every_s: between two checkpoints.
+    """
+
+    size: int
+    trap: Trap | None
+    after: int
+    delay_s: float
+    victims: tuple[int, ...]
+    told: bool
+    every_s: float
+
+    def __str__(self) -> str:
+        when = self.trap or f"{self.delay_s:.3f} s after begin of step {self.after}"
+        how = "told" if self.told else "alone"
+        return f"{self.size} ranks, kills {self.victims} at {when}, every {self.every_s} s, {how}"
+
+
+def kills(seed: int) -> list[Kill]:
+    """Ten moments: five operations on the checkpoints, three lines of the library, two times."""
+    draw = random.Random(seed)
+    kinds = ["file"] * 5 + ["line"] * 2 + ["start", "time", "early"]
+    draw.shuffle(kinds)
+    operations = random.Random(0).sample(range(1, OPERATIONS + 1), OPERATIONS)
+    operations = operations[seed % len(TRAININGS) :: len(TRAININGS)]
+    return [_kill(draw, kind, operations) for kind in kinds]
+
+
+def _kill(draw: random.Random, kind: str, operations: list[int]) -> Kill:
+    size = draw.choice((1, 2, 2, 2, 3))
+    one = (draw.randrange(size),)
+    victims = draw.choice((one, one, one, tuple(range(size))))
+    step, trap = draw.randint(1, 3), None
+    if kind == "file":
+        trap = Trap(kind="file", count=operations.pop(), step=step, victims=victims)
+    elif kind in ("line", "start"):
+        most = LINES_OF_A_START if kind == "start" else LINES_OF_A_STEP
+        trap = Trap(
+            kind="line",
+            count=draw.randint(1, most),
+            step=0 if kind == "start" else step,
+            watched=draw.randrange(size),
+            victims=victims,
+        )
+    return Kill(
+        size=size,
+        trap=trap,
+        after=0 if kind in ("early", "start") else step,
+        delay_s=draw.uniform(0, 0.3 if kind == "early" else 0.05),
+        victims=victims,
+        told=draw.random() < 0.9 or kind in ("early", "start"),
+        every_s=0.0 if kind == "file" else draw.choice((0.0, 0.0, 0.05)),
+    )
+
+
+@dataclass
+class Story:
+    """What happened, also for the message of a test that fails."""
+
+    worlds: Worlds
+    told: list[str]
+    published: int = 0
+
+    def __str__(self) -> str:
+        return "\n".join([*self.told, self.worlds.log()])
+
+
+def attempt(worlds: Worlds, kill: Kill, story: Story, **options: Any) -> None:
+    """One attempt that ends with this kill."""
+    # By the clock: slow steps, so that a fast machine is not done before.
+    pace = {} if kill.trap else {"step_s": 0.05}
+    worlds.start(kill.size, trap=kill.trap, every_s=kill.every_s, **pace, **options)
+    if kill.trap is None:
+        here = worlds.attempts
+        wait(lambda: kill.after == 0 or begun(worlds, here) >= kill.after, f"a step\n{story}")
+        time.sleep(kill.delay_s)
+        for victim in kill.victims:
+            worlds.ranks[victim].kill()
+    ended(worlds, kill, story, **options)
+
+
+def ended(worlds: Worlds, kill: Kill, story: Story, **options: Any) -> None:
+    """Wait until all have died or ended; what is published then is whole, and no older."""
+    ranks = [process.sentinel for process in worlds.ranks]
+    assert connection.wait(ranks, PATIENCE_S), f"nobody died\n{kill}\n{story}"
+    died = time.monotonic()
+    if kill.told:
+        worlds.signal(signal.SIGTERM)
+    several = "directive" in options or "shard" in options
+    if several:
+        # Rank 0 may wait for a writer that is dead; srun would kill it after KillWait.
+        for process in worlds.ranks:
+            process.join(max(0.0, died + KILL_WAIT_S - time.monotonic()))
+            process.kill()
+    codes = worlds.join()
+    took = time.monotonic() - died
+    moment = worlds.out / f"trap-{worlds.attempts}"
+    what = moment.read_text() if moment.exists() else ""
+    story.told.append(f"{worlds.attempts}: {kill}: {what} -> {codes} in {took:.2f} s")
+    # A victim may be told before it is its turn.
+    assert any(codes[rank] == -signal.SIGKILL for rank in kill.victims), str(story)
+    for rank, code in enumerate(codes):
+        killed = several or rank in kill.victims
+        assert code in ENDED or (killed and code == -signal.SIGKILL), str(story)
+    found = newest(worlds)
+    step = found.step if found else 0
+    assert step >= story.published, str(story)
+    now = begun(worlds, worlds.attempts)
+    if kill.every_s == 0 and now and not options.get("background"):
+        # With a save after every step no more than the last one is repeated.
+        assert step in (story.published + now - 1, story.published + now), str(story)
+    story.published = step
+
+
+def begun(worlds: Worlds, attempt: int, rank: int = 0) -> int:
+    """Steps that a rank has begun in this attempt."""
+    return sum(line["attempt"] == attempt for line in lines(worlds.out / f"begun-rank{rank}.jsonl"))
+
+
+def newest(worlds: Worlds) -> CompleteCheckpoint | None:
+    """As a new start finds it; nothing may be torn."""
+    said: list[str] = []
+    found = CheckpointDirectory(worlds.out / "ckpt", keep=2, say=said.append).newest()
+    assert said == []
+    return found
+
+
+def effective(worlds: Worlds) -> list[Counter[int]]:
+    """How often each sample counts, by epoch: a step counts as last computed.
+
+    Checks that a step repeats the samples it had before.
+    """
+    last: dict[int, int] = {}
+    shares: dict[tuple[int, int], list[int]] = {}
+    epochs: dict[int, int] = {}
+    for path in worlds.out.glob("begun-rank*.jsonl"):
+        for line in lines(path):
+            step, attempt = line["step"], line["attempt"]
+            last[step] = max(attempt, last.get(step, 0))
+            epochs[step] = line["epoch"]
+            shares.setdefault((step, attempt), []).extend(line["indices"])
+    seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
+    for (step, attempt), share in shares.items():
+        if attempt == last[step]:
+            seen[epochs[step]].update(share)
+        assert set(share) <= set(shares[step, last[step]]), f"step {step} had other samples"
+    return seen
+
+
+def same(worlds: Worlds, plain: Worlds, story: Story) -> None:
+    """Losses, samples, parameters and optimizer state are those of the undisturbed run."""
+    expected = plain.losses()
+    assert sorted(worlds.losses()) == list(range(1, STEPS + 1)), str(story)
+    for line in lines(worlds.out / "losses.jsonl"):  # repeated ones as well
+        assert line["loss"] == pytest.approx(expected[line["step"]], abs=1e-6), str(story)
+    assert effective(worlds) == [Counter(range(SAMPLES))] * EPOCHS, str(story)
+    mine, theirs = newest(worlds), newest(plain)
+    assert mine is not None
+    assert theirs is not None
+    assert mine.step == theirs.step == STEPS
+    # Each writer has a blob of its own of plain values.
+    left, expected_left = (
+        {n: t for n, t in c.read().items() if not n.startswith("blob.")} for c in (mine, theirs)
+    )
+    assert left.keys() == expected_left.keys()
+    for name, value in expected_left.items():
+        torch.testing.assert_close(left[name], value, rtol=0.0, atol=1e-6, msg=name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Worlds]:
+    """One rank, nobody killed."""
+    runs = {}
+    for optimizer in ("adamw", "sgd"):
+        runs[optimizer] = Worlds(tmp_path_factory.mktemp(optimizer))
+        runs[optimizer].run(1, optimizer=optimizer, epochs=EPOCHS, ballast=1)
+    return runs
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(len(TRAININGS)))
+def test_a_training_survives_ten_kills(
+    worlds: Worlds, undisturbed: dict[str, Worlds], seed: int
+) -> None:
+    story = Story(worlds, [f"seed {seed}"])
+    options = TRAININGS[seed % len(TRAININGS)] | {"epochs": EPOCHS, "ballast": 1024}
+    for number, kill in enumerate(kills(seed)):
+        # What a killed rank's data-loader workers inherit keeps connections open for 5 s.
+        workers = {"workers": 0} if number not in (3, 6) else {}
+        attempt(worlds, kill, story, **options | workers)
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], str(story)
+    assert f"went on from step {story.published} with 2 rank(s)" in worlds.log()
+    same(worlds, undisturbed[options["optimizer"]], story)
+    left = [path for path in (worlds.out / "ckpt").iterdir() if path.name != "latest"]
+    # Two stay, and a third if the last kill came between a save and its end.
+    assert len([open_checkpoint(path) for path in left]) <= 3, str(story)
+
+
+def test_a_training_survives_five_kills_at_its_end(
+    worlds: Worlds, undisturbed: dict[str, Worlds]
+) -> None:
+    story = Story(worlds, [])
+    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "ballast": 1024}
+    draw = random.Random(5)
+    for victim in (0, 0, 0, 1, 1):
+        last = STEPS - story.published
+        count = draw.randint(1, LINES_OF_A_STEP if last else LINES_OF_A_START)
+        victims = (victim,)
+        trap = Trap(kind="line", count=count, step=last, victims=victims)
+        kill = Kill(2, trap, 0, 0.0, victims, told=True, every_s=0.0)
+        attempt(worlds, kill, story, **options)
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], str(story)
+    same(worlds, undisturbed["adamw"], story)
+
+
+def test_kills_of_ranks_that_wait_at_their_checkpoint(
+    worlds: Worlds, esrun: Esrun, undisturbed: dict[str, Worlds]
+) -> None:
+    story = Story(worlds, [])
+    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "ballast": 1}
+    for notice, victim in enumerate((0, 1), start=1):
+        esrun.forget()
+        esrun.order("run")
+        worlds.start(2, esrun=esrun, step_s=0.01, **options)
+        worlds.wait_for_step(story.published + 2)
+        esrun.order("notice", notice=notice)
+        saved = esrun.wait_for("saved", notice=notice)["step"]
+        worlds.ranks[victim].kill()
+        ended(worlds, Kill(2, None, 0, 0.0, (victim,), told=True, every_s=600.0), story, **options)
+        assert story.published == saved == max(worlds.losses())
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], str(story)
+    same(worlds, undisturbed["adamw"], story)
+
+
+def test_kills_while_ranks_save_to_change_their_layout(
+    worlds: Worlds, esrun: Esrun, undisturbed: dict[str, Worlds]
+) -> None:
+    story = Story(worlds, [])
+    options: dict[str, Any] = {"optimizer": "sgd", "epochs": EPOCHS, "ballast": 1}
+    options |= {"esrun": esrun, "directive": "1-8,parallel=hybrid"}
+    now, then = "2x1", "1x2"
+    for count, victim in ((4, 1), (12, 0), (15, 0), (16, 1)):
+        esrun.tell(layout=now)
+        trap = Trap(kind="file", count=count, step=1, victims=(victim,))
+        worlds.start(2, trap=trap, step_s=0.02, **options)
+        wait(lambda: begun(worlds, worlds.attempts) > 1, f"a step\n{story}")
+        esrun.tell(layout=then)
+        ended(worlds, Kill(2, trap, 0, 0.0, (victim,), told=True, every_s=600.0), story, **options)
+        now, then = then, now
+    assert story.published > 0
+    esrun.tell(layout=now)
+    worlds.start(2, **options)
+    assert worlds.join() == [0, 0], str(story)
+    same(worlds, undisturbed["sgd"], story)
+
+
+def leave_with_children() -> None:
+    def complain(*_: object) -> None:
+        raise RuntimeError("as torch's data loader does when a worker dies")
+
+    context = multiprocessing.get_context("fork")
+    for _ in range(4):
+        context.Process(target=time.sleep, args=(PATIENCE_S,)).start()
+    signal.signal(signal.SIGCHLD, complain)
+    leave(STOPPED)
+
+
+def test_a_rank_that_leaves_takes_its_loader_workers_along() -> None:
+    process = PROCESSES.Process(target=leave_with_children)
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == STOPPED

@@ -1,0 +1,39 @@
+"""The example whose layers freeze, started as a user starts it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[4] / "docs" / "examples" / "train_cnn.py"
+
+
+def run(out: Path, directive: str, *options: str) -> tuple[list[dict], str]:
+    """The lines of epochs.jsonl, and stderr."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    small = ("--samples", "64", "--epochs", "10", "--global-batch", "16")
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--out", out, *small, *options],
+        env=environment | {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC": directive},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(text) for text in (out / "epochs.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(10))
+    return lines, done.stderr
+
+
+def test_it_trains_with_another_criterion(tmp_path: Path) -> None:
+    options = ("--freeze", "auto", "--criterion", "gradient-norm")
+    lines, _ = run(tmp_path, "1,freeze=auto,max-penalty=100%", *options)
+    assert all(0 <= line["frozen"] <= 4 for line in lines)
+
+
+def test_a_directive_that_does_not_ask_for_it_decides(tmp_path: Path) -> None:
+    lines, said = run(tmp_path, "1", "--freeze", "auto", "--max-penalty", "100")
+    assert {line["frozen"] for line in lines} == {0}
+    assert "slurm-elastic: no freezing: --elastic=1 does not say freeze=auto\n" in said

@@ -1,0 +1,131 @@
+"""Freezing with several ranks: all at the same step, less to send, the same in another world."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slurm_elastic.training import Freezing, init
+from tests.support.training_runs import PROCESSES, _free_port
+
+SAMPLES, BATCH, EPOCHS, WIDE = 60, 12, 8, 40
+STEPS = EPOCHS * SAMPLES // BATCH
+
+
+class Certain:
+    """Holds the first two layers for converged, from the beginning."""
+
+    plastic = False
+
+    def see(self, look: Any) -> int:
+        return max(2, look.frozen)
+
+    def thawed(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def network(norm: bool) -> nn.Sequential:
+    torch.manual_seed(2)
+    first = [nn.Linear(6, WIDE), *([nn.BatchNorm1d(WIDE)] if norm else []), nn.Tanh()]
+    return nn.Sequential(*first, nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 4))
+
+
+def rank_main(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1")
+    os.environ["MASTER_PORT"] = str(port)
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(5)
+    points = torch.randn(SAMPLES, 6, generator=generator)
+    labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
+    job = init(
+        network(options.get("norm", False)),
+        nn.CrossEntropyLoss(),
+        lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+        torch.utils.data.TensorDataset(points, labels),
+        global_batch=BATCH,
+        epochs=EPOCHS,
+        checkpoint_dir=out / "ckpt",
+        checkpoint_every_s=0.0,
+        freeze=Freezing(
+            criterion=Certain(), max_penalty=1.0, every=1, passes=1, begin=0.0, settled=1e9
+        ),
+    )
+    with (out / f"rank{rank}.jsonl").open("a", buffering=1) as log:
+        for batch in job:
+            loss = job.step(batch)
+            buffers = [b.double().sum().item() for b in job.model.buffers()]
+            line = {"step": batch.step, "loss": loss, "frozen": job.frozen, "buffers": buffers}
+            log.write(json.dumps(line | {"bytes": job.reduced_bytes, "world": size}) + "\n")
+            if batch.step == options.get("until"):
+                break
+    if "until" not in options:
+        job.finish()
+    elif size > 1:
+        # As a kill would, but after the same step everywhere.
+        torch.distributed.barrier()
+    os._exit(0)
+
+
+def run(out: Path, size: int, **options: Any) -> list[list[dict[str, Any]]]:
+    """What each rank wrote, by step."""
+    out.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    ranks = [
+        PROCESSES.Process(target=rank_main, args=(rank, size, port, out, options))
+        for rank in range(size)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0] * size
+    logs = [(out / f"rank{rank}.jsonl").read_text().splitlines() for rank in range(size)]
+    return [[json.loads(line) for line in log] for log in logs]
+
+
+def test_another_world_goes_on_with_the_same_prefix(tmp_path: Path) -> None:
+    (alone,) = run(tmp_path / "alone", 1)
+    first, second = run(tmp_path / "moved", 2, until=28)
+    assert [line["frozen"] for line in first] == [line["frozen"] for line in second]
+    assert first[26]["frozen"] == 2
+    # One rank's log goes on in the other's file; the last step was not saved.
+    run(tmp_path / "moved", 3)
+    text = (tmp_path / "moved" / "rank2.jsonl").read_text()
+    log = [json.loads(line) for line in text.splitlines()]
+    assert {line["frozen"] for line in log} == {2}
+    assert log[0]["step"] == 28
+    whole = {line["step"]: line["loss"] for line in [*first[:27], *log]}
+    assert sorted(whole) == list(range(1, STEPS + 1))
+    assert whole == pytest.approx({line["step"]: line["loss"] for line in alone}, abs=1e-6)
+    assert [line["frozen"] for line in first[:27]] == [line["frozen"] for line in alone[:27]]
+
+
+def test_frozen_layers_are_not_sent(tmp_path: Path) -> None:
+    log, _ = run(tmp_path / "run", 2)
+    sent = [line["bytes"] for line in log]
+    steps = {line["frozen"]: line["step"] for line in reversed(log)}
+    frozen_bytes = 4 * (6 * WIDE + WIDE + WIDE * WIDE + WIDE)
+    # Four parameters less, and for each of them the word that tells whether there is a gradient.
+    assert sent[0] - sent[-1] == frozen_bytes + 4 * 4
+    assert sent[steps[2] - 1] == sent[-1]
+
+
+def test_frozen_batch_norms_are_the_same_on_all_ranks(tmp_path: Path) -> None:
+    one, other = run(tmp_path / "run", 2, norm=True)
+    for a, b in zip(one, other, strict=True):
+        assert (a["buffers"] == b["buffers"]) == (a["frozen"] == 2), a["step"]
+    after = [line["buffers"] for line in one if line["frozen"] == 2]
+    assert len(after) > 5
+    assert all(buffers == after[0] for buffers in after)

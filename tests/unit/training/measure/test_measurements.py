@@ -1,0 +1,333 @@
+"""What a job measures of itself: times of a step's parts, and the noise of its gradient."""
+
+import doctest
+import json
+import time
+
+import pytest
+import torch
+
+from slurm_elastic.core.layers import Layer
+from slurm_elastic.core.report import Report
+from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
+from slurm_elastic.training.measure import gradient_noise as noises
+from slurm_elastic.training.measure.gradient_noise import Consecutive, GradientNoise, squared_norm
+from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.step_profiler import StepProfiler
+from slurm_elastic.training.measure.step_times import (
+    CLOSELY,
+    EVERY,
+    SELDOM,
+    SOON,
+    WARM_UP,
+    Phases,
+    StepDurations,
+    StepParts,
+    StepTimer,
+    peak_memory,
+)
+from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.reporting import Reporter
+from tests.support.training_runs import Esrun, Worlds
+
+DIMENSIONS = 400
+#: |G|^2 and the trace of a sample's covariance: the true values of what is estimated.
+SQR, TRACE = 4.0, float(DIMENSIONS)
+
+
+def sample_gradients(count: int, generator: torch.Generator) -> torch.Tensor:
+    """(count, DIMENSIONS): gradients of single samples."""
+    true = torch.full((DIMENSIONS,), (SQR / DIMENSIONS) ** 0.5)
+    return true + torch.randn(count, DIMENSIONS, generator=generator)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def steps(timer: StepTimer, now: list[float], durations, **parts) -> None:
+    for duration in durations:
+        now[0] += duration
+        if parts:
+            timer.parts(StepParts(**parts))
+        timer.end()
+
+
+def micro(timer: StepTimer) -> tuple[float, int, float | None]:
+    taken = timer.take()
+    assert taken is not None
+    return taken.step_s, taken.steps, taken.micro_step_s
+
+
+def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -> None:
+    timer = StepTimer()
+    passes = {"forward_s": 0.6, "backward_s": 1.2, "sync_s": 0.5}
+    steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], **passes)
+    assert micro(timer) == (2.0, 3, 1.5)
+    steps(timer, now, [2.0, 2.0], **passes, pieces=4)
+    assert micro(timer) == (2.0, 2, pytest.approx(0.45))
+    steps(timer, now, [2.0])
+    assert timer.take() == StepDurations(2.0, 1, None)
+
+
+def test_an_all_reduce_that_takes_longer_than_a_step_leaves_something(now) -> None:
+    timer = StepTimer()
+    steps(timer, now, [1.0] * 4, forward_s=0.1, sync_s=5.0)
+    assert micro(timer)[2] == pytest.approx(0.01)
+
+
+def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None:
+    timer = StepTimer()
+    steps(timer, now, [1.0] * 3, forward_s=1.0, backward_s=2.0, sync_s=3.0, optimizer_s=4.0)
+    steps(timer, now, [1.0], forward_s=1.0, backward_s=2.0, sync_s=7.0)
+    steps(timer, now, [1.0] * 2, sync_s=7.0, pieces=0)
+    taken = timer.take()
+    assert taken is not None
+    found = (taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s)
+    assert found == (1.0, 2.0, 5.0, 4.0)
+    steps(timer, now, [1.0])
+    assert timer.take() == StepDurations(1.0, 1, None)
+
+
+def test_waiting_for_the_loader_is_timed(now) -> None:
+    def load():
+        for seconds in (50.0, 60.0, 0.5, 0.25, 0.5):
+            now[0] += seconds
+            yield seconds
+
+    timer = StepTimer()
+    for _ in timer.waiting(load()):
+        now[0] += 2.0
+        timer.end()
+    taken = timer.take()
+    assert taken is not None
+    assert (taken.step_s, taken.data_s) == (2.5, 0.5)  # the first two steps do not count
+
+
+def test_phases_add_up(now) -> None:
+    phases = Phases(torch.device("cpu"))
+    for name, seconds in (("forward", 1.0), ("", 5.0), ("backward", 2.0), ("forward", 1.5)):
+        phases.enter(name)
+        now[0] += seconds
+    phases.enter("")
+    assert phases.ready
+    assert phases.totals() == {"forward": 2.5, "backward": 2.0, "": 5.0}
+
+
+def test_the_most_memory_is_that_of_a_moment_not_the_present_one() -> None:
+    before = peak_memory(torch.device("cpu"))
+    torch.ones(2**24)  # 64 MiB, gone at once
+    after = peak_memory(torch.device("cpu"))
+    assert before
+    assert after
+    assert after >= max(before, 2**26)
+
+
+def test_few_steps_are_looked_into() -> None:
+    timer, looked = StepTimer(), []
+    for step in range(500):
+        if timer.looks:
+            looked.append(step - WARM_UP)
+        timer.end()
+    assert looked[:CLOSELY] == list(range(CLOSELY))
+    rest = looked[CLOSELY:]
+    assert [s for s in rest if s <= SOON] == list(range(EVERY, SOON + 1, EVERY))
+    assert [s for s in rest if s > SOON] == list(range(SOON + SELDOM, 500 - WARM_UP, SELDOM))
+    timer.on = False
+    assert not timer.looks
+
+
+@pytest.mark.parametrize(("small", "large"), [(8, 64), (16, 32), (1, 1000)])
+def test_two_batch_sizes_tell_norm_and_variance(small: int, large: int) -> None:
+    generator = torch.Generator().manual_seed(small)
+    noise = GradientNoise(initial_batch=50)
+    for _ in range(300):
+        samples = sample_gradients(large, generator)
+        noise.add(
+            small=float(samples[:small].mean(0).square().sum()),
+            small_batch=small,
+            large=float(samples.mean(0).square().sum()),
+            large_batch=large,
+        )
+    fields = noise.fields()
+    assert fields["grad_var"] == pytest.approx(TRACE / 50, rel=0.1)
+    assert fields["grad_sqr"] == pytest.approx(SQR, abs=TRACE / large / 2 + 0.5)
+
+
+def test_consecutive_steps_tell_them_too() -> None:
+    generator = torch.Generator().manual_seed(1)
+    noise = GradientNoise(initial_batch=64)
+    pairs = Consecutive(noise)
+    for step in range(600):
+        mean = sample_gradients(64, generator).mean(0)
+        pairs.see([mean[:100], mean[100:]], 64, keep=step % 2 == 0)
+    fields = noise.fields()
+    assert fields["grad_var"] == pytest.approx(TRACE / 64, rel=0.1)
+    assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.15)
+
+
+def test_steps_of_different_sizes_are_not_compared() -> None:
+    noise = GradientNoise(initial_batch=64)
+    pairs = Consecutive(noise)
+    for step in range(40):
+        pairs.see([torch.ones(3)], 64 + step % 2, keep=True)
+    assert noise.fields() == {}
+
+
+def test_the_modules_example() -> None:
+    assert doctest.testmod(noises).failed == 0
+
+
+def test_what_is_known_of_the_noise_survives_a_resize() -> None:
+    noise, other = GradientNoise(initial_batch=8), GradientNoise(initial_batch=8)
+    for small in (3.0, 3.5, 2.5) * 4:
+        noise.add(small=small, small_batch=8, large=1.5, large_batch=32)
+    other.restore(json.loads(json.dumps(noise.state())))
+    assert other.fields() == noise.fields() != {}
+    for one in (noise, other):
+        one.add(small=4.0, small_batch=4, large=1.5, large_batch=32)
+    assert other.fields() == noise.fields()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, [], {}, {"sqr": "x"}, {"sqr": 1.0, "trace": float("nan"), "weight": 1.0, "count": 9}],
+)
+def test_noise_that_no_checkpoint_kept_is_begun_anew(bad) -> None:
+    noise = GradientNoise(initial_batch=8)
+    noise.restore(bad)
+    noise.restore(GradientNoise(initial_batch=8).state())
+    assert noise.fields() == {}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_overflow_is_left_out(bad: float) -> None:
+    noise = GradientNoise(initial_batch=8)
+    for small in (3.0, bad) * 10:
+        noise.add(small=small, small_batch=8, large=1.5, large_batch=32)
+    assert noise.fields() == {"grad_sqr": 1.0, "grad_var": 2.0}
+
+
+def test_noise_that_hides_the_gradient_is_no_negative_norm() -> None:
+    noise = GradientNoise(initial_batch=8)
+    for _ in range(20):
+        noise.add(small=4.0, small_batch=8, large=0.5, large_batch=32)
+    assert noise.fields()["grad_sqr"] == 0.0
+
+
+def test_half_precision_does_not_overflow() -> None:
+    assert float(squared_norm([torch.full((4,), 300.0, dtype=torch.float16)])) == 360000.0
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_watched_job_knows_its_noise(pieces: int) -> None:
+    """One rank, with and without micro-batches; the model's gradient is the mean of its inputs."""
+    generator = torch.Generator().manual_seed(pieces)
+    weights = torch.nn.Parameter(torch.zeros(DIMENSIONS))
+    timer, noise = StepTimer(), GradientNoise(initial_batch=32)
+    watch = StepProfiler(timer=timer, noise=noise, parameters=[weights], world=World())
+    for _ in range(1500):
+        weights.grad = None
+        watch.begin()
+        for part in sample_gradients(32, generator).chunk(pieces):
+            watch.piece()
+            summed = (part @ weights).sum()
+            watch.backward()
+            summed.backward()
+            watch.piece_done(len(part))
+        small, inverse = watch.reducing()
+        assert weights.grad is not None
+        weights.grad.div_(32)
+        watch.reduced([float(small), inverse], 32)
+        watch.optimizing()
+        weights.grad.zero_()  # as clipping may: what was kept is a copy
+        watch.end()
+        timer.end()
+    taken = timer.take()
+    assert taken is not None
+    parts = [taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s]
+    assert None not in parts
+    assert sum(parts[:2]) > 0
+    fields = noise.fields()
+    assert fields["grad_var"] == pytest.approx(TRACE / 32, rel=0.2)
+    assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("world", "micro_batch", "expected"),
+    [(1, None, (64, 0)), (3, None, (22, 0)), (1, 20, (16, 3)), (2, 8, (8, 3)), (100, 8, (1, 0))],
+)
+def test_what_a_rank_runs_with(world: int, micro_batch, expected) -> None:
+    told = Reporter(rank=1, world=world, global_batch=64, micro_batch=micro_batch)._always
+    assert (told["micro_batch"], told["accumulation"]) == expected
+    assert told.get("max_micro_batch") == micro_batch
+
+
+@pytest.mark.parametrize(("size", "micro_batch"), [(1, None), (2, None), (2, 3)])
+def test_reports_tell_it(worlds: Worlds, esrun: Esrun, size: int, micro_batch: int | None) -> None:
+    worlds.run(size, esrun=esrun, micro_batch=micro_batch, step_s=0.01)
+    measured = [r for r in esrun.reports if r.get("micro_step_s")]
+    last = [r for r in esrun.reports if r["phase"] == "training"][-1]
+    assert measured
+    assert all(0 < r["micro_step_s"] <= r["step_time_s"] for r in measured)
+    for name in ("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s"):
+        assert all(0 <= r[name] <= r["step_time_s"] * 10 for r in measured), name
+    assert all(r["peak_memory_bytes"] > 2**20 for r in measured)
+    assert all(Report.from_wire({"job_id": 1, "run": 0} | r) for r in esrun.reports)
+    assert last["initial_batch"] == last["global_batch"] == 12
+    assert last["micro_batch"] * size * (last["accumulation"] + 1) == 12
+    if size > 1:  # one rank sees fewer pairs than it wants in so short a run
+        assert last["grad_var"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_layers_are_told_and_kept(worlds: Worlds, esrun: Esrun, size: int) -> None:
+    worlds.run(size, esrun=esrun, step_s=0.01)
+    told = [r for r in esrun.reports if "profile" in r]
+    assert len(told) == 1
+    assert told[0]["profile_batch"] == 12 // size
+    rows = {row[0]: row for row in told[0]["profile"]}
+    assert list(rows) == ["front", "act", "drop", "back"]
+    assert rows["front"][3:] == [12 // size * 16 * 4, 7 * 16 * 4]
+    kept = CheckpointDirectory(worlds.out / "ckpt", keep=1, say=lambda _: None).newest()
+    assert kept is not None
+    measured = MeasuredLayer.restored(kept.kept["profile"])
+    assert measured is not None
+    assert [layer.name for layer in measured.layers] == list(rows)
+    assert "the layer profile" not in worlds.log()
+
+
+def test_a_profile_too_large_to_tell_is_left_out(esrun: Esrun, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(esrun.path))
+    reporter = Reporter(rank=0, world=1, global_batch=8)
+    reporter.orders(wait_s=60.0)  # which say to report every step
+    many = MeasuredLayer(4, tuple(Layer(f"layer{n}", 1.0, 1.0, 1, 1) for n in range(1001)))
+    assert "at most 1000 layers" in reporter.profile(many)
+    reporter.timer.end()
+    reporter.training(step=1, progress=0.5, checkpoint={})
+    assert reporter.profile(MeasuredLayer(4, many.layers[:2])) == ""
+    reporter.training(step=2, progress=0.5, checkpoint={})
+    reporter.training(step=3, progress=0.5, checkpoint={})
+    reporter.ended(step=3, progress=1.0, code=0, checkpoint={})
+    esrun.wait_for("ended")
+    assert [r["step"] for r in esrun.reports if "profile" in r] == [2]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_stages_tell_their_parts_and_their_layers(
+    worlds: Worlds, esrun: Esrun, schedule: str
+) -> None:
+    directive = "1-2,parallel=pipeline"
+    worlds.run(2, esrun=esrun, step_s=0.01, directive=directive, schedule=schedule)
+    assert worlds.layouts() == ["1x2"]
+    measured = [r for r in esrun.reports if r.get("forward_s")]
+    assert measured
+    for name in ("backward_s", "sync_s", "optimizer_s", "data_s"):
+        assert all(r[name] > 0 for r in measured), name
+    # Of one stage only, which is no micro-batch of the model.
+    assert all(r.get("micro_step_s") is None for r in esrun.reports)
+    told = [r for r in esrun.reports if "profile" in r]
+    assert [row[0] for row in told[0]["profile"]] == ["front", "act", "drop", "back"]

@@ -1,0 +1,42 @@
+"""FSDP2: the same training, in parts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from slurm_elastic.training.parallel import fsdp
+from tests.support.training_runs import SAMPLES, STEPS, Worlds
+
+pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_parts_train_as_one_rank_does_and_others_go_on_with_them(
+    tmp_path: Path, optimizer: str
+) -> None:
+    alone = Worlds(tmp_path / "alone")
+    alone.run(1, optimizer=optimizer)
+    parts = Worlds(tmp_path / "parts")
+    # Uneven shares, in uneven numbers of micro-batches; then whole replicas; then parts again.
+    for size, until, shard in ((3, 6, True), (2, 12, False), (2, STEPS, True)):
+        stop = {"signal_at": until, "signal": signal.SIGTERM} if until < STEPS else {}
+        parts.start(size, optimizer=optimizer, shard=shard, micro_batch=3, **stop)
+        codes = set(parts.join())
+        assert codes == ({143} if stop else {0}), parts.log()
+    expected = alone.losses()
+    assert parts.losses().keys() == expected.keys()
+    for step, loss in parts.losses().items():
+        assert loss == pytest.approx(expected[step], rel=1e-5)
+    for epoch in parts.samples():
+        assert epoch == dict.fromkeys(range(SAMPLES), 1)
+
+
+def test_every_rank_has_as_many_pieces() -> None:
+    for count in range(1, 20):
+        splits = [fsdp.Padded(rank=rank, world=3, micro=2).pieces(count) for rank in range(3)]
+        assert len({len(pieces) for pieces in splits}) == 1
+        taken = [i for pieces in splits for piece in pieces if piece.counts for i in piece.span]
+        assert sorted(taken) == list(range(count))

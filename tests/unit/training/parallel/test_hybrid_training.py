@@ -1,0 +1,27 @@
+"""A hybrid job measures its layers, and starts again in the layout that suits them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_elastic.job.rank_socket import AGAIN
+from tests.support.training_runs import Esrun, Worlds
+
+
+def test_measured_layers_decide_the_layout(tmp_path: Path, esrun: Esrun) -> None:
+    worlds = Worlds(tmp_path / "hybrid")
+    options = {
+        "directive": "1-2,parallel=hybrid",
+        # On which gradients take long and activations do not: two stages, no replicas.
+        "environment": {"SLURM_ELASTIC_BANDWIDTH": "2e5,2e5"},
+        "epochs": 6,
+        "model": "narrow",
+    }
+    worlds.start(2, esrun=esrun, **options)
+    assert worlds.join() == [AGAIN] * 2, worlds.log()
+    assert "data parallel until the layers have been measured" in worlds.log()
+    worlds.start(2, esrun=esrun, **options)
+    assert worlds.join() == [0] * 2, worlds.log()
+    assert worlds.layouts() == ["2x1", "1x2"]
+    assert "times as fast as 2x1" in worlds.log()
+    assert sorted(worlds.losses()) == list(range(1, 6 * 6 + 1))
