@@ -145,7 +145,7 @@ class Controller:
         if self._idle():
             return
         with self.pace.looking():
-            self._jobs = self.reader.jobs()
+            self._read_jobs()
         live = self.engine.live
         others = frozenset(
             (j.job_id, j.state, j.run) for j in self._jobs.values() if j.job_id not in live
@@ -158,15 +158,18 @@ class Controller:
                 self._jobs, sizes=self._sizes, per_node=self._per_node, down=self.reader.down
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
-            self._jobs = self.reader.jobs()
+            self._read_jobs()
         self._collect()
         self._publish()
         if self.pace.round_is_due():
             with self.pace.deciding(every_s=self.config.controller.interval_s):
                 if live:  # what was read is older than what has just been written
-                    self._jobs = self.reader.jobs()
+                    self._read_jobs()
                 self.round()
             self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
+
+    def _read_jobs(self) -> None:
+        self._jobs = self.book.all_in_force(self.reader.jobs())
 
     def _idle(self) -> bool:
         """A cheap look: whether nothing has happened and nothing is due."""

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_elastic.config import schema
 from slurm_elastic.core.cluster import Job, JobState, Limit, Snapshot
-from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
 from slurm_elastic.placement.eligibility import clock
 
@@ -27,14 +26,11 @@ _WOULD = {
 }
 
 
-def shares(
-    snapshot: Snapshot, records: Mapping[int, JobRecord], limits: schema.LimitSettings
-) -> tuple[Limit, ...]:
+def shares(snapshot: Snapshot, limits: schema.LimitSettings) -> tuple[Limit, ...]:
     """Caps on GPUs above MIN: of the site, of each partition named, of each user.
 
     Args:
         snapshot: nodes for the totals; elastic jobs, also those that are left alone.
-        records: for directives that people have put in place of the submitted ones.
         limits: `[limits]`.
     """
     if limits.share >= 1 and limits.user_share >= 1 and not limits.partition_shares:
@@ -42,8 +38,7 @@ def shares(
     spared = {
         job.job_id: directive.min_gpus
         for job in snapshot.jobs
-        if job.state is not JobState.ENDED
-        and (directive := _directive(job, records.get(job.job_id))) is not None
+        if job.state is not JobState.ENDED and (directive := job.directive) is not None
     }
     jobs = [j for j in snapshot.jobs if j.job_id in spared]
     total = sum(n.gpus for n in snapshot.nodes)
@@ -169,7 +164,3 @@ def _cap(
         jobs=ids,
         spared={i: spared[i] for i in ids},
     )
-
-
-def _directive(job: Job, record: JobRecord | None) -> Directive | None:
-    return (record.override if record else None) or job.directive

@@ -47,9 +47,8 @@ class Question:
         for job_id in self.jobs:
             job = self.snapshot.job[job_id]
             record = self.records.get(job_id) or JobRecord(job_id=job_id)
-            directive = record.override or job.directive
-            if directive is not None:
-                yield job, record, directive
+            if job.directive is not None:
+                yield job, record, job.directive
 
 
 class Policy(Protocol):

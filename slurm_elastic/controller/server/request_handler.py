@@ -22,7 +22,7 @@ from slurm_elastic.controller.queries.view import (
     Viewer,
 )
 from slurm_elastic.controller.server import profile_import
-from slurm_elastic.controller.server.directive_update import DirectiveUpdate, updated
+from slurm_elastic.controller.server.directive_update import updated
 from slurm_elastic.controller.server.requests import RequestRefusedError
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition
@@ -180,8 +180,7 @@ class RequestHandler:
                 book.teach(job, lesson)
             return text
         if op == "update":
-            entry = book.entry(job)
-            wishes, text = updated(job, DirectiveUpdate(entry.override, entry.layout), args)
+            wishes, text = updated(book.in_force(job), book.entry(job).layout, args)
             if not dry:
                 book.order(job, override=wishes.override, layout=wishes.layout)
                 self._controller.dialogue.stand(job)
