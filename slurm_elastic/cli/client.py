@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, SILENT, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.config import schema
 
@@ -95,15 +95,15 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     request = {"v": 1, "op": op, **{k: v for k, v in args.items() if v is not None}}
     try:
         return frames.call(where, request, timeout_s=_TIMEOUT_S)
-    except frames.RequestRejected as error:
+    except frames.RequestRejectedError as error:
         raise CliError(clean(error), REFUSED) from None
-    except frames.ControllerUnreachable as error:
+    except frames.ControllerUnreachableError as error:
         why = str(error).removeprefix(f"controller {where}: ")
         raise CliError(
             f"no controller at {clean(where)} ({clean(why[:1].lower() + why[1:])}){REMEDY}",
             SILENT,
         ) from None
-    except frames.ControllerUntrusted as error:
+    except frames.ControllerUntrustedError as error:
         raise CliError(clean(error), SILENT) from None
     except frames.ChannelError as error:
         raise CliError(clean(error), REFUSED) from None

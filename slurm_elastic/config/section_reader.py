@@ -10,8 +10,10 @@ import math
 import re
 from typing import Any, get_args, get_type_hints
 
+from slurm_elastic.core.errors import InvalidInputError
 
-class ConfigError(ValueError):
+
+class ConfigError(InvalidInputError):
     """The configuration cannot be used; the message names file, line, culprit and remedy."""
 
 

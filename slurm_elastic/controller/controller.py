@@ -33,7 +33,7 @@ from slurm_elastic.core.plan import JobRecord, Plan
 from slurm_elastic.policies.policy_protocol import Policy
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.pyslurm_reader import Reader
-from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 from slurm_elastic.slurm.shape import describe
 
 #: Jobs get this long to hear that a notice is withdrawn, before the socket closes.
@@ -111,7 +111,7 @@ class Controller:
         """Read the jobs, advance what is under way, decide if it is time.
 
         Raises:
-            NotActive: another controller acts now; nothing else is ever raised.
+            NotActiveError: another controller acts now; nothing else is ever raised.
         """
         try:
             self._look()
@@ -119,13 +119,13 @@ class Controller:
                 self._log.info("slurmctld answers again")
             self.pace.silence_s = 0.0
             self._note("slurm", "")
-        except SlurmUnreachable as error:
+        except SlurmUnreachableError as error:
             if self.pace.quiet():
                 self._log.error(f"{error}; nothing is changed until it answers")
             self._note("slurm", str(error))
         except LedgerError as error:
             self._unwritten(error)
-        except NotActive:
+        except NotActiveError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad job must not leave all others alone
             where = traceback.extract_tb(error.__traceback__)[-1]

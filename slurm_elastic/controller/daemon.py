@@ -44,14 +44,15 @@ from slurm_elastic.controller.server.requests import RequestRefusedError, Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.site_check import CheckAnswer
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.slurm.limits import LimitBook
 from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
-    NotActive,
+    NotActiveError,
     Scontrol,
-    SlurmUnreachable,
+    SlurmUnreachableError,
     always,
 )
 
@@ -145,7 +146,7 @@ class Daemon:
                     break
                 active = self._keeper.active_address
                 line = f"stands by; Active={active or 'none yet'}"
-            except SlurmUnreachable as error:
+            except SlurmUnreachableError as error:
                 line = f"stands by; {error}"
             if line != said:
                 self._log.info(line)
@@ -194,7 +195,7 @@ class Daemon:
                 self._wakeup.wait(controller.pause())
                 self._wakeup.clear()
             controller.stop()
-        except NotActive:
+        except NotActiveError:
             server.wake_all()
         finally:
             controller.engine.close()
@@ -238,7 +239,7 @@ class Daemon:
                 return Reader(
                     reservation_prefix=self._config.slurm.reservation_prefix, limits=LimitBook()
                 )
-            except SlurmUnreachable as error:
+            except SlurmUnreachableError as error:
                 if not said:
                     self._log.error(f"{error}; tried again every {_RETRY_S:g} s")
                 said = True
@@ -380,6 +381,6 @@ def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> N
     log = _logger(verbose)
     try:
         Daemon(path, log).run()
-    except (schema.ConfigError, LedgerError, OSError) as error:
+    except (SlurmElasticError, OSError) as error:
         click.echo(f"selasticd: {error}", err=True)
         raise SystemExit(1) from None

@@ -132,7 +132,7 @@ class ControllerClient:
     def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         try:
             reply = frames.call(self._address, request, timeout_s=timeout_s)
-        except frames.RequestRejected as error:
+        except frames.RequestRejectedError as error:
             young = time.monotonic() < self._started + _UNKNOWN_S
             if error.code == "unknown_job" and young:
                 return None

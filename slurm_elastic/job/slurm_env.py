@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 #: Variables of the submission, which srun would take for options and scripts for the truth.
 #: srun's own tasks get fresh ones for the step.
 STALE = frozenset(
@@ -36,7 +38,7 @@ STALE = frozenset(
 _FIRST_PORT, _PORTS = 20000, 12700
 
 
-class AllocationError(Exception):
+class AllocationError(SlurmElasticError):
     """The environment does not describe a job that esrun can start; one clear line."""
 
 

@@ -124,7 +124,7 @@ def profile(
         whole: see `ProfilingRequest`.
 
     Raises:
-        Unmeasured: nothing is known of one GPU.
+        UnmeasuredError: nothing is known of one GPU.
     """
     facts = store.facts
     return StepProfile(

@@ -29,6 +29,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM
 from slurm_elastic.profiler.profile_file import Configured, Timed
 from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
@@ -45,7 +46,7 @@ _MEDIAN = 1.2533
 _Steps = dict[int, float]
 
 
-class Unmeasured(ValueError):  # noqa: N818 - it is an answer
+class UnmeasuredError(InvalidInputError):
     """What everything is compared with was not measured."""
 
 
@@ -61,12 +62,12 @@ def configurations(
         batch: samples per GPU and step.
 
     Raises:
-        Unmeasured: nothing on one GPU.
+        UnmeasuredError: nothing on one GPU.
     """
     base = SYNTHETIC if any(n.block == SYNTHETIC for n in steps) else WARM
     alone = _of(steps, ONE, base)
     if not alone:
-        raise Unmeasured("no run on one GPU has ended well")
+        raise UnmeasuredError("no run on one GPU has ended well")
     shapes = sorted({n.shape for n in steps})
     return tuple(
         _configured(steps, shape, base, alone, gpu_type=gpu_type, batch=batch)

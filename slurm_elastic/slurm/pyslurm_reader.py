@@ -32,7 +32,7 @@ from slurm_elastic.core.submission import (
 from slurm_elastic.slurm import pyslurm_records
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.limits import LimitBook
-from slurm_elastic.slurm.scontrol import SlurmUnreachable
+from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.switches import read_switches
 
 _STATES = {
@@ -61,7 +61,7 @@ class Reader:
         limits: where the accounting database's limits come from; None: no limits.
 
     Raises:
-        SlurmUnreachable: pyslurm is missing or finds no usable slurm.conf.
+        SlurmUnreachableError: pyslurm is missing or finds no usable slurm.conf.
     """
 
     def __init__(self, *, reservation_prefix: str, limits: LimitBook | None = None) -> None:
@@ -69,7 +69,7 @@ class Reader:
         try:
             import pyslurm  # noqa: PLC0415 - must not be imported where it is missing
         except ImportError as error:
-            raise SlurmUnreachable(
+            raise SlurmUnreachableError(
                 f"pyslurm cannot be imported ({error}): install the release that matches "
                 "`scontrol --version` (docs/install.md)"
             ) from None
@@ -92,13 +92,13 @@ class Reader:
         try:
             pyslurm.slurm_init()
         except pyslurm.PyslurmError as error:
-            raise SlurmUnreachable(f"slurm.conf cannot be used: {error}") from None
+            raise SlurmUnreachableError(f"slurm.conf cannot be used: {error}") from None
 
     def jobs(self) -> dict[int, Job]:
         """All jobs that slurmctld knows, by raw id.
 
         Raises:
-            SlurmUnreachable: no answer (after about 9 s with slurmctld down, 2 s with munge down).
+            SlurmUnreachableError: no answer (after 9 s with slurmctld down, 2 s with munge down).
         """
         raw = self._load(self._pyslurm.Jobs)
         jobs = [j for j in map(self._read, raw.values()) if j is not None]
@@ -167,7 +167,7 @@ class Reader:
         """The reservations by which controllers agree who is active (`controller.lease`).
 
         Raises:
-            SlurmUnreachable: no answer.
+            SlurmUnreachableError: no answer.
         """
         self._every_reservation()
         return self.leases_seen
@@ -176,7 +176,7 @@ class Reader:
         """The name of a node, whatever its state; "": there is none.
 
         Raises:
-            SlurmUnreachable: no answer.
+            SlurmUnreachableError: no answer.
         """
         return max((str(n.name) for n in self._load(self._pyslurm.Nodes).values()), default="")
 
@@ -190,7 +190,7 @@ class Reader:
         """What the controller needs of slurm.conf: PrivateData, KillWait, ClusterName.
 
         Raises:
-            SlurmUnreachable: no answer.
+            SlurmUnreachableError: no answer.
         """
         conf = self._load(self._pyslurm.slurmctld.Config)
         return {
@@ -205,7 +205,7 @@ class Reader:
             try:
                 return collection.load()
             except self._pyslurm.RPCError as error:
-                raise SlurmUnreachable(f"slurmctld: {_one_line(error)}") from None
+                raise SlurmUnreachableError(f"slurmctld: {_one_line(error)}") from None
 
     def _topology(self) -> tuple[Switch, ...]:
         if time.monotonic() - self._switches_read > _TOPOLOGY_S or not self._switches_read:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.errors import SlurmElasticError
 
 #: Reservations of ours: they do not wait for running jobs, end without killing anybody (FLEX),
 #: and leave pending jobs that still name them free to start (NO_HOLD_JOBS_AFTER).
@@ -25,15 +26,15 @@ _KILLED = 137
 _UNREACHABLE = ("Unable to contact slurm controller", "Socket timed out", "Connection refused")
 
 
-class ScontrolError(Exception):
+class ScontrolError(SlurmElasticError):
     """slurmctld refused a write; the text is its own."""
 
 
-class SlurmUnreachable(ScontrolError):  # noqa: N818 - reads as what it is
+class SlurmUnreachableError(ScontrolError):
     """slurmctld did not answer; the write may or may not have happened."""
 
 
-class NotActive(Exception):  # noqa: N818 - reads as what it is
+class NotActiveError(SlurmElasticError):
     """This controller is not, or no longer, the active one: nothing was written.
 
     No `ScontrolError`: nobody shall take it for an answer of slurmctld and go on.
@@ -54,7 +55,7 @@ class Scontrol:
     Args:
         timeout_s: seconds before a call counts as unanswered.
         right: asked right before every call; seconds for which this process may still write,
-            or NotActive. A call is killed when they are over, even if this process is stopped.
+            or NotActiveError. A call is killed when they are over, even if this process is stopped.
     """
 
     def __init__(self, *, timeout_s: float = 30.0, right: Callable[[], float] = always) -> None:
@@ -122,16 +123,16 @@ class Scontrol:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachable(f"scontrol {words[0]}: no answer in {limit:g} s") from None
+            raise SlurmUnreachableError(f"scontrol {words[0]}: no answer in {limit:g} s") from None
         except FileNotFoundError:
-            raise SlurmUnreachable("scontrol is not on PATH: install slurm-client") from None
+            raise SlurmUnreachableError("scontrol is not on PATH: install slurm-client") from None
         text = " ".join((done.stderr + done.stdout).decode(errors="replace").split())
         self._log.debug("scontrol", words=" ".join(words), rc=done.returncode, text=text)
         if done.returncode == 0:
             return
         if killed and done.returncode in (_KILLED, -signal.SIGKILL):
-            raise SlurmUnreachable(f"scontrol {words[0]}: no answer in {limit:.3g} s")
-        kind = SlurmUnreachable if any(u in text for u in _UNREACHABLE) else ScontrolError
+            raise SlurmUnreachableError(f"scontrol {words[0]}: no answer in {limit:.3g} s")
+        kind = SlurmUnreachableError if any(u in text for u in _UNREACHABLE) else ScontrolError
         raise kind(f"scontrol {' '.join(words[:2])}: {text or f'exit code {done.returncode}'}")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from slurm_elastic.cli import client, options
-from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean, span
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _outcome(
     store: Store, request: ProfilingRequest, *, application: str, gpu_type: str
 ) -> StepProfile:
     from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
-    from slurm_elastic.profiler.stalls import Unmeasured  # noqa: PLC0415
+    from slurm_elastic.profiler.stalls import UnmeasuredError  # noqa: PLC0415
 
     if request.batch is None and store.batch() is None and store.steps:
         click.echo(
@@ -310,7 +310,7 @@ def _outcome(
             batch=request.batch,
             whole=request.whole,
         )
-    except Unmeasured as error:
+    except UnmeasuredError as error:
         raise CliError(f"{error}; nothing can be told") from None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import ControllerSettings
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import frames
 
 #: Table → the column that says when a row was written.
@@ -177,7 +178,7 @@ class StandbySync:
                 answer = frames.call(active, request, timeout_s=seconds)
                 take(self._ledger, answer)
                 self._since, more = self._next(answer["since"]), bool(answer["more"])
-            except (frames.ChannelError, LedgerError, KeyError, TypeError) as error:
+            except (SlurmElasticError, KeyError, TypeError) as error:
                 problem, more = f"the active controller's ledger is not copied: {error}", False
         if problem != self._said:
             self._log.warning(problem or "the active controller's ledger is copied again")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import frames, munge_auth
 from slurm_elastic.rpc.frames import Message
 
 
-class RequestAuthError(Exception):
+class RequestAuthError(SlurmElasticError):
     """What arrived is no sealed request, or munge does not answer; the text says which."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from slurm_elastic import __version__
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.report import Orders, Report, ReportError
 
 #: Protocol version; a request of another is refused with a line that names both.
@@ -47,7 +48,7 @@ class Role(NamedTuple):
     active: str = ""
 
 
-class RequestRefusedError(Exception):
+class RequestRefusedError(SlurmElasticError):
     """Raised by a Desk: the message, one line with the remedy, is what the caller reads."""
 
 
@@ -118,7 +119,7 @@ class EventLog(Protocol):
         ...
 
 
-class RequestError(Exception):
+class RequestError(SlurmElasticError):
     """Becomes the reply `{"error": …, "code": …}`.
 
     Attributes:

@@ -42,8 +42,9 @@ from slurm_elastic.controller.server.requests import (
     RequestRefusedError,
     Role,
 )
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import frames
-from slurm_elastic.slurm.scontrol import NotActive
+from slurm_elastic.slurm.scontrol import NotActiveError
 
 __all__ = [
     "JOB_COMMANDS",
@@ -81,7 +82,7 @@ K = TypeVar("K")
 _HangUp = Callable[[], None]
 
 
-class _Gone(Exception):  # noqa: N818 - not an error
+class _CallerGoneError(SlurmElasticError):
     """The caller has hung up, or there is no room for it."""
 
 
@@ -210,7 +211,7 @@ class Server:
                 async with asyncio.timeout(IO_TIMEOUT_S):
                     writer.write(sealed)
                     await writer.drain()
-        except (_Gone, TimeoutError, OSError, EOFError, QueueFullError):
+        except (_CallerGoneError, TimeoutError, OSError, EOFError, QueueFullError):
             pass  # slow, silent, vanished and crowding callers are dropped without a word
         except RequestAuthError as error:
             self._requests.warn(peer, f"Peer={peer} Refused={error}")
@@ -221,7 +222,7 @@ class Server:
     async def _read(self, peer: str, reader: asyncio.StreamReader, hang_up: _HangUp) -> bytes:
         """One frame, from a caller who has no claim on our patience yet."""
         if self._connections > _MAX_CONNECTIONS:
-            raise _Gone
+            raise _CallerGoneError
         now = asyncio.get_running_loop().time()
         silent = self._reading.setdefault(peer, {})
         if len(silent) >= _MAX_SILENT:
@@ -244,7 +245,7 @@ class Server:
     async def _opened(self, peer: str, frame: bytes) -> frames.Message:
         with _counted(self._bytes, peer, len(frame)) as waiting:
             if waiting > _MAX_BYTES:
-                raise _Gone
+                raise _CallerGoneError
             async with self._at_munge.of(peer):
                 return await _on(self._sealers, lambda: self._seals.open(frame))
 
@@ -266,9 +267,9 @@ class Server:
             return {"error": str(error), "code": error.code}
         except (RequestRefusedError, NoAnswerError) as error:
             return {"error": str(error), "code": "refused"}
-        except NotActive as error:
+        except NotActiveError as error:
             return {"error": f"this controller is no longer active: {error}", "code": "standby"}
-        except _Gone:
+        except _CallerGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
             self._log.error(f"Uid={uid} Op={request.get('op')!r:.40} Error={error!r:.300}")
@@ -329,14 +330,14 @@ async def _until(changed: asyncio.Event, reader: asyncio.StreamReader, left: flo
     """Return when the event is set or time is out.
 
     Raises:
-        _Gone: the caller hung up, or sends what it should not.
+        _CallerGoneError: the caller hung up, or sends what it should not.
     """
     event = asyncio.ensure_future(changed.wait())
     hangup = asyncio.ensure_future(reader.read(1))
     try:
         await asyncio.wait((event, hangup), timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if hangup.done():
-            raise _Gone
+            raise _CallerGoneError
     finally:
         event.cancel()
         hangup.cancel()

@@ -20,7 +20,7 @@ from slurm_elastic.controller.state.transition import Transition, TransitionStat
 from slurm_elastic.controller.transitions.transition_steps import HELD, LAUNCH_FAILED
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.plan import Action
-from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
 #: What begins a comment of ours, for whoever looks at the job with Slurm's own tools.
 COMMENT = "selastic: held, "
@@ -57,7 +57,7 @@ class CrashLoopGuard:
             act: whether anything may be done to jobs.
 
         Raises:
-            SlurmUnreachable: slurmctld does not answer.
+            SlurmUnreachableError: slurmctld does not answer.
             LedgerError: a hold could not be written down, and was not begun.
         """
         for job in snapshot.jobs:
@@ -116,7 +116,7 @@ class CrashLoopGuard:
         self._book.command(job, watch=watch)
         try:
             self._scontrol.hold(job)
-        except SlurmUnreachable:
+        except SlurmUnreachableError:
             watch.why = ""
             raise
         except ScontrolError as error:
@@ -147,7 +147,7 @@ class CrashLoopGuard:
                 return
             try:
                 self._scontrol.release(job)
-            except SlurmUnreachable:
+            except SlurmUnreachableError:
                 raise
             except ScontrolError as error:
                 self._log.warning(f"JobId={job.display_id} Problem={error}")

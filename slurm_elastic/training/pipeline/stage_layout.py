@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
 
-class LayoutError(ValueError):
+
+class LayoutError(InvalidInputError):
     """A layout, or its use, that cannot be; names culprit and remedy."""
 
 

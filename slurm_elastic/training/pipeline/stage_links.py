@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import distributed as dist
 
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 
 
-class LinkError(RuntimeError):
+class LinkError(SlurmElasticError, RuntimeError):
     """Another rank did not send, receive or add up; one line, names it."""
 
 

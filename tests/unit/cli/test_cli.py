@@ -11,7 +11,7 @@ import click
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.errors import SILENT
+from slurm_elastic.cli.exit_codes import SILENT
 from slurm_elastic.cli.formatting import clock
 from slurm_elastic.config import schema
 from slurm_elastic.controller.queries import dispatch

@@ -160,7 +160,7 @@ def test_numbers_of_thousands_of_digits_are_no_times(text):
 
 
 def test_numbers_of_thousands_of_digits_are_no_ports():
-    with pytest.raises(frames.ControllerUnreachable) as refusal:
+    with pytest.raises(frames.ControllerUnreachableError) as refusal:
         frames.parse_address("ctld:" + "9" * 5000)
     assert len(str(refusal.value)) < 200
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
-from slurm_elastic.profiler.stalls import Unmeasured, configurations, difference
+from slurm_elastic.profiler.stalls import UnmeasuredError, configurations, difference
 
 PARTS = ("interconnect", "network", "prep", "fetch")
 seconds = st.floats(0.05, 10.0)
@@ -111,5 +111,5 @@ def test_what_was_not_run_is_not_told():
 
 def test_without_a_run_on_one_gpu_nothing_can_be_told():
     steps = {MissingTime(ProfiledShape(1, 2), 1, "synthetic"): 1.0}
-    with pytest.raises(Unmeasured, match="one GPU"):
+    with pytest.raises(UnmeasuredError, match="one GPU"):
         configurations(steps, gpu_type="", batch=1)

@@ -138,7 +138,7 @@ def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(desk, munge_socket):
     with serving(desk) as server:
         call = {"v": 1, "op": "status", "size": 3 << 20}
         assert len(frames.call(address(server), call, timeout_s=10)["filling"]) == 3 << 20
-        with pytest.raises(frames.RequestRejected, match=r"bytes, more than .* ask for less"):
+        with pytest.raises(frames.RequestRejectedError, match=r"bytes, more than .* ask for less"):
             frames.call(address(server), {**call, "size": 17 << 20}, timeout_s=10)
 
 

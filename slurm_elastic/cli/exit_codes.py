@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 #: Refused by the controller, or only partly done.
 REFUSED = 1
 #: The command line is wrong.
@@ -10,7 +12,7 @@ USAGE = 2
 SILENT = 3
 
 
-class CliError(Exception):
+class CliError(SlurmElasticError):
     """Ends the command: its text follows `selastic: ` on stderr.
 
     Attributes:
