@@ -1,4 +1,4 @@
-"""A decisive policy's choices carried out; what waiting jobs leave idle is offered to the others.
+"""Binding proposals carried out; what waiting jobs leave idle is offered to the others.
 
 Under `[placement] mode = "delay"` a job may refuse what its policy chose. The policy is then
 asked once more, about the others alone, with all GPUs that they may have; who waits keeps what
