@@ -17,11 +17,12 @@ A complete policy, which gives each job its smallest size, first come, first ser
     ...         proposals = []
     ...         for job, record, directive in question.elastic():
     ...             ranked = [Alternative(gpu_type="", gpus=0, value=0.0)]  # the last: to wait
-    ...             for gpu_type in free:
-    ...                 size = min(directive.sizes(gpu_type))
-    ...                 if size <= free[gpu_type]:
-    ...                     free[gpu_type] -= size
-    ...                     ranked.insert(0, Alternative(gpu_type=gpu_type, gpus=size, value=1.0))
+    ...             for gpu_type in directive.types or free:
+    ...                 sizes = directive.sizes(gpu_type)  # ascending
+    ...                 if sizes and sizes[0] <= free.get(gpu_type, 0):
+    ...                     free[gpu_type] -= sizes[0]
+    ...                     best = Alternative(gpu_type=gpu_type, gpus=sizes[0], value=1.0)
+    ...                     ranked.insert(0, best)
     ...                     break
     ...             proposals.append(Proposal(job_id=job.job_id, alternatives=tuple(ranked)))
     ...         return tuple(proposals), state
