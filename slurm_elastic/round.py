@@ -24,6 +24,7 @@ from slurm_elastic.core.plan import Alternative, Claim, FreeCapacity, JobRecord,
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement import binding_proposals, decisions, deferred_grants, site_limits
 from slurm_elastic.placement.assignment import Assignment
+from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob, tenants
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
@@ -200,12 +201,14 @@ class _Deciding:
             return state
         before, kept = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._tenants)
+        consolidate(assignment)
         assignment.restore()
         assignment.retry(proposals)
         gave = any(o.shrinks for o in assignment.outcomes.values())
         if gave and assignment.welfare() <= _EPSILON:
             assignment.later, assignment.outcomes = before, kept
             assignment.place([self._kept(p) for p in proposals], self._tenants)
+            consolidate(assignment)
         for _ in range(_MOST_OFFERS):
             if not self._offer_again(assignment):
                 break
