@@ -38,8 +38,10 @@ _USERS = (
 
 @options.verb
 @click.option("-u", "--user", metavar="NAME", help="Show only the jobs of this user.")
-@click.option("-S", "--start", metavar="TIME", default="now-1day", help="Begin (now-1day).")
-@click.option("-E", "--end", metavar="TIME", help="End (now).")
+@click.option(
+    "-S", "--start", metavar="TIME", default="now-1day", help="Start of the period (now-1day)."
+)
+@click.option("-E", "--end", metavar="TIME", help="End of the period (now).")
 @click.option("--by-user", is_flag=True, help="Show one line per user instead of per job.")
 @click.option(
     "--check",

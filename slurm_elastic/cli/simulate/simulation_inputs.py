@@ -96,7 +96,7 @@ def shared(command: F) -> F:
         ),
         click.option(
             "--speeds", metavar="TYPE=X,…",
-            help="Relative speed of GPU types; jobs with a given scaling curve may then change type.",
+            help="Relative speed of GPU types: jobs with a given scaling curve may change type.",
         ),
         network_options,
         click.option(
