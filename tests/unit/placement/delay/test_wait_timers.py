@@ -98,8 +98,8 @@ def test_timers_that_cannot_be_are_one_line(text):
     with pytest.raises(ConfigError) as error:
         parse(f'[placement]\ntimers = "{text}"')
     assert str(error.value) == (
-        f'elastic.toml:2: timers "{text}" cannot be; write own, fixed, auto, nowait, full, or'
-        " NODE,RACK in leases with NODE not above RACK, e.g. 12,24"
+        f"elastic.toml:2: timers = '{text}' is invalid: expected own, fixed, auto, nowait, full, or"
+        " NODE,RACK in leases with NODE <= RACK: 12,24"
     )
 
 
