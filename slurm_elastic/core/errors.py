@@ -20,6 +20,7 @@
     │   │   └── ArgumentError           models.pipedream.partitioner
     │   ├── LayerProfileError           models.pipedream.profile_reader
     │   ├── TimersError                 placement.delay.timers
+    │   ├── PolicyError                 policies.policy_protocol
     │   ├── ExtrapolationError          profiler.extrapolate
     │   ├── ProfileFileError            profiler.profile_file
     │   ├── ComparisonError             profiler.profile_merge
