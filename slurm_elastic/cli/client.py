@@ -46,14 +46,14 @@ def address() -> str:
 
 def roles() -> dict[str, dict[str, Any] | str]:
     """What each controller answers to a ping, or the line that says why it does not."""
-    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only when talking
+    from slurm_elastic.rpc import frames, requests  # noqa: PLC0415 - only when talking
 
     named = frames.addresses(address())
     found: dict[str, dict[str, Any] | str] = {}
     for where in named:
         try:
             timeout_s = _ROLE_S if len(named) > 1 else _TIMEOUT_S
-            found[where] = frames.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
+            found[where] = frames.call(where, requests.build("ping"), timeout_s=timeout_s)
         except frames.ChannelError as error:
             found[where] = clean(str(error).removeprefix(f"controller {where}: "))
     return found
@@ -87,14 +87,13 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     Raises:
         CliError: refused, or no answer.
     """
-    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only when talking
+    from slurm_elastic.rpc import frames, requests  # noqa: PLC0415 - only when talking
 
     where = address()
     if len(frames.addresses(where)) > 1:
         where = _active()
-    request = {"v": 1, "op": op, **{k: v for k, v in args.items() if v is not None}}
     try:
-        return frames.call(where, request, timeout_s=_TIMEOUT_S)
+        return frames.call(where, requests.build(op, **args), timeout_s=_TIMEOUT_S)
     except frames.RequestRejectedError as error:
         raise CliError(clean(error), REFUSED) from None
     except frames.ControllerUnreachableError as error:

@@ -39,13 +39,13 @@ from slurm_elastic.controller.leader.leader_election import LeaderElection, riva
 from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.controller.queries.view import View
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError, Role
 from slurm_elastic.controller.server.request_handler import RequestHandler
-from slurm_elastic.controller.server.requests import RequestRefusedError, Role
 from slurm_elastic.controller.server.socket_server import Server
-from slurm_elastic.controller.site_check import CheckAnswer
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
+from slurm_elastic.rpc.answers import CheckAnswer
 from slurm_elastic.slurm.limits import LimitBook
 from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (

@@ -5,8 +5,7 @@
     ├── NoAnswerError                   controller.queries.view
     ├── QueueFullError                  controller.server.fair_queue
     ├── RequestAuthError                controller.server.request_auth
-    ├── RequestError                    controller.server.requests
-    ├── RequestRefusedError             controller.server.requests
+    ├── RequestRefusedError             controller.server.request_dispatcher
     ├── LedgerError                     controller.state.ledger
     ├── InvalidInputError               core.errors
     │   ├── ConfigError                 config.section_reader
@@ -49,6 +48,7 @@
     ├── SealError                       rpc.munge_auth
     │   ├── MungeError                  rpc.munge_auth
     │   └── UnsealError                 rpc.munge_auth
+    ├── RequestError                    rpc.protocol
     ├── RunError                        simulator.parallel_runs
     ├── AccountingError                 slurm.accounting
     ├── NotActiveError                  slurm.scontrol

@@ -37,14 +37,12 @@ from typing import Any, NamedTuple
 
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import munge_auth
+from slurm_elastic.rpc.protocol import MAX_REPLY, MAX_REQUEST
 
 #: Where jobs find the controller; overrides the site's configuration.
 ADDRESS_VARIABLE = "SLURM_ELASTIC_CONTROLLER"
 CONFIGURATION = Path("/etc/slurm-elastic/elastic.toml")
 DEFAULT_PORT = 7321
-
-MAX_REQUEST = 64 * 1024
-MAX_REPLY = 16 * 1024 * 1024
 
 #: Seconds for a connection when there is another address to go on to.
 _CONNECT_S = 5.0
@@ -89,7 +87,7 @@ def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str
     Args:
         address: `host:port`; several, separated by commas: the first that is active, begun
             with the one that was so last.
-        request: e.g. `{"v": 1, "op": "orders", …}`.
+        request: of `requests.build`.
         timeout_s: for all of it, a long poll's waiting included; for each address anew.
 
     Raises:

@@ -44,12 +44,13 @@ class FakeDesk:
 
     def question(self, uid, op, args):
         self.asked.append((uid, op, args))
-        if args.get("fail") == "refuse":
+        word, _, size = args.get("user", "").partition(":")
+        if word == "refuse":
             raise RequestRefusedError("not now: ask later")
-        if args.get("fail"):
+        if word == "bug":
             raise ZeroDivisionError("a bug")
-        if args.get("size"):
-            return {"filling": "x" * args["size"]}
+        if word == "size":
+            return {"filling": "x" * int(size)}
         return {"op": op, "job_ids": args.get("job_ids")}
 
     def command(self, uid, op, args):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
@@ -43,7 +43,7 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
     Raises:
         Refused: in one line why not; nothing of the command is to be done.
     """
-    elastic, layout_text = (_text(args, name) for name in ("elastic", "layout"))
+    elastic, layout_text = args.get("elastic"), args.get("layout")
     if elastic is None and layout_text is None:
         raise RequestRefusedError("update: nothing to change: give elastic or layout")
     try:
@@ -82,13 +82,6 @@ def misfit(layout: LayoutText, directive: Directive) -> str:
     if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
         return f"layout {layout}: unit={units[0]} asks for replicas of {units[0]} stages"
     return ""
-
-
-def _text(args: Mapping[str, Any], name: str) -> str | None:
-    value = args.get(name)
-    if value is not None and not isinstance(value, str):
-        raise RequestRefusedError(f"update: field {name} must be text")
-    return value
 
 
 def _layout(text: str) -> LayoutText | None:

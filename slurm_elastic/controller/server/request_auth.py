@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import frames, munge_auth
 from slurm_elastic.rpc.frames import Message
+from slurm_elastic.rpc.protocol import MAX_REPLY
 
 
 class RequestAuthError(SlurmElasticError):
@@ -72,6 +73,6 @@ class MungeAuth:
             reply,
             purpose="reply",
             nonce=request.nonce,
-            limit=frames.MAX_REPLY,
+            limit=MAX_REPLY,
             uid=request.uid,
         )

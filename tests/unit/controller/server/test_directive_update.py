@@ -9,8 +9,8 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.queries.view import View
 from slurm_elastic.controller.server.directive_update import DirectiveUpdate, updated
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.controller.server.request_handler import RequestHandler
-from slurm_elastic.controller.server.requests import RequestRefusedError
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Snapshot
 from slurm_elastic.core.directive import Directive
@@ -118,8 +118,6 @@ def test_size_mode_and_layout_in_one_command(site):
         ("2-8,parallel=hybrid,unit=2", {"layout": "3-1"}, "unit=2 asks for replicas of 2 stages"),
         ("1-8,parallel=hybrid", {"layout": "4"}, "'4' is none: write RxS"),
         ("1-8,parallel=hybrid", {"layout": ""}, "or auto"),
-        ("1-8,parallel=hybrid", {"layout": 4}, "field layout must be text"),
-        ("1-8,parallel=hybrid", {"elastic": ["1"]}, "field elastic must be text"),
         ("1-8,parallel=hybrid", {"elastic": "8-1", "layout": "2x2"}, "write 1-8"),
         ("1-8,parallel=hybrid", {"elastic": "1-2,parallel=hybrid", "layout": "2x2"}, "needs 4"),
         ("1-8,parallel=hybrid", {"elastic": "1-8", "layout": "2x2"}, "parallel=data"),

@@ -136,10 +136,10 @@ def test_unsealed_and_foreign_frames_are_dropped(desk, log, munge_socket):
 
 def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(desk, munge_socket):
     with serving(desk) as server:
-        call = {"v": 1, "op": "status", "size": 3 << 20}
+        call = {"v": 1, "op": "usage", "user": f"size:{3 << 20}"}
         assert len(frames.call(address(server), call, timeout_s=10)["filling"]) == 3 << 20
         with pytest.raises(frames.RequestRejectedError, match=r"bytes, more than .* ask for less"):
-            frames.call(address(server), {**call, "size": 17 << 20}, timeout_s=10)
+            frames.call(address(server), {**call, "user": f"size:{17 << 20}"}, timeout_s=10)
 
 
 def test_a_missing_munge_is_one_clear_line_and_mends_itself(desk, log, munge_socket, tmp_path):
@@ -249,8 +249,8 @@ def test_another_protocol_is_told_what_to_do(server):
 
 
 def test_a_refusal_of_the_desk_is_an_answer_and_a_bug_is_not(server, log):
-    assert ask(server, ALICE, "status", fail="refuse")["error"] == "not now: ask later"
-    assert ask(server, ALICE, "status", fail="bug")["code"] == "internal"
+    assert ask(server, ALICE, "usage", user="refuse")["error"] == "not now: ask later"
+    assert ask(server, ALICE, "usage", user="bug")["code"] == "internal"
     (line,) = log.texts("error")
     assert "ZeroDivisionError" in line
     assert ask(server, ALICE, "status")["op"] == "status"
