@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from slurm_elastic.core.cluster import Job, Partition, Snapshot
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.placement.link_domains import free_together
 from slurm_elastic.topology import Topology
 
 Ints = NDArray[np.int64]
@@ -58,7 +57,7 @@ class NodeArrays:
         self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
         self.per_node: Mapping[str, int] = snapshot.per_node
         self.rack: Ints = self.topology.rack
-        self.together = free_together(snapshot, fabric) if fabric else None
+        self.together = _free_in_one_domain(snapshot, fabric) if fabric else None
         self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
         self._coming = [
             (r.start_time, frozenset(r.nodes))
@@ -184,6 +183,36 @@ class NodeArrays:
         )
         mask[[self.index[n] for n in excluded if n in self.index]] = False
         return np.asarray(mask & (self.available if planned else self.open))
+
+
+def _free_in_one_domain(snapshot: Snapshot, fabric: Fabric) -> Ints | None:
+    """Return the most free GPUs of one link domain (NVLink island, PCIe switch) of each node.
+
+    Slurm picks the GPUs on a node, best-linked first where gres.conf tells links; a request
+    cannot name them. So placement only prefers such nodes among otherwise equal ones.
+
+    Args:
+        snapshot: the cluster; nodes in its order.
+        fabric: which GPUs are linked.
+
+    Returns:
+        [N], -1 where domains, or the indexes of the GPUs that jobs hold, are not known; None when
+        they are known nowhere.
+    """
+    known = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
+    if not known:
+        return None
+    taken: dict[str, set[int]] = {name: set() for name in known}
+    for job in snapshot.jobs:
+        for name, indexes in job.indexes.items() if job.allocation else ():
+            if name in taken:
+                taken[name].update(indexes)
+    most = np.full(len(snapshot.nodes), -1, dtype=np.int64)
+    for i, node in enumerate(snapshot.nodes):
+        if node.name in known and len(taken[node.name]) == node.used_gpus:
+            free = (len(set(d) - taken[node.name]) for d in known[node.name])
+            most[i] = max(free)
+    return most
 
 
 def _features(text: str) -> tuple[bool, tuple[str, ...]] | None:
