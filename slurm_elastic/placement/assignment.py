@@ -228,7 +228,8 @@ class Assignment:
     def find(self, tenant: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
         """Return a place for the job, None if there is none.
 
-        A start takes what is free now, a shrink the job's own nodes first."""
+        A start takes what is free now, a shrink the job's own nodes first.
+        """
         current = tenant.current
         ledger = self._ledger(tenant)
         unit = tenant.directive.unit_for(gpu_type)
