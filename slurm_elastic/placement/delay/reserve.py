@@ -1,8 +1,9 @@
 """Nodes kept for gangs that have waited too long, so that their wait ends.
 
 A gang that has waited long enough gets the nodes on which its GPUs come free first: one node if
-it fits into one, else as many as it needs in one rack, else anywhere. What is free on them, up to its share, is
-given to nobody else; as every lease ends, the gang has its GPUs within one lease and one batch.
+it fits into one, else as many as it needs in one rack, else anywhere. What is free on them, up to
+its share, is given to no other gang; as every lease ends, it has its GPUs within one lease and one
+batch.
 Several gangs are served in the order of their waits, on different nodes.
 """
 

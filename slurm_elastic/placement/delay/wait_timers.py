@@ -96,7 +96,7 @@ class WaitTimers:
         return bool(self.now - wait["seen"] <= self.settings.lease_s)
 
     def limit_s(self, tier: str, gpus: int, key: str) -> float:
-        """Return the seconds after which a job of this size accepts more nodes, or racks (`tier`)."""
+        """Return the seconds after which a job of this size accepts more nodes or racks."""
         fixed = self.settings.wait_rack_s if tier == RACK else self.settings.wait_node_s
         if self.settings.timers == "fixed":
             return fixed
