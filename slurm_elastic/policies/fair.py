@@ -228,7 +228,7 @@ class FairShare:
         return bool(changed)
 
     def _gain_on(self, share: _Share, gpu_type: str, pool: _Pool) -> float:
-        """Return the log-speed won on another type's idle GPUs less what a change must win; or 0."""
+        """Return the log-speed won on another type's idle GPUs less the least of a change, or 0."""
         least = share.directive.sizes(gpu_type)
         if gpu_type == share.gpu_type or not least or share.curve is None:
             return 0.0
