@@ -11,9 +11,12 @@ from tests.support.fake_controller import FakeLog
 
 
 @contextmanager
-def serving(desk, log=None, seals=None, rate=1e6):
+def serving(backend, log=None, seals=None, rate=1e6):
     server = socket_server.Server(
-        schema.ApiSettings(listen="127.0.0.1:0", rate_per_user=rate), desk, log or FakeLog(), seals
+        schema.ApiSettings(listen="127.0.0.1:0", rate_per_user=rate),
+        backend,
+        log or FakeLog(),
+        seals,
     )
     server.start()
     try:

@@ -11,7 +11,7 @@ from slurm_elastic.rpc.frames import Message
 ALICE, BOB, OPERATOR = 2001, 2002, 2000
 
 
-class FakeDesk:
+class FakeBackend:
     def __init__(self, owners=None):
         self.owners = owners or {4711: ALICE, 4722: BOB}
         self.is_private = False

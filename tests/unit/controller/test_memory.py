@@ -42,13 +42,13 @@ def entries(thing: Any, seen: set[int] | None = None) -> int:
 def test_a_thousand_jobs_leave_nothing_behind():
     config = Config(controller=Settings(queue="controller"))
     ledger, scontrol, log = Ledger(":memory:"), FakeScontrol(), Log()
-    book = JobStore(ledger, config)
-    keeper = OrphanCleanup(scontrol, config, book, log)
+    store = JobStore(ledger, config)
+    keeper = OrphanCleanup(scontrol, config, store, log)
     engine = TransitionEngine(
         scontrol=scontrol, ledger=ledger, config=config, account="selastic", log=log
     )
     dialogue = ReportHandler(
-        book=book, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
+        book=store, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
     )
     sizes = []
     for generation in range(10):
@@ -82,11 +82,11 @@ def test_a_thousand_jobs_leave_nothing_behind():
             dialogue.orders(each.job_id, 0, job=each)
             dialogue.expect(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
         for _ in range(2):
-            book.observe(snapshot)
-            book.records(snapshot, {})
+            store.observe(snapshot)
+            store.records(snapshot, {})
             keeper.leases(jobs, {}, retired=False)
             dialogue.forget(snapshot.job.keys())
-        sizes.append(entries([book, keeper, engine, dialogue]))
+        sizes.append(entries([store, keeper, engine, dialogue]))
     engine.close()
     assert sizes[0] > 1000
     assert max(sizes[1:]) <= 1.02 * sizes[0], sizes

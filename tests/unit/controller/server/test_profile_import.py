@@ -36,17 +36,17 @@ def waiting(user="alice", name="net", job_id=7):
     return job(job_id=job_id, name=name, user=user, directive="1-8")
 
 
-def record(book, of):
-    return book.records(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)), {})[of.job_id]
+def record(store, of):
+    return store.records(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)), {})[of.job_id]
 
 
 def test_a_job_that_has_not_run_is_known_by_its_profile():
-    book, of = JobStore(Ledger(":memory:")), waiting()
-    assert record(book, of).learned is None
+    store, of = JobStore(Ledger(":memory:")), waiting()
+    assert record(store, of).learned is None
     lesson, text = profile_import.lesson(body(), {"a100"})
     assert text == "3 configurations learned"
-    book.teach(of, lesson)
-    known = record(book, of)
+    store.teach(of, lesson)
+    known = record(store, of)
     seen = {(m.gpus, m.nodes): m for m in known.measurements}
     assert set(seen) == {(1, 1), (4, 1)}  # which racks two nodes were in is not in a profile
     assert (seen[4, 1].compute_s, seen[4, 1].sync_s) == (0.5, pytest.approx(0.2))
@@ -60,11 +60,11 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
 
 
 def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
-    book, of = JobStore(Ledger(":memory:")), waiting()
+    store, of = JobStore(Ledger(":memory:")), waiting()
     for other in (waiting(user="bob", job_id=8), waiting(name="other", job_id=9)):
-        book.teach(of, profile_import.lesson(body(), {"a100"})[0])
-        assert record(book, other).learned is None
-        assert record(book, other).measurements == ()
+        store.teach(of, profile_import.lesson(body(), {"a100"})[0])
+        assert record(store, other).learned is None
+        assert record(store, other).measurements == ()
     held = Allocation.of("a100", {"n1": 1})
     runs = job(
         job_id=7, name="net", directive="1-8", allocation=held, state=JobState.RUNNING, gpus=1
@@ -73,16 +73,16 @@ def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
         job_id=7, run=0, phase="training", gpus=1, global_batch=16, step_time_s=2.0,
         steps_measured=10, micro_batch=16, accumulation=0, micro_step_s=2.0, initial_batch=16,
     )  # fmt: skip
-    book.take(said, runs, 1.0)
-    (own,) = record(book, runs).measurements
+    store.take(said, runs, 1.0)
+    (own,) = record(store, runs).measurements
     assert own.samples_per_s == pytest.approx(8.0)
 
 
 def test_it_survives_a_restart(tmp_path):
     path, of = tmp_path / "ledger", waiting()
-    book = JobStore(Ledger(path))
-    book.teach(of, profile_import.lesson(body(), {"a100"})[0])
-    book.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
+    store = JobStore(Ledger(path))
+    store.teach(of, profile_import.lesson(body(), {"a100"})[0])
+    store.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
     known = record(JobStore(Ledger(path)), of)
     assert len(known.measurements) == 2
     assert known.learned.application.batch == 64

@@ -17,14 +17,16 @@ class Scene:
 
     def __init__(self, text=""):
         self.ledger, self.scontrol, self.log = Ledger(":memory:"), FakeScontrol(), Log()
-        self.book = JobStore(self.ledger)
-        self.guardian = CrashLoopGuard(self.scontrol, parse(text), self.book, self.ledger, self.log)
+        self.store = JobStore(self.ledger)
+        self.guardian = CrashLoopGuard(
+            self.scontrol, parse(text), self.store, self.ledger, self.log
+        )
         self.run, self.at = 0, 1000.0
 
     def look(self, seen, *, live=(), act=True, node=True):
         nodes = (Node(name="n1", gpus=4, available=node),)
         snapshot = Snapshot(time=self.at, nodes=nodes, jobs=(seen,))
-        self.book.observe(snapshot)
+        self.store.observe(snapshot)
         self.guardian.review(snapshot, dict.fromkeys(live), act=act)
 
     def waits(self, code=0, *, live=(), act=True, node=True, **fields):
@@ -39,7 +41,7 @@ class Scene:
         self.look(running)
         said = {"job_id": 7, "run": self.run, "phase": "training"}
         report = Report(**said, step=step, checkpoint_step=step)
-        self.book.take(report, running, self.at)
+        self.store.take(report, running, self.at)
         self.run, self.at = self.run + 1, self.at + 20
         return self.waits(code, **how)
 
@@ -66,7 +68,7 @@ def test_two_attempts_without_progress_are_enough():
     assert (row["action"], row["reason"], row["live"]) == ("hold", why, False)
     held = scene.waits(1, reason="JobHeldUser")
     assert scene.verbs == ["hold", "update"]  # and not once more
-    assert scene.book.records(Snapshot(time=0, nodes=(), jobs=(held,)), {})[7].stopped == why
+    assert scene.store.records(Snapshot(time=0, nodes=(), jobs=(held,)), {})[7].stopped == why
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_change_of_ours_that_was_over_before_anybody_looked_does_not_count():
         ours = transition({"n1": 4}, {"n1": 4}, TransitionState.DONE, id=number + 1, run=scene.run)
         running = job({"n1": 4}, run=scene.run)
         scene.look(running)
-        scene.book.changed(ours, running, scene.at)
+        scene.store.changed(ours, running, scene.at)
         scene.attempt(1, step=5)
     assert scene.verbs == []
 
@@ -110,13 +112,13 @@ def test_its_owner_lets_it_go_on(by):
         waiting = scene.attempt(1, step=5)
     comment = scene.scontrol.fields()["Comment"]
     if by == "selastic":
-        assert scene.book.let_go(waiting)
+        assert scene.store.let_go(waiting)
         scene.waits(1, reason="JobHeldUser", comment=comment)
         assert scene.scontrol.calls[2:] == [("release", "7"), ("update", "7", {"Comment": ""})]
     else:
         scene.waits(1, comment=comment)
         assert scene.scontrol.calls[2:] == [("update", "7", {"Comment": ""})]
-    assert not scene.book.let_go(waiting)
+    assert not scene.store.let_go(waiting)
     scene.attempt(1, step=5)
     assert scene.verbs.count("hold") == 1
     scene.attempt(1, step=5)
@@ -157,7 +159,7 @@ def test_it_remembers_over_a_restart():
     scene.attempt(1, step=5)
     scene.attempt(1, step=5)
     scene.waits(1)
-    scene.book = JobStore(scene.ledger)
-    scene.guardian = CrashLoopGuard(scene.scontrol, parse(""), scene.book, scene.ledger, scene.log)
+    scene.store = JobStore(scene.ledger)
+    scene.guardian = CrashLoopGuard(scene.scontrol, parse(""), scene.store, scene.ledger, scene.log)
     scene.attempt(1, step=5)
     assert "hold" in scene.verbs
