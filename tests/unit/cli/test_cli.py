@@ -19,7 +19,7 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.server.requests import Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
-from tests.support import example_round as scene
+from tests.support import example_round as example
 from tests.support.fake_controller import FakeBackend, FakeLog
 from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
@@ -28,23 +28,28 @@ ME = os.getuid()
 
 
 class ExampleBackend(FakeBackend):
-    """Answers from the scene of UX.md."""
+    """Answers from the example round."""
 
     profile = None
 
     def __init__(self):
-        super().__init__({j.job_id: j.uid for j in scene.JOBS})
+        super().__init__({j.job_id: j.uid for j in example.JOBS})
 
     def find(self, name):
-        return dispatch.find(scene.VIEW, name)
+        return dispatch.find(example.VIEW, name)
 
     def question(self, uid, op, args):
         if op == "check":
             return {"version": "0.1.0", "mode": "act", "account": "selastic"}
         return dispatch.answer(
-            op, scene.VIEW, Viewer(uid=uid), args, history=scene.HISTORY, segments=scene.SEGMENTS,
+            op,
+            example.VIEW,
+            Viewer(uid=uid),
+            args,
+            history=example.HISTORY,
+            segments=example.SEGMENTS,
             particulars=Particulars(profile=self.profile),
-        )  # fmt: skip
+        )
 
     def command(self, uid, op, args):
         self.asked.append((uid, op, args))
@@ -121,7 +126,7 @@ def test_questions(selastic, controller, words, begins, monkeypatch):
 
 
 def _when():
-    return clock(scene.HISTORY[0]["time"], scene.NOW)
+    return clock(example.HISTORY[0]["time"], example.NOW)
 
 
 @pytest.mark.parametrize(

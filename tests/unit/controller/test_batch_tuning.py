@@ -32,7 +32,7 @@ from slurm_elastic.core.report import Orders
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.policies import policy_protocol
-from tests.support import example_round as scene
+from tests.support import example_round as example
 from tests.support.batch_tuning import NODES, PER_NODE, TuningController, report, running
 from tests.support.job_records import FakeScontrol, Log, job
 
@@ -332,36 +332,36 @@ puts = st.lists(
 
 @given(puts)
 def test_an_attempt_is_told_what_was_last_meant_for_it(told):
-    standing, expected = DesiredSettings(), {}
+    settings, expected = DesiredSettings(), {}
     for seq, (job_id, run, batch) in enumerate(told, start=1):
-        before = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
-        news = standing.put(job_id, run=run, seq=seq, batch=batch)
+        before = {r: settings.on(Orders(), job_id, run=r).batch for r in range(5)}
+        news = settings.put(job_id, run=run, seq=seq, batch=batch)
         for later in range(run, 5):
             expected[job_id, later] = batch
-        after = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
+        after = {r: settings.on(Orders(), job_id, run=r).batch for r in range(5)}
         assert news or before == after
     for (job_id, run), batch in expected.items():
-        orders = standing.on(Orders(action="notice", seq=2), job_id, run=run)
+        orders = settings.on(Orders(action="notice", seq=2), job_id, run=run)
         assert (orders.batch, orders.action) == (batch, "notice")
         assert orders.seq >= 2
-    standing.forget({0})
-    assert standing.on(Orders(), 1, run=9) == Orders()
+    settings.forget({0})
+    assert settings.on(Orders(), 1, run=9) == Orders()
 
 
 def test_orders_rise_when_something_else_stands():
-    standing = DesiredSettings()
-    assert standing.put(7, run=0, seq=5, batch=8)
-    assert not standing.put(7, run=0, seq=6, batch=8)
-    assert standing.on(Orders(), 7, run=0).seq == 5
-    assert standing.put(7, run=0, seq=9, batch=None)
-    assert standing.on(Orders(seq=2), 7, run=0) == Orders(seq=9)
+    settings = DesiredSettings()
+    assert settings.put(7, run=0, seq=5, batch=8)
+    assert not settings.put(7, run=0, seq=6, batch=8)
+    assert settings.on(Orders(), 7, run=0).seq == 5
+    assert settings.put(7, run=0, seq=9, batch=None)
+    assert settings.on(Orders(seq=2), 7, run=0) == Orders(seq=9)
 
 
 # --- in words ---
 
 
 def explained(choice, mode="act"):
-    view = dataclasses.replace(scene.PLANNED, batches={4711: choice}, mode=mode)
+    view = dataclasses.replace(example.PLANNED, batches={4711: choice}, mode=mode)
     found = dispatch.answer(
         "explain", view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[]
     )

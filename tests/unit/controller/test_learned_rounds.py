@@ -1,4 +1,4 @@
-"""Policy sia with what reports taught: the cluster test's story (test_sia.py) in plain Python.
+"""Policy sia with observations from reports: as tests/cluster/test_sia_rounds.py, without Slurm.
 
 Two applications: `typed` is twice as fast on an a100, `even` equally fast on both types.
 """
@@ -63,7 +63,7 @@ def decided(store: JobStore, c: Cluster):
 
 
 @pytest.fixture
-def taught():
+def observed_ledger():
     """A ledger after one job of each application on each type."""
     ledger = Ledger(":memory:")
     store, c = JobStore(ledger, CONFIG), cluster()
@@ -76,8 +76,8 @@ def taught():
 
 
 @pytest.mark.parametrize("a100", [2, 3])
-def test_each_application_ends_on_the_type_that_suits_it(taught, a100):
-    store, c = JobStore(taught, CONFIG), cluster(at=30.0, a100=a100)
+def test_each_application_ends_on_the_type_that_suits_it(observed_ledger, a100):
+    store, c = JobStore(observed_ledger, CONFIG), cluster(at=30.0, a100=a100)
     start(c, 2, "typed", {"g3": 1})
     start(c, 3, "even", {"g1": 1})
     tell(store, c, 2, 3)
@@ -103,8 +103,8 @@ def test_without_earlier_jobs_the_configuration_is_believed():
     assert (decision.target.gpu_type, decision.target.gpus) == ("a100", 2)
 
 
-def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
-    store, c = JobStore(taught, CONFIG), cluster(at=30.0)
+def test_a_job_that_has_reported_nothing_is_left_to_its_speed(observed_ledger):
+    store, c = JobStore(observed_ledger, CONFIG), cluster(at=30.0)
     start(c, 5, "never-seen", {"g1": 1})
     record = store.records(c.snapshot(), {})[5]
     assert record == replace(JobRecord(job_id=5), last_change=record.last_change)

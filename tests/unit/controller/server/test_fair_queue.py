@@ -12,7 +12,7 @@ import pytest
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
 from tests.support.api_server import ask, serving
-from tests.support.fake_controller import ALICE, BOB, FakeBackend, FakeLog, PlainSeals
+from tests.support.fake_controller import ALICE, BOB, FakeBackend, FakeLog, PlainAuth
 
 REPORT = {"job_id": 4711, "run": 0, "phase": "training"}
 
@@ -25,7 +25,7 @@ class SlowBackend(FakeBackend):
         return super().question(uid, op, args)
 
 
-class SlowSeals(PlainSeals):
+class SlowAuth(PlainAuth):
     """So does munge."""
 
     def open(self, frame):
@@ -69,7 +69,7 @@ class Flood:
 def test_a_flood_leaves_anothers_report_unaffected(rate, op):
     """bob's 200 questions take 4 s of the backend; alice's report waits for one of them at most."""
     backend, log = SlowBackend(), FakeLog()
-    with serving(backend, log, PlainSeals(), rate=rate) as server, Flood(server, {"op": op}):
+    with serving(backend, log, PlainAuth(), rate=rate) as server, Flood(server, {"op": op}):
         before = len(backend.asked)
         for _ in range(3):
             assert ask(server, ALICE, "report", report=REPORT)["orders"]["action"] == "run"
@@ -82,7 +82,7 @@ def test_a_flood_leaves_anothers_report_unaffected(rate, op):
 def test_who_has_many_requests_open_is_told_so(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_OPEN", 3)
     backend, replies = SlowBackend(), []
-    with serving(backend, FakeLog(), PlainSeals()) as server:
+    with serving(backend, FakeLog(), PlainAuth()) as server:
         callers = [
             threading.Thread(target=lambda: replies.append(ask(server, BOB, "status")))
             for _ in range(30)
@@ -102,7 +102,7 @@ def test_who_has_many_requests_open_is_told_so(monkeypatch):
 def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_POLLS", 2)
     poll = {"job_id": 4722, "run": 0, "seen": 0}
-    with serving(FakeBackend(), FakeLog(), PlainSeals()) as server:
+    with serving(FakeBackend(), FakeLog(), PlainAuth()) as server:
         waiting = [
             threading.Thread(target=lambda: ask(server, BOB, "orders", **poll, wait_s=2))
             for _ in range(2)
@@ -120,7 +120,7 @@ def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
 def test_frames_that_wait_for_munge_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_BYTES", 2000)
     body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, "op": "x" * 900}}).encode()
-    with serving(FakeBackend(), FakeLog(), SlowSeals()) as server:
+    with serving(FakeBackend(), FakeLog(), SlowAuth()) as server:
         socks = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
         for sock in socks:
             sock.sendall(struct.pack("!I", len(body)) + body)

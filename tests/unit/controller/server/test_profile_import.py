@@ -43,17 +43,17 @@ def record(store, of):
 def test_a_job_that_has_not_run_is_known_by_its_profile():
     store, of = JobStore(Ledger(":memory:")), waiting()
     assert record(store, of).learned is None
-    lesson, text = profile_import.lesson(body(), {"a100"})
+    observations, text = profile_import.lesson(body(), {"a100"})
     assert text == "3 configurations learned"
-    store.teach(of, lesson)
+    store.teach(of, observations)
     known = record(store, of)
     seen = {(m.gpus, m.nodes): m for m in known.measurements}
     assert set(seen) == {(1, 1), (4, 1)}  # which racks two nodes were in is not in a profile
     assert (seen[4, 1].compute_s, seen[4, 1].sync_s) == (0.5, pytest.approx(0.2))
     assert seen[4, 1].samples_per_s == pytest.approx(4 * 16 / 0.8)
     assert [t.single for t in known.learned.application.types] == [pytest.approx(16 / 0.6)]
-    lesson, _ = profile_import.lesson(body(), {"a100"})
-    found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in lesson.points.values()}
+    observations, _ = profile_import.lesson(body(), {"a100"})
+    found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in observations.points.values()}
     assert found == {
         (1, 1): (0.6, 0.6), (4, 1): pytest.approx((0.8, 0.6)), (4, 2): pytest.approx((1.6, 0.6)),
     }  # fmt: skip
@@ -119,16 +119,16 @@ def test_whatever_is_sent_is_learned_or_refused(name, value):
     sent = json.loads(json.dumps(body()))
     (sent if name in FIELDS else sent["configurations"][1])[name] = value
     try:
-        lesson, _ = profile_import.lesson(sent, {"a100"})
+        observations, _ = profile_import.lesson(sent, {"a100"})
     except RequestRefusedError:
         return
-    again = type(lesson).from_body(json.loads(json.dumps(lesson.to_body())))
-    assert list(again.points) == list(lesson.points)  # the ledger can hold it
-    assert again.shapes == lesson.shapes
+    again = type(observations).from_body(json.loads(json.dumps(observations.to_body())))
+    assert list(again.points) == list(observations.points)  # the ledger can hold it
+    assert again.shapes == observations.shapes
 
 
 def test_a_large_profile_is_bounded():
     rows = [configured(g) for g in range(1, 400)]
-    lesson, _ = profile_import.lesson(body(*rows), {"a100"})
-    assert len(lesson.points) <= 128
-    assert len(lesson.shapes) <= 128
+    observations, _ = profile_import.lesson(body(*rows), {"a100"})
+    assert len(observations.points) <= 128
+    assert len(observations.shapes) <= 128

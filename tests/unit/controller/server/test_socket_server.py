@@ -18,7 +18,7 @@ from slurm_elastic.controller.server.request_auth import MungeAuth
 from slurm_elastic.core.report import Report
 from slurm_elastic.rpc import frames, munge_auth
 from tests.support.api_server import address, answer, ask, serving
-from tests.support.fake_controller import ALICE, BOB, OPERATOR, FakeBackend, FakeLog, PlainSeals
+from tests.support.fake_controller import ALICE, BOB, OPERATOR, FakeBackend, FakeLog, PlainAuth
 from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
 
@@ -62,7 +62,7 @@ def log():
 
 @pytest.fixture
 def server(backend, log):
-    with serving(backend, log, PlainSeals()) as running:
+    with serving(backend, log, PlainAuth()) as running:
         yield running
 
 
@@ -257,7 +257,7 @@ def test_a_refusal_of_the_backend_is_an_answer_and_a_bug_is_not(server, log):
 
 
 def test_too_many_requests_are_refused_and_come_back_later(backend, log):
-    with serving(backend, log, PlainSeals(), rate=2) as server:
+    with serving(backend, log, PlainAuth(), rate=2) as server:
         replies = [ask(server, ALICE, "status") for _ in range(30)]
         refused = [r for r in replies if r.get("code") == "rate"]
         assert 5 <= len(refused) <= 10
@@ -383,14 +383,14 @@ def test_a_caller_who_hangs_up_is_forgotten(server):
 
 
 def test_stopping_ends_polls_and_frees_the_address(backend):
-    with serving(backend, seals=PlainSeals()) as server:
+    with serving(backend, seals=PlainAuth()) as server:
         where = server.address
         sock = socket.create_connection(where, timeout=5)
         _until(lambda: _silent(server) == 1)
     assert sock.recv(1) == b""
     sock.close()
     again = socket_server.Server(
-        schema.ApiSettings(listen=f"127.0.0.1:{where[1]}"), backend, FakeLog(), PlainSeals()
+        schema.ApiSettings(listen=f"127.0.0.1:{where[1]}"), backend, FakeLog(), PlainAuth()
     )
     again.start()
     again.stop()
@@ -398,7 +398,7 @@ def test_stopping_ends_polls_and_frees_the_address(backend):
 
 def test_an_address_that_is_taken_is_named(backend, server):
     taken = f"127.0.0.1:{server.address[1]}"
-    other = socket_server.Server(schema.ApiSettings(listen=taken), backend, FakeLog(), PlainSeals())
+    other = socket_server.Server(schema.ApiSettings(listen=taken), backend, FakeLog(), PlainAuth())
     with pytest.raises(OSError, match=rf"\[api\] listen = '{taken}'"):
         other.start()
     other.stop()
@@ -460,7 +460,7 @@ def test_who_stands_by_answers_pings_and_names_the_active_one(backend):
         schema.ApiSettings(listen="127.0.0.1:0"),
         None,
         FakeLog(),
-        PlainSeals(),
+        PlainAuth(),
         role=lambda: role[0],
     )
     server.start()
@@ -485,7 +485,7 @@ def test_a_long_poll_ends_when_the_controller_is_no_longer_active(backend):
         schema.ApiSettings(listen="127.0.0.1:0"),
         backend,
         FakeLog(),
-        PlainSeals(),
+        PlainAuth(),
         role=lambda: role[0],
     )
     server.start()

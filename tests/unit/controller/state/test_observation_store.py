@@ -340,8 +340,8 @@ rows = st.fixed_dictionaries(
     "points": st.lists(rows, max_size=3) | json_values, "noise": json_values, "rates": json_values,
     "batch": json_values, "stated": json_values}))  # fmt: skip
 def test_whatever_lies_in_the_ledger_is_read_or_left_out(body):
-    lesson = Observations.from_body(body)
-    assert Observations.from_body(lesson.to_body()) == lesson
+    observations = Observations.from_body(body)
+    assert Observations.from_body(observations.to_body()) == observations
 
 
 reports = st.fixed_dictionaries(

@@ -13,8 +13,8 @@ PER_NODE = {"gpu": {"a100": 4}}
 
 def swept(store, *seen):
     scontrol = FakeScontrol()
-    keeper = OrphanCleanup(scontrol, Config(), store, Log())
-    keeper.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
+    cleanup = OrphanCleanup(scontrol, Config(), store, Log())
+    cleanup.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
     return [c[2].get("ReqNodeList") for c in scontrol.calls if c[0] == "update"]
 
 
