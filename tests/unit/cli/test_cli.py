@@ -61,8 +61,8 @@ class ExampleBackend(FakeBackend):
 
 @pytest.fixture(scope="module")
 def munge_socket():
-    with munged() as path, environment(path):
-        yield path
+    with munged() as daemon, environment(daemon.socket):
+        yield daemon.socket
 
 
 @pytest.fixture
