@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node
 from slurm_elastic.config import schema
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
@@ -15,6 +14,7 @@ from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.report import Report
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import NOW, Cluster, node
 
 CONFIG = schema.parse(
     '[controller]\npolicy = "sia"\n[resize]\nmin_interval_s = 2\nper_hour = 3600\nrestart_s = 1\n'
