@@ -35,7 +35,7 @@ class TuningController:
         self.store = JobStore(
             Ledger(":memory:"), schema.parse(f'[controller]\npolicy = "{policy}"')
         )
-        self.store.learning.tunes = tunes
+        self.store.learning.adaptive_batches = tunes
         self.outbox, self.reports = OrderOutbox(), {}
         self.tuner = BatchTuner(self.outbox.tell)
 
