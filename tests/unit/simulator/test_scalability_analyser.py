@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from benchmarks.trainings import training
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
@@ -13,9 +12,10 @@ from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.synthetic_applications import synthetic_application
 
 CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")
-PROFILES = {"net": training("net", seconds=600.0, restart_s=20.0)}
+PROFILES = {"net": synthetic_application("net", seconds=600.0, restart_s=20.0)}
 
 
 class Scripted:
