@@ -78,6 +78,7 @@ class Daemon:
     def __init__(self, path: Path, log: Any) -> None:
         self._path, self._log = path, log
         self._config = schema.load(path, policies=policy_protocol.known())
+        policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
         #: With several controllers: this one's part in their lease.
         self._keeper: LeaderElection | None = None
@@ -385,6 +386,6 @@ def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> N
     log = _logger(verbose)
     try:
         Daemon(path, log).run()
-    except (schema.ConfigError, LedgerError, OSError) as error:
+    except (schema.ConfigError, policy_protocol.PolicyError, LedgerError, OSError) as error:
         click.echo(f"selasticd: {error}", err=True)
         raise SystemExit(1) from None

@@ -13,7 +13,7 @@ _IN_JOB = "SLURM_SPANK_ELASTIC"
 _OUTSIDE = "SLURM_ELASTIC"
 
 
-def directive(environment: Mapping[str, str] | None = None) -> Directive | None:
+def read_directive(environment: Mapping[str, str] | None = None) -> Directive | None:
     """The directive; None: there is none.
 
     Args:
@@ -22,7 +22,7 @@ def directive(environment: Mapping[str, str] | None = None) -> Directive | None:
     Raises:
         DirectiveError: it is damaged; it is a ValueError.
 
-    >>> str(directive({"SLURM_ELASTIC": "2-4,freeze=auto"}))
+    >>> str(read_directive({"SLURM_ELASTIC": "2-4,freeze=auto"}))
     '2-4,freeze=auto'
     """
     environment = os.environ if environment is None else environment

@@ -63,11 +63,11 @@ class Loader:
     ) -> Iterator[Batch]:
         """The rank's batches; `shares` gives the plan from the present step on, twice over."""
         generator = torch.Generator()
-        generator.manual_seed(mixed(self.seed, step, rank))
+        generator.manual_seed(derive_seed(self.seed, step, rank))
         fetched = iter(
             DataLoader(
                 self.dataset,
-                batch_sampler=_Plan(shares),
+                batch_sampler=_MicroBatchSampler(shares),
                 num_workers=self.workers,
                 collate_fn=self.collate,
                 pin_memory=self.pin,
@@ -76,8 +76,8 @@ class Loader:
             )
         )
         for share in shares():
-            reseed(mixed(self.seed, share.after.step, rank))
-            parts = [next(fetched) for _ in share.pieces]
+            reseed(derive_seed(self.seed, share.after.step, rank))
+            parts = [next(fetched) for _ in share.slices]
             yield Batch(
                 share.after.step,
                 share.before.epoch,
@@ -88,7 +88,7 @@ class Loader:
             )
 
 
-class _Plan:
+class _MicroBatchSampler:
     """The micro-batches of a whole run, as a DataLoader wants them."""
 
     def __init__(self, shares: Callable[[], Iterator[StepShare]]) -> None:
@@ -99,7 +99,7 @@ class _Plan:
             yield from share.samples
 
 
-def mixed(seed: int, step: int, rank: int) -> int:
+def derive_seed(seed: int, step: int, rank: int) -> int:
     """One seed out of three numbers, different for neighbours."""
     return (
         seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB

@@ -15,7 +15,7 @@ import torch
 from slurm_elastic.core.report import Orders, ReportError, profile_rows
 from slurm_elastic.job.rank_socket import RankSocket
 from slurm_elastic.training.measure.gradient_noise import GradientNoise
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_times import StepTimer, peak_memory
 
 #: How long a job waits, at its checkpoint, for somebody to end it or send it on. With a controller
@@ -29,7 +29,7 @@ class Reporter:
     """The voice of one rank; mute on all but rank 0.
 
     Args:
-        rank, world: place among the ranks, and their number.
+        rank, world_size: place among the ranks, and their number.
         global_batch: samples per step over all ranks.
         micro_batch: most samples through the model at once; None: a rank's whole share.
         application: what the script calls what it trains, or "".
@@ -41,7 +41,7 @@ class Reporter:
         self,
         *,
         rank: int,
-        world: int,
+        world_size: int,
         global_batch: int,
         micro_batch: int | None = None,
         application: str = "",
@@ -59,11 +59,11 @@ class Reporter:
         self._profile: dict[str, Any] = {}
         # The shares of ranks, and the micro-batches in them, differ by one sample at most or by
         # a rest: what models want is their mean.
-        share = -(-global_batch // world)
+        share = -(-global_batch // world_size)
         pieces = -(-share // micro_batch) if micro_batch else 1
         self._always: dict[str, Any] = {
             "kind": "library",
-            "gpus": world,
+            "gpus": world_size,
             "nodes": int(os.environ.get("SLURM_STEP_NUM_NODES", "1")),
             "global_batch": global_batch,
             "micro_batch": -(-share // pieces),
@@ -80,7 +80,7 @@ class Reporter:
         self._always |= {"startup_s": startup_s, "restore_s": restore_s, "resumed_from": step}
         self._send("starting")
 
-    def tell(self, **fields: Any) -> None:
+    def set_fields(self, **fields: Any) -> None:
         """Say this, too, in every report from now on."""
         self._always |= fields
 
@@ -93,7 +93,7 @@ class Reporter:
         self._next = time.monotonic() + self._link.orders().report_every_s
         self._send("training", **fields)
 
-    def profile(self, measured: MeasuredLayer) -> str:
+    def profile(self, measured: MeasuredLayers) -> str:
         """Tell this, once, with the next report of the training.
 
         Returns:
@@ -130,7 +130,7 @@ class Reporter:
         return told
 
     @property
-    def linked(self) -> bool:
+    def connected(self) -> bool:
         """Whether an esrun listens."""
         return self._link.connected
 

@@ -2,11 +2,11 @@
 
 One global cursor says how far the job is. The order of an epoch depends on the
 seed and the epoch alone, every step takes the next `batch` samples of it, and
-the ranks split those. So a job that changes its world between two steps trains
+the ranks split those. So a job that changes its world_size between two steps trains
 on the same batches in the same order.
 
 >>> sampler = Sampler(samples=10, global_batch=4, epochs=1, seed=0)
->>> splits = [EvenSplit(rank=rank, world=3) for rank in range(3)]
+>>> splits = [EvenSplit(rank=rank, world_size=3) for rank in range(3)]
 >>> [len(share.indices) for share in sampler.shares(Cursor(), splits[0])]
 [1, 1, 0]
 >>> sorted(i for split in splits for s in sampler.shares(Cursor(), split) for i in s.indices)
@@ -56,7 +56,7 @@ class MicroBatchSlice:
 class BatchSplit(Protocol):
     """How a rank takes part in the samples of a step."""
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
+    def slices(self, count: int) -> list[MicroBatchSlice]:
         """Of a step of so many samples."""
 
 
@@ -65,17 +65,20 @@ class EvenSplit:
     """Every rank takes an equal part, give or take one sample, in pieces of at most `micro`.
 
     Attributes:
-        rank, world: which part, of how many.
+        rank, world_size: which part, of how many.
         micro: most samples of a piece; None: no limit.
     """
 
     rank: int
-    world: int
+    world_size: int
     micro: int | None = None
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
+    def slices(self, count: int) -> list[MicroBatchSlice]:
         """See `BatchSplit`."""
-        first, last = count * self.rank // self.world, count * (self.rank + 1) // self.world
+        first, last = (
+            count * self.rank // self.world_size,
+            count * (self.rank + 1) // self.world_size,
+        )
         size = self.micro or max(1, last - first)
         starts = range(first, last, size)
         return [MicroBatchSlice(n, range(i, min(i + size, last))) for n, i in enumerate(starts)]
@@ -88,20 +91,20 @@ class StepShare:
     Attributes:
         before, after: the cursor without and with this step.
         count: samples of the step over all ranks; less than the batch at an epoch's end.
-        pieces: the micro-batches that this rank loads, possibly none.
+        slices: the micro-batches that this rank loads, possibly none.
         samples: of each of them, the samples of the dataset.
     """
 
     before: Cursor
     after: Cursor
     count: int
-    pieces: list[MicroBatchSlice]
+    slices: list[MicroBatchSlice]
     samples: list[list[int]]
 
     @property
     def indices(self) -> list[int]:
         """The samples whose loss this rank computes."""
-        both = zip(self.pieces, self.samples, strict=True)
+        both = zip(self.slices, self.samples, strict=True)
         return [i for piece, samples in both if piece.counts for i in samples]
 
 
@@ -163,7 +166,7 @@ class Sampler:
                 count = min(batch, self.samples - cursor.consumed)
                 taken = order[cursor.consumed : cursor.consumed + count].tolist()
                 after = self._after(cursor, count)
-                pieces = split.pieces(count)
+                pieces = split.slices(count)
                 samples = [[taken[i] for i in piece.span] for piece in pieces]
                 yield StepShare(cursor, after, count, pieces, samples)
                 cursor = after

@@ -18,7 +18,7 @@ samples advances it by n / initial batch, under `adascale` by r, as its authors 
 
 >>> size = BatchSize(32, limits=(32, 128), replicas=2)
 >>> size.ordered = 500
->>> size.wish, size.obey(size.wish), size.now, size.factor(128)
+>>> size.requested, size.apply(size.requested), size.now, size.factor(128)
 (128, True, 128, 2.0)
 """
 
@@ -76,8 +76,8 @@ class BatchSize:
         replicas: ranks (or pipelines) that share a step's samples.
         noise: gives `grad_sqr` and `grad_var` at the initial batch as a report names them, or
             nothing; asked on rank 0, for `adascale`.
-        leads: whether this is rank 0.
-        say: takes one line for the job's log.
+        is_leader: whether this is rank 0.
+        log: takes one line for the job's log.
 
     Attributes:
         initial, rule: as given.
@@ -97,8 +97,8 @@ class BatchSize:
         rule: str = DEFAULT_RULE,
         replicas: int = 1,
         noise: Callable[[], Mapping[str, float]] = dict,
-        leads: bool = True,
-        say: Callable[[str], None] = lambda _: None,
+        is_leader: bool = True,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         if rule not in RULES:
             raise ValueError(
@@ -114,8 +114,8 @@ class BatchSize:
         self.now = self._within(initial)
         self._replicas = replicas
         self._noise = noise
-        self._leads = leads
-        self._say = say
+        self._is_leader = is_leader
+        self._log = log
         #: Of the schedule, not passed on yet: samples, or steps under `adascale`.
         self._rest: float = 0
         #: Factor that the warm-up of `linear` began with, and its steps done.
@@ -129,12 +129,12 @@ class BatchSize:
         return self.limits[0] < self.limits[1]
 
     @property
-    def wish(self) -> int:
+    def requested(self) -> int:
         """What rank 0 wants the batch to be after the present step; 0 elsewhere.
 
         Within the limits and, as far as they allow, at least one sample per replica.
         """
-        if not self._leads:
+        if not self._is_leader:
             return 0
         if self.ordered is None:
             wish = self._within(self.now)
@@ -142,7 +142,7 @@ class BatchSize:
             wish = self._within(max(self.ordered, self._replicas))
         return wish if wish <= _MOST_TOLD else self.now
 
-    def hear(self, batch: int | None, directive: str = "") -> None:
+    def set_order(self, batch: int | None, directive: str = "") -> None:
         """What the controller orders; only rank 0 is told.
 
         Args:
@@ -163,7 +163,7 @@ class BatchSize:
 
         1 while the noise is not known.
         """
-        if not self._leads or self.rule != "adascale":
+        if not self._is_leader or self.rule != "adascale":
             return 0.0
         found = self._noise()
         if found:
@@ -239,7 +239,7 @@ class BatchSize:
                 scheduler.step()
         return times
 
-    def obey(self, batch: float) -> bool:
+    def apply(self, batch: float) -> bool:
         """Take the batch that all ranks have agreed on, between two steps; whether it changed.
 
         Args:
@@ -250,30 +250,30 @@ class BatchSize:
             return False
         before = self.now
         self._become(agreed)
-        self._line(f"a step takes {agreed} samples instead of {before}{self._rates()}")
+        self._log_if_leader(f"a step takes {agreed} samples instead of {before}{self._rates()}")
         return True
 
-    def introduce(self) -> None:
+    def log_initial(self) -> None:
         """Say, once the state is complete, what a user would not expect."""
         if self.now != self.initial and not self.may_change:
-            self._line(
+            self._log_if_leader(
                 f"global_batch is {self.initial}, the directive says batch={self.limits[0]}:"
                 f" a step takes {self.now} samples{self._rates()}"
             )
         elif not self.limits[0] <= self.initial <= self.limits[1]:
             low, high = self.limits
-            self._line(
+            self._log_if_leader(
                 f"global_batch is {self.initial}, outside the directive's batch={low}-{high}:"
                 f" a step takes {self.now} samples{self._rates()}"
             )
         idle = self._replicas - self.now
         if idle > 0:
-            self._line(
+            self._log_if_leader(
                 f"a step takes {self.now} samples, {idle} of {self._replicas} replicas have none:"
                 " raise the batch or ask for fewer GPUs"
             )
 
-    def pieces(self, micro_batch: int | None) -> tuple[int, int]:
+    def replica_split(self, micro_batch: int | None) -> tuple[int, int]:
         """(samples that a replica takes at once, how many times more in a step).
 
         Args:
@@ -283,9 +283,9 @@ class BatchSize:
         times = -(-share // micro_batch) if micro_batch else 1
         return -(-share // times), times - 1
 
-    def facts(self, micro_batch: int | None) -> dict[str, Any]:
-        """The fields of a report that are about the batch; `micro_batch` as for `pieces`."""
-        size, more = self.pieces(micro_batch)
+    def report_fields(self, micro_batch: int | None) -> dict[str, Any]:
+        """The fields of a report that are about the batch; `micro_batch` as for `replica_split`."""
+        size, more = self.replica_split(micro_batch)
         return {
             "global_batch": self.now,
             "micro_batch": size,
@@ -312,7 +312,9 @@ class BatchSize:
         if not state:
             return
         if state["initial"] != self.initial:
-            self._line(f"global_batch was {state['initial']}, from now on it is {self.initial}")
+            self._log_if_leader(
+                f"global_batch was {state['initial']}, from now on it is {self.initial}"
+            )
             return
         if state["noise"]:
             sqr, var = state["noise"]
@@ -324,7 +326,9 @@ class BatchSize:
         allowed = self._within(state["now"])
         self.now = state["now"]
         if allowed != self.now:
-            self._line(f"a step took {self.now} samples, the directive now allows {allowed}")
+            self._log_if_leader(
+                f"a step took {self.now} samples, the directive now allows {allowed}"
+            )
             self._become(allowed)
 
     def _become(self, batch: int) -> None:
@@ -353,6 +357,6 @@ class BatchSize:
         factor = self._full() if self.rule == "linear" else math.sqrt(self._full())
         return f"; the learning rate is multiplied by {factor:.3g} ({self.rule})"
 
-    def _line(self, text: str) -> None:
-        if self._leads:
-            self._say(text)
+    def _log_if_leader(self, text: str) -> None:
+        if self._is_leader:
+            self._log(text)

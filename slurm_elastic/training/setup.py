@@ -15,19 +15,19 @@ from slurm_elastic.training import excepthook
 from slurm_elastic.training.checkpoint import training_state as states
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
-from slurm_elastic.training.env_directive import directive
+from slurm_elastic.training.env_directive import read_directive
 from slurm_elastic.training.freezing.freezer import Freezing, wanted
-from slurm_elastic.training.job_requests import say
+from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
-from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayer, layers_of
+from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, layers_of
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import DataParallel
 from slurm_elastic.training.parallel.fsdp import FullyShardedParallel, unsupported
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, ParallelStrategy
 from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.pipeline.schedules import SCHEDULES
 from slurm_elastic.training.reporting import Reporter
@@ -85,8 +85,8 @@ def init(
         workers: processes per rank that fetch samples ahead.
         collate: makes a micro-batch out of samples, as in DataLoader.
         clip_norm: largest norm of the whole gradient.
-        checkpoint_every_s: seconds of training between two checkpoints.
-        keep: how many checkpoints stay.
+        checkpoint_every_s: seconds of training between two checkpoint_directory.
+        keep: how many checkpoint_directory stay.
         background_saves: train on while a periodic checkpoint is written, from a copy of the state.
         extra: objects with `state_dict` and `load_state_dict` that join the checkpoint.
         application: what this script trains; jobs of one user with equal names of job and
@@ -105,148 +105,158 @@ def init(
         ValueError: an argument cannot be.
     """
     excepthook.install()
-    asked = directive()
+    directive = read_directive()
     freezing, remark = wanted(freeze)
     _check(schedule, clip_norm)
     profile = profile_request.asked()
     if profile is not None:
         # What is measured is the script's own replicas: no directive, nothing frozen.
-        asked, freezing = None, None
+        directive, freezing = None, None
         global_batch = profiling_run.global_batch(profile, global_batch, samples=len(dataset))
     sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
     signals = Signals()
     signals.install()
-    world = World()
-    if remark and world.rank == 0:
-        say(remark)
-    world.connect()
+    rank_group = RankGroup()
+    if remark and rank_group.rank == 0:
+        log_line(remark)
+    rank_group.connect()
     reporter = Reporter(
-        rank=world.rank,
-        world=world.size,
+        rank=rank_group.rank,
+        world_size=rank_group.size,
         global_batch=global_batch,
         micro_batch=micro_batch,
         application=application,
-        device=world.device,
+        device=rank_group.device,
         mute=profile is not None,
     )
-    checkpoints = CheckpointDirectory(Path(checkpoint_dir), keep=keep, say=say)
-    found = agree(checkpoints, world) if profile is None else None
-    known = MeasuredLayer.restored(found.kept.get("profile")) if found else None
+    checkpoint_directory = CheckpointDirectory(Path(checkpoint_dir), keep=keep, log=log_line)
+    checkpoint = agree(checkpoint_directory, rank_group) if profile is None else None
+    known = MeasuredLayers.restored(checkpoint.kept.get("profile")) if checkpoint else None
     whole, layers = _whole(model)
-    arrangement = LayoutAgreement(
-        world,
+    layout_agreement = LayoutAgreement(
+        rank_group,
         [(name, any(True for _ in module.parameters())) for name, module in layers],
-        asked=asked,
+        directive=directive,
         reporter=reporter,
         measured=known,
-        share=-(-global_batch // world.size),
+        share=-(-global_batch // rank_group.size),
     )
-    staged = arrangement.choice.staged or (schedule == "pipedream" and bool(layers))
-    sharded = shard and not staged and world.size > 1
+    staged = layout_agreement.choice.staged or (schedule == "pipedream" and bool(layers))
+    sharded = shard and not staged and rank_group.size > 1
     if sharded and (why := unsupported()):
         sharded = False
-        if world.rank == 0:
-            say(f"{why}; every rank keeps the whole model")
+        if rank_group.rank == 0:
+            log_line(f"{why}; every rank keeps the whole model")
     if not staged:
-        whole.to(world.device)
+        whole.to(rank_group.device)
     optimizer, scheduler = _made(optimizer, scheduler, whole)
     shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
     tied = ties(whole)
-    profiler = LayerProfiler(layers_of(whole), device=world.device, known=known)
-    watch = StepProfiler(
+    profiler = LayerProfiler(layers_of(whole), device=rank_group.device, known=known)
+    step_profiler = StepProfiler(
         timer=reporter.timer,
         noise=reporter.noise,
         parameters=[p for p in whole.parameters() if p.requires_grad],
-        world=world,
+        rank_group=rank_group,
         profiler=None if staged or sharded or profile else profiler,
     )
-    mode: ParallelStrategy
+    strategy: ParallelStrategy
     if staged:
-        mode = PipelineParallel(
+        strategy = PipelineParallel(
             layers,
-            arrangement.choice,
+            layout_agreement.choice,
             loss_fn,
             schedule=schedule,
             ties=tied,
             micro_batch=micro_batch,
-            world=world,
+            rank_group=rank_group,
             signals=signals,
-            watch=watch,
+            step_profiler=step_profiler,
             known=known,
         )
-        _prune(optimizer, mode.model)
+        _prune(optimizer, strategy.model)
     elif sharded:
-        world.join()
-        if found is None:
-            world.broadcast(whole.state_dict().values())
-        mode = FullyShardedParallel(
+        rank_group.join()
+        if checkpoint is None:
+            rank_group.broadcast(whole.state_dict().values())
+        strategy = FullyShardedParallel(
             whole,
             optimizer,
             loss_fn,
             micro_batch=micro_batch,
-            world=world,
+            rank_group=rank_group,
             signals=signals,
-            watch=watch,
+            step_profiler=step_profiler,
         )
     else:
-        mode = DataParallel(
-            whole, loss_fn, micro_batch=micro_batch, world=world, signals=signals, watch=watch
+        strategy = DataParallel(
+            whole,
+            loss_fn,
+            micro_batch=micro_batch,
+            rank_group=rank_group,
+            signals=signals,
+            step_profiler=step_profiler,
         )
     state = states.TrainingState(
-        model=mode.model,
+        model=strategy.model,
         optimizer=optimizer,
         scheduler=scheduler,
         extra=dict(extra or {}),
         whole=shapes,
         aliases={alias: names[0] for names in tied for alias in names[1:]},
-        part=mode.writers.index(world.rank) if world.rank in mode.writers else 0,
+        part=strategy.writers.index(rank_group.rank) if rank_group.rank in strategy.writers else 0,
     )
-    keeper = CheckpointManager(
-        checkpoints,
+    checkpoint_manager = CheckpointManager(
+        checkpoint_directory,
         state,
-        world,
-        writers=mode.writers,
+        rank_group,
+        writers=strategy.writers,
         background=background_saves,
         every_s=checkpoint_every_s,
         identity={"samples": sampler.samples, "order": sampler.fingerprint()},
-        say=say,
+        log=log_line,
     )
     loader = Loader(
         dataset=dataset,
         workers=workers,
         collate=collate,
-        pin=world.device.type == "cuda",
+        pin=rank_group.device.type == "cuda",
         seed=seed,
     )
-    size = BatchSize(
+    batch_size = BatchSize(
         global_batch,
-        limits=limits(global_batch, asked),
+        limits=limits(global_batch, directive),
         rule=batch_rule,
-        replicas=len(arrangement.choice.layout.stages[0]),
+        replicas=len(layout_agreement.choice.layout.stages[0]),
         noise=reporter.noise.fields,
-        leads=world.rank == 0,
-        say=say,
+        is_leader=rank_group.rank == 0,
+        log=log_line,
     )
     return TrainingJob(
-        found,
-        mode=mode,
-        arrangement=arrangement,
+        checkpoint,
+        strategy=strategy,
+        layout_agreement=layout_agreement,
         whole=whole,
         optimizer=optimizer,
         scheduler=scheduler,
         sampler=sampler,
         loader=loader,
-        keeper=keeper,
+        checkpoint_manager=checkpoint_manager,
         reporter=reporter,
-        world=world,
+        rank_group=rank_group,
         signals=signals,
-        size=size,
+        batch_size=batch_size,
         micro_batch=micro_batch,
-        watch=watch,
+        step_profiler=step_profiler,
         clip_norm=clip_norm,
         freezing=freezing,
         profiled=profiling_run.prepared(
-            profile, whole, application=application, sampler=sampler, loader=loader, world=world
+            profile,
+            whole,
+            application=application,
+            sampler=sampler,
+            loader=loader,
+            rank_group=rank_group,
         ),
     )
 

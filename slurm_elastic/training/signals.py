@@ -26,7 +26,7 @@ STOPPED = 128 + signal.SIGTERM
 
 
 #: Ranks hear SIGTERM at slightly different times; one that left breaks the others' connections.
-TOGETHER_S = 3.0
+PEERS_END_S = 3.0
 
 
 class Signals:
@@ -50,7 +50,7 @@ class Signals:
             for number in (signal.SIGUSR2, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
 
-    def leave_at_once(self, at_once: bool, *, linger_s: float = 0.0) -> None:
+    def exit_at_once(self, at_once: bool, *, linger_s: float = 0.0) -> None:
         """Whether SIGTERM finds nothing worth saving; obeys one that came before."""
         self._at_once = at_once
         self._linger_s = linger_s
@@ -58,15 +58,15 @@ class Signals:
             self._leave()
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def tolerate_ending_peers(self) -> Iterator[None]:
         """A broken connection is no error if the others were told to end just before us."""
         try:
             yield
         except RuntimeError:
-            end = time.monotonic() + TOGETHER_S
+            end = time.monotonic() + PEERS_END_S
             while time.monotonic() < end:
                 if self.stop:
-                    leave(STOPPED)
+                    exit_now(STOPPED)
                 time.sleep(0.05)
             raise
 
@@ -86,7 +86,7 @@ class Signals:
 
     def _leave(self) -> None:
         time.sleep(self._linger_s)
-        leave(STOPPED)
+        exit_now(STOPPED)
 
 
 def ignore_in_worker(_worker: int) -> None:
@@ -98,7 +98,7 @@ def ignore_in_worker(_worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """End now, without the interpreter's and torch's tear-down, which may hang."""
     with contextlib.suppress(ValueError):  # not the main thread: no handler runs here
         # torch's data loader raises, from its handler, for every worker that dies.

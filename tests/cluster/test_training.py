@@ -101,7 +101,7 @@ def test_requeues_in_other_shapes_lose_and_repeat_nothing(cluster: Cluster, refe
     cluster.wait(run.job, "COMPLETED", timeout=120)
     said = run.check("--like", reference, "--tolerance", "1e-5")
     assert f"{STEPS} steps, ranks 2 -> 3 -> 2" in said
-    assert run.log().count("went on from step") == 2
+    assert run.log().count("resumed from step") == 2
 
 
 def test_a_cancelled_job_has_saved(cluster: Cluster) -> None:

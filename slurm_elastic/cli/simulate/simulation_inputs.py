@@ -132,6 +132,7 @@ def refusals() -> Iterator[None]:
     """
     from slurm_elastic.config.schema import ConfigError  # noqa: PLC0415
     from slurm_elastic.models.communication import CommunicationError  # noqa: PLC0415
+    from slurm_elastic.policies.policy_protocol import PolicyError  # noqa: PLC0415
     from slurm_elastic.simulator.parallel_runs import RunError  # noqa: PLC0415
     from slurm_elastic.simulator.plots import PlotError  # noqa: PLC0415
     from slurm_elastic.simulator.simulation import SimulationError  # noqa: PLC0415
@@ -146,9 +147,9 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (
-        ClusterError, CommunicationError, ConfigError, GenerateError, PlotError,
-        ApplicationProfileError,
-        RestartCostError, SacctError, ScalingError, SimulationError, WorkloadError,
+        ClusterError, CommunicationError, ConfigError, GenerateError, PlotError, PolicyError,
+        ApplicationProfileError, RestartCostError, SacctError, ScalingError, SimulationError,
+        WorkloadError,
     ) as error:  # fmt: skip
         raise CliError(clean(error), USAGE) from None
     except RunError as error:

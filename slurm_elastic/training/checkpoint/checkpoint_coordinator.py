@@ -36,10 +36,10 @@ class CheckpointError(RuntimeError):
 class RankExchange(Protocol):
     """A way to the other ranks, for one thread."""
 
-    def tell(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: str) -> None:
         """Let the others know."""
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
         """What some rank tells under this key; None after the timeout."""
 
 
@@ -49,7 +49,7 @@ class CheckpointCoordinator:
     Args:
         rank: of this process.
         writers: the ranks that write; rank 0 leads and is one of them.
-        line: opens the way to the others; asked once, when there is something to tell.
+        open_channel: opens the way to the others; asked once, when there is something to tell.
         patience_s: longest wait for one message.
 
     Attributes:
@@ -63,20 +63,20 @@ class CheckpointCoordinator:
         *,
         rank: int = 0,
         writers: Sequence[int] = (0,),
-        line: Callable[[], RankExchange] | None = None,
+        open_channel: Callable[[], RankExchange] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         if 0 not in writers:
             raise ValueError(f"rank 0 must be among the writers, not only {list(writers)}")
-        if line is None and len(writers) > 1:
+        if open_channel is None and len(writers) > 1:
             raise ValueError("several writers need a line")
         self.rank = rank
         self._others = sorted(set(writers) - {0})
         self.writes = rank in writers
         self.alone = len(set(writers)) == 1
         self.number = 0
-        self._open = line
-        self._line: RankExchange | None = None
+        self._open_channel = open_channel
+        self._channel: RankExchange | None = None
         self._patience_s = patience_s
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class CheckpointCoordinator:
 
     def send(self, what: str, value: Any) -> None:
         """To rank 0."""
-        self._tell(what, self.rank, value)
+        self._publish(what, self.rank, value)
 
     def fail(self, reason: str) -> None:
         """This save will not be: whoever waits for a word of this rank learns why."""
@@ -104,7 +104,7 @@ class CheckpointCoordinator:
         Raises:
             CheckpointError: it failed, or is silent.
         """
-        value = self._take(what, self.rank, time.monotonic() + self._patience_s)
+        value = self._receive(what, self.rank, time.monotonic() + self._patience_s)
         if value is None:
             raise CheckpointError(f"rank 0 did not answer within {self._patience_s:.0f} s")
         if _FAILED in value:
@@ -120,7 +120,7 @@ class CheckpointCoordinator:
         end = time.monotonic() + self._patience_s
         values = {0: own}
         for rank in self._others:
-            value = self._take(what, rank, end)
+            value = self._receive(what, rank, end)
             values[rank] = (
                 failed(f"no answer within {self._patience_s:.0f} s") if value is None else value
             )
@@ -133,18 +133,18 @@ class CheckpointCoordinator:
     def scatter(self, what: str, value: Any, *, by_rank: Mapping[int, Any] | None = None) -> None:
         """On rank 0: to every other writer the same, or each its own."""
         for rank in self._others:
-            self._tell(what, rank, value if by_rank is None else by_rank[rank])
+            self._publish(what, rank, value if by_rank is None else by_rank[rank])
 
-    def _tell(self, what: str, rank: int, value: Any) -> None:
+    def _publish(self, what: str, rank: int, value: Any) -> None:
         text = json.dumps(value, separators=(",", ":"))
-        with self._connected() as line:
-            line.tell(self._key(what, rank), text)
+        with self._connected() as channel:
+            channel.publish(self._key(what, rank), text)
 
-    def _take(self, what: str, rank: int, end: float) -> Any:
+    def _receive(self, what: str, rank: int, end: float) -> Any:
         key = self._key(what, rank)
         while True:
             wait = max(0.0, min(_LOOK_S, end - time.monotonic()))
-            text = self._hear(key, wait)
+            text = self._take_message(key, wait)
             if text is not None:
                 return json.loads(text)
             if time.monotonic() >= end:
@@ -152,20 +152,20 @@ class CheckpointCoordinator:
             if not threading.main_thread().is_alive():
                 raise CheckpointError("the process ends")
 
-    def _hear(self, key: str, timeout_s: float) -> str | None:
-        with self._connected() as line:
-            text = line.hear(key, timeout_s)
+    def _take_message(self, key: str, timeout_s: float) -> str | None:
+        with self._connected() as channel:
+            text = channel.wait_for(key, timeout_s)
             if text is not None:
-                line.tell(key, "")
+                channel.publish(key, "")
             return text
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[RankExchange]:
         try:
-            if self._line is None:
-                assert self._open is not None
-                self._line = self._open()
-            yield self._line
+            if self._channel is None:
+                assert self._open_channel is not None
+                self._channel = self._open_channel()
+            yield self._channel
         except RuntimeError as error:  # torch's for a store that is gone
             raise CheckpointError(
                 f"the way to the other writers is broken ({str(error).splitlines()[0]})"

@@ -67,13 +67,13 @@ class CheckpointDirectory:
     Args:
         root: the directory, on a file system that all nodes share.
         keep: how many complete ones stay.
-        say: takes one line for the job's log.
+        log: takes one line for the job's log.
     """
 
-    def __init__(self, root: Path, *, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, *, keep: int, log: Callable[[str], None]) -> None:
         self.root = root
         self._keep = max(1, keep)
-        self._say = say
+        self._log = log
 
     def newest(self) -> CompleteCheckpoint | None:
         """The newest that is whole; says of each other why it was passed over."""
@@ -82,7 +82,7 @@ class CheckpointDirectory:
                 found = open_checkpoint(path)
                 verify(found)
             except CheckpointError as error:
-                self._say(f"skipped {path.name}: {error}")
+                self._log(f"skipped {path.name}: {error}")
             else:
                 return found
         return None
@@ -119,7 +119,7 @@ class CheckpointDirectory:
         step: int,
         pieces: Sequence[TensorShard],
         meta: Mapping[str, Any],
-        crew: CheckpointCoordinator,
+        coordinator: CheckpointCoordinator,
     ) -> CompleteCheckpoint:
         """On rank 0: write a checkpoint with the others, make it the latest, forget the oldest.
 
@@ -127,7 +127,7 @@ class CheckpointDirectory:
             step: optimisation steps done.
             pieces: what this rank holds.
             meta: plain values for the manifest.
-            crew: the other writers, which `join`.
+            coordinator: the other writers, which `join`.
 
         Raises:
             CheckpointError: not written, e.g. for lack of space; the others are untouched.
@@ -135,7 +135,7 @@ class CheckpointDirectory:
         name = f"step_{step:08d}"
         work = self.root / f".tmp.{name}"
         try:
-            plans = crew.gather("plan", dcp_files.plan(pieces))
+            plans = coordinator.gather("plan", dcp_files.plan(pieces))
             shares, metadata = dcp_files.divide(list(plans.values()))
             self.root.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work, ignore_errors=True)
@@ -145,8 +145,8 @@ class CheckpointDirectory:
                 rank: {"directory": work.name, "pieces": share}
                 for rank, share in zip(plans, shares, strict=True)
             }
-            crew.scatter("share", None, by_rank=orders)
-            results = crew.gather("result", self._write_share(pieces, orders[0], rank=0))
+            coordinator.scatter("share", None, by_rank=orders)
+            results = coordinator.gather("result", self._write_share(pieces, orders[0], rank=0))
             written = []
             for rank, share in zip(plans, shares, strict=True):
                 self._expect(work, rank, results[rank])
@@ -177,7 +177,7 @@ class CheckpointDirectory:
         self._forget(step)
         return CompleteCheckpoint(self.root / name, step, dict(meta), index, shapes)
 
-    def join(self, pieces: Sequence[TensorShard], crew: CheckpointCoordinator) -> bool:
+    def join(self, pieces: Sequence[TensorShard], coordinator: CheckpointCoordinator) -> bool:
         """On another writer than rank 0: write what rank 0 asks for.
 
         Returns:
@@ -186,11 +186,11 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: it cannot be.
         """
-        crew.send("plan", dcp_files.plan(pieces))
-        share = crew.receive("share")
+        coordinator.send("plan", dcp_files.plan(pieces))
+        share = coordinator.receive("share")
         if share.get("already"):
             return False
-        crew.send("result", self._write_share(pieces, share, rank=crew.rank))
+        coordinator.send("result", self._write_share(pieces, share, rank=coordinator.rank))
         return True
 
     def _write_share(

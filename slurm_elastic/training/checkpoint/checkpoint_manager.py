@@ -39,7 +39,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
 )
 from slurm_elastic.training.checkpoint.dcp_files import TensorShard
 from slurm_elastic.training.checkpoint.training_state import TrainingState, bits
-from slurm_elastic.training.parallel.process_group import JOIN_S, World
+from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.sampler import Cursor
 
 #: An unproven run is saved this early, so that it becomes movable.
@@ -86,13 +86,13 @@ class CheckpointManager:
     Args:
         checkpoints: where.
         state: what; of this rank.
-        world: with whom.
+        rank_group: with whom.
         every_s: seconds of training between two saves.
         identity: what a checkpoint must have in common with this run, or the order of samples
             would change: {"samples": …, "order": …}.
-        say: takes one line for the job's log.
+        log: takes one line for the job's log.
         writers: the ranks that write: rank 0, and those that hold what it does not.
-        line: from writer to writer, for the thread that saves; None: one of `world`.
+        channel: from writer to writer, for the thread that saves; None: one of `rank_group`.
         background: whether periodic saves go on while training does.
         patience_s: longest wait for one answer of another writer.
 
@@ -106,26 +106,26 @@ class CheckpointManager:
         self,
         checkpoints: CheckpointDirectory,
         state: TrainingState,
-        world: World,
+        rank_group: RankGroup,
         *,
         every_s: float,
         identity: Mapping[str, int],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         writers: Sequence[int] = (0,),
-        line: RankExchange | None = None,
+        channel: RankExchange | None = None,
         background: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._checkpoints = checkpoints
         self._state = state
-        self._world = world
+        self._rank_group = rank_group
         self._every_s = every_s
         self._identity = dict(identity)
-        self._say = say
-        self._crew = CheckpointCoordinator(
-            rank=world.rank,
+        self._log = log
+        self._coordinator = CheckpointCoordinator(
+            rank=rank_group.rank,
             writers=writers,
-            line=world.line if line is None else lambda: line,
+            open_channel=rank_group.open_channel if channel is None else lambda: channel,
             patience_s=patience_s,
         )
         self._background = background
@@ -163,7 +163,7 @@ class CheckpointManager:
 
     def begin(self) -> None:
         """The first step is done; from now on time counts."""
-        if self._world.rank == 0:
+        if self._rank_group.rank == 0:
             dcp_files.prepare()
         self._plan()
 
@@ -190,12 +190,12 @@ class CheckpointManager:
         Returns:
             False: it failed, and that has been said; training goes on.
         """
-        if not self._crew.writes:
+        if not self._coordinator.writes:
             return True
         self.settle()
-        self._crew.begin()
-        if self._world.rank == 0 and self._step == cursor.step:
-            self._crew.scatter("share", {"already": True})
+        self._coordinator.begin()
+        if self._rank_group.rank == 0 and self._step == cursor.step:
+            self._coordinator.scatter("share", {"already": True})
             return True
         begun = time.monotonic()
         try:
@@ -220,11 +220,11 @@ class CheckpointManager:
     def settle(self) -> None:
         """Wait for the save that goes on, if one does."""
         while self._saving is not None:
-            # Never without a timeout: see `World.join`.
+            # Never without a timeout: see `RankGroup.join`.
             self._saving.join(_POLL_S)
             self._look()
 
-    def facts(self) -> dict[str, Any]:
+    def report_fields(self) -> dict[str, Any]:
         """The fields of a report that are about checkpoints.
 
         `checkpoint_s` is how long training stood still for the last save that it waited for: it
@@ -244,19 +244,19 @@ class CheckpointManager:
             **self._identity,
             "epoch": cursor.epoch,
             "consumed": cursor.consumed,
-            "world": self._world.size,
+            "world": self._rank_group.size,
             "proven": self.proven,
             "checkpoint_s": self._save_s,
             "written": time.time(),
             "torch": str(torch.__version__),
         }
         try:
-            if self._world.rank == 0:
+            if self._rank_group.rank == 0:
                 kept = {name: _plain(name, give()) for name, give in self.kept.items()}
                 meta["kept"] = kept
             return _Save(cursor.step, meta, parts(self._state.gather()))
         except Exception as error:
-            self._crew.fail(str(error) or repr(error))
+            self._coordinator.fail(str(error) or repr(error))
             raise
 
     def _copy(self, save: _Save) -> _Save | None:
@@ -264,7 +264,7 @@ class CheckpointManager:
         try:
             return replace(save, pieces=dcp_files.copied(save.pieces))
         except RuntimeError as error:
-            self._say(
+            self._log(
                 f"training waits for the save of step {save.step}, as its copy fails"
                 f" ({str(error).splitlines()[0]})"
             )
@@ -273,15 +273,15 @@ class CheckpointManager:
     def _write(self, save: _Save) -> bool:
         """Write with the others; True if the run is to be proven by that."""
         try:
-            if self._world.rank == 0:
+            if self._rank_group.rank == 0:
                 prove = not save.meta["proven"]
-                self._checkpoints.write(save.step, save.pieces, save.meta, self._crew)
-                self._crew.scatter("outcome", {"prove": prove})
+                self._checkpoints.write(save.step, save.pieces, save.meta, self._coordinator)
+                self._coordinator.scatter("outcome", {"prove": prove})
             else:
-                joined = self._checkpoints.join(save.pieces, self._crew)
-                prove = joined and bool(self._crew.receive("outcome")["prove"])
+                joined = self._checkpoints.join(save.pieces, self._coordinator)
+                prove = joined and bool(self._coordinator.receive("outcome")["prove"])
         except Exception as error:
-            self._crew.fail(str(error) or repr(error))
+            self._coordinator.fail(str(error) or repr(error))
             raise
         return prove
 
@@ -289,26 +289,26 @@ class CheckpointManager:
         """Every writer compares what it holds with what can be read."""
         try:
             wrong = self._compare(save)
-            if self._world.rank:
-                self._crew.send("proof", wrong)
-                self.proven = bool(self._crew.receive("proven")["proven"])
+            if self._rank_group.rank:
+                self._coordinator.send("proof", wrong)
+                self.proven = bool(self._coordinator.receive("proven")["proven"])
                 return
-            found = self._crew.gather("proof", wrong)
+            found = self._coordinator.gather("proof", wrong)
         except (CheckpointError, OSError, RuntimeError) as error:
-            self._crew.fail(str(error))
-            if self._world.rank == 0:
-                self._say(f"step {save.step} cannot be read back: {error}")
+            self._coordinator.fail(str(error))
+            if self._rank_group.rank == 0:
+                self._log(f"step {save.step} cannot be read back: {error}")
             return
         different = sorted({name for names in found.values() for name in names})
         self.proven = not different
-        self._crew.scatter("proven", {"proven": self.proven})
+        self._coordinator.scatter("proven", {"proven": self.proven})
         if different:
-            self._say(f"step {save.step} reads back differently: {', '.join(different[:3])}")
+            self._log(f"step {save.step} reads back differently: {', '.join(different[:3])}")
 
     def _compare(self, save: _Save) -> list[str]:
         written = self._checkpoints.named(f"step_{save.step:08d}")
-        mine = written.written_by(self._world.rank)
-        live = {p.name: p for p in save.pieces if p.name in mine or self._crew.alone}
+        mine = written.written_by(self._rank_group.rank)
+        live = {p.name: p for p in save.pieces if p.name in mine or self._coordinator.alone}
         with written.open(mine, cold=True) as read:
             return sorted(
                 name
@@ -333,9 +333,9 @@ class CheckpointManager:
         self._step, self._written = save.step, float(save.meta["written"])
 
     def _failed(self, step: int, error: CheckpointError) -> None:
-        if self._world.rank == 0:
+        if self._rank_group.rank == 0:
             stays = "none yet" if self._step is None else f"that of step {self._step} stays"
-            self._say(f"no checkpoint at step {step}: {error}; {stays}, training goes on")
+            self._log(f"no checkpoint at step {step}: {error}; {stays}, training goes on")
 
     def _plan(self) -> None:
         wait = self._every_s if self.proven else min(FIRST_SAVE_S, self._every_s)
@@ -350,17 +350,17 @@ def _plain(name: str, value: Any) -> Any:
         raise CheckpointError(f"{name} cannot be kept in the manifest: {error}") from None
 
 
-def agree(checkpoints: CheckpointDirectory, world: World) -> CompleteCheckpoint | None:
+def agree(checkpoints: CheckpointDirectory, rank_group: RankGroup) -> CompleteCheckpoint | None:
     """The newest checkpoint, the same for all ranks; None: there is none.
 
     Rank 0 chooses: another node may see an older state of the file system.
     """
-    if world.rank == 0:
+    if rank_group.rank == 0:
         checkpoints.clean()
         found = checkpoints.newest()
-        world.tell("restore", found.path.name if found else "")
+        rank_group.publish("restore", found.path.name if found else "")
         return found
-    name = world.hear("restore", JOIN_S)
+    name = rank_group.wait_for("restore", JOIN_S)
     return checkpoints.named(name) if name else None
 
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
-from slurm_elastic.training.job_requests import say
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.parallel.layout_choice import AvailableRanks, LayoutChoice, choose
-from slurm_elastic.training.parallel.process_group import JOIN_S, World
+from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.reporting import Reporter
 
 _KEY = "layout"
@@ -28,9 +28,9 @@ class LayoutAgreement:
     """See above. Making it is collective.
 
     Args:
-        world: this rank and the others.
+        rank_group: this rank and the others.
         layers: name, and whether it has parameters, of each; empty: the model cannot be cut.
-        asked: the directive as submitted.
+        directive: the directive as submitted.
         reporter: hears the controller.
         measured: what layers cost, as far as a checkpoint has it.
         share: samples of a step for each rank.
@@ -44,30 +44,35 @@ class LayoutAgreement:
 
     def __init__(
         self,
-        world: World,
+        rank_group: RankGroup,
         layers: Sequence[tuple[str, bool]],
         *,
-        asked: Directive | None,
+        directive: Directive | None,
         reporter: Reporter,
-        measured: MeasuredLayer | None,
+        measured: MeasuredLayers | None,
         share: int,
     ) -> None:
-        self._world, self._layers, self._asked, self._reporter = world, layers, asked, reporter
+        self._rank_group, self._layers, self._directive, self._reporter = (
+            rank_group,
+            layers,
+            directive,
+            reporter,
+        )
         self._share = share
         self._seen = ("", "")
         self._profiled = measured is not None
         self._better = False
-        self.choice = self._heard() if world.rank else self._chosen(measured)
-        if self.choice.remark and world.rank == 0:
-            say(self.choice.remark)
+        self.choice = self._heard() if rank_group.rank else self._chosen(measured)
+        if self.choice.remark and rank_group.rank == 0:
+            log_line(self.choice.remark)
 
-    def better(self, measured: MeasuredLayer | None) -> bool:
+    def better(self, measured: MeasuredLayers | None) -> bool:
         """Whether to begin anew in another layout; known to rank 0 only.
 
         Args:
             measured: what layers cost, as known by now.
         """
-        if self._world.rank or not self._reporter.linked:
+        if self._rank_group.rank or not self._reporter.connected:
             return False  # nobody would start it again
         orders = self._reporter.orders()
         seen = orders.layout, orders.directive
@@ -83,35 +88,39 @@ class LayoutAgreement:
     def _premature(self, ordered: str) -> bool:
         """Whether this layout is for the GPUs that the job is about to get."""
         try:
-            return bool(ordered) and LayoutText.parse(ordered).world != self._world.size
+            return bool(ordered) and LayoutText.parse(ordered).world != self._rank_group.size
         except LayoutTextError:
             return True
 
-    def _chosen(self, measured: MeasuredLayer | None) -> LayoutChoice:
+    def _chosen(self, measured: MeasuredLayers | None) -> LayoutChoice:
         """Rank 0's part."""
         try:
             choice = self._choose(measured, wait_s=_ORDERS_S)
         except ValueError as error:
-            self._world.tell(_KEY, json.dumps({"error": str(error)}))
+            self._rank_group.publish(_KEY, json.dumps({"error": str(error)}))
             raise
         orders = self._reporter.orders()
         self._seen = orders.layout, orders.directive
         told = {"text": str(choice.text), "lengths": choice.lengths}
-        self._world.tell(_KEY, json.dumps(told))
+        self._rank_group.publish(_KEY, json.dumps(told))
         return choice
 
     def _heard(self) -> LayoutChoice:
         """The other ranks' part."""
-        told = json.loads(self._world.hear(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}')
+        told = json.loads(
+            self._rank_group.wait_for(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}'
+        )
         if "error" in told:
             raise ValueError(told["error"])
         return LayoutChoice(LayoutText.parse(told["text"]), tuple(told["lengths"]))
 
-    def _choose(self, measured: MeasuredLayer | None, wait_s: float = 0.0) -> LayoutChoice:
-        spread = self._asked is not None and self._asked.parallel != "data"
+    def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
+        spread = self._directive is not None and self._directive.parallel != "data"
         orders = self._reporter.orders(wait_s=wait_s if spread else 0.0)
-        asked = Directive.parse(orders.directive) if orders.directive else self._asked
+        directive = Directive.parse(orders.directive) if orders.directive else self._directive
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
-        ranks = AvailableRanks(self._world.size, nodes=nodes)
+        ranks = AvailableRanks(self._rank_group.size, nodes=nodes)
         profile = measured.at(self._share) if measured else None
-        return choose(ranks, self._layers, asked=asked, ordered=orders.layout, profile=profile)
+        return choose(
+            ranks, self._layers, directive=directive, ordered=orders.layout, profile=profile
+        )

@@ -41,11 +41,11 @@ class AvailableRanks:
     """The machines of an attempt.
 
     Attributes:
-        world: ranks.
+        world_size: ranks.
         nodes: on which they run, evenly.
     """
 
-    world: int
+    world_size: int
     nodes: int = 1
 
     def levels(self, environment: Mapping[str, str] | None = None) -> list[Level]:
@@ -66,9 +66,9 @@ class AvailableRanks:
             ) from None
         # The published costs count what goes in and what goes out, which take turns there.
         inner, outer = 2 * within, 2 * between
-        if self.nodes <= 1 or self.world % self.nodes:
-            return [Level(self.world, inner if self.nodes <= 1 else outer)]
-        each = self.world // self.nodes
+        if self.nodes <= 1 or self.world_size % self.nodes:
+            return [Level(self.world_size, inner if self.nodes <= 1 else outer)]
+        each = self.world_size // self.nodes
         return [Level(each, inner)] * (each > 1) + [Level(self.nodes, outer)]
 
 
@@ -103,7 +103,7 @@ def choose(
     ranks: AvailableRanks,
     layers: Sequence[tuple[str, bool]],
     *,
-    asked: Directive | None,
+    directive: Directive | None,
     ordered: str = "",
     profile: LayerProfile | None = None,
 ) -> LayoutChoice:
@@ -113,15 +113,15 @@ def choose(
         ranks: of the attempt.
         layers: name, and whether it has parameters, of each layer in order; empty: the model
             cannot be cut.
-        asked: the directive.
+        directive: the directive.
         ordered: text of a layout from the controller; "": none.
         profile: of the model, if it is known.
 
     Raises:
         ValueError: stages are asked for, and the model cannot be cut.
     """
-    data = LayoutText((ranks.world,))
-    parallel = asked.parallel if asked else "data"
+    data = LayoutText((ranks.world_size,))
+    parallel = directive.parallel if directive else "data"
     remark = ""
     if ordered:
         try:
@@ -129,26 +129,26 @@ def choose(
         except LayoutTextError as error:
             text, remark = data, str(error)
         parts = text.stages * text.chunks
-        if text.world != ranks.world:
-            remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world}"
+        if text.world != ranks.world_size:
+            remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world_size}"
         elif parts > max(1, len(layers)):
             remark = f"layout {text} needs {parts} layers, the model has {len(layers) or 1}"
         elif not remark:
             return _cut(text, layers, profile)
         remark = f"{remark}; chose by itself"
-    if parallel == "data" or ranks.world == 1:
+    if parallel == "data" or ranks.world_size == 1:
         return LayoutChoice(data, remark=remark)
     if not layers:
         raise ValueError(
             f"parallel={parallel}: init needs the model as its layers in order, an nn.Sequential"
             " or [(name, module), ...]"
         )
-    unit = _unit(asked, ranks.world) if asked else 1
+    unit = _unit(directive, ranks.world_size) if directive else 1
     if parallel == "pipeline" or unit > 1:
-        stages = ranks.world if parallel == "pipeline" else unit
+        stages = ranks.world_size if parallel == "pipeline" else unit
         most = min(stages, len(layers))
-        stages = next(s for s in range(most, 0, -1) if ranks.world % s == 0)
-        return _cut(LayoutText((ranks.world // stages,) * stages), layers, profile, remark)
+        stages = next(s for s in range(most, 0, -1) if ranks.world_size % s == 0)
+        return _cut(LayoutText((ranks.world_size // stages,) * stages), layers, profile, remark)
     found = _planned(ranks, layers, profile)
     return replace(found, remark=remark or found.remark)
 
@@ -176,10 +176,10 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     return (end, *reversed(lengths))
 
 
-def _unit(asked: Directive, world: int) -> int:
+def _unit(directive: Directive, world_size: int) -> int:
     """GPUs of a replica. A rank does not know its GPU's type: of units by type, one that fits."""
-    units = [asked.unit or 1, *(count for _, count in asked.units)]
-    return max(unit for unit in (1, *units) if world % unit == 0)
+    units = [directive.unit or 1, *(count for _, count in directive.units)]
+    return max(unit for unit in (1, *units) if world_size % unit == 0)
 
 
 def _cut(
@@ -209,7 +209,7 @@ def _planned(
         partition,
     )
 
-    data = LayoutText((ranks.world,))
+    data = LayoutText((ranks.world_size,))
     known = _matching(profile, layers)
     if known is None:
         remark = "hybrid: data parallel until the layers have been measured"

@@ -1,4 +1,4 @@
-"""How the ranks of a job share a step: what `Job` asks of replicas and of pipelines alike."""
+"""How the ranks of a job share a step: what `Job` requested of replicas and of pipelines alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from slurm_elastic.training.loader import Batch
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.sampler import BatchSplit
 
 #: Of (output, targets): the mean over the samples it is given, or one value each.
@@ -22,7 +22,7 @@ class StrategySettings(NamedTuple):
         notice: somebody wants a checkpoint, and the job to wait at it.
         stop: Slurm ends the job.
         save: a periodic checkpoint is due.
-        again: the ranks are to be laid out anew: save, and leave to be started again.
+        restart: the ranks are to be laid out anew: save, and leave to be started again.
         frozen: layers to be frozen after this step.
         batch: samples of the steps to come.
         gain: of this step, where the learning rate follows it (batch_size.py).
@@ -31,7 +31,7 @@ class StrategySettings(NamedTuple):
     notice: float = 0.0
     stop: float = 0.0
     save: float = 0.0
-    again: float = 0.0
+    restart: float = 0.0
     frozen: float = 0.0
     batch: float = 0.0
     gain: float = 0.0
@@ -56,7 +56,7 @@ class ParallelStrategy(Protocol):
     updates_itself: bool
 
     @property
-    def measured(self) -> MeasuredLayer | None:
+    def measured(self) -> MeasuredLayers | None:
         """See above."""
 
     @property
@@ -67,13 +67,13 @@ class ParallelStrategy(Protocol):
         """All ranks have met, and restored what there was; `fresh`: nothing was restored."""
 
     def step(
-        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
         """Gradients become those of the mean loss over the whole batch.
 
         Args:
             batch: this rank's part.
-            asks: of this rank.
+            requested: of this rank.
             update: changes the weights by the gradients; only for a mode that updates itself.
 
         Returns:

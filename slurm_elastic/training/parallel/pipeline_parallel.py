@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.loader import Batch
-from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayer, merge
+from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, merge
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut
 from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
@@ -53,7 +53,7 @@ class MicroBatchSplit:
         number = min(count, -(-least // replicas) * replicas)
         return [range(count * m // number, count * (m + 1) // number) for m in range(number)]
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
+    def slices(self, count: int) -> list[MicroBatchSlice]:
         """See `sampler.Split`."""
         last = self.layout.last
         found = []
@@ -65,7 +65,7 @@ class MicroBatchSplit:
 
 
 class PipelineParallel:
-    """See `Mode`.
+    """See `ParallelStrategy`.
 
     Args:
         layers: of the whole model, in order. Those that this rank does not hold are emptied.
@@ -74,9 +74,9 @@ class PipelineParallel:
         schedule: "1f1b", "gpipe" or "pipedream".
         ties: sets of names of parameters that are one.
         micro_batch: most samples through a stage at once.
-        world: this rank and the others.
+        rank_group: this rank and the others.
         signals: tell a broken connection from the end of the job.
-        watch: looks into the steps.
+        step_profiler: looks into the steps.
         known: an earlier profile of the layers.
     """
 
@@ -89,84 +89,84 @@ class PipelineParallel:
         schedule: str,
         ties: Sequence[Sequence[str]],
         micro_batch: int | None,
-        world: World,
+        rank_group: RankGroup,
         signals: Signals,
-        watch: StepProfiler,
-        known: MeasuredLayer | None = None,
+        step_profiler: StepProfiler,
+        known: MeasuredLayers | None = None,
     ) -> None:
         layout, lengths = choice.layout, choice.lengths or (len(layers),)
-        self._turns = MicroBatchSplit(layout=layout, rank=world.rank, micro=micro_batch)
+        self._turns = MicroBatchSplit(layout=layout, rank=rank_group.rank, micro=micro_batch)
         self.split: BatchSplit = self._turns
         self.layout = str(choice.text)
         self.writers = tuple(sorted({0, *(ranks[0] for ranks in layout.stages)}))
         self.updates_itself = schedule == "pipedream"
         self._pipeline, self._loss_fn, self._schedule, self._ties = layout, loss_fn, schedule, ties
-        self._world, self._signals, self._watch = world, signals, watch
+        self._rank_group, self._signals, self._step_profiler = rank_group, signals, step_profiler
         stages = cut(layers, lengths)
-        held = layout.held_by(world.rank)
+        held = layout.held_by(rank_group.rank)
         self._stages = {stage: stages[stage] for stage in held}
         ends = [sum(lengths[:stage]) for stage in range(len(lengths) + 1)]
         mine = [layer for stage in held for layer in layers[ends[stage] : ends[stage + 1]]]
-        self.model: torch.nn.Module = torch.nn.Sequential(OrderedDict(mine)).to(world.device)
+        self.model: torch.nn.Module = torch.nn.Sequential(OrderedDict(mine)).to(rank_group.device)
         _empty([module for _, module in layers], keep=self.model)
         self._engine: PipelineEngine | None = None
         self._names = [name for name, _ in layers]
         self.measured = known
         # Layers that do not follow each other cannot be told apart by what goes in and out.
         whole = len(held) == 1 and known is None
-        self._profiler = LayerProfiler(mine if whole else [], device=world.device)
+        self._profiler = LayerProfiler(mine if whole else [], device=rank_group.device)
         self._told = False
 
     @property
     def reduced_bytes(self) -> int:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         return self._engine.reduced_bytes if self._engine else 0
 
     def join(self, *, fresh: bool) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         del fresh  # replicas begin with the values of the first in any case
         self._start()
 
     def step(
-        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         count = batch.share.count
         sizes = [len(span) for span in self._turns.spans(count)]
         loaded: list[Any] = [(None, (None, size)) for size in sizes]
-        for piece, part in zip(batch.share.pieces, batch.parts, strict=True):
-            inputs, targets = moved(part, self._world.device)
+        for piece, part in zip(batch.share.slices, batch.parts, strict=True):
+            inputs, targets = moved(part, self._rank_group.device)
             loaded[piece.number] = inputs, (targets, sizes[piece.number])
         self._profile()
-        self._watch.begin()
-        self._watch.enter(SYNC)
-        with self._signals.together():
+        self._step_profiler.begin()
+        self._step_profiler.enter(SYNC)
+        with self._signals.tolerate_ending_peers():
             engine = self._started()
             if self.updates_itself:
                 means = engine.run(loaded, update, sizes=sizes)
                 loss = sum(m * size for m, size in zip(means, sizes, strict=True)) / count
             else:
                 loss = engine.step(loaded, sizes=sizes, divisor=count)
-            agreed = StrategySettings(*engine.total(asks))
-        held = self._pipeline.held_by(self._world.rank)
-        shares = (self._pipeline.share(stage, self._world.rank, len(sizes)) for stage in held)
-        self._watch.staged(sum(map(len, shares)))
+            agreed = StrategySettings(*engine.total(requested))
+        held = self._pipeline.held_by(self._rank_group.rank)
+        shares = (self._pipeline.share(stage, self._rank_group.rank, len(sizes)) for stage in held)
+        self._step_profiler.staged(sum(map(len, shares)))
         return loss, agreed
 
     def clip(self, most: float) -> None:
-        """See `Mode`."""
-        with self._signals.together():
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
             self._started().clip_gradients(most)
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         del changed  # a new engine gives replicas the buffers of the first
-        with self._signals.together():
+        with self._signals.tolerate_ending_peers():
             self.close()
             self._start()
 
     def close(self) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -177,10 +177,12 @@ class PipelineParallel:
         key = "profile/{}".format
         if self._profiler.done and not self._told and (found := self._profiler.measured):
             self._told = True
-            self._world.tell(key(self._world.rank), json.dumps(found.state()))
-        if self._world.rank == 0 and self._told and self.measured is None:
-            told = [self._world.hear(key(rank), 0.0) for rank in range(self._world.size)]
-            parts = [MeasuredLayer.restored(json.loads(text)) for text in told if text]
+            self._rank_group.publish(key(self._rank_group.rank), json.dumps(found.state()))
+        if self._rank_group.rank == 0 and self._told and self.measured is None:
+            told = [
+                self._rank_group.wait_for(key(rank), 0.0) for rank in range(self._rank_group.size)
+            ]
+            parts = [MeasuredLayers.restored(json.loads(text)) for text in told if text]
             self.measured = merge([part for part in parts if part], self._names)
 
     def _start(self) -> None:
@@ -190,8 +192,8 @@ class PipelineParallel:
             schedule=self._schedule,
             loss=self._mean if self.updates_itself else self._sum,
             ties=self._ties,
-            enter=self._watch.enter,
-            device=self._world.device,
+            enter=self._step_profiler.enter,
+            device=self._rank_group.device,
         )
 
     def _started(self) -> PipelineEngine:

@@ -23,7 +23,7 @@ import torch
 
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
 from slurm_elastic.training.parallel.torch_compat import before_destroying
-from slurm_elastic.training.pipeline.stage_links import reaching
+from slurm_elastic.training.pipeline.stage_links import link_errors
 
 #: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
@@ -32,11 +32,11 @@ CONTROL = 3 + len(StrategySettings._fields)
 _POLL_S = 0.25
 
 
-class World:
+class RankGroup:
     """This rank and the others.
 
     Attributes:
-        rank, size: from `RANK` and `WORLD_SIZE`; without them a world of one.
+        rank, size: from `RANK` and `WORLD_SIZE`; without them a rank_group of one.
         device: where the model lives.
     """
 
@@ -98,25 +98,25 @@ class World:
             self._thread = None
         self._check()
 
-    def tell(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: str) -> None:
         """Let the other ranks know; they `hear` it."""
         if self.size > 1:
             self._ready().set(key, value)
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
         """What some rank tells under this key; None after the timeout.
 
         Raises:
             RuntimeError: rank 0, which keeps the store, is gone.
         """
-        return _hear(self._ready(), key, timeout_s)
+        return _poll(self._ready(), key, timeout_s)
 
-    def line(self) -> StoreChannel:
+    def open_channel(self) -> StoreChannel:
         """A connection of its own, for another thread than this one."""
         self._ready()
         return StoreChannel(self._open_store(serve=False))
 
-    def gather(self, key: str, timeout_s: float) -> None:
+    def barrier(self, key: str, timeout_s: float) -> None:
         """Wait until all ranks have come here, or the timeout.
 
         Rank 0 leaves last, because the store ends with it.
@@ -144,7 +144,7 @@ class World:
         """End the group together with the other ranks."""
         if self.size == 1:
             return
-        self.gather("leave", 60.0)
+        self.barrier("leave", 60.0)
         before_destroying()
         torch.distributed.destroy_process_group()
 
@@ -167,20 +167,20 @@ class StoreChannel:
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def tell(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: str) -> None:
         """Let the other ranks know."""
         self._store.set(key, value)
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
         """What some rank tells under this key; None after the timeout.
 
         Raises:
             RuntimeError: rank 0, which keeps the store, is gone.
         """
-        return _hear(self._store, key, timeout_s)
+        return _poll(self._store, key, timeout_s)
 
 
-def _hear(store: Any, key: str, timeout_s: float) -> str | None:
+def _poll(store: Any, key: str, timeout_s: float) -> str | None:
     end = time.monotonic() + timeout_s
     pause = 0.001
     while not store.check([key]):
@@ -194,12 +194,12 @@ def _hear(store: Any, key: str, timeout_s: float) -> str | None:
 class Reducer:
     """Adds up the gradients of all ranks, exactly, however unevenly they split the batch."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], world: World) -> None:
-        self._world = world
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
         self._parameters = [p for p in parameters if p.requires_grad]
         self._buckets: dict[torch.dtype, torch.Tensor] = {}
         self._views: list[torch.Tensor] = []
-        if world.size > 1:
+        if rank_group.size > 1:
             self._allocate()
 
     def _allocate(self) -> None:
@@ -209,7 +209,7 @@ class Reducer:
         gradients = sizes[torch.float32]
         # The float32 bucket always exists and ends with: which gradients there are, then control.
         sizes[torch.float32] += len(self._parameters) + CONTROL
-        device = self._world.device
+        device = self._rank_group.device
         self._buckets = {t: torch.zeros(n, dtype=t, device=device) for t, n in sizes.items()}
         used: dict[torch.dtype, int] = {}
         for p in self._parameters:
@@ -220,7 +220,7 @@ class Reducer:
 
     @property
     def bytes(self) -> int:
-        """What a step's all-reduce carries; 0 in a world of one."""
+        """What a step's all-reduce carries; 0 in a rank_group of one."""
         return sum(b.numel() * b.element_size() for b in self._buckets.values())
 
     def clear(self) -> None:
@@ -238,7 +238,7 @@ class Reducer:
         Returns:
             The control values, summed over the ranks.
         """
-        if self._world.size == 1:
+        if self._rank_group.size == 1:
             for p in self._parameters:
                 if p.grad is not None:
                     p.grad.div_(count)
@@ -251,7 +251,7 @@ class Reducer:
                 view.copy_(p.grad)
         self._tail[:-CONTROL] = torch.tensor(present)
         self._tail[-CONTROL:] = control
-        with reaching("adding up the gradients"):
+        with link_errors("adding up the gradients"):
             for bucket in self._buckets.values():
                 torch.distributed.all_reduce(bucket)
         used = self._tail[:-CONTROL].tolist()

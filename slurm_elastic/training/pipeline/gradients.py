@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.training.pipeline.stage_links import reaching
+from slurm_elastic.training.pipeline.stage_links import link_errors
 
 
 class FlatSum:
@@ -87,7 +87,7 @@ class FlatSum:
         self._holders.copy_(torch.tensor(present))
         if self._group is not None:
             for bucket in self._buckets.values():
-                with reaching(f"adding up the gradients of {self._name}"):
+                with link_errors(f"adding up the gradients of {self._name}"):
                     dist.all_reduce(bucket, group=self._group)
         holders = self._holders.tolist()
         for bucket in self._buckets.values():

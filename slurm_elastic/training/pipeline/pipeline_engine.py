@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.pipeline.schedules import MicroBatchStep, PassKind, in_flight, order
-from slurm_elastic.training.pipeline.shared_parameters import Shared
-from slurm_elastic.training.pipeline.stage_groups import Holding, StageGroups
+from slurm_elastic.training.pipeline.shared_parameters import SharedParameters
+from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stages import Loss, PlainStage, Stage
 from slurm_elastic.training.pipeline.weight_stashing import StashedStage, newest, synchronised
@@ -73,14 +73,14 @@ class PipelineEngine:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._device = torch.device(device)
-        self._world = StageGroups(layout, device=self._device, timeout_s=timeout_s)
+        self._groups = StageGroups(layout, device=self._device, timeout_s=timeout_s)
         self._layout, self._schedule = layout, schedule
         self._count, self._loss, self._enter = micro_batches, loss, enter
         self._asynchronous = schedule == "pipedream"
         self._held = layout.held_by(self.rank)
         ties = tuple(tuple(names) for names in ties)
-        holdings = self._world.compare(
-            Holding(
+        holdings = self._groups.compare(
+            RankDescription(
                 agreed={
                     "layout": str(layout.stages),
                     "schedule": schedule,
@@ -93,20 +93,20 @@ class PipelineEngine:
             )
         )
         self._modules = {stage: stage_modules[stage] for stage in self._held}
-        self._next, self._previous = self._world.links()
-        self._shared = Shared(
-            self._modules, self._world, ties=ties, holdings=holdings, device=self._device
+        self._next, self._previous = self._groups.links()
+        self._shared = SharedParameters(
+            self._modules, self._groups, ties=ties, holdings=holdings, device=self._device
         )
         self._stages: dict[int, Stage] = {
             stage: self._stage(stage, vertical_sync=vertical_sync) for stage in self._held
         }
         # Nobody works, and perhaps fails, while another still waits for a group to form.
-        self._world.total([0.0])
+        self._groups.total([0.0])
 
     @property
     def rank(self) -> int:
         """This one."""
-        return self._world.rank
+        return self._groups.rank
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ class PipelineEngine:
         losses = self._drive(batch, sizes, update=None)
         divisor = float(len(batch)) if divisor is None else divisor
         self._shared.add_up(divisor)
-        return self._world.total([sum(losses)])[0] / divisor
+        return self._groups.total([sum(losses)])[0] / divisor
 
     def run(
         self,
@@ -182,7 +182,7 @@ class PipelineEngine:
         """
         if not self._asynchronous:
             raise LayoutError(f"schedule {self._schedule} has steps: use step")
-        return self._world.total(self._drive(minibatches, sizes, update=update))
+        return self._groups.total(self._drive(minibatches, sizes, update=update))
 
     def clip_gradients(self, most: float) -> float:
         """Scale the gradients of a step so that their norm over all stages is at most this.
@@ -209,11 +209,11 @@ class PipelineEngine:
         Raises:
             LinkError: another rank is gone.
         """
-        return self._world.total(values)
+        return self._groups.total(values)
 
     def close(self) -> None:
         """End the engine's groups, on all ranks; torch's default group stays."""
-        self._world.leave()
+        self._groups.leave()
 
     def _drive(
         self,

@@ -114,7 +114,7 @@ def _simulated(layout: StageLayout, schedule: str, count: int) -> list[list[Micr
     """The orders of all ranks: whoever is free takes what is ready."""
     run = _Run(layout, schedule, count)
     total = 2 * count * len(layout.stages)
-    orders: list[list[MicroBatchStep]] = [[] for _ in range(layout.world)]
+    orders: list[list[MicroBatchStep]] = [[] for _ in range(layout.world_size)]
     while sum(map(len, orders)) < total:
         for rank, done in enumerate(orders):
             action = run.take(rank)
@@ -134,9 +134,9 @@ class _Run:
     def __init__(self, layout: StageLayout, schedule: str, count: int) -> None:
         self.now = 0
         self._layout, self._all_first = layout, schedule == "gpipe"
-        self._free = [0] * layout.world
+        self._free = [0] * layout.world_size
         self._ends: dict[MicroBatchStep, int] = {}
-        held = [(rank, s) for rank in range(layout.world) for s in layout.held_by(rank)]
+        held = [(rank, s) for rank in range(layout.world_size) for s in layout.held_by(rank)]
         #: Of each stage on each rank, micro-batches yet to go forward and backward.
         self._ahead = {at: list(layout.share(at[1], at[0], count)) for at in held}
         self._back = {at: list(todo) for at, todo in self._ahead.items()}

@@ -14,17 +14,17 @@ import torch
 from torch import distributed as dist
 
 from slurm_elastic.training.pipeline.gradients import FlatSum
-from slurm_elastic.training.pipeline.stage_groups import Holding, StageGroups
+from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
-from slurm_elastic.training.pipeline.stage_links import reaching
+from slurm_elastic.training.pipeline.stage_links import link_errors
 
 
-class Shared:
+class SharedParameters:
     """The parameters of this rank's stages. Making it is collective.
 
     Args:
         modules: of the stages held here.
-        world: all ranks.
+        groups: all ranks.
         ties: sets of names of parameters that are one.
         holdings: of all ranks.
         device: where parameters live.
@@ -37,13 +37,13 @@ class Shared:
     def __init__(
         self,
         modules: Mapping[int, torch.nn.Module],
-        world: StageGroups,
+        groups: StageGroups,
         *,
         ties: Sequence[Sequence[str]],
-        holdings: Sequence[Holding],
+        holdings: Sequence[RankDescription],
         device: torch.device,
     ) -> None:
-        self._modules, self._world, self._device = modules, world, device
+        self._modules, self._groups, self._device = modules, groups, device
         #: Of each parameter of the whole model one rank has one here.
         self._counted: list[torch.nn.Parameter] = []
         self._stages = self._replicas({id(p) for names in ties for p in self._named(names)})
@@ -67,26 +67,28 @@ class Shared:
         """Of the gradient of the whole model, on all ranks."""
         own = [p.grad for p in self._counted if p.grad is not None]
         squares = math.fsum(float(g.double().square().sum()) for g in own)
-        return math.sqrt(self._world.total([squares])[0])
+        return math.sqrt(self._groups.total([squares])[0])
 
     def _replicas(self, tied: set[int]) -> dict[int, FlatSum]:
         sums = {}
-        for stage, ranks in enumerate(self._world.layout.stages):
-            group = self._world.group(ranks)
+        for stage, ranks in enumerate(self._groups.layout.stages):
+            group = self._groups.group(ranks)
             if stage not in self._modules:
                 continue
             module = self._modules[stage]
             if group is not None:
                 _equal([*module.parameters(), *module.buffers()], ranks[0], group)
             own = [p for p in module.parameters() if id(p) not in tied]
-            self._counted += own if self._world.rank == ranks[0] else []
+            self._counted += own if self._groups.rank == ranks[0] else []
             sums[stage] = FlatSum(
                 [[p] for p in own], group=group, device=self._device, name=f"stage {stage}"
             )
         return sums
 
-    def _ties(self, ties: Sequence[Sequence[str]], holdings: Sequence[Holding]) -> list[FlatSum]:
-        stages = self._world.layout.stages
+    def _ties(
+        self, ties: Sequence[Sequence[str]], holdings: Sequence[RankDescription]
+    ) -> list[FlatSum]:
+        stages = self._groups.layout.stages
         first = [holdings[ranks[0]].parameters[stage] for stage, ranks in enumerate(stages)]
         sums = []
         for names in ties:
@@ -102,7 +104,7 @@ class Shared:
                     raise LayoutError(
                         f"tied parameters {names[0]} and {name} differ: {kinds[0]}, {kinds[-1]}"
                     )
-            group = self._world.group(ranks)
+            group = self._groups.group(ranks)
             here = self._named(names)
             if not here:
                 continue
@@ -111,7 +113,7 @@ class Shared:
             with torch.no_grad():
                 for copy in here[1:]:
                     copy.copy_(here[0])
-            self._counted += here[:1] if self._world.rank == ranks[0] else []
+            self._counted += here[:1] if self._groups.rank == ranks[0] else []
             name = " = ".join(names)
             sums.append(FlatSum([here], group=group, device=self._device, name=name))
         return sums
@@ -129,5 +131,5 @@ class Shared:
 def _equal(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
     """Give all ranks of a group the values of one."""
     for tensor in tensors:
-        with reaching(f"taking parameters from rank {source}"):
+        with link_errors(f"taking parameters from rank {source}"):
             dist.broadcast(tensor.detach(), source, group=group)

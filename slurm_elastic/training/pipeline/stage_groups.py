@@ -18,17 +18,17 @@ from torch import distributed as dist
 from slurm_elastic.training.parallel.torch_compat import before_destroying
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stage_links import (
-    Next,
+    NextLink,
     NextRank,
-    Previous,
+    PreviousLink,
     PreviousRank,
     SameRank,
-    reaching,
+    link_errors,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class RankDescription:
     """What a rank tells the others.
 
     Attributes:
@@ -52,7 +52,7 @@ class StageGroups:
 
     Attributes:
         rank: this one.
-        everyone: the group of all ranks; None in a world of one.
+        all_ranks: the group of all ranks; None in a world of one.
 
     Raises:
         LayoutError: the layout is for another number of ranks.
@@ -64,9 +64,9 @@ class StageGroups:
         alone = not (dist.is_available() and dist.is_initialized())
         self.rank = 0 if alone else dist.get_rank()
         size = 1 if alone else dist.get_world_size()
-        if size != layout.world:
+        if size != layout.world_size:
             raise LayoutError(
-                f"layout {layout} is for {layout.world} rank(s), there are {size}"
+                f"layout {layout} is for {layout.world_size} rank(s), there are {size}"
                 + ("; init_process_group comes first" if alone else "")
             )
         if not (math.isfinite(timeout_s) and timeout_s > 0):
@@ -74,20 +74,20 @@ class StageGroups:
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
-        self.everyone = self.group(range(size))
+        self.all_ranks = self.group(range(size))
 
     def group(self, ranks: Sequence[int]) -> Any:
         """A process group, for all ranks to ask for in the same order; None for one rank."""
         members = sorted(set(ranks))
         if len(members) == 1:
             return None
-        with reaching(f"forming a group of ranks {', '.join(map(str, members))}"):
+        with link_errors(f"forming a group of ranks {', '.join(map(str, members))}"):
             made = dist.new_group(members, timeout=self._timeout)
         if self.rank in members:
             self._groups.append(made)
         return made
 
-    def compare(self, mine: Holding) -> list[Holding]:
+    def compare(self, mine: RankDescription) -> list[RankDescription]:
         """What all ranks hold.
 
         Raises:
@@ -95,10 +95,10 @@ class StageGroups:
                 parameters of one name.
         """
         all_of_them: list[Any] = [mine]
-        if self.everyone is not None:
-            all_of_them = [None] * self.layout.world
-            with reaching("comparing what ranks hold"):
-                dist.all_gather_object(all_of_them, mine, group=self.everyone)
+        if self.all_ranks is not None:
+            all_of_them = [None] * self.layout.world_size
+            with link_errors("comparing what ranks hold"):
+                dist.all_gather_object(all_of_them, mine, group=self.all_ranks)
         for rank, other in enumerate(all_of_them):
             if other.complaint:
                 raise LayoutError(f"rank {rank}: {other.complaint}")
@@ -126,10 +126,10 @@ class StageGroups:
                     )
         return all_of_them
 
-    def links(self) -> tuple[dict[int, dict[int, Next]], dict[int, dict[int, Previous]]]:
+    def links(self) -> tuple[dict[int, dict[int, NextLink]], dict[int, dict[int, PreviousLink]]]:
         """Of each stage held here, the links to ranks of the following and former stage."""
-        following: dict[int, dict[int, Next]] = {}
-        former: dict[int, dict[int, Previous]] = {}
+        following: dict[int, dict[int, NextLink]] = {}
+        former: dict[int, dict[int, PreviousLink]] = {}
         for stage in range(self.layout.last):
             these, those = self.layout.stages[stage], self.layout.stages[stage + 1]
             groups = (self.group([*these, *those]), self.group([*these, *those]))
@@ -156,16 +156,16 @@ class StageGroups:
         Raises:
             LinkError: a rank is gone.
         """
-        if self.everyone is None:
+        if self.all_ranks is None:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64, device=self._device)
-        with reaching("adding up losses over all ranks"):
-            dist.all_reduce(summed, group=self.everyone)
+        with link_errors("adding up losses over all ranks"):
+            dist.all_reduce(summed, group=self.all_ranks)
         return [float(value) for value in summed.tolist()]
 
     def leave(self) -> None:
         """End the groups made here, together with the other ranks."""
-        if self.everyone is not None:
+        if self.all_ranks is not None:
             before_destroying()
         for group in reversed(self._groups):
             dist.destroy_process_group(group)

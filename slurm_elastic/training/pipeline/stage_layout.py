@@ -89,7 +89,7 @@ class StageLayout:
         return "-".join(str(len(ranks)) for ranks in self.stages)
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Ranks in all."""
         return 1 + max(rank for ranks in self.stages for rank in ranks)
 
@@ -101,7 +101,7 @@ class StageLayout:
     @property
     def interleaved(self) -> bool:
         """Whether some rank holds several stages."""
-        return sum(map(len, self.stages)) > self.world
+        return sum(map(len, self.stages)) > self.world_size
 
     def held_by(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, ascending."""

@@ -63,7 +63,7 @@ class TensorForm(NamedTuple):
         return tuple(part for part in self.parts if part[2])
 
 
-class Next(Protocol):
+class NextLink(Protocol):
     """The link to a replica of the following stage."""
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
@@ -76,7 +76,7 @@ class Next(Protocol):
         """Of those parts of the output that asked for one."""
 
 
-class Previous(Protocol):
+class PreviousLink(Protocol):
     """The link to a replica of the stage before."""
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
@@ -93,7 +93,7 @@ class Previous(Protocol):
 
 
 @contextlib.contextmanager
-def reaching(what: str) -> Iterator[None]:
+def link_errors(what: str) -> Iterator[None]:
     """Failures of torch's collectives become one line.
 
     Raises:
@@ -110,7 +110,7 @@ def reaching(what: str) -> Iterator[None]:
         raise LinkError(f"rank {dist.get_rank()} failed {what}: {reason}") from error
 
 
-class _Outbox:
+class _Sender:
     """Tensors on their way to one peer; kept until they have certainly arrived."""
 
     def __init__(self, group: Any, peer: int) -> None:
@@ -120,21 +120,21 @@ class _Outbox:
     def send(self, micro: int, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             whole = tensor.detach().contiguous()
-            with reaching(f"sending micro-batch {micro} to rank {self._peer}"):
+            with link_errors(f"sending micro-batch {micro} to rank {self._peer}"):
                 work = dist.isend(whole, self._peer, group=self._group)
             self._sent.setdefault(micro, []).append((work, whole))
 
     def settle(self, micro: int) -> None:
         for key in [k for k in self._sent if k <= micro]:
             for work, _ in self._sent.pop(key):
-                with reaching(f"sending micro-batch {key} to rank {self._peer}"):
+                with link_errors(f"sending micro-batch {key} to rank {self._peer}"):
                     work.wait()
 
     def settle_all(self) -> None:
         self.settle(max(self._sent, default=-1))
 
 
-class _Inbox:
+class _Receiver:
     """Tensors from one peer, in the order in which it sends them."""
 
     def __init__(self, group: Any, peer: int, device: torch.device) -> None:
@@ -147,13 +147,13 @@ class _Inbox:
         self._asked[micro] = []
         for dtype, shape, _ in parts:
             room = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
-            with reaching(f"waiting for micro-batch {micro} from rank {self._peer}"):
+            with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
                 self._asked[micro].append((dist.irecv(room, self._peer, group=self._group), room))
 
     def take(self, micro: int) -> list[torch.Tensor]:
         taken = []
         for work, room in self._asked.pop(micro):
-            with reaching(f"waiting for micro-batch {micro} from rank {self._peer}"):
+            with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
                 work.wait()
             taken.append(room)
         return taken
@@ -168,7 +168,7 @@ class _Inbox:
 
 
 class NextRank:
-    """`Next` on another rank.
+    """`NextLink` on another rank.
 
     Args:
         peer: that rank.
@@ -180,18 +180,18 @@ class NextRank:
     def __init__(
         self, peer: int, *, groups: tuple[Any, Any], stride: int, device: torch.device
     ) -> None:
-        self._out = _Outbox(groups[0], peer)
-        self._back = _Inbox(groups[1], peer, device)
+        self._out = _Sender(groups[0], peer)
+        self._back = _Receiver(groups[1], peer, device)
         self._stride, self._device = stride, device
         self._sizes: Sequence[Hashable] = ()
         self._forms: dict[Hashable, TensorForm] = {}
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """See `Next`."""
+        """See `NextLink`."""
         self._sizes = sizes
 
     def send(self, micro: int, value: Any) -> None:
-        """See `Next`.
+        """See `NextLink`.
 
         Raises:
             LinkError: the value has another form than the first of this size had.
@@ -211,7 +211,7 @@ class NextRank:
         self._out.send(micro, value if isinstance(value, tuple) else [value])
 
     def gradients(self, micro: int) -> list[torch.Tensor]:
-        """See `Next`."""
+        """See `NextLink`."""
         self._back.ask(micro, self._forms[self._sizes[micro]].gradients)
         taken = self._back.take(micro)
         # Whoever sent a gradient back has the activation. Without gradients this waits until
@@ -224,24 +224,24 @@ class NextRank:
 
 
 class PreviousRank:
-    """`Previous` on another rank; arguments as for `NextRank`."""
+    """`PreviousLink` on another rank; arguments as for `NextRank`."""
 
     def __init__(
         self, peer: int, *, groups: tuple[Any, Any], stride: int, device: torch.device
     ) -> None:
-        self._in = _Inbox(groups[0], peer, device)
-        self._out = _Outbox(groups[1], peer)
+        self._in = _Receiver(groups[0], peer, device)
+        self._out = _Sender(groups[1], peer)
         self._stride = stride
         self._sizes: Sequence[Hashable] = ()
         self._forms: dict[Hashable, TensorForm] = {}
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._out.settle_all()
         self._sizes = sizes
 
     def receive(self, micro: int) -> Any:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         size = self._sizes[micro]
         if size not in self._forms:
             single, parts = json.loads(self._in.bytes(micro))
@@ -260,43 +260,43 @@ class PreviousRank:
         return taken[0] if form.single else tuple(taken)
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._out.send(micro, gradients)
 
     def settle(self, micro: int) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._out.settle(micro)
 
 
 class SameRank:
-    """`Next` and `Previous` of two stages on one rank: nothing travels."""
+    """`NextLink` and `PreviousLink` of two stages on one rank: nothing travels."""
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
         self._gradients: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """See `Next`."""
+        """See `NextLink`."""
 
     def send(self, micro: int, value: Any) -> None:
-        """See `Next`."""
+        """See `NextLink`."""
         TensorForm.of(value)
         self._values[micro] = value
 
     def receive(self, micro: int) -> Any:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         value = self._values.pop(micro)
         tensors = value if isinstance(value, tuple) else (value,)
         leaves = tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
         return leaves if isinstance(value, tuple) else leaves[0]
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._gradients[micro] = list(gradients)
 
     def gradients(self, micro: int) -> list[torch.Tensor]:
-        """See `Next`."""
+        """See `NextLink`."""
         return self._gradients.pop(micro)
 
     def settle(self, micro: int) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""

@@ -66,7 +66,7 @@ def cut(
     return stages
 
 
-def asking(value: Any) -> list[torch.Tensor]:
+def differentiable(value: Any) -> list[torch.Tensor]:
     """The tensors of a value through which gradients flow."""
     tensors = value if isinstance(value, tuple) else (value,)
     return [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -85,7 +85,7 @@ def scalar(loss: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def naming(module: torch.nn.Module, value: Any) -> Iterator[None]:
+def layer_errors(module: torch.nn.Module, value: Any) -> Iterator[None]:
     """Around `module(value)`: says which layer does not take what the one before it gives.
 
     Raises:
@@ -130,7 +130,7 @@ class PlainStage:
 
     def forward(self, micro: int, value: Any, targets: Any) -> Any:
         """See `Stage`."""
-        with naming(self.module, value):
+        with layer_errors(self.module, value):
             output = self.module(value)
         if self._loss is not None:
             output = scalar(self._loss(output, targets))
@@ -140,10 +140,10 @@ class PlainStage:
     def backward(self, micro: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Stage`."""
         value, output = self._kept.pop(micro)
-        outputs = asking(output)
+        outputs = differentiable(output)
         if outputs:
             torch.autograd.backward(outputs, None if self._loss else list(gradients))
-        inputs = asking(value)
+        inputs = differentiable(value)
         return [torch.zeros_like(t) if t.grad is None else t.grad for t in inputs]
 
     def end(self) -> None:

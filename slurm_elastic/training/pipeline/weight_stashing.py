@@ -27,7 +27,7 @@ import torch
 
 from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.pipeline.stage_layout import StageLayout
-from slurm_elastic.training.pipeline.stages import Loss, asking, naming, scalar
+from slurm_elastic.training.pipeline.stages import Loss, differentiable, layer_errors, scalar
 
 
 def newest(layout: StageLayout, stage: int, micro: int) -> int:
@@ -100,7 +100,7 @@ class StashedStage:
         """See `Stage`."""
         self._begun += 1
         weights = self._versions[self._version(micro)]
-        with naming(self.module, value):
+        with layer_errors(self.module, value):
             output = torch.func.functional_call(self.module, weights, (value,))
         if self._loss is not None:
             output = scalar(self._loss(output, targets))
@@ -110,7 +110,7 @@ class StashedStage:
     def backward(self, micro: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Stage`: gradients of this micro-batch alone, at the weights of its forward pass."""
         value, output = self._kept.pop(micro)
-        inputs, outputs = asking(value), asking(output)
+        inputs, outputs = differentiable(value), differentiable(output)
         weights = self._versions[self._version(micro)]
         names = [name for name, weight in weights.items() if weight.requires_grad]
         found: Sequence[Any] = [None] * (len(names) + len(inputs))

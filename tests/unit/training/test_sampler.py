@@ -13,7 +13,9 @@ from slurm_elastic.training.sampler import Cursor, EvenSplit, Sampler, StepShare
 
 def whole(sampler: Sampler, cursor: Cursor, world: int) -> list[list[StepShare]]:
     """By step: every rank's share."""
-    parts = [sampler.shares(cursor, EvenSplit(rank=rank, world=world)) for rank in range(world)]
+    parts = [
+        sampler.shares(cursor, EvenSplit(rank=rank, world_size=world)) for rank in range(world)
+    ]
     return [list(shares) for shares in zip(*parts, strict=True)]
 
 
@@ -26,16 +28,16 @@ def joined(step: list[StepShare]) -> list[int]:
     batch=st.integers(1, 70),
     epochs=st.integers(1, 3),
     seed=st.integers(0, 2**40),
-    worlds=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    runs=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     data=st.data(),
 )
 def test_any_chain_of_worlds_sees_what_one_rank_sees(
-    samples: int, batch: int, epochs: int, seed: int, worlds: list[int], data: st.DataObject
+    samples: int, batch: int, epochs: int, seed: int, runs: list[int], data: st.DataObject
 ) -> None:
     sampler = Sampler(samples=samples, global_batch=batch, epochs=epochs, seed=seed)
     alone = [joined(step) for step in whole(sampler, Cursor(), 1)]
     cursor, seen = Cursor(), []
-    for world in worlds:
+    for world in runs:
         steps = whole(sampler, cursor, world)
         done = data.draw(st.integers(0, len(steps)))
         for step in steps[:done]:
@@ -69,11 +71,11 @@ def test_order_is_the_same_in_every_torch() -> None:
 
 def test_micro_batches_cover_the_share() -> None:
     def spans(count: int, micro: int | None) -> list[list[int]]:
-        return [list(p.span) for p in EvenSplit(rank=0, world=1, micro=micro).pieces(count)]
+        return [list(p.span) for p in EvenSplit(rank=0, world_size=1, micro=micro).slices(count)]
 
     assert spans(7, 3) == [[0, 1, 2], [3, 4, 5], [6]]
     assert spans(7, None) == [list(range(7))]
-    assert EvenSplit(rank=0, world=2).pieces(1) == []
+    assert EvenSplit(rank=0, world_size=2).slices(1) == []
 
 
 @given(
@@ -85,10 +87,12 @@ def test_the_ends_of_a_pipeline_load_every_sample(
     replicas: list[int], count: int, micro: int | None
 ) -> None:
     layout = StageLayout.of(*replicas)
-    turns = [MicroBatchSplit(layout=layout, rank=rank, micro=micro) for rank in range(layout.world)]
-    losses = [i for t in turns for piece in t.pieces(count) if piece.counts for i in piece.span]
+    turns = [
+        MicroBatchSplit(layout=layout, rank=rank, micro=micro) for rank in range(layout.world_size)
+    ]
+    losses = [i for t in turns for piece in t.slices(count) if piece.counts for i in piece.span]
     assert sorted(losses) == list(range(count))
-    inputs = {i for r in layout.stages[0] for p in turns[r].pieces(count) for i in p.span}
+    inputs = {i for r in layout.stages[0] for p in turns[r].slices(count) for i in p.span}
     assert inputs == set(range(count))
     sizes = [len(span) for span in turns[0].spans(count)]
     assert min(sizes) >= 1
@@ -98,7 +102,7 @@ def test_the_ends_of_a_pipeline_load_every_sample(
 
 def test_a_changed_batch_goes_on_where_the_last_one_ended() -> None:
     sampler = Sampler(samples=20, global_batch=4, epochs=1, seed=0)
-    alone = EvenSplit(rank=0, world=1)
+    alone = EvenSplit(rank=0, world_size=1)
     first = next(sampler.shares(Cursor(), alone))
     rest = list(sampler.shares(first.after, alone, batch=6))
     assert [share.count for share in rest] == [6, 6, 4]

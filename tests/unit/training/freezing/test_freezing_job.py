@@ -307,7 +307,7 @@ def test_another_batch_thaws(tmp_path: Path, capfd) -> None:
 
 def test_the_manifest_tells_what_is_frozen(tmp_path: Path) -> None:
     run(make(tmp_path, freeze=surely(2)))
-    newest = CheckpointDirectory(tmp_path, keep=1, say=lambda _: None).newest()
+    newest = CheckpointDirectory(tmp_path, keep=1, log=lambda _: None).newest()
     assert newest is not None
     kept = json.loads(json.dumps(newest.kept["freezing"]))
     assert kept["layers"] == ["0", "3", "6"]

@@ -25,10 +25,10 @@ HEAVY = chain(
 )
 
 
-def chosen(world: int, directive: str, **options: object) -> str:
+def chosen(world: int, text: str, **options: object) -> str:
     layers = options.pop("layers", NET)
-    asked = Directive.parse(directive) if directive else None
-    return str(choose(AvailableRanks(world), layers, asked=asked, **options).text)  # type: ignore[arg-type]
+    directive = Directive.parse(text) if text else None
+    return str(choose(AvailableRanks(world), layers, directive=directive, **options).text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,10 @@ def test_the_directive_says_what_may_be(world: int, directive: str, layout: str)
 
 def test_a_known_profile_is_partitioned() -> None:
     choice = choose(
-        AvailableRanks(4, nodes=4), NET, asked=Directive.parse("1-8,parallel=hybrid"), profile=HEAVY
+        AvailableRanks(4, nodes=4),
+        NET,
+        directive=Directive.parse("1-8,parallel=hybrid"),
+        profile=HEAVY,
     )
     assert choice.text.stages > 1
     assert sum(choice.lengths) == len(NET)
@@ -70,7 +73,10 @@ def test_an_order_counts_if_it_can_be_followed() -> None:
         "x": "is none",
     }.items():
         choice = choose(
-            AvailableRanks(3), NET, asked=Directive.parse("1-8,parallel=hybrid"), ordered=ordered
+            AvailableRanks(3),
+            NET,
+            directive=Directive.parse("1-8,parallel=hybrid"),
+            ordered=ordered,
         )
         assert str(choice.text) == "3x1"
         assert why in choice.remark

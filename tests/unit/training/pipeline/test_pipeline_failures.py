@@ -17,7 +17,7 @@ from tests.support.pipeline_ranks import LENGTHS, PATIENCE_S, data, engine, erro
 GONE = 3
 
 
-class Trap:
+class FailingHook:
     """Dies, or hangs, when a stage is called for the third time."""
 
     def __init__(self, what: str) -> None:
@@ -35,7 +35,7 @@ def trapped(rank: int, layout: StageLayout, schedule: str, victim: int, what: st
     modules = list(cut(layers(), LENGTHS[len(layout.stages)]))
     if rank == victim:
         for part in modules:
-            part.register_forward_pre_hook(Trap(what))
+            part.register_forward_pre_hook(FailingHook(what))
     run = engine(layout, rank, modules, schedule=schedule, micro_batches=4, timeout_s=2.5)
     for _ in range(3):
         if schedule == "pipedream":

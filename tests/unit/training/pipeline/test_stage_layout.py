@@ -44,7 +44,8 @@ UNEVEN = [
 def runs_dry(layout: StageLayout, schedule: str, count: int) -> str:
     """Where ranks wait for each other for ever; "" if they all come to the end."""
     left = [
-        list(order(layout, schedule, rank=rank, count=count))[::-1] for rank in range(layout.world)
+        list(order(layout, schedule, rank=rank, count=count))[::-1]
+        for rank in range(layout.world_size)
     ]
     done: set[MicroBatchStep] = set()
     while any(left):
@@ -86,7 +87,7 @@ def test_everything_is_done_once_and_nobody_waits_for_ever(
     for count in (1, 2, 3, 5, 12):
         assert runs_dry(layout, schedule, count) == ""
         found: list[MicroBatchStep] = []
-        for rank in range(layout.world):
+        for rank in range(layout.world_size):
             mine = list(order(layout, schedule, rank=rank, count=count))
             found += [a for a in mine if a.kind is not PassKind.UPDATE]
             for stage in layout.held_by(rank):
