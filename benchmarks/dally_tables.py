@@ -33,7 +33,7 @@ from slurm_elastic.policies.gangs.gang_policy import Gang, GangPolicy, Held, Off
 from slurm_elastic.policies.gangs.own_dally import OwnDally
 from slurm_elastic.policies.gangs.published_dally import PublishedDally
 from slurm_elastic.policies.gangs.tiresias import Tiresias
-from slurm_elastic.policies.policy_protocol import Policy, Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Policy, Question
 from slurm_elastic.round import decide_round
 from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
 from slurm_elastic.simulator.gangs.gang_results import GangResult
@@ -281,8 +281,7 @@ def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float,
 class Timed:
     """A policy whose decisions are timed."""
 
-    decisive = True
-    tunes = False
+    capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -19,7 +19,6 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.placement.best_fit import fit, takes
-from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import RoundJob
 from slurm_elastic.placement.free_resources import FreeResources, ResourceViews
@@ -96,15 +95,6 @@ class Assignment:
             outcome = JobOutcome(tenant, tenant.current, wished=proposal.alternatives[0])
             self.outcomes[proposal.job_id] = outcome
             self._first_fitting(outcome, proposal.alternatives)
-        if self.judging:
-            self.consolidate()
-
-    def consolidate(self) -> None:
-        """Move jobs that keep their size together where that pays."""
-        for outcome in self.outcomes.values():
-            # Who was given a finished place is where its policy wants it.
-            if outcome.wished is None or not outcome.wished.shares:
-                consolidate(self, outcome)
 
     def grow(self, proposals: Iterable[Proposal]) -> bool:
         """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""

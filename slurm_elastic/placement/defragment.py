@@ -8,18 +8,22 @@ under `delay` their jobs are looked at as well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.placement.eligibility import RoundJob, remaining_s
 
-if TYPE_CHECKING:
-    from slurm_elastic.placement.assignment import Assignment, JobOutcome
+
+def consolidate(assignment: Assignment) -> None:
+    """Move jobs that keep their size to fewer nodes or racks, where that pays."""
+    for outcome in assignment.outcomes.values():
+        # A finished place was chosen by the policy.
+        if outcome.wished is None or not outcome.wished.shares:
+            _consolidate_job(assignment, outcome)
 
 
-def consolidate(assignment: Assignment, outcome: JobOutcome) -> None:
-    """Move a job that keeps what it has to fewer nodes or racks, or note why it stays."""
+def _consolidate_job(assignment: Assignment, outcome: JobOutcome) -> None:
+    """Move the job, or note why it stays."""
     tenant, current = outcome.tenant, outcome.tenant.current
     frame = assignment.frame
     if outcome.changed or current is None or len(current.shares) < 2:

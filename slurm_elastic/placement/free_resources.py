@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Limit
+from slurm_elastic.core.plan import FreeCapacity
 from slurm_elastic.placement.node_arrays import Ints, NodeArrays
 
 #: Holds resources in Slurm's books.
@@ -69,6 +70,25 @@ class FreeResources:
             job = frame.snapshot.job.get(job_id)
             if job is not None and job.state in HOLDING:
                 self._charge(ResourceNeed.of(job), _holding(job), 1)
+
+    @classmethod
+    def of(cls, frame: NodeArrays, capacity: FreeCapacity) -> FreeResources:
+        """Return resources with this capacity free on the nodes of the frame."""
+        resources = cls(frame)
+        resources.gpus = np.array(capacity.gpus, dtype=np.int64)
+        resources.cpus = np.array(capacity.cpus, dtype=np.int64)
+        resources.memory = np.array(capacity.memory_mb, dtype=np.int64)
+        resources.left = list(capacity.limits)
+        return resources
+
+    def capacity(self) -> FreeCapacity:
+        """Return what is free as an immutable value."""
+        return FreeCapacity(
+            gpus=tuple(self.gpus.tolist()),
+            cpus=tuple(self.cpus.tolist()),
+            memory_mb=tuple(self.memory.tolist()),
+            limits=tuple(self.left),
+        )
 
     def copy(self) -> FreeResources:
         """An independent ledger with the same contents."""

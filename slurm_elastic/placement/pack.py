@@ -1,4 +1,4 @@
-"""Where a decisive policy's choices go when the world carries them out all at once.
+"""Where binding proposals are placed when all changes happen at once.
 
 Sia (SOSP'23, section 3.4): whole nodes first, what remains on as few GPUs as it needs. A
 job that keeps its type and size keeps its place. When that leaves somebody without a

@@ -72,7 +72,7 @@ def neighbours(
     claims: Iterable[Claim] = (),
     refused: Mapping[str, float] | None = None,
     at_once: bool = False,
-    decisive: bool = False,
+    binding: bool = False,
 ) -> PendingClaims:
     """Decide what is owed.
 
@@ -84,14 +84,14 @@ def neighbours(
         claims: those of the last round, which go on.
         refused: until when jobs are not waited for, by their key.
         at_once: what is decided happens at the same instant: what is free later is free now.
-        decisive: when our own pending jobs start is the policy's matter alone.
+        binding: the policy's proposals are: it alone decides when pending elastic jobs start.
     """
     frame = books.later.frame
     at = frame.snapshot.time
     before = {claim.job_id: claim for claim in claims}
     found = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
     waiting = _waiting(tenants, frame.snapshot.jobs, at)
-    if decisive:
+    if binding:
         found.ready = [j.job_id for j in waiting if _is_ours(tenants.get(j.job_id))]
         waiting = [j for j in waiting if not _is_ours(tenants.get(j.job_id))]
     if not waiting:

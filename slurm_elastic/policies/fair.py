@@ -22,7 +22,7 @@ from slurm_elastic.core.cluster import Job, JobState, Limit
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.speedup import SpeedModel
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.utility_curves import UtilityCurve, curve
 
 #: Sizes offered between the best and the present one: in growing steps from both ends.
@@ -128,7 +128,7 @@ class _Pool:
 class FairShare:
     """The policy; it remembers nothing."""
 
-    tunes = False
+    capabilities = Capabilities(batch_chosen_by="user")
 
     def __init__(self, config: Config) -> None:
         self._resize = config.resize

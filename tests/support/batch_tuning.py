@@ -33,7 +33,7 @@ class TuningController:
 
     def __init__(self, *, tunes=True, policy="sia"):
         self.book = JobStore(Ledger(":memory:"), schema.parse(f'[controller]\npolicy = "{policy}"'))
-        self.book.learning.tunes = tunes
+        self.book.learning.adaptive_batches = tunes
         self.outbox, self.reports = OrderOutbox(), {}
         self.tuner = BatchTuner(self.outbox.tell)
 

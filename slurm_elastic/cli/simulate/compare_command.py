@@ -49,18 +49,22 @@ _AS_IT_WAS = "as it was"
 @simulation_inputs.shared
 @click.option(
     "--policies", metavar="NAME,…",
-    help=f"Who decides; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
+    help=f"Policies; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
 )  # fmt: skip
-@click.option("--sacct", metavar="FILE", help="Jobs as a site's accounting has them.")
+@click.option(
+    "--sacct",
+    metavar="FILE",
+    help="Simulate the jobs of a site's accounting (`sacct --json` or `sacct -P`).",
+)
 @click.option(
     "--scaling", "scalings", metavar="CURVE", multiple=True,
-    help="With --sacct, from pessimistic to optimistic (amdahl:0.9 and amdahl:0.99).",
+    help="With --sacct: from pessimistic to optimistic (amdahl:0.9 and amdahl:0.99).",
 )  # fmt: skip
 @click.option(
     "--grow", type=click.FloatRange(1, 1000), metavar="X",
-    help="With --sacct: jobs grow to X times what they asked for (4).",
+    help="With --sacct: jobs grow to X times the GPUs they requested (4).",
 )  # fmt: skip
-@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that ended well.")
+@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that completed.")
 @options.as_json
 def compare(
     *,
@@ -77,8 +81,9 @@ def compare(
 ) -> None:
     """Run the same workloads under several policies.
 
-    With --sacct: what would elasticity have given us last month? Accounting does not hold how
-    jobs scale, so that the answer is a range over the stated curves.
+    With --sacct: what elasticity would have changed for past jobs. Accounting does not record how
+    jobs scale, so the answer is a range over the given curves. A CURVE is `linear`, `amdahl:0.95`,
+    `none`, `"1=1;2=1.9;4=3.5"` or a CSV file with the columns match, scaling.
     """
     inputs = simulation_inputs.Inputs(**shared)
     with simulation_inputs.refusals():

@@ -72,20 +72,24 @@ def only_gangs(command: F) -> F:
     added = (
         click.option(
             "--format", "format_", type=click.Choice(["jobs", "dally"]), default="jobs",
-            show_default=True, help="dally: rigid gangs, placed by offers.",
+            show_default=True,
+            help="Workload of elastic jobs, or of rigid gangs placed by offers (docs/dally.md).",
         ),
-        click.option("--slowdown", metavar="FILE", help="dally: what distance costs each model."),
+        click.option(
+            "--slowdown", metavar="FILE",
+            help="With dally: CSV of the slowdown of each model by distance.",
+        ),
         click.option(
             "--timers", metavar="T",
-            help="dally: own, or the published auto, nowait, full, NODE,RACK in leases.",
+            help="With dally: own, or the published auto, nowait, full, or NODE,RACK in leases.",
         ),
         click.option(
             "--lease", type=click.FloatRange(1, 1e7), default=3600.0, show_default=True,
-            metavar="SECONDS", help="dally: a gang bids again after it.",
+            metavar="SECONDS", help="With dally: time after which a gang bids again.",
         ),
         click.option(
             "--slots", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N",
-            help="dally: GPU link domains of a node.",
+            help="With dally: GPU link domains of a node.",
         ),
     )  # fmt: skip
     for option in reversed(added):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @options.verb
 @simulation_inputs.shared
-@click.option("--policy", default="sia", show_default=True, metavar="NAME", help="Who decides.")
+@click.option(
+    "--policy", default="sia", show_default=True, metavar="NAME", help="Policy that decides."
+)
 @gang_inputs.only_gangs
 @options.as_json
 @click.pass_context
@@ -40,10 +42,10 @@ def simulate(
     json_: bool,
     **shared: Any,
 ) -> None:
-    """Replay workloads through the decisions that run live.
+    """Replay workloads through the controller's decisions, on a cluster that need not exist.
 
-    Without --profiles the built-in, invented applications are used; without WORKLOAD an invented
-    workload of them.
+    Without --profiles the built-in applications are used, whose figures are our choice; without
+    WORKLOAD a generated workload of them.
     """
     inputs = simulation_inputs.Inputs(**shared)
     gangs = gang_inputs.GangInputs(slowdown=slowdown, timers=timers, lease=lease, slots=slots)

@@ -13,15 +13,15 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.policies.baselines.rigid import Pool, answer, requests, waits
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class Fifo:
     """The policy; it remembers nothing."""
 
-    decisive = True
-    moves = False
-    tunes = False
+    capabilities = Capabilities(
+        binding_proposals=True, allows_repacking=False, batch_chosen_by="user"
+    )
 
     def __init__(self, config: Config) -> None:
         del config

@@ -38,7 +38,7 @@ from slurm_elastic.policies.baselines.rigid import (
     requests,
     waits,
 )
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 Floats = NDArray[np.float64]
 
@@ -50,8 +50,7 @@ _MINIMISE = 1
 class Gavel:
     """The policy; it remembers the seconds that each job has received on each type."""
 
-    decisive = True
-    tunes = False
+    capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
     def __init__(self, config: Config) -> None:
         self._interval_s = config.controller.interval_s

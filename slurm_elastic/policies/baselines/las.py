@@ -31,14 +31,13 @@ from slurm_elastic.policies.baselines.rigid import (
     requests,
     waits,
 )
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class LeastAttainedService:
     """The policy; it remembers each job's service (GPU s), run and waiting time (s) and start."""
 
-    decisive = True
-    tunes = False
+    capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
     def __init__(self, config: Config) -> None:
         self._las = config.las

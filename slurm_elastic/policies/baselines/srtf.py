@@ -27,14 +27,13 @@ from slurm_elastic.policies.baselines.rigid import (
     requests,
     waits,
 )
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class ShortestRemaining:
     """The policy; it remembers for how long each job has held GPUs, in seconds."""
 
-    decisive = True
-    tunes = False
+    capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
     def __init__(self, config: Config) -> None:
         del config

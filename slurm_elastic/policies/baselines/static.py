@@ -26,7 +26,7 @@ from slurm_elastic.policies.baselines.rigid import (
     requests,
     waits,
 )
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class _Promise:
 class Static:
     """The policy; it remembers nothing."""
 
-    decisive = True
-    moves = False
-    tunes = False
+    capabilities = Capabilities(
+        binding_proposals=True, allows_repacking=False, batch_chosen_by="user"
+    )
 
     def __init__(self, config: Config) -> None:
         del config

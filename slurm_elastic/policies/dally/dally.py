@@ -28,16 +28,18 @@ from slurm_elastic.policies.dally.bid_order import order_of
 from slurm_elastic.policies.dally.bidding import BiddingResult, BiddingRound
 from slurm_elastic.policies.dally.candidates import RoundCandidates
 from slurm_elastic.policies.dally.job_state import GangStates
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class Dally:
     """The policy; it remembers its book and how long gangs waited."""
 
-    decisive = True
-    tunes = False
-    moves = False
-    measures = True
+    capabilities = Capabilities(
+        binding_proposals=True,
+        allows_repacking=False,
+        batch_chosen_by="user",
+        measured_speeds=True,
+    )
 
     def __init__(self, config: Config) -> None:
         """Prepare.
@@ -53,8 +55,9 @@ class Dally:
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Bids; see the module."""
         snapshot, config = question.snapshot, self._config
-        ledger = question.later.copy() if question.later else FreeResources(NodeArrays(snapshot))
-        book = GangStates(question, state, ledger.frame)
+        frame = NodeArrays(snapshot)
+        ledger = FreeResources.of(frame, question.free) if question.free else FreeResources(frame)
+        book = GangStates(question, state, frame)
         bidders = list(book.bidders(config))
         bidding = [
             b for b in bidders if b.held and snapshot.time >= (b.until_s if b.legal else b.firm_s)

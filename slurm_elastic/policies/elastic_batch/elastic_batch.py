@@ -34,7 +34,7 @@ from slurm_elastic.policies.elastic_batch.batch_proposals import (
 )
 from slurm_elastic.policies.elastic_batch.division import divide
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRow, ValueRows
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 
 #: A change must gain more than this, in GPUs of the job's type: ties keep what there is.
@@ -71,15 +71,15 @@ class _Pool:
 class ElasticBatch:
     """The policy; it remembers the last division and its time, and whom it turned away."""
 
-    decisive = True
-    batches = True
-
     def __init__(self, config: Config) -> None:
         self._config = config.elastic_batch
         self._restart_s = config.resize.restart_s
         self._rows = ValueRows(config.elastic_batch)
-        #: In simulations: jobs begin with measured times.
-        self.analysed = config.elastic_batch.analysed
+        self.capabilities = Capabilities(
+            binding_proposals=True,
+            batch_chosen_by="policy",
+            initial_measurements=config.elastic_batch.analysed,
+        )
 
     def decide(
         self, question: Question, state: Mapping[str, Any]

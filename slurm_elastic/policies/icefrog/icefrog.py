@@ -27,7 +27,7 @@ import numpy as np
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.round_arrays import RoundArrays
 from slurm_elastic.policies.sia.sia import ProgramInputs, Sia
 
@@ -38,8 +38,7 @@ _LEAST_GAIN = 0.005
 class IceFrog(Sia):
     """The policy; its state is Sia's."""
 
-    #: Jobs freeze what `effective.prefix` says, not all that they may.
-    freezes = True
+    capabilities = Capabilities(binding_proposals=True, predicts_frozen_layers=True)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

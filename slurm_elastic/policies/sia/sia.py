@@ -31,7 +31,7 @@ from slurm_elastic.policies.milp.assignment_milp import (
     ProgramSolution,
     solve,
 )
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
 from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays, table
@@ -66,7 +66,7 @@ class ProgramInputs:
 class Sia:
     """The policy; it remembers how often the solver's time limit ended a round."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -257,7 +257,7 @@ def test_a_wrong_layout_is_refused_before_anybody_is_asked(selastic, desk, contr
 
 def test_retire_asks_first(selastic, desk, controller, monkeypatch):
     code, _, err = selastic("retire")
-    assert (code, err) == (2, "selastic: retire: nobody to ask; add --yes\n")
+    assert (code, err) == (2, "selastic: retire: stdin is no terminal to confirm on; add --yes\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "confirm", _no)
     assert selastic("retire")[0] == 130

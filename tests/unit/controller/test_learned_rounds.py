@@ -114,7 +114,7 @@ def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
 def test_an_elastic_batch_makes_more_gpus_worth_more():
     """Two equal jobs whose steps hardly get faster on more GPUs; one may take larger batches."""
     book, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0, a100=3)
-    book.learning.tunes = True
+    book.learning.adaptive_batches = True
     for job_id, batch in ((2, ""), (3, ",batch=32-512")):
         c.add(job_id, elastic=f"1-2,types=a100{batch}", on={"g1": 1}, submit_time=NOW,
               start_time=NOW)  # fmt: skip

@@ -54,9 +54,9 @@ def decision(batch, *, target=FOUR, job_id=7):
 
 
 class Desk:
-    def __init__(self, *, obeys=True):
+    def __init__(self, *, policy_chooses=True):
         self.outbox = OrderOutbox()
-        self.tuner = BatchTuner(self.outbox.tell, obeys=obeys)
+        self.tuner = BatchTuner(self.outbox.tell, policy_chooses=policy_chooses)
         self.record = JobRecord(job_id=7, learned=learned())
 
     def round(self, of, batch, told):
@@ -111,7 +111,7 @@ def test_who_is_left_alone():
 
 
 def test_under_other_policies_the_batch_is_chosen_for_goodput():
-    desk = Desk(obeys=False)
+    desk = Desk(policy_chooses=False)
     desk.record = JobRecord(job_id=7, learned=learned(job_class=JobClass.STRONG_SCALING))
     assert desk.round(job(), 1024, report()) == []
     assert desk.batch() is None

@@ -13,6 +13,7 @@ from slurm_elastic.core.application import JobClass, Learned
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.goodput import GoodputModel
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import results, simulation
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulation import SimulationError
@@ -27,9 +28,9 @@ PROFILES = {"net": training("net", seconds=600.0, restart_s=20.0)}
 
 
 class Scripted:
-    """A decisive policy that gives each job what a table says from a time on."""
+    """Gives each job what a table says from a time on."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self, **script):
         self.script = script
@@ -273,12 +274,12 @@ def test_a_copy_goes_its_own_way():
     assert len(found.observations) < len(ahead.observations)
 
 
-# --- policies that are not decisive -----------------------------------------------------------
+# --- policies whose proposals placement judges -------------------------------------------------
 
 
 def test_the_sites_rules_bind_other_policies():
     class Hesitant(Scripted):
-        decisive = False
+        capabilities = Capabilities()
 
     script = {"net-0": [(0, "t4", 1), (120, "t4", 4)]}
     config = Config(resize=ResizeSettings(min_interval_s=200.0))

@@ -91,13 +91,13 @@ WAITS = ("", 0)
 
 
 @pytest.mark.parametrize("policy", EVERY)
-def test_each_is_installed_and_decisive(policy):
+def test_each_is_installed_and_its_proposals_are_binding(policy):
     names = {Fifo: "fifo", Static: "static", LeastAttainedService: "las"}
     names |= {ShortestRemaining: "srtf", Gavel: "gavel"}
     controller = dataclasses.replace(Config().controller, policy=names[policy])
     loaded = policy_protocol.load(Config(controller=controller))
     assert type(loaded) is policy
-    assert loaded.decisive
+    assert loaded.capabilities.binding_proposals
 
 
 @pytest.mark.parametrize("policy", EVERY)

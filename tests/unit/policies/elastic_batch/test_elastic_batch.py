@@ -393,9 +393,9 @@ def test_it_is_known_and_its_options_are_read():
     for bad, message in (
         ('mode = "cancel"', 'mode "cancel" is unknown; known: queue, drop'),
         ('batch = "max"', 'batch "max" is unknown; known: elastic, fixed-max, fixed-random'),
-        ("interval_s = -1", "interval_s is -1; it must be from 0"),
-        ("growth = 0.5", "growth is 0.5; it must be from 1"),
-        ("restart_cost = 1", "restart_cost must be true or false"),
+        ("interval_s = -1", "interval_s = -1 is invalid: expected 0 to"),
+        ("growth = 0.5", "growth = 0.5 is invalid: expected 1 to"),
+        ("restart_cost = 1", "restart_cost = 1 is invalid: expected true or false"),
         ("delta_s = 600", "delta_s is unknown in"),
     ):
         with pytest.raises(ConfigError, match=f"elastic.toml:2: {message}".replace("[", r"\[")):

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.trainings import training
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.plan import Alternative, Proposal
-from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.policies.policy_protocol import Capabilities, load
 from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.truth import architectures, freezing_truth
 from slurm_elastic.simulator.truth.freezing_truth import BELIEFS, MAX_PENALTY
@@ -26,7 +26,7 @@ PROFILES = {
 class Still:
     """Four a100 for everybody, for good."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def decide(self, question, state):
         wish = (Alternative(gpu_type="a100", gpus=4, value=1.0, reason="told so"),)
@@ -34,7 +34,7 @@ class Still:
 
 
 class Weighing(Still):
-    freezes = True
+    capabilities = Capabilities(binding_proposals=True, predicts_frozen_layers=True)
 
 
 def run(*applications, policy=None, freezing=None, **more):

@@ -1,4 +1,4 @@
-"""Rounds of decisive policies: what they put first is carried out, unjudged."""
+"""Rounds of binding proposals: the first alternatives are carried out, unjudged."""
 
 import json
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 from benchmarks.clusters import Cluster, node
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.plan import Action, Alternative, Proposal
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
 
 CONTROLLER = Config(
@@ -18,7 +19,7 @@ CONTROLLER = Config(
 class Told:
     """Proposes what it is told, by job id; others keep what they have or wait."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self, **wishes):
         self.wishes = {int(k.removeprefix("j")): v for k, v in wishes.items()}

@@ -1,4 +1,4 @@
-"""A decisive policy's choices carried out; what waiting jobs leave idle is offered to the others.
+"""Binding proposals carried out; what waiting jobs leave idle is offered to the others.
 
 Under `[placement] mode = "delay"` a job may refuse what its policy chose. The policy is then
 asked once more, about the others alone, with all GPUs that they may have; who waits keeps what
@@ -13,6 +13,7 @@ from typing import Any
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.placement import pack
 from slurm_elastic.placement.assignment import Assignment
+from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.eligibility import RoundJob
 from slurm_elastic.placement.swap import exchange
 
@@ -63,4 +64,4 @@ def carry_out(
         kept = dict(assignment.outcomes)
         proposals, _ = ask(asked)
     if not assignment.gate.open:
-        assignment.consolidate()
+        consolidate(assignment)
