@@ -130,7 +130,7 @@ def test_a_save_that_fails_is_not_acknowledged(runs: TrainingRuns, launcher: Fak
     saving = len(launcher.reports)
     assert runs.join() == [0, 0], runs.log()
     assert "saved" not in [r["phase"] for r in launcher.reports[saving:]]
-    assert "no checkpoint at step" in runs.log()
+    assert "checkpoint of step" in runs.log()
     assert runs.samples() == ONCE
 
 
