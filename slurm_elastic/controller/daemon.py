@@ -46,7 +46,7 @@ from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc.answers import CheckAnswer
-from slurm_elastic.slurm.limits import LimitBook
+from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
@@ -238,7 +238,8 @@ class Daemon:
         while not self._stop:
             try:
                 return Reader(
-                    reservation_prefix=self._config.slurm.reservation_prefix, limits=LimitBook()
+                    reservation_prefix=self._config.slurm.reservation_prefix,
+                    limits=AccountingLimits(),
                 )
             except SlurmUnreachableError as error:
                 if not said:

@@ -12,9 +12,9 @@ from tests.support.job_records import FakeScontrol, Log, job, transition
 PER_NODE = {"gpu": {"a100": 4}}
 
 
-def updates(book, *seen):
+def updates(store, *seen):
     scontrol = FakeScontrol()
-    cleanup = OrphanCleanup(scontrol, Config(), book, Log())
+    cleanup = OrphanCleanup(scontrol, Config(), store, Log())
     cleanup.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
     return [c[2] for c in scontrol.calls if c[0] == "update"]
 
@@ -23,24 +23,24 @@ def swept(book, *seen):
     return [fields.get("ReqNodeList") for fields in updates(book, *seen)]
 
 
-def moved(book, number, *nodes, to_queue=False):
+def moved(store, number, *nodes, to_queue=False):
     t = transition(dict.fromkeys(nodes, 4), {"n9": 1}, TransitionState.UNDONE, id=number)
     t.entered |= {"REQUEUE": 1.0}
     if to_queue:
         t.target, t.problem = None, "a node went away"
-    book.changed(t, job(run=number), 100.0 + number)
+    store.changed(t, job(run=number), 100.0 + number)
 
 
 def test_a_pin_that_slurmctld_remembers_from_before_is_cleared():
     ledger = Ledger(":memory:")
-    book = JobStore(ledger)
-    moved(book, 1, "n1", "n2")
-    moved(book, 2, "n3", to_queue=True)  # nothing is pinned any more, as far as we know
+    store = JobStore(ledger)
+    moved(store, 1, "n1", "n2")
+    moved(store, 2, "n3", to_queue=True)  # nothing is pinned any more, as far as we know
     # slurmctld was killed and is back where it was, or in the midst of what was undone
     for nodes in (("n1", "n2"), ("n3",)):
-        assert swept(book, job(run=2, required_nodes=nodes)) == [""]
-    assert swept(book, job(run=2, required_nodes=("n1",))) == []  # its owner's own
-    book.observe(Snapshot(time=0.0, nodes=(), jobs=(job(run=2),)))
+        assert swept(store, job(run=2, required_nodes=nodes)) == [""]
+    assert swept(store, job(run=2, required_nodes=("n1",))) == []  # its owner's own
+    store.observe(Snapshot(time=0.0, nodes=(), jobs=(job(run=2),)))
     assert swept(JobStore(ledger), job(run=2, required_nodes=("n3",))) == [""]
 
 
@@ -53,7 +53,7 @@ def test_where_a_first_start_had_sent_a_job_is_cleared_although_the_ledger_was_l
 
 
 def test_a_job_goes_back_to_the_queue_in_a_size_of_the_directive_in_force():
-    book = JobStore(Ledger(":memory:"))
-    moved(book, 1, "n1", "n2")
+    store = JobStore(Ledger(":memory:"))
+    moved(store, 1, "n1", "n2")
     waits = job(run=1, required_nodes=("n1", "n2"), override=Directive.parse("2-4"))
-    assert [f["TresPerNode"] for f in updates(book, waits)] == ["gres/gpu:a100:2"]
+    assert [f["TresPerNode"] for f in updates(store, waits)] == ["gres/gpu:a100:2"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks import elastic_batch as bench
-from benchmarks.clusters import Cluster, node
 from slurm_elastic.cli import main
 from slurm_elastic.config import schema as configs
 from slurm_elastic.config.schema import (
@@ -35,6 +34,7 @@ from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as P
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRows, drawn
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="elastic_batch")
 
@@ -454,7 +454,7 @@ def test_people_are_told_of_dropped_jobs(tmp_path, capsys):
     assert said["jobs"] + said["dropped"] == 9
     assert said["dropped"] > 0
     text = run("simulate", *words, "--policy", "elastic_batch")
-    assert f"turned away       {said['dropped']} more jobs" in text
+    assert f"rejected          {said['dropped']} more jobs" in text
     text = run("compare", *words, "--policies", "elastic_batch,fifo")
-    assert f"elastic_batch turned {said['dropped']} jobs away" in text
-    assert "fifo turned" not in text
+    assert f"elastic_batch rejected {said['dropped']} jobs" in text
+    assert "fifo rejected" not in text
