@@ -23,6 +23,7 @@ from slurm_elastic.core.cluster import (
     Snapshot,
     Switch,
 )
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.submission import (
     Submission,
     SubmissionError,
@@ -81,7 +82,9 @@ class Reader:
         self._switches: tuple[Switch, ...] = ()
         self._links = LinkDomains()
         self._switches_read = 0.0
-        self._submissions: dict[tuple[int, float, str], tuple[Submission | None, str]] = {}
+        self._submissions: dict[
+            tuple[int, float, str], tuple[Submission | None, Reason | None]
+        ] = {}
         self._names: dict[int, str] = {}
         #: Jobs as last read, and what tells whether they have changed.
         self._known: dict[int, tuple[object, Job]] = {}
@@ -261,7 +264,7 @@ class Reader:
             layout = raw.get_resource_layout_per_node()
             allocation = pyslurm_records.allocation(layout)
             if allocation is None and submission and state is JobState.RUNNING:
-                problem = problem or "holds GPUs of several types"
+                problem = problem or Reason("several-gpu-types")
         tres = raw.requested_tres
         wanted, gpu_type = pyslurm_records.asked(raw, tres)
         gpus = wanted
@@ -332,8 +335,8 @@ class Reader:
             submission=submission,
         )
 
-    def _submission(self, raw: Any) -> tuple[Submission | None, str]:
-        """Directive and shape, parsed once per job; a malformed one leaves the job alone."""
+    def _submission(self, raw: Any) -> tuple[Submission | None, Reason | None]:
+        """Return directive and shape, parsed once per job; a malformed one leaves the job alone."""
         admin, comment = (
             pyslurm_records.text(raw, "admin_comment"),
             pyslurm_records.text(raw, "comment"),
@@ -342,9 +345,9 @@ class Reader:
         if key not in self._submissions:
             try:
                 found = parse_admin_comment(admin) or parse_comment(comment)
-                self._submissions[key] = (found, "")
+                self._submissions[key] = (found, None)
             except SubmissionError as error:
-                self._submissions[key] = (None, str(error))
+                self._submissions[key] = (None, Reason("directive-invalid", error=str(error)))
         return self._submissions[key]
 
     def _reservation(self, raw: Any) -> Reservation:

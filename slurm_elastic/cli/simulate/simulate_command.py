@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from slurm_elastic.cli import options
 from slurm_elastic.cli.formatting import clean, digits
+from slurm_elastic.cli.reason_text import sentence
 from slurm_elastic.cli.simulate import gang_inputs, simulation_inputs
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def answer(results: Sequence[Result]) -> dict[str, Any]:
     """The whole answer: figures over all workloads, then those of each."""
     from slurm_elastic.simulator.results import summary  # noqa: PLC0415
 
-    notes = sorted({n for r in results for n in r.notes})
+    notes = sorted({n if isinstance(n, str) else sentence(n) for r in results for n in r.notes})
     return {**summary(results), "notes": notes, "each": [r.summary() for r in results]}
 
 
