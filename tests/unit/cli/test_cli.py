@@ -56,8 +56,8 @@ class SceneDesk(FakeDesk):
 
 @pytest.fixture(scope="module")
 def munge_socket():
-    with munged() as path, environment(path):
-        yield path
+    with munged() as daemon, environment(daemon.socket):
+        yield daemon.socket
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ def server(desk, log):
 
 @pytest.fixture(scope="module")
 def munge_socket():
-    with munged() as path, environment(path):
-        yield path
+    with munged() as daemon, environment(daemon.socket):
+        yield daemon.socket
 
 
 def test_a_sealed_round_trip(desk, log, munge_socket):
