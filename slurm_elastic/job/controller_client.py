@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from slurm_elastic.core.report import Orders, ReportError
-from slurm_elastic.job.launch import say
+from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.rpc import frames
 
@@ -28,8 +28,8 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 class ControllerClient:
     """Talks to the controller at `address` on behalf of `desk`, until `stop`."""
 
-    def __init__(self, desk: ReportState, address: str) -> None:
-        self._desk = desk
+    def __init__(self, state: ReportState, address: str) -> None:
+        self._state = state
         self._address = address
         self._stopped = threading.Event()
         self._answered = threading.Event()
@@ -38,7 +38,7 @@ class ControllerClient:
         self._puzzled = False
         self._until = 0.0
         self._lock = threading.Lock()
-        report = desk.report()
+        report = state.report()
         self._job = {"v": 1, "job_id": report.job_id, "run": report.run}
         self._threads = [
             threading.Thread(target=self._report, name="report", daemon=True),
@@ -50,26 +50,26 @@ class ControllerClient:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, *, farewell_s: float, failed: bool = False) -> None:
+    def stop(self, *, final_report_s: float, failed: bool = False) -> None:
         """End; a controller that answers gets this long for one last report.
 
         Args:
-            farewell_s: seconds.
+            final_report_s: seconds.
             failed: it matters: a controller that has not had time to answer yet is waited for, too.
         """
         waits = self._answered.is_set() or (failed and not self._complaint)
-        self._until = time.monotonic() + farewell_s
+        self._until = time.monotonic() + final_report_s
         self._stopped.set()
         self._answered.set()
-        self._desk.hurry()
+        self._state.request_report()
         if waits:
-            self._threads[0].join(farewell_s)
+            self._threads[0].join(final_report_s)
 
     def _report(self) -> None:
         pause = _Pause()
         while True:
             stopping = self._stopped.is_set()
-            report = self._desk.report()
+            report = self._state.report()
             reply = self._call({"v": 1, "op": "report", "report": report.to_wire()}, _CALL_S)
             if stopping:
                 unknown = reply is None and not self._complaint
@@ -81,7 +81,7 @@ class ControllerClient:
                 self._rest(pause.longer())
                 continue
             pause = _Pause()
-            self._desk.reported(report)
+            self._state.mark_reported(report)
             self._take(reply, authoritative=False)
             self._answered.set()
             self._wait()
@@ -90,16 +90,16 @@ class ControllerClient:
         """While the controller is silent: a notice of its runs out all the same."""
         end = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := end - time.monotonic()) > 0:
-            self._desk.expire()
+            self._state.expire_notice()
             self._stopped.wait(min(left, 1.0))
 
     def _wait(self) -> None:
         """Until the next report is due; in between look whether a notice has run out."""
-        end = time.monotonic() + self._desk.orders().report_every_s
+        end = time.monotonic() + self._state.orders().report_every_s
         while True:
-            self._desk.expire()
+            self._state.expire_notice()
             left = end - time.monotonic()
-            if left <= 0 or self._desk.wait_urgent(min(left, 1.0)):
+            if left <= 0 or self._state.wait_urgent(min(left, 1.0)):
                 return
 
     def _poll(self) -> None:
@@ -108,13 +108,13 @@ class ControllerClient:
         pause = _Pause()
         while not self._stopped.is_set():
             started = time.monotonic()
-            request = {**self._job, "op": "orders", "seen": self._desk.seq, "wait_s": _POLL_S}
+            request = {**self._job, "op": "orders", "seen": self._state.seq, "wait_s": _POLL_S}
             reply = self._call(request, _POLL_S + _CALL_S)
             if reply is not None:
-                changed = self._desk.seq
+                changed = self._state.seq
                 self._take(reply, authoritative=True)
                 # An answer at once without news would make this loop spin.
-                if self._desk.seq != changed or time.monotonic() - started > 1:
+                if self._state.seq != changed or time.monotonic() - started > 1:
                     pause = _Pause()
                     continue
             self._stopped.wait(pause.longer())
@@ -125,9 +125,9 @@ class ControllerClient:
         except ReportError as error:
             if not self._puzzled:
                 self._puzzled = True
-                say(f"controller {self._address}: its orders are not understood: {error}")
+                log_line(f"controller {self._address}: its orders are not understood: {error}")
             return
-        self._desk.take(orders, authoritative=authoritative)
+        self._state.receive(orders, authoritative=authoritative)
 
     def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         try:
@@ -136,15 +136,15 @@ class ControllerClient:
             young = time.monotonic() < self._started + _UNKNOWN_S
             if error.code == "unknown_job" and young:
                 return None
-            self._desk.despair()
+            self._state.give_up_controller()
             self._complain(f"controller {self._address} refuses: {error}")
         except frames.ChannelError as error:
-            self._desk.despair()
+            self._state.give_up_controller()
             self._complain(f"{error}; the job goes on without it")
         else:
             if self._complaint:
                 self._complain("")
-                say(f"controller {self._address} answers again")
+                log_line(f"controller {self._address} answers again")
             return reply
         return None
 
@@ -152,7 +152,7 @@ class ControllerClient:
         """Log a trouble once, until another takes its place."""
         with self._lock:
             if text and text != self._complaint and not self._stopped.is_set():
-                say(text)
+                log_line(text)
             self._complaint = text
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
 from slurm_elastic.training.parallel.process_group import World
@@ -155,7 +155,7 @@ class JobRequests:
             say(f"saved step {cursor.step}; starting again in another layout")
         self._signals.leave_at_once(True)
         self._world.gather("leaving", TOGETHER_S)
-        leave(AGAIN)
+        leave(RESTART_CODE)
 
     def _nothing_to_lose(self) -> None:
         """All is saved: from now on SIGTERM ends this rank at once."""

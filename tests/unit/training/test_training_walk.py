@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slurm_elastic.core.layout import LayoutText
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.signals import STOPPED
 from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
@@ -98,7 +98,7 @@ def test_a_layout_that_is_ordered_while_the_job_runs(tmp_path: Path, esrun: Esru
         worlds.start(2, step_s=0.1, **options)
         worlds.wait_for_step(until)
         esrun.tell(layout=ordered)
-        assert worlds.join() == [AGAIN] * 2, worlds.log()
+        assert worlds.join() == [RESTART_CODE] * 2, worlds.log()
         assert worlds.saved_steps()[-1] == max(worlds.losses())
         assert "starting again in another layout" in worlds.log()
     worlds.start(2, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from tests.support.training_runs import Esrun, Worlds
 
 
@@ -18,7 +18,7 @@ def test_measured_layers_decide_the_layout(tmp_path: Path, esrun: Esrun) -> None
         "model": "narrow",
     }
     worlds.start(2, esrun=esrun, **options)
-    assert worlds.join() == [AGAIN] * 2, worlds.log()
+    assert worlds.join() == [RESTART_CODE] * 2, worlds.log()
     assert "data parallel until the layers have been measured" in worlds.log()
     worlds.start(2, esrun=esrun, **options)
     assert worlds.join() == [0] * 2, worlds.log()
