@@ -64,7 +64,7 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:8])
 @click.argument("job", metavar="JOBID")
 @options.as_json
 def explain(job: str, json_: bool) -> None:
-    """Say what happens to a job, and why."""
+    """Explain why a job holds what it holds, what comes next, and what the last resize cost."""
     answer: Any = client.ask("explain", jobs=[job])
     if json_:
         options.put_json(answer)
@@ -73,10 +73,13 @@ def explain(job: str, json_: bool) -> None:
 
 
 @options.verb
-@click.option("-a", "--all", "all_", is_flag=True, help="Jobs for which nothing changes too.")
+@click.option("-a", "--all", "all_", is_flag=True, help="Show jobs without a change, too.")
 @options.as_json
 def plan(all_: bool, json_: bool) -> None:
-    """Show what the next round would do. Nothing is done."""
+    """Show what the next round would do; nothing is done.
+
+    Shows the cost and gain of each change, and which jobs GPUs are kept for.
+    """
     answer: Any = client.ask("plan")
     if json_:
         options.put_json(answer)
@@ -89,7 +92,7 @@ def plan(all_: bool, json_: bool) -> None:
 @options.table
 @options.as_json
 def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_: bool) -> None:
-    """Show past changes, of one job or of all, and what each cost."""
+    """Show past changes of one job or of all, and how long each took."""
     answer: Any = client.ask("history", jobs=[job] if job else None)
     if json_:
         options.put_json(answer)

@@ -33,19 +33,27 @@ _COLUMNS = (
 @click.argument("profile", metavar="PROFILE")
 @click.option(
     "--machines", required=True, metavar="N[,N…]",
-    help="GPUs per node, then nodes per rack, …",
+    help="GPUs per node, then nodes per rack, and so on.",
 )  # fmt: skip
 @click.option(
     "--bandwidth", required=True, metavar="BYTES/S[,…]",
-    help="Of each of these levels, e.g. 1e10,1.25e9.",
+    help="Bandwidth of each of these levels in bytes/s, e.g. 1e10,1.25e9.",
 )  # fmt: skip
-@click.option("--activations", is_flag=True, help="Count the time activations take.")
-@click.option("--memory", metavar="BYTES", help="Of one GPU, for weight versions and activations.")
-@click.option("--straight", is_flag=True, help="Replicate no stage.")
-@click.option("--paper", is_flag=True, help="Costs of the paper, not of the published code.")
-@click.option("--free-sources", is_flag=True, help="Place later inputs' layers anywhere.")
+@click.option("--activations", is_flag=True, help="Count the time that activations take.")
 @click.option(
-    "--states", metavar="N", help="Approximate with more ways to cut than this (2000)."
+    "--memory", metavar="BYTES", help="Memory of one GPU for weight versions and activations."
+)
+@click.option("--straight", is_flag=True, help="Replicate no stage.")
+@click.option(
+    "--paper", is_flag=True, help="Use the cost model of the paper instead of the published code."
+)
+@click.option(
+    "--free-sources",
+    is_flag=True,
+    help="Place other input layers, such as a decoder's embedding, apart from their readers.",
+)
+@click.option(
+    "--states", metavar="N", help="Approximate if there are more ways to cut than N (2000)."
 )  # fmt: skip
 @options.table
 @options.as_json
@@ -67,7 +75,8 @@ def partition(
 ) -> None:
     """Divide a model into pipeline stages, as PipeDream does.
 
-    Stages may be replicated. PROFILE is a layer profile: PipeDream's text or our JSON.
+    Stages may be replicated. PROFILE is a layer profile: PipeDream's text, or the JSON of
+    `selastic show --profile`. An approximate answer is marked as such. See docs/pipeline.md.
     """
     from slurm_elastic.models.pipedream import (  # noqa: PLC0415
         partitioner,

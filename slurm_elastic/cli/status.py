@@ -41,7 +41,7 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:10])
 
 
 @options.verb
-@click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs too.")
+@click.option("-a", "--all", "all_", is_flag=True, help="Show all rigid jobs, too.")
 @click.option(
     "-w",
     "--watch",
@@ -49,14 +49,18 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:10])
     is_flag=False,
     flag_value=2.0,
     type=click.FloatRange(min=0.5),
-    help="Show it again every SECONDS (2); redrawn in place on a terminal.",
+    help="Repeat every SECONDS (2); on a terminal, redraw in place.",
 )
 @options.table
 @options.as_json
 def status(
     *, all_: bool, watch: float | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show the GPUs of each partition, and the elastic jobs."""
+    """Show the GPUs of each partition, and the elastic jobs.
+
+    Of each job: GPUs held and requested, nodes, speed, progress and resizes so far. A rigid job is
+    shown when GPUs are kept for it.
+    """
     layout = options.layout(format_, noheader, parsable)
     if json_ and watch:
         raise CliError("--json and --watch exclude each other", USAGE)
@@ -77,11 +81,11 @@ def status(
 @click.argument("what", metavar="[job]", required=True)
 @click.argument("job", metavar="JOBID", required=False)
 @click.option(
-    "--profile", is_flag=True, help="Print what its layers cost, as `selastic partition` reads it."
+    "--profile", is_flag=True, help="Print its layer profile, the input of `selastic partition`."
 )
 @options.as_json
 def show(what: str, job: str | None, profile: bool, json_: bool) -> None:
-    """Show everything known of one job: `selastic show job 4711`."""
+    """Show everything known of one job: `selastic show job 4711`, as `scontrol show job`."""
     if job is None:
         what, job = "job", what
     if what not in ("job", "jobs"):

@@ -1,4 +1,4 @@
-"""`selastic usage`: GPU time as it really was, over all shapes of a job."""
+"""`selastic usage`: GPU time held, over all shapes of a job."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ _USERS = (
 
 
 @options.verb
-@click.option("-u", "--user", metavar="NAME", help="Only this user's jobs.")
-@click.option("-S", "--start", metavar="TIME", default="now-1day", help="From then on (now-1day).")
-@click.option("-E", "--end", metavar="TIME", help="Until then (now).")
-@click.option("--by-user", is_flag=True, help="One line per user instead of per job.")
+@click.option("-u", "--user", metavar="NAME", help="Show only the jobs of this user.")
 @click.option(
-    "--check", is_flag=True, help="Compare each run with sacct; exit code 1 if one differs."
+    "-S", "--start", metavar="TIME", default="now-1day", help="Start of the period (now-1day)."
+)
+@click.option("-E", "--end", metavar="TIME", help="End of the period (now).")
+@click.option("--by-user", is_flag=True, help="Show one line per user instead of per job.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Compare each ended run with sacct, to the second; exit code 1 if one differs.",
 )
 @options.table
 @options.as_json
@@ -60,7 +64,8 @@ def usage(
 ) -> None:
     """Count GPU hours by job or by user.
 
-    Slurm bills a job by the shape of its first run; this counts what it really held.
+    Slurm bills a job by the shape of its first run; this counts the GPUs that it held. A TIME is
+    `now`, `now-2days`, `today`, `2026-11-20` or `2026-11-20T14:00`.
     """
     now = time.time()
     try:

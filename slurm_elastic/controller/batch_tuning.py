@@ -4,12 +4,12 @@ Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the 
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
 changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
 measured: models are not trusted far, and training is not shaken. Without a restart nothing is
-lost by a change but what was fetched ahead. A policy that chooses batches itself
-(`Alternative.batch`) is obeyed, by the same steps.
+lost by a change but what was fetched ahead. A batch that the policy chooses
+(`Alternative.batch`) is reached by the same steps.
 
 Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
-(`models.freezing.choose`). A policy that counts with them (`freezes`: icefrog) has those that give
-the best effective progress on what the job holds (`models.effective.prefix`), as it predicts.
+(`models.frozen_penalty.choose`). Under a policy that predicts frozen layers (icefrog), those of the
+best effective progress on what the job holds (`models.effective_progress.prefix`).
 """
 
 from __future__ import annotations
@@ -235,15 +235,16 @@ class BatchTuner:
 
     Args:
         tell: takes it.
-        obeys: whether the policy chooses batches; jobs for which it names none are left alone.
+        policy_chooses: whether the policy chooses batches (`Capabilities.batch_chosen_by`); jobs
+            for which it names none are left alone.
 
     Attributes:
         choices: what the last round decided of each job's batch, for `explain`.
     """
 
-    def __init__(self, tell: SettingsSender, *, obeys: bool = False) -> None:
+    def __init__(self, tell: SettingsSender, *, policy_chooses: bool = False) -> None:
         self._tell = tell
-        self._obeys = obeys
+        self._policy_chooses = policy_chooses
         self.choices: dict[int, BatchChoice] = {}
 
     def round(
@@ -280,7 +281,7 @@ class BatchTuner:
                 continue
             decision = (decided or {}).get(job.job_id)
             ordered = decision.batch if decision else None
-            if self._obeys and ordered is None and _elastic(job, record):
+            if self._policy_chooses and ordered is None and _elastic(job, record):
                 continue
             choice = self._choice(record, report, job, job.allocation, (snapshot, ordered))
             if choice is None:
@@ -313,7 +314,7 @@ class BatchTuner:
             record = records.get(decision.job_id)
             if record is None or report is None or decision.target is None:
                 continue
-            if self._obeys and decision.batch is None:
+            if self._policy_chooses and decision.batch is None:
                 continue
             where = snapshot, decision.batch
             choice = self._choice(record, report, job, decision.target, where)
@@ -355,7 +356,7 @@ class BatchTuner:
             return None
         if not report.global_batch:
             return None
-        if self._obeys and ordered and record.learned is not None:
+        if self._policy_chooses and ordered and record.learned is not None:
             present, limits = report.global_batch, directive.batch
             return obey(record.learned, held, present, batch=ordered, limits=limits)
         return choose(

@@ -30,7 +30,7 @@ from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.plan import JobRecord, Plan
-from slurm_elastic.policies.policy_protocol import Policy
+from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
@@ -69,10 +69,12 @@ class Controller:
             account=account,
             log=log,
         )
-        self.tuner = BatchTuner(self.engine.outbox.tell, obeys=getattr(policy, "batches", False))
+        capabilities = capabilities_of(policy)
+        chooser = capabilities.batch_chosen_by
+        self.tuner = BatchTuner(self.engine.outbox.tell, policy_chooses=chooser == "policy")
         self.dialogue = ReportHandler(book=self.book, engine=self.engine, tuner=self.tuner, log=log)
-        self.book.learning.tunes = bool(getattr(policy, "tunes", True))
-        self.dialogue.freezes = bool(getattr(policy, "freezes", False))
+        self.book.learning.adaptive_batches = chooser != "user"
+        self.dialogue.predicts_frozen_layers = capabilities.predicts_frozen_layers
         self.retired = False
         #: PrivateData of slurm.conf; all of it is taken for private until slurmctld has answered.
         self.private = PRIVATE

@@ -32,7 +32,7 @@ class ReportHandler:
         log: structlog logger.
 
     Attributes:
-        freezes: whether the policy in force counts with frozen layers (`policies.base.Policy`).
+        predicts_frozen_layers: whether the policy does (`policy_protocol.Capabilities`).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ReportHandler:
     ) -> None:
         self._book, self._engine, self._tuner, self._log = book, engine, tuner, log
         self._outbox = engine.outbox
-        self.freezes = False
+        self.predicts_frozen_layers = False
         self._measuring: dict[int, Transition] = {}
 
     def hear(self, report: Report, job: Job | None, *, act: bool) -> bool:
@@ -63,7 +63,7 @@ class ReportHandler:
             except LedgerError as error:
                 self._log.error(str(error))
             if act and not self._book.entry(job).held:
-                learned = self._book.freezable(job, report) if self.freezes else None
+                learned = self._book.freezable(job, report) if self.predicts_frozen_layers else None
                 self._tuner.heard(job, report, directive=self._book.directive(job), learned=learned)
         if report.phase == "saved" and report.notice is not None:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)

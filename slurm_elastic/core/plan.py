@@ -55,6 +55,21 @@ class Proposal:
     alternatives: tuple[Alternative, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeCapacity:
+    """Free resources of each node, in the order of `Snapshot.nodes`.
+
+    Attributes:
+        gpus, cpus, memory_mb: negative where more is promised than is there.
+        limits: what is left of each of `Snapshot.limits`, in their order and units.
+    """
+
+    gpus: tuple[int, ...]
+    cpus: tuple[int, ...]
+    memory_mb: tuple[int, ...]
+    limits: tuple[float, ...]
+
+
 class Action(enum.Enum):
     """What a decision does to a job."""
 

@@ -1,8 +1,8 @@
-"""Carries reports to the controller and orders back.
+"""Client of the controller: sends reports, receives orders.
 
-Two threads: one reports, at once when the desk has something urgent and else
-every `report_every_s`; one keeps a long poll open. A controller that does not
-answer changes nothing for the job: both go on trying, 1 to 30 s apart.
+One thread reports, at once after an urgent change and else every `report_every_s`; another keeps a
+long poll open. A controller that does not answer changes nothing for the job: both try again after
+1 to 30 s.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slurm_elastic.rpc import frames
 
 _CALL_S = 10.0
 _POLL_S = 25.0
-#: A controller needs a moment to learn of a job that has just started.
+#: Seconds after the start during which the controller may not know the job yet.
 _UNKNOWN_S = 30.0
-_LAST_WORD_S = 0.25
+_FINAL_RETRY_S = 0.25
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
 
 class ControllerClient:
-    """Talks to the controller at `address` on behalf of `desk`, until `stop`."""
+    """Client of the controller at `address`, for the report and orders in `state`."""
 
     def __init__(self, state: ReportState, address: str) -> None:
         self._state = state
@@ -34,8 +34,8 @@ class ControllerClient:
         self._stopped = threading.Event()
         self._answered = threading.Event()
         self._started = time.monotonic()
-        self._complaint = ""
-        self._puzzled = False
+        self._problem = ""
+        self._invalid_orders_logged = False
         self._until = 0.0
         self._lock = threading.Lock()
         report = state.report()
@@ -46,18 +46,18 @@ class ControllerClient:
         ]
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start both threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self, *, final_report_s: float, failed: bool = False) -> None:
-        """End; a controller that answers gets this long for one last report.
+        """Stop, after a final report if the controller has answered before.
 
         Args:
-            final_report_s: seconds.
-            failed: it matters: a controller that has not had time to answer yet is waited for, too.
+            final_report_s: longest time for it, in seconds.
+            failed: also send it if the controller has not had time to answer yet.
         """
-        waits = self._answered.is_set() or (failed and not self._complaint)
+        waits = self._answered.is_set() or (failed and not self._problem)
         self._until = time.monotonic() + final_report_s
         self._stopped.set()
         self._answered.set()
@@ -72,9 +72,9 @@ class ControllerClient:
             report = self._state.report()
             reply = self._call({"v": 1, "op": "report", "report": report.to_wire()}, _CALL_S)
             if stopping:
-                unknown = reply is None and not self._complaint
+                unknown = reply is None and not self._problem
                 if unknown and time.monotonic() < self._until:
-                    time.sleep(_LAST_WORD_S)  # a job that was over before anybody knew of it
+                    time.sleep(_FINAL_RETRY_S)  # the job ended before the controller knew it
                     continue
                 return
             if reply is None:
@@ -87,14 +87,14 @@ class ControllerClient:
             self._wait()
 
     def _rest(self, seconds: float) -> None:
-        """While the controller is silent: a notice of its runs out all the same."""
+        """Wait before the next try; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := end - time.monotonic()) > 0:
             self._state.expire_notice()
             self._stopped.wait(min(left, 1.0))
 
     def _wait(self) -> None:
-        """Until the next report is due; in between look whether a notice has run out."""
+        """Wait until the next report is due; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + self._state.orders().report_every_s
         while True:
             self._state.expire_notice()
@@ -103,7 +103,7 @@ class ControllerClient:
                 return
 
     def _poll(self) -> None:
-        # Until a report has been accepted the controller does not know what to answer.
+        # The controller answers polls only for jobs that have reported.
         self._answered.wait()
         pause = _Pause()
         while not self._stopped.is_set():
@@ -111,10 +111,10 @@ class ControllerClient:
             request = {**self._job, "op": "orders", "seen": self._state.seq, "wait_s": _POLL_S}
             reply = self._call(request, _POLL_S + _CALL_S)
             if reply is not None:
-                changed = self._state.seq
+                old_seq = self._state.seq
                 self._take(reply, authoritative=True)
-                # An answer at once without news would make this loop spin.
-                if self._state.seq != changed or time.monotonic() - started > 1:
+                # Pause after an immediate answer without a change, which would make this loop spin.
+                if self._state.seq != old_seq or time.monotonic() - started > 1:
                     pause = _Pause()
                     continue
             self._stopped.wait(pause.longer())
@@ -123,9 +123,9 @@ class ControllerClient:
         try:
             orders = Orders.from_wire(reply.get("orders"))
         except ReportError as error:
-            if not self._puzzled:
-                self._puzzled = True
-                log_line(f"controller {self._address}: its orders are not understood: {error}")
+            if not self._invalid_orders_logged:
+                self._invalid_orders_logged = True
+                log_line(f"controller {self._address}: its orders are ignored: {error}")
             return
         self._state.receive(orders, authoritative=authoritative)
 
@@ -133,31 +133,31 @@ class ControllerClient:
         try:
             reply = frames.call(self._address, request, timeout_s=timeout_s)
         except frames.RequestRejected as error:
-            young = time.monotonic() < self._started + _UNKNOWN_S
-            if error.code == "unknown_job" and young:
+            is_new = time.monotonic() < self._started + _UNKNOWN_S
+            if error.code == "unknown_job" and is_new:
                 return None
             self._state.give_up_controller()
-            self._complain(f"controller {self._address} refuses: {error}")
+            self._log_problem(f"controller {self._address} rejects the report: {error}")
         except frames.ChannelError as error:
             self._state.give_up_controller()
-            self._complain(f"{error}; the job goes on without it")
+            self._log_problem(f"{error}; the job continues without it")
         else:
-            if self._complaint:
-                self._complain("")
+            if self._problem:
+                self._log_problem("")
                 log_line(f"controller {self._address} answers again")
             return reply
         return None
 
-    def _complain(self, text: str) -> None:
-        """Log a trouble once, until another takes its place."""
+    def _log_problem(self, text: str) -> None:
+        """Log a problem once, until another replaces it; an empty text ends it."""
         with self._lock:
-            if text and text != self._complaint and not self._stopped.is_set():
+            if text and text != self._problem and not self._stopped.is_set():
                 log_line(text)
-            self._complaint = text
+            self._problem = text
 
 
 class _Pause:
-    """1, 2, 4 … 30 s, a quarter up or down so that a thousand jobs do not come back together."""
+    """Pauses of 1, 2, 4 … 30 s, ±25 % so that jobs do not call the controller at the same time."""
 
     def __init__(self) -> None:
         self._next = _FIRST_PAUSE_S

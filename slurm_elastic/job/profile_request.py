@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+__all__ = ["BLOCKS", "COLD", "SYNTHETIC", "WARM", "ProfileRequest", "answer", "asked"]
+
 #: Source of a block's data: the first batch, repeated; storage, with an empty page cache; memory,
 #: as the same samples have just been read.
 SYNTHETIC, COLD, WARM = "synthetic", "cold", "warm"

@@ -1,25 +1,29 @@
-"""Consolidation: a running job that keeps its size moves to fewer nodes or racks, if that pays.
+"""Consolidation: a running job moves to fewer nodes or racks at its size, if that pays.
 
 It pays when the predicted gain over a horizon exceeds the measured cost of the change. The
 horizon is the payback window; with `[placement] mode = "delay"` the job's remaining time, where
-that is known. Policies that have weighed their changes themselves know nothing of racks, so
-under `delay` their jobs are looked at as well.
+that is known. Binding proposals do not consider racks, so under `delay` their jobs are
+consolidated as well.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.placement.eligibility import RoundJob, remaining_s
 
-if TYPE_CHECKING:
-    from slurm_elastic.placement.assignment import Assignment, JobOutcome
+
+def consolidate(assignment: Assignment) -> None:
+    """Move jobs that keep their size to fewer nodes or racks, where that pays."""
+    for outcome in assignment.outcomes.values():
+        # A finished place was chosen by the policy.
+        if outcome.wished is None or not outcome.wished.shares:
+            _consolidate_job(assignment, outcome)
 
 
-def consolidate(assignment: Assignment, outcome: JobOutcome) -> None:
-    """Move a job that keeps what it has to fewer nodes or racks, or note why it stays."""
+def _consolidate_job(assignment: Assignment, outcome: JobOutcome) -> None:
+    """Move the job, or note why it stays."""
     tenant, current = outcome.tenant, outcome.tenant.current
     frame = assignment.frame
     if outcome.changed or current is None or len(current.shares) < 2:
@@ -61,7 +65,7 @@ def _weigh(assignment: Assignment, outcome: JobOutcome, found: Allocation) -> No
 
 
 def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
-    """Seconds over which the move has to pay."""
+    """Return the seconds over which the move has to pay."""
     if assignment.gate.open:
         return tenant.window_s
     left = remaining_s(tenant.job, tenant.record, assignment.frame.snapshot.time)
@@ -69,7 +73,7 @@ def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
 
 
 def _where(assignment: Assignment, allocation: Allocation | None) -> str:
-    """`one node`, `one rack`, `3 nodes`, `2 racks`: the widest tier that is crossed."""
+    """Return `one node`, `one rack`, `3 nodes`, `2 racks`: the widest tier that is crossed."""
     frame = assignment.frame
     nodes, racks = frame.topology.spread(
         n for n in (allocation.nodes if allocation else ()) if n in frame.index
@@ -82,7 +86,7 @@ def _where(assignment: Assignment, allocation: Allocation | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as people say it: `40 s`, `20 min`, `3 h`."""
+    """Return a duration for people: `40 s`, `20 min`, `3 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.0f} h"

@@ -4,7 +4,7 @@ Nobody moves into GPUs that are not free yet (round.py), so neither could ever b
 the controller starts jobs itself (`queue = "controller"`) one of them is suspended: the other
 moves into its GPUs, and it starts in those that the other left, as the policy sees fit then.
 Its restart costs what the move would have cost, and it waits for the other's move. Only for
-decisive policies: they have weighed what the change costs.
+binding proposals: their policy has weighed what the change costs.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ControllerSettings,
@@ -22,7 +21,9 @@ from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
 from slurm_elastic.placement.eligibility import tenants
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 TIMERS = st.sampled_from(["own", "fixed", "auto", "nowait", "full", "2,5"])
 
@@ -30,7 +31,7 @@ TIMERS = st.sampled_from(["own", "fixed", "auto", "nowait", "full", "2,5"])
 class Greedy:
     """Gives each job in turn the largest size that is left; asks nothing about places."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def decide(self, question, state):
         left = sum(question.capacity.values())

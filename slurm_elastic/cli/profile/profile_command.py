@@ -32,48 +32,61 @@ _SETTINGS = {"allow_interspersed_args": False}
 )
 @click.option(
     "--shapes", metavar="4,8@2,…",
-    help="GPUs to measure on, @NODES if several; one GPU always (all of a node, of all nodes).",
+    help="Shapes to measure beside one GPU, as GPUS[@NODES] (a whole node, all nodes).",
 )  # fmt: skip
 @click.option(
     "--data", metavar="PATH", multiple=True,
-    help="Files or directories of the data set: measure reading them from storage, too.",
+    help="File or folder of the data set, removed from the page cache to measure reading it.",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples per GPU and step.")
 @click.option(
-    "--repeats", type=click.IntRange(1, 100), default=3, metavar="N", help="Of each run (3)."
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=3,
+    metavar="N",
+    help="Repeats of each run (3).",
 )
 @click.option(
-    "--steps", type=click.IntRange(1, 100_000), default=20, metavar="N", help="Timed in a run (20)."
+    "--steps",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    metavar="N",
+    help="Timed steps of a run (20).",
 )
 @click.option(
     "--warm-up", type=click.IntRange(0, 100_000), default=5, metavar="N",
-    help="Steps before them that do not count (5).",
+    help="Steps before the timed ones (5).",
 )  # fmt: skip
 @click.option(
     "--whole", is_flag=True,
-    help="The script heeds nothing and does --steps steps: time whole runs of it.",
+    help="Time whole runs of a script that does --steps steps without the library.",
 )  # fmt: skip
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600.0, metavar="SECONDS",
-    help="Of one run (600).",
+    help="Longest duration of a run (600).",
 )  # fmt: skip
 @click.option(
     "--dir", "directory", metavar="DIR", default="selastic-profile",
-    help="Keeps what is measured; the same command goes on where it was left (selastic-profile).",
+    help="Folder of the measurements; the same command continues them (selastic-profile).",
 )  # fmt: skip
-@click.option("--again", is_flag=True, help="Forget what --dir holds.")
-@click.option("--out", metavar="FILE", help="The profile (profile.json in --dir).")
-@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
-@click.option("--application", metavar="NAME", default="", help="What is trained.")
-@click.option("--gpu-type", metavar="TYPE", default="", help="Of the GPUs, if Slurm does not say.")
+@click.option("--again", is_flag=True, help="Delete earlier measurements in --dir.")
+@click.option("--out", metavar="FILE", help="Output file (profile.json in --dir).")
+@click.option("--plot", metavar="FILE", help="Draw the answer to a .png, .svg or .pdf file.")
+@click.option("--application", metavar="NAME", default="", help="Application name in the profile.")
+@click.option(
+    "--gpu-type",
+    metavar="TYPE",
+    default="",
+    help="GPU type in the profile, if Slurm does not report it.",
+)
 @click.option(
     "--send", metavar="JOBID",
-    help="Tell the controller: it expects so of this job, and of others of its name.",
+    help="Send the profile to the controller, as estimate for this job and others of its name.",
 )  # fmt: skip
-@click.option("-p", "--partition", metavar="NAME", help="Submit a job of its own to it.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Of that job (1).")
-@click.option("--gpus-per-node", metavar="[TYPE:]N", help="Of that job (1).")
-@click.option("--time", "limit", metavar="TIME", help="Time limit of that job.")
+@click.option("-p", "--partition", metavar="NAME", help="Run in a new job of this partition.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes of the new job (1).")
+@click.option("--gpus-per-node", metavar="[TYPE:]N", help="GPUs per node of the new job (1).")
+@click.option("--time", "limit", metavar="TIME", help="Time limit of the new job.")
 @options.table
 @options.as_json
 @options.dry_run
@@ -107,9 +120,10 @@ def profile(  # noqa: PLR0917 - click passes them by name
 ) -> int | None:
     """Measure what a training waits for: other GPUs, network, data.
 
-    Runs PROGRAM some steps at a time on one GPU and on more, with repeated and with real data: in
-    the present allocation, in a job of its own (--partition, --nodes, --gpus-per-node or --time),
-    or on this machine.
+    Runs PROGRAM, the command of one rank, for some steps on one GPU and on more, with repeated and
+    with real data: in the present allocation, in a new job (--partition, --nodes, --gpus-per-node
+    or --time), or on this machine. A program that uses slurm_elastic.training writes no checkpoint.
+    See docs/profiler.md.
     """
     from slurm_elastic.cli.profile import (  # noqa: PLC0415 - slow to import
         profile_report,

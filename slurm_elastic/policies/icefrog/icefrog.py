@@ -1,6 +1,6 @@
-"""`icefrog`: layer elasticity as a dimension of scheduling; Sia's program over effective progress.
+"""Policy `icefrog`: layer elasticity in scheduling; Sia's program over effective progress.
 
-IceFrog (TPDS 36(6), 2025) is the first scheduler that counts with frozen layers. Its formulas are
+IceFrog (TPDS 36(6), 2025) is the first scheduler that models frozen layers. Its formulas are
 not public; this is our definition, on top of Sia's program (sia.py):
 
 1. a job with `freeze=auto` counts in each configuration with its *effective progress*
@@ -10,10 +10,10 @@ not public; this is our definition, on top of Sia's program (sia.py):
    type, so of what freezing changes the *shape* of a job's curve counts.
 
 Frozen layers save computing before they save communication, and steps have fixed costs: more GPUs
-gain a highly frozen job less, so they go where they gain more. The prefix itself is ordered by
-controller/batch_tuning.py from the same function for what a job holds (`effective.prefix`).
+gain a highly frozen job less, so they go where they gain more. controller/batch_tuning.py orders
+the prefix for what a job holds, from the same function (`effective_progress.prefix`).
 
-When nobody freezes it decides what `sia` decides.
+Without jobs that freeze, it decides as `sia`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
-from slurm_elastic.policies.policy_protocol import Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.round_arrays import RoundArrays
 from slurm_elastic.policies.sia.sia import ProgramInputs, Sia
 
@@ -38,8 +38,7 @@ _LEAST_GAIN = 0.005
 class IceFrog(Sia):
     """The policy; its state is Sia's."""
 
-    #: Jobs freeze what `effective.prefix` says, not all that they may.
-    freezes = True
+    capabilities = Capabilities(binding_proposals=True, predicts_frozen_layers=True)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -48,7 +47,7 @@ class IceFrog(Sia):
         self._weighed: ProgramInputs | None = None
 
     def weigh(self, question: Question) -> ProgramInputs:
-        """The arrays of a question's program."""
+        """Return the arrays of a question's program."""
         self._weighed = super().weigh(question)
         return self._weighed
 
@@ -110,7 +109,7 @@ def _freed(weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]) 
 
 
 def _column(found: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
-    """The column of a shape, the valid one where several have as many GPUs."""
+    """Return the column of a shape, the valid one where several have as many GPUs."""
     columns = found.configurations
     same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
     at = np.flatnonzero(same & found.valid[row])

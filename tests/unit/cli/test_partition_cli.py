@@ -75,12 +75,32 @@ def test_an_approximation_says_so(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--machines", "0", "--bandwidth", "1e9"), 2, '--machines: "0" is no number above 0'),
-        (("--machines", "4,", "--bandwidth", "1e9"), 2, '--machines: "" is no number above 0'),
-        (("--machines", "2.5", "--bandwidth", "1e9"), 2, '--machines: "2.5" is no number above 0'),
+        (
+            ("--machines", "0", "--bandwidth", "1e9"),
+            2,
+            '--machines: "0" is invalid: expected a whole number above 0',
+        ),
+        (
+            ("--machines", "4,", "--bandwidth", "1e9"),
+            2,
+            '--machines: "" is invalid: expected a whole number above 0',
+        ),
+        (
+            ("--machines", "2.5", "--bandwidth", "1e9"),
+            2,
+            '--machines: "2.5" is invalid: expected a whole number above 0',
+        ),
         (("--machines", "9999", "--bandwidth", "1e9"), 2, "9999 machines on a level: give 1-256"),
-        (("--machines", "4", "--bandwidth", "-1"), 2, '--bandwidth: "-1" is no number above 0'),
-        (("--machines", "4", "--bandwidth", "nan"), 2, '--bandwidth: "nan" is no number above 0'),
+        (
+            ("--machines", "4", "--bandwidth", "-1"),
+            2,
+            '--bandwidth: "-1" is invalid: expected a number above 0',
+        ),
+        (
+            ("--machines", "4", "--bandwidth", "nan"),
+            2,
+            '--bandwidth: "nan" is invalid: expected a number above 0',
+        ),
         (
             ("--machines", "4,4", "--bandwidth", "1e9"),
             2,
@@ -89,9 +109,9 @@ def test_an_approximation_says_so(run, tmp_path):
         (
             ("--machines", "4", "--bandwidth", "1e9", "--memory", "lots"),
             2,
-            '--memory: "lots" is no number above 0',
+            '--memory: "lots" is invalid: expected a number above 0',
         ),
-        (("--machines", "4", "--bandwidth", "1", "--states", "0"), 2, '--states: "0" is no number'),
+        (("--machines", "4", "--bandwidth", "1", "--states", "0"), 2, '--states: "0" is invalid'),
         (("--machines", "4"), 2, "Missing option '--bandwidth'"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_silent_controller_is_said_once_and_its_return_too(
         time.sleep(0.01)
     running.stop(final_report_s=5)
     said += capfd.readouterr().err
-    assert said.count("Connection refused; the job goes on without it") == 1
+    assert said.count("Connection refused; the job continues without it") == 1
     assert said.count("answers again") == 1
 
 
@@ -162,7 +162,7 @@ def test_a_refusal_is_said_once(
     running.start()
     time.sleep(0.3)
     running.stop(final_report_s=0)
-    assert capfd.readouterr().err.count("ctl:1 refuses: job 7 is not elastic") == 1
+    assert capfd.readouterr().err.count("ctl:1 rejects the report: job 7 is not elastic") == 1
 
 
 def test_a_controller_that_does_not_know_the_job_yet_is_no_news(

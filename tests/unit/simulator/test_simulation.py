@@ -7,29 +7,30 @@ import math
 
 import pytest
 
-from benchmarks.trainings import training
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import JobClass, Learned
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.goodput import GoodputModel
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import results, simulation
+from slurm_elastic.simulator.applications import describe, whole_nodes
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulation import SimulationError
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads import cluster_text
-from slurm_elastic.simulator.workloads.applications import describe, whole_nodes
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
+from tests.support.synthetic_applications import synthetic_application
 
 CLUSTER = "t4:2x4,a100:1x8"
-PROFILES = {"net": training("net", seconds=600.0, restart_s=20.0)}
+PROFILES = {"net": synthetic_application("net", seconds=600.0, restart_s=20.0)}
 
 
 class Scripted:
-    """A decisive policy that gives each job what a table says from a time on."""
+    """Gives each job what a table says from a time on."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self, **script):
         self.script = script
@@ -273,12 +274,12 @@ def test_a_copy_goes_its_own_way():
     assert len(found.observations) < len(ahead.observations)
 
 
-# --- policies that are not decisive -----------------------------------------------------------
+# --- policies whose proposals placement judges -------------------------------------------------
 
 
 def test_the_sites_rules_bind_other_policies():
     class Hesitant(Scripted):
-        decisive = False
+        capabilities = Capabilities()
 
     script = {"net-0": [(0, "t4", 1), (120, "t4", 4)]}
     config = Config(resize=ResizeSettings(min_interval_s=200.0))

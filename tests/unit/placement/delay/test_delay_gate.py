@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ControllerSettings,
@@ -16,7 +15,9 @@ from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import tenants
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 #: Far places cost half the speed, as stated; a measurement may say otherwise.
 STATED = SpeedupSettings(loss_across_nodes=0.5)
@@ -122,9 +123,9 @@ def test_giving_up_gpus_and_moving_are_not_its_business():
 
 
 @pytest.mark.parametrize("mode", ["near", "delay"])
-def test_a_decisive_policy_gets_whole_nodes_of_one_rack(mode):
+def test_binding_proposals_get_whole_nodes_of_one_rack(mode):
     class Told:
-        decisive = True
+        capabilities = Capabilities(binding_proposals=True)
 
         def decide(self, question, state):
             eight = Alternative(gpu_type="a100", gpus=8, value=1.0)

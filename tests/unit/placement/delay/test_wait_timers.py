@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
@@ -18,7 +17,9 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers, demand
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 LEASE = 100.0
 
@@ -97,8 +98,8 @@ def test_timers_that_cannot_be_are_one_line(text):
     with pytest.raises(ConfigError) as error:
         parse(f'[placement]\ntimers = "{text}"')
     assert str(error.value) == (
-        f'elastic.toml:2: timers "{text}" cannot be; write own, fixed, auto, nowait, full, or'
-        " NODE,RACK in leases with NODE not above RACK, e.g. 12,24"
+        f"elastic.toml:2: timers = '{text}' is invalid: expected own, fixed, auto, nowait, full, or"
+        " NODE,RACK in leases with NODE <= RACK: 12,24"
     )
 
 
@@ -164,7 +165,7 @@ def test_nobody_who_never_waits_leaves_a_trace():
 class Told:
     """Wants eight GPUs for job 1, else as many as there are for the others, in their order."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self):
         self.asked = []
@@ -237,7 +238,7 @@ def spread(**record):
 
 
 @BOTH
-def test_a_decisive_policys_job_comes_together_when_that_pays(at_once):
+def test_under_binding_proposals_a_job_comes_together_when_that_pays(at_once):
     _, plan, _ = told(spread(), {}, at_once=at_once)
     (decision,) = plan.changes
     assert decision.action is Action.MOVE
@@ -273,7 +274,7 @@ def test_its_remaining_time_counts_and_not_only_the_payback_window():
         assert bool(plan.changes) == moves
 
 
-def test_plain_placement_leaves_a_decisive_policys_jobs_where_they_are():
+def test_plain_placement_leaves_jobs_under_binding_proposals_where_they_are():
     config = dataclasses.replace(settings(), placement=PlacementSettings())
     c = spread()
     plan, state = decide_round(

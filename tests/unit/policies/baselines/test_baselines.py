@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node
 from slurm_elastic.config.schema import Config, LasSettings
 from slurm_elastic.core.application import Application, JobClass, Learned, TypeProfile
 from slurm_elastic.core.plan import Measurement
@@ -19,6 +18,7 @@ from slurm_elastic.policies.baselines.rigid import requests
 from slurm_elastic.policies.baselines.srtf import ShortestRemaining
 from slurm_elastic.policies.baselines.static import Static
 from slurm_elastic.policies.policy_protocol import Question
+from tests.support.synthetic_clusters import NOW, Cluster, node
 
 EVERY = (Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel)
 
@@ -91,13 +91,13 @@ WAITS = ("", 0)
 
 
 @pytest.mark.parametrize("policy", EVERY)
-def test_each_is_installed_and_decisive(policy):
+def test_each_is_installed_and_its_proposals_are_binding(policy):
     names = {Fifo: "fifo", Static: "static", LeastAttainedService: "las"}
     names |= {ShortestRemaining: "srtf", Gavel: "gavel"}
     controller = dataclasses.replace(Config().controller, policy=names[policy])
     loaded = policy_protocol.load(Config(controller=controller))
     assert type(loaded) is policy
-    assert loaded.decisive
+    assert loaded.capabilities.binding_proposals
 
 
 @pytest.mark.parametrize("policy", EVERY)

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
@@ -17,11 +16,14 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.cluster import Limit
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Alternative, Proposal
+from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.dally.dally import Dally
 from slurm_elastic.policies.dally.job_state import GangStates
 from slurm_elastic.policies.dally.shrink_selection import ShrinkCandidate, collect
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import NOW, Cluster, node, racks
 
 BOTH = pytest.mark.parametrize("at_once", [False, True])
 
@@ -319,7 +321,7 @@ def test_a_limit_refuses_and_nobody_is_preempted_for_it():
 class Told:
     """Proposes finished places."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self, *places):
         self.places = places
@@ -380,7 +382,7 @@ def test_who_gives_keeps_an_even_share():
     decide(c, settings, policy=Spy(settings))
     (question,) = seen
     job = question.snapshot.job[1]
-    (bidder,) = GangStates(question, {}, question.later.frame).bidders(settings)
+    (bidder,) = GangStates(question, {}, NodeArrays(question.snapshot)).bidders(settings)
     giver = ShrinkCandidate(bidder, job.allocation, {"g1": 4, "g2": 4})
     ((who, left),) = collect([giver], {"g2": 1}, 4)
     assert who is giver
