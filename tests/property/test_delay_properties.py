@@ -7,7 +7,6 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ControllerSettings,
@@ -24,6 +23,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 TIMERS = st.sampled_from(["own", "fixed", "auto", "nowait", "full", "2,5"])
 

@@ -2,16 +2,16 @@
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import given, reproduce_failure
 from hypothesis import strategies as st
-from test_round_properties import clusters
 
-from benchmarks.clusters import NOW
 from slurm_elastic.config.schema import Config, ControllerSettings, LimitSettings, ResizeSettings
 from slurm_elastic.core.plan import Action
 from slurm_elastic.placement import site_limits
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
+from tests.support.cluster_strategies import clusters
+from tests.support.synthetic_clusters import NOW
 
 EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 POLICIES = ("fair", "las", "dally")
@@ -36,6 +36,8 @@ def decide(cluster, limits, policy="fair", queue="controller", resized=None):
 @given(
     clusters(transitions=False), SHARES, SHARES, st.sampled_from(POLICIES)
 )  # fmt: skip
+@reproduce_failure('6.170.15', b'AEEIQQJBAEEBQQFBAA==')
+@reproduce_failure('6.170.15', b'AEEIQQJBAEEBQQFBAA==')
 def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
     limits = LimitSettings(share=share, user_share=user_share)
     plan = decide(cluster, limits, policy)

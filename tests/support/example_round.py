@@ -1,4 +1,4 @@
-"""The cluster of UX.md: 24 GPUs in two racks, three elastic jobs and one that waits."""
+"""Example round: 24 GPUs in two racks, three elastic jobs and one job that waits."""
 
 import calendar
 from dataclasses import replace

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node, racks
 from benchmarks.round import measure
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.cluster import Allocation, JobState, Partition
 from slurm_elastic.core.plan import Action, Measurement
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import NOW, Cluster, node, racks
 
 CONTROLLER = Config(controller=ControllerSettings(queue="controller"))
 
@@ -559,7 +559,7 @@ def test_no_resizes_at_all_with_a_budget_of_none():
 @pytest.mark.parametrize(
     "module",
     [
-        "benchmarks.clusters",
+        "tests.support.synthetic_clusters",
         "slurm_elastic.models.speedup",
         "slurm_elastic.placement.best_fit",
         "slurm_elastic.topology",

@@ -134,7 +134,7 @@ def test_scontrol_is_not_run_with_a_word_of_control_characters(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was run"))
     job = SimpleNamespace(display_id="7")
     for value in ("a\nb", "a\0b", "\x1b[31m", "a\udc80"):
-        with pytest.raises(ScontrolError, match="is no word for it") as refusal:
+        with pytest.raises(ScontrolError, match="expected printable characters") as refusal:
             Scontrol().update(job, {"ReservationName": value})
         assert str(refusal.value).isprintable()
 

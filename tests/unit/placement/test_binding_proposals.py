@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.clusters import Cluster, node
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node
 
 CONTROLLER = Config(
     controller=ControllerSettings(queue="controller"), resize=ResizeSettings(min_interval_s=0.0)

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
@@ -16,6 +15,7 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.plan import Action
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import NOW, Cluster, node
 
 EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 

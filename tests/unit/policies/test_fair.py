@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from benchmarks.clusters import Cluster, busy, node
 from slurm_elastic.config.schema import Config, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.cluster import Limit
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Question
+from tests.support.synthetic_clusters import Cluster, busy, node
 
 CALM = Config(resize=ResizeSettings(restart_s=0.0, min_gain=0.0))
 

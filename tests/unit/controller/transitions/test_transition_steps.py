@@ -19,7 +19,7 @@ class Stage:
 
     def __init__(self, t, *others, down=()):
         self.scontrol, self.log, self.t, self.others = FakeScontrol(), Log(), t, others
-        self.moves = TransitionSteps(self.scontrol, self.log)
+        self.steps = TransitionSteps(self.scontrol, self.log)
         self.opened, self.down, self.beside = [], frozenset(down), ()
 
     def advance(self, seen, admitted=(1,)):
@@ -35,7 +35,7 @@ class Stage:
             per_node={"gpu": {"a100": 4}},
             lease_s=300,
         )
-        self.moves.advance(self.t, site.job(self.t), site, self.enter)
+        self.steps.advance(self.t, site.job(self.t), site, self.enter)
         return self.t.state
 
     def enter(self, t, state):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ControllerSettings,
@@ -18,6 +17,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 #: Far places cost half the speed, as stated; a measurement may say otherwise.
 STATED = SpeedupSettings(loss_across_nodes=0.5)

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
@@ -20,6 +19,7 @@ from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers, de
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 LEASE = 100.0
 

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node
 from slurm_elastic.config.schema import Config, LasSettings
 from slurm_elastic.core.application import Application, JobClass, Learned, TypeProfile
 from slurm_elastic.core.plan import Measurement
@@ -19,6 +18,7 @@ from slurm_elastic.policies.baselines.rigid import requests
 from slurm_elastic.policies.baselines.srtf import ShortestRemaining
 from slurm_elastic.policies.baselines.static import Static
 from slurm_elastic.policies.policy_protocol import Question
+from tests.support.synthetic_clusters import NOW, Cluster, node
 
 EVERY = (Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel)
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
@@ -24,6 +23,7 @@ from slurm_elastic.policies.dally.job_state import GangStates
 from slurm_elastic.policies.dally.shrink_selection import ShrinkCandidate, collect
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import NOW, Cluster, node, racks
 
 BOTH = pytest.mark.parametrize("at_once", [False, True])
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks import elastic_batch as bench
-from benchmarks.clusters import Cluster, node
 from slurm_elastic.cli import main
 from slurm_elastic.config import schema as configs
 from slurm_elastic.config.schema import (
@@ -35,6 +34,7 @@ from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as P
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRows, drawn
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="elastic_batch")
 

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from benchmarks.clusters import Cluster, node
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import (
     Application,
@@ -22,6 +21,7 @@ from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node
 
 CONFIG = Config(
     controller=ControllerSettings(queue="controller", mode="act", policy="icefrog"),

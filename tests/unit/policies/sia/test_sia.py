@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.config.schema import SiaSettings as Settings
 from slurm_elastic.core.application import (
@@ -26,6 +25,7 @@ from slurm_elastic.policies.sia import sia, sia_configurations
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.policies.sia.sia_configurations import configurations, node_counts, shapes
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import NOW, Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="sia")
 PLAIN = Config(

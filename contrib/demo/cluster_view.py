@@ -1,24 +1,25 @@
-"""What can be seen of the cluster at one instant: squeue, and the ends of the jobs' own logs.
+"""State of the cluster at one instant: squeue, and the last lines of the jobs' own logs.
 
-`WATCH` is the script that prints it once a second, `parse` reads one of its
-frames. Nothing here comes from the controller.
+`WATCH_SCRIPT` prints it once a second, `parse` reads one of its frames. Nothing here comes from the
+controller.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from contrib.demo.cluster import STAGE
+from contrib.demo.demo_cluster import SHARED_DIR
 from slurm_elastic.core.nodelist import expand
 
-#: Ends every frame.
+#: Line that ends every frame.
 END = "#end"
-WATCH = f"""\
-cd {STAGE}
+WATCH_SCRIPT = f"""\
+cd {SHARED_DIR}
 while :; do
   echo "#time $EPOCHREALTIME"
   echo '#jobs'; squeue --json --states=all
@@ -30,23 +31,23 @@ while :; do
   sleep 1
 done
 """
-#: Slurm's states that mean the same to an onlooker.
+#: Slurm's states that are shown as another one.
 _STATES = {"COMPLETING": "ENDING", "CONFIGURING": "RUNNING", "STAGE_OUT": "ENDING"}
 _GRES = re.compile(r"^gpu:(?:([^:(]+):)?\d+\(IDX:([\d,-]*)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One job as it was seen.
+class VisibleJob:
+    """One job at one instant.
 
     Attributes:
-        state: PENDING, RUNNING, ENDING, or the final one.
-        run: how often Slurm has restarted it.
+        state: PENDING, RUNNING, ENDING, or the final state.
+        run: number of restarts by Slurm.
         gpus: indices of its GPUs, by node.
-        wants: its directive, "" for a rigid job.
-        reason: why it waits, as Slurm says.
+        directive: its directive, "" for a rigid job.
+        reason: Slurm's reason why it waits.
         step: optimisation steps done.
-        base: of those, before the present run.
+        base: steps done before the present run.
         since: epoch seconds since when it has been in this state of this run.
     """
 
@@ -57,46 +58,46 @@ class Seen:
     run: int = 0
     gpu_type: str = ""
     gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    wants: str = ""
+    directive: str = ""
     reason: str = ""
     step: int = 0
     base: int = 0
     since: float = 0.0
 
     @property
-    def count(self) -> int:
-        """GPUs it holds."""
+    def gpu_count(self) -> int:
+        """Number of its GPUs."""
         return sum(len(indices) for indices in self.gpus.values())
 
     @property
-    def stepped(self) -> int:
+    def steps_in_run(self) -> int:
         """Steps done in the present run."""
         return self.step - self.base
 
     @property
-    def over(self) -> bool:
-        """Whether it will never run again."""
+    def ended(self) -> bool:
+        """Whether it will not run again."""
         return self.state not in ("PENDING", "RUNNING", "ENDING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """Everything seen at one instant; `saves` are (job, epoch seconds) of complete checkpoints."""
+class ClusterView:
+    """State of the cluster; `saves` are (job, epoch seconds) of complete checkpoints."""
 
     time: float = 0.0
-    jobs: Mapping[str, Seen] = field(default_factory=dict)
+    jobs: Mapping[str, VisibleJob] = field(default_factory=dict)
     saves: frozenset[tuple[str, float]] = frozenset()
 
 
-def parse(frame: str, before: View) -> View | None:
-    """One frame of WATCH.
+def parse(frame: str, last_view: ClusterView) -> ClusterView | None:
+    """Parse one frame of WATCH_SCRIPT.
 
     Args:
         frame: its lines, without END.
-        before: the view before it, for what has changed since when.
+        last_view: the view before it, from which `base` and `since` continue.
 
     Returns:
-        None when squeue gave no answer this time.
+        None if squeue gave no answer.
     """
     parts = dict(_sections(frame))
     try:
@@ -107,30 +108,29 @@ def parse(frame: str, before: View) -> View | None:
     steps = dict(_steps(parts.get("steps", "")))
     jobs = {}
     for entry in listed:
-        seen = _job(entry, steps)
-        old = before.jobs.get(seen.name)
-        jobs[seen.name] = _placed_in_time(seen, old, time)
-    return View(time=time, jobs=jobs, saves=before.saves | frozenset(_saves(parts)))
+        job = _job(entry, steps)
+        jobs[job.name] = _with_history(job, last_view.jobs.get(job.name), time)
+    return ClusterView(time=time, jobs=jobs, saves=last_view.saves | frozenset(_saves(parts)))
 
 
 def _sections(frame: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    sections: list[tuple[str, str]] = []
     for part in re.split(r"^#", frame, flags=re.MULTILINE)[1:]:
         head, _, body = part.partition("\n")
         name, _, value = head.partition(" ")
-        found.append((name, value or body))
-    return found
+        sections.append((name, value or body))
+    return sections
 
 
 def _steps(text: str) -> list[tuple[str, int]]:
-    found = []
+    steps = []
     for line in text.splitlines():
         path, _, last = line.partition(" ")
         try:
-            found.append((path.split("/")[0], int(json.loads(last)["step"])))
+            steps.append((path.split("/")[0], int(json.loads(last)["step"])))
         except (ValueError, KeyError, TypeError):
-            continue  # caught while it was being written
-    return found
+            continue  # the job is writing this line
+    return steps
 
 
 def _saves(parts: Mapping[str, str]) -> list[tuple[str, float]]:
@@ -138,11 +138,11 @@ def _saves(parts: Mapping[str, str]) -> list[tuple[str, float]]:
     return [(path.split("/")[0], float(time)) for path, time in rows]
 
 
-def _job(entry: Mapping[str, Any], steps: Mapping[str, int]) -> Seen:
+def _job(entry: Mapping[str, Any], steps: Mapping[str, int]) -> VisibleJob:
     words = [str(word) for word in entry["job_state"]]
     state = next((_STATES[w] for w in words if w in _STATES), words[0])
     gpu_type, gpus = _gpus(entry) if state == "RUNNING" else ("", {})
-    return Seen(
+    return VisibleJob(
         job_id=int(entry["job_id"]),
         name=str(entry["name"]),
         user=str(entry["user_name"]),
@@ -150,14 +150,14 @@ def _job(entry: Mapping[str, Any], steps: Mapping[str, int]) -> Seen:
         run=int(entry["restart_cnt"]),
         gpu_type=gpu_type,
         gpus=gpus,
-        wants=_directive(str(entry.get("admin_comment", ""))),
+        directive=_directive(str(entry.get("admin_comment", ""))),
         reason=str(entry.get("state_reason", "")),
         step=steps.get(str(entry["name"]), 0),
     )
 
 
 def _gpus(entry: Mapping[str, Any]) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Type and indices by node; Slurm lists them in the order of the nodes."""
+    """Return GPU type and indices by node; Slurm lists them in the order of the nodes."""
     gpu_type, gpus = "", {}
     for node, text in zip(expand(str(entry["nodes"])), entry["gres_detail"], strict=False):
         match = _GRES.match(str(text))
@@ -174,14 +174,11 @@ def _directive(admin_comment: str) -> str:
         return ""
 
 
-def _placed_in_time(seen: Seen, old: Seen | None, time: float) -> Seen:
+def _with_history(job: VisibleJob, old: VisibleJob | None, time: float) -> VisibleJob:
     base, since = 0, time
-    step = max(seen.step, old.step if old else 0)
+    step = max(job.step, old.step if old else 0)
     if old:
-        same = old.run == seen.run
-        base = old.base if same else step
-        since = old.since if same and old.state == seen.state else time
-    return Seen(
-        **{name: getattr(seen, name) for name in Seen.__slots__}
-        | {"step": step, "base": base, "since": since}
-    )
+        same_run = old.run == job.run
+        base = old.base if same_run else step
+        since = old.since if same_run and old.state == job.state else time
+    return dataclasses.replace(job, step=step, base=base, since=since)

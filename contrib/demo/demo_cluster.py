@@ -1,4 +1,4 @@
-"""The container cluster as the demo uses it, through `contrib/cluster/cluster`."""
+"""The demo's container cluster, through `contrib/cluster/cluster`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from contrib.demo.errors import DemoError
-
 ROOT = Path(__file__).resolve().parents[2]
-#: Where the image keeps the project's tree.
+#: The project's tree in the image.
 PROJECT = "/opt/src/slurm-elastic"
-#: Where the jobs of both users write.
-STAGE = "/shared/scratch/demo"
+#: Folder in which the jobs of both users write.
+SHARED_DIR = "/shared/scratch/demo"
 _COMMAND = ROOT / "contrib" / "cluster" / "cluster"
 _TIMEOUT_S = 120.0
 
 
-class Cluster:
-    """One cluster, by name.
+class DemoError(Exception):
+    """Failure that ends the demo with one line.
+
+    Attributes:
+        code: exit code. An empty message: the line has been printed already.
+    """
+
+    def __init__(self, message: str = "", code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DemoCluster:
+    """One container cluster.
 
     Args:
         name: as in `cluster --name`.
@@ -32,24 +42,24 @@ class Cluster:
         self._command = [str(_COMMAND), "--name", name]
 
     def is_up(self) -> bool:
-        """Whether any of it runs."""
+        """Return whether any of its containers runs."""
         done = subprocess.run([*self._command, "status"], capture_output=True, check=False)
         return done.returncode == 0
 
     def up(self) -> None:
-        """Build what changed and start; its progress goes to stderr."""
-        self._visible("up")
+        """Build what has changed, and start; progress goes to stderr."""
+        self._run_visibly("up")
 
     def down(self) -> None:
         """Remove it; the image stays."""
-        self._visible("down")
+        self._run_visibly("down")
 
     def start_controller(self) -> None:
-        """Start selasticd with the configuration that lies in ctld."""
-        self._quiet("controller", "start")
+        """Start selasticd with the configuration file in ctld."""
+        self._run_quietly("controller", "start")
 
     def run(self, script: str, *, user: str = "root", stdin: str | bytes = b"") -> str:
-        """Run a bash script on ctld; what it prints.
+        """Run a bash script on ctld and return its output.
 
         Raises:
             DemoError: it failed.
@@ -57,13 +67,13 @@ class Cluster:
         data = stdin.encode() if isinstance(stdin, str) else stdin
         done = self._exec(script, user, data)
         if done.returncode:
-            said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-            why = said[-1] if said else "no message"
-            raise DemoError(f"`{_first(script)} …` failed on the cluster: {why}")
+            output = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+            why = output[-1] if output else "no message"
+            raise DemoError(f"`{_first_word(script)} …` failed on the cluster: {why}")
         return done.stdout.decode(errors="replace")
 
     def stream(self, script: str) -> subprocess.Popen[bytes]:
-        """A script on ctld whose output is read while it runs; it ends when it cannot write."""
+        """Start a script on ctld whose output is read while it runs."""
         return subprocess.Popen(
             [*self._command, "exec", "--", "bash", "-c", script],
             stdin=subprocess.DEVNULL,
@@ -73,9 +83,9 @@ class Cluster:
         )
 
     def fetch(self, target: Path, names: Sequence[str]) -> None:
-        """Copy these directories and files below STAGE into a directory here."""
+        """Copy folders and files below SHARED_DIR into a local folder."""
         archive = self._exec(
-            f"cd {STAGE} && tar -cf - --ignore-failed-read {' '.join(names)}", "root", b""
+            f"cd {SHARED_DIR} && tar -cf - --ignore-failed-read {' '.join(names)}", "root", b""
         ).stdout
         with tempfile.TemporaryFile() as file:
             file.write(archive)
@@ -89,26 +99,26 @@ class Cluster:
                 words, input=data, capture_output=True, timeout=_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            what = f"`{_first(script)} …` did not answer within {_TIMEOUT_S:.0f} s"
-            raise DemoError(what) from None
+            problem = f"`{_first_word(script)} …` did not answer within {_TIMEOUT_S:.0f} s"
+            raise DemoError(problem) from None
 
-    def _visible(self, *words: str) -> None:
-        """A verb whose own progress and error line people see."""
+    def _run_visibly(self, *words: str) -> None:
+        """Run a verb whose progress and error line are shown."""
         done = subprocess.run(
             [*self._command, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
         )
         if done.returncode:
             raise DemoError(code=done.returncode)
 
-    def _quiet(self, *words: str) -> None:
+    def _run_quietly(self, *words: str) -> None:
         done = subprocess.run([*self._command, *words], capture_output=True, check=False)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise DemoError(lines[-1] if lines else f"`cluster {words[0]}` failed")
 
 
-def _first(script: str) -> str:
-    """The command that a script begins with."""
+def _first_word(script: str) -> str:
+    """Return the first word of a script."""
     return script.split(maxsplit=1)[0]
 
 
@@ -117,4 +127,4 @@ def _unpack(file: IO[bytes], target: Path) -> None:
         with tarfile.open(fileobj=file) as archive:
             archive.extractall(target, filter="data")
     except tarfile.TarError as error:
-        raise DemoError(f"what the jobs wrote could not be fetched: {error}") from None
+        raise DemoError(f"the files of the jobs could not be fetched: {error}") from None

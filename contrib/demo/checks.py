@@ -1,7 +1,6 @@
-"""The verdict: what sacct and the jobs' own logs prove. Pure.
+"""Checks of a run of the demo against sacct and the jobs' own logs. Pure.
 
-Nothing that the controller says of itself is looked at. Each check gives the
-faults it found, none if it holds, and in a few words what it saw.
+Nothing that the controller reports is used.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from contrib.demo.accounting import Attempt, Change
-from contrib.demo.logs import Log
+from contrib.demo.sacct import Attempt, Change
+from contrib.demo.training_logs import TrainingLog
 
 TOLERANCE = 1e-4
 _TITLES = {
@@ -26,59 +25,72 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that has to hold."""
+    """Result of one check.
+
+    Attributes:
+        name: condition that has to hold.
+        faults: what contradicts it; () if it holds.
+        details: what was found, in a few words.
+    """
 
     name: str
     faults: tuple[str, ...] = ()
-    saw: str = ""
+    details: str = ""
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether the condition holds."""
         return not self.faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that the verdict looks at.
+    """Everything that the checks use.
 
     Attributes:
-        elastic, rigid: names of the jobs that were to be submitted.
-        attempts: from sacct, by job.
-        changes: between them.
-        logs: of the elastic jobs.
+        elastic, rigid: names of the jobs of the scenario.
+        attempts: attempts of each job, from sacct.
+        changes: changes between attempts.
+        logs: logs of the elastic jobs.
         references: logs of the same trainings in one process, uninterrupted.
-        library: names of the elastic jobs that use the library.
-        wants: kinds of change that the scene was made for.
+        library: names of the elastic jobs that use the training library.
+        expected_changes: kinds of change that the scenario must show.
     """
 
     elastic: tuple[str, ...]
     rigid: tuple[str, ...]
     attempts: Mapping[str, Sequence[Attempt]]
     changes: Sequence[Change]
-    logs: Mapping[str, Log] = field(default_factory=dict)
-    references: Mapping[str, Log] = field(default_factory=dict)
+    logs: Mapping[str, TrainingLog] = field(default_factory=dict)
+    references: Mapping[str, TrainingLog] = field(default_factory=dict)
     library: tuple[str, ...] = ()
-    wants: tuple[str, ...] = ()
+    expected_changes: tuple[str, ...] = ()
 
 
-def judge(evidence: Evidence) -> tuple[Check, ...]:
-    """All checks, in the order in which people read them."""
+def evaluate(evidence: Evidence) -> tuple[Check, ...]:
+    """Return all checks, in the order in which they are shown."""
     return (
-        completed(evidence),
-        *(happened(evidence.changes, kind) for kind in evidence.wants),
-        *(every_sample_once(name, evidence.logs.get(name, Log())) for name in evidence.library),
+        all_completed(evidence),
+        *(change_occurred(evidence.changes, kind) for kind in evidence.expected_changes),
         *(
-            same_losses(name, evidence.logs.get(name, Log()), evidence.references.get(name, Log()))
+            every_sample_once(name, evidence.logs.get(name, TrainingLog()))
+            for name in evidence.library
+        ),
+        *(
+            same_losses(
+                name,
+                evidence.logs.get(name, TrainingLog()),
+                evidence.references.get(name, TrainingLog()),
+            )
             for name in evidence.elastic
         ),
-        as_allocated(evidence),
-        undisturbed(evidence),
+        ranks_match_gpus(evidence),
+        rigid_jobs_undisturbed(evidence),
     )
 
 
-def completed(evidence: Evidence) -> Check:
-    """Every job that was to be submitted ended well, by itself."""
+def all_completed(evidence: Evidence) -> Check:
+    """Check that every job of the scenario completed."""
     names = (*evidence.elastic, *evidence.rigid)
     faults = []
     for name in names:
@@ -89,36 +101,36 @@ def completed(evidence: Evidence) -> Check:
         last = attempts[-1]
         if last.state != "COMPLETED" or last.exit_code != "0:0":
             faults.append(f"{name} ended {last.state} with exit code {last.exit_code}")
-        odd = {a.state for a in attempts[:-1]} - {"REQUEUED"}
-        faults += [f"a run of {name} ended {state}" for state in sorted(odd)]
+        states = {a.state for a in attempts[:-1]} - {"REQUEUED"}
+        faults += [f"a run of {name} ended {state}" for state in sorted(states)]
     return Check(
         name="all jobs completed",
         faults=tuple(faults),
-        saw=f"{len(evidence.elastic)} elastic, {len(evidence.rigid)} rigid",
+        details=f"{len(evidence.elastic)} elastic, {len(evidence.rigid)} rigid",
     )
 
 
-def happened(changes: Sequence[Change], kind: str) -> Check:
-    """At least one change of this kind."""
-    found = [c for c in changes if c.kind == kind]
+def change_occurred(changes: Sequence[Change], kind: str) -> Check:
+    """Check that at least one change of this kind occurred."""
+    matching = [c for c in changes if c.kind == kind]
     return Check(
         name=_TITLES[kind],
-        faults=() if found else ("sacct shows none",),
-        saw=", ".join(_change(c) for c in found),
+        faults=() if matching else ("sacct shows none",),
+        details=", ".join(_change(c) for c in matching),
     )
 
 
-def every_sample_once(name: str, log: Log) -> Check:
-    """A job of the library trained on every sample once per epoch and computed no step twice."""
+def every_sample_once(name: str, log: TrainingLog) -> Check:
+    """Check that a job trained on every sample once per epoch and computed no step twice."""
     return Check(
         name=f"{name}: every sample exactly once per epoch, no step twice",
         faults=log.faults if log.losses or log.faults else ("it wrote no log",),
-        saw=f"{len(log.losses)} steps",
+        details=f"{len(log.losses)} steps",
     )
 
 
-def same_losses(name: str, log: Log, reference: Log) -> Check:
-    """The loss of every step equals that of the uninterrupted training."""
+def same_losses(name: str, log: TrainingLog, reference: TrainingLog) -> Check:
+    """Check that the loss of every step equals that of the uninterrupted training."""
     title = f"{name}: losses equal an uninterrupted run's"
     if not reference.losses:
         return Check(name=title, faults=("the uninterrupted run wrote none",))
@@ -130,16 +142,16 @@ def same_losses(name: str, log: Log, reference: Log) -> Check:
     worst = float(np.max([abs(log.losses[s] - reference.losses[s]) for s in both], initial=0.0))
     if math.isnan(worst) or worst > TOLERANCE:
         faults.append(f"they differ by up to {worst:.1e}, more than {TOLERANCE:g}")
-    return Check(name=title, faults=tuple(faults), saw=f"largest difference {worst:.1e}")
+    return Check(name=title, faults=tuple(faults), details=f"largest difference {worst:.1e}")
 
 
-def as_allocated(evidence: Evidence) -> Check:
-    """Each run trained with one rank for each GPU that sacct shows for it."""
+def ranks_match_gpus(evidence: Evidence) -> Check:
+    """Check that each run trained with one rank for each GPU that sacct shows for it."""
     faults = []
     runs = 0
     for name in evidence.library:
         attempts = [a for a in evidence.attempts.get(name, ()) if a.ran]
-        for run, worlds in evidence.logs.get(name, Log()).worlds.items():
+        for run, worlds in evidence.logs.get(name, TrainingLog()).worlds.items():
             runs += 1
             had = attempts[run].gpus if run < len(attempts) else 0
             if worlds != {had}:
@@ -148,12 +160,12 @@ def as_allocated(evidence: Evidence) -> Check:
     return Check(
         name="logs and sacct agree on the GPUs of each run",
         faults=tuple(faults) if runs else ("no run wrote a step",),
-        saw=f"{runs} runs",
+        details=f"{runs} runs",
     )
 
 
-def undisturbed(evidence: Evidence) -> Check:
-    """Rigid jobs ran once, from their start to their end."""
+def rigid_jobs_undisturbed(evidence: Evidence) -> Check:
+    """Check that rigid jobs ran once, from start to end."""
     faults = []
     for name in evidence.rigid:
         attempts = evidence.attempts.get(name, ())
@@ -162,24 +174,24 @@ def undisturbed(evidence: Evidence) -> Check:
         if any(a.suspended for a in attempts):
             faults.append(f"{name} was suspended")
     return Check(
-        name="rigid jobs ran exactly once, undisturbed",
+        name="rigid jobs ran exactly once, rigid_jobs_undisturbed",
         faults=tuple(faults),
-        saw=f"{len(evidence.rigid)} jobs",
+        details=f"{len(evidence.rigid)} jobs",
     )
 
 
 def _change(change: Change) -> str:
-    """`gpt 8 → 4`."""
+    """Return a change in a few words, as `gpt 8 → 4`."""
     before, after = change.before, change.after
     if change.kind == "preempt":
-        return f"{change.name} waited {change.waited_s:.0f} s while {change.meanwhile} ran"
+        return f"{change.name} waited {change.waited_s:.0f} s while {change.preempted_by} ran"
     if change.kind == "move":
         return f"{change.name} {','.join(before.nodes)} → {','.join(after.nodes)}"
     return f"{change.name} {before.gpus} → {after.gpus}"
 
 
 def summary(evidence: Evidence) -> list[str]:
-    """What each job went through, one line each."""
+    """Return one line per job with the shapes of its runs."""
     lines = []
     for name in (*evidence.elastic, *evidence.rigid):
         runs = [a for a in evidence.attempts.get(name, ()) if a.ran]

@@ -1,6 +1,6 @@
-"""Keeps the present view of the cluster, in the background, and the controller's stated reasons.
+"""Background threads that keep the present view of the cluster and the controller's decisions.
 
-The reasons are shown to the audience and play no part in the verdict.
+The decisions are displayed only; the checks do not use them.
 """
 
 from __future__ import annotations
@@ -14,35 +14,34 @@ import subprocess
 import threading
 from collections.abc import Mapping
 
-from contrib.demo.cluster import Cluster
-from contrib.demo.errors import DemoError
-from contrib.demo.view import END, WATCH, View, parse
+from contrib.demo.cluster_view import END, WATCH_SCRIPT, ClusterView, parse
+from contrib.demo.demo_cluster import DemoCluster, DemoError
 
 _LOG = "/var/log/selastic/selasticd.log"
 _REASONS = f"tail -n 0 -F {_LOG} 2>/dev/null | grep --line-buffered ' Action=.* Reason='"
 _DECIDED = re.compile(r"JobId=(\S+) Action=(\w+) From=(\d+) To=(.+?) Reason=(.+)$")
-#: After so long without a view something is wrong with the cluster.
-_BLIND_S = 60.0
+#: Longest time without a view.
+_TIMEOUT_S = 60.0
 
 
-class Watch:
-    """Eyes on one cluster, from `with` to its end.
+class ClusterWatch:
+    """Observation of one cluster, as a context.
 
     Attributes:
-        view: the newest.
-        placements: the last GPUs seen of each run, by (job, run), then by node.
+        view: newest view.
+        placements: last observed GPUs of each run, by (job, run), then by node.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.view = View()
+    def __init__(self, cluster: DemoCluster) -> None:
+        self.view = ClusterView()
         self.placements: dict[tuple[str, int], Mapping[str, tuple[int, ...]]] = {}
         self._cluster = cluster
         self._news = threading.Condition()
         self._decisions: list[tuple[int, str]] = []
         self._streams: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Watch:
-        for script, read in ((WATCH, self._read_views), (_REASONS, self._read_reasons)):
+    def __enter__(self) -> ClusterWatch:
+        for script, read in ((WATCH_SCRIPT, self._read_views), (_REASONS, self._read_reasons)):
             stream = self._cluster.stream(script)
             self._streams.append(stream)
             threading.Thread(target=read, args=(stream,), daemon=True).start()
@@ -54,20 +53,20 @@ class Watch:
                 os.killpg(stream.pid, signal.SIGTERM)
             stream.wait()
 
-    def next(self) -> View:
-        """The next view.
+    def next(self) -> ClusterView:
+        """Wait for the next view and return it.
 
         Raises:
-            DemoError: none came for a minute.
+            DemoError: no view for a minute.
         """
         with self._news:
-            seen = self.view.time
-            if not self._news.wait_for(lambda: self.view.time > seen, timeout=_BLIND_S):
-                raise DemoError(f"squeue has not answered for {_BLIND_S:.0f} s")
+            last_time = self.view.time
+            if not self._news.wait_for(lambda: self.view.time > last_time, timeout=_TIMEOUT_S):
+                raise DemoError(f"squeue has not answered for {_TIMEOUT_S:.0f} s")
             return self.view
 
     def decisions(self) -> list[str]:
-        """What the controller has decided since the last call, in its words."""
+        """What the controller has parse_decision since the last call, in its words."""
         with self._news:
             taken, self._decisions = self._decisions, []
             names = {job.job_id: job.name for job in self.view.jobs.values()}
@@ -86,10 +85,10 @@ class Watch:
             if view is not None:
                 with self._news:
                     self.view = view
-                    self._remember(view)
+                    self._update_placements(view)
                     self._news.notify_all()
 
-    def _remember(self, view: View) -> None:
+    def _update_placements(self, view: ClusterView) -> None:
         for job in view.jobs.values():
             if job.gpus:
                 self.placements[job.name, job.run] = job.gpus
@@ -97,33 +96,33 @@ class Watch:
     def _read_reasons(self, stream: subprocess.Popen[bytes]) -> None:
         assert stream.stdout is not None
         for raw in stream.stdout:
-            decision = decided(raw.decode(errors="replace").rstrip())
+            decision = parse_decision(raw.decode(errors="replace").rstrip())
             if decision:
                 with self._news:
                     self._decisions.append(decision)
 
 
-def decided(line: str) -> tuple[int, str] | None:
-    """Job id and words of a log line that tells of a decision.
+def parse_decision(line: str) -> tuple[int, str] | None:
+    """Return job id and sentence of a log line with a decision; None for other lines.
 
-    >>> decided("… JobId=7 Action=grow From=4 To='8 a100 on g[01-02]' Reason='8 is its MAX'")
+    >>> parse_decision("… JobId=7 Action=grow From=4 To='8 a100 on g[01-02]' Reason='8 is its MAX'")
     (7, 'grows from 4 to 8 a100 on g[01-02]: 8 is its MAX')
     """
     match = _DECIDED.search(line)
     if not match:
         return None
     job_id, action, held, target, reason = match.groups()
-    where = _text(target)
-    words = {
-        "start": f"starts with {where}",
-        "grow": f"grows from {held} to {where}",
-        "shrink": f"shrinks from {held} to {where}",
-        "move": f"moves to {where}",
-        "preempt": "lets go of everything and waits",
+    target_text = _text(target)
+    sentences = {
+        "start": f"starts with {target_text}",
+        "grow": f"grows from {held} to {target_text}",
+        "shrink": f"shrinks from {held} to {target_text}",
+        "move": f"moves to {target_text}",
+        "preempt": "releases its GPUs and waits",
     }
-    if action not in words or not job_id.isdecimal():
+    if action not in sentences or not job_id.isdecimal():
         return None
-    return int(job_id), f"{words[action]}: {_text(reason)}"
+    return int(job_id), f"{sentences[action]}: {_text(reason)}"
 
 
 def _text(literal: str) -> str:
@@ -134,7 +133,7 @@ def _text(literal: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds since the beginning.
+    """Return minutes and seconds since the beginning.
 
     >>> clock(83.4)
     '1:23'

@@ -1,8 +1,7 @@
-"""What sacct says: every attempt of every job, and how consecutive attempts differ.
+"""Attempts of jobs from sacct, and the changes between consecutive attempts.
 
-`sacct -D` keeps one row per run of a job. A resize or a move is a requeue, so
-it shows as the end of one row and the beginning of the next; the rows tell
-which GPUs each run had, from when to when.
+`sacct -D` has one row per run of a job. A resize or a move is a requeue: one row ends, and the next
+begins. Each row has the GPUs of its run, and when it began and ended.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ FIELDS = (
     "NodeList",
     "Suspended",
 )
-#: Resizes and moves take 2 to 4 s; a job that had to wait, waited longer than this.
+#: Resizes and moves take 2 to 4 s; a longer pause means that the job had to wait.
 WAITED_S = 8.0
 
 
 def command(ids: Iterable[int]) -> str:
-    """Prints what `parse` reads."""
+    """Return the command whose output `parse` reads."""
     jobs = ",".join(str(i) for i in ids)
     return f"SLURM_TIME_FORMAT=%s sacct -D -X -n -P -j {jobs} -o {','.join(FIELDS)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One row; times in epoch seconds, None where Slurm says Unknown or None."""
+    """One row of sacct; times in epoch seconds, None for Slurm's Unknown and None."""
 
     job_id: int
     name: str
@@ -55,18 +54,18 @@ class Attempt:
 
     @property
     def ran(self) -> bool:
-        """Whether it ever held GPUs."""
+        """Whether it held GPUs."""
         return self.start is not None and self.gpus > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From one attempt to the next.
+    """Difference between consecutive attempts of a job.
 
     Attributes:
-        kind: grow, shrink, move, preempt (and resume), or restart: the same place again.
-        waited_s: between the two.
-        meanwhile: of a preemption: who had its GPUs, from that job's beginning to its end.
+        kind: grow, shrink, move, preempt (and resume), or restart on the same nodes.
+        waited_s: seconds between the two.
+        preempted_by: job that used its GPUs between the two, from start to end; "" if none.
     """
 
     kind: str
@@ -74,12 +73,12 @@ class Change:
     before: Attempt
     after: Attempt
     waited_s: float
-    meanwhile: str = ""
+    preempted_by: str = ""
 
 
 def parse(text: str) -> dict[str, tuple[Attempt, ...]]:
-    """Attempts by job name, in their order."""
-    found: dict[str, list[Attempt]] = {}
+    """Return the attempts of each job in order, by job name."""
+    attempts: dict[str, list[Attempt]] = {}
     for line in text.splitlines():
         row = dict(zip(FIELDS, line.split("|"), strict=True))
         tres = dict(part.split("=") for part in row["AllocTRES"].split(",") if "=" in part)
@@ -99,33 +98,33 @@ def parse(text: str) -> dict[str, tuple[Attempt, ...]]:
             nodes=expand(row["NodeList"]) if start is not None and tres else (),
             suspended=row["Suspended"].strip("0:") != "",
         )
-        found.setdefault(attempt.name, []).append(attempt)
+        attempts.setdefault(attempt.name, []).append(attempt)
     return {
         name: tuple(sorted(rows, key=lambda a: (a.start is None, a.start or 0.0)))
-        for name, rows in found.items()
+        for name, rows in attempts.items()
     }
 
 
 def changes(jobs: Mapping[str, Sequence[Attempt]]) -> tuple[Change, ...]:
-    """All changes of all jobs, in the order of time."""
-    found = []
+    """Return the changes of all jobs, in order of time."""
+    all_changes = []
     for name, attempts in jobs.items():
         ran = [a for a in attempts if a.ran]
         for before, after in pairwise(ran):
             assert after.start is not None
             waited = after.start - (before.end or after.start)
-            meanwhile = _took_over(jobs, before, after) if waited >= WAITED_S else ""
-            found.append(
+            preempted_by = _preempted_by(jobs, before, after) if waited >= WAITED_S else ""
+            all_changes.append(
                 Change(
-                    kind="preempt" if meanwhile else _kind(before, after),
+                    kind="preempt" if preempted_by else _kind(before, after),
                     name=name,
                     before=before,
                     after=after,
                     waited_s=waited,
-                    meanwhile=meanwhile,
+                    preempted_by=preempted_by,
                 )
             )
-    return tuple(sorted(found, key=lambda c: c.after.start or 0.0))
+    return tuple(sorted(all_changes, key=lambda c: c.after.start or 0.0))
 
 
 def _kind(before: Attempt, after: Attempt) -> str:
@@ -136,8 +135,8 @@ def _kind(before: Attempt, after: Attempt) -> str:
     return "restart" if after.nodes == before.nodes else "move"
 
 
-def _took_over(jobs: Mapping[str, Sequence[Attempt]], before: Attempt, after: Attempt) -> str:
-    """Who ran from beginning to end, while a job waited, on nodes that it had left; or ""."""
+def _preempted_by(jobs: Mapping[str, Sequence[Attempt]], before: Attempt, after: Attempt) -> str:
+    """Return the job that ran, while this one waited, on nodes that it had left; "" if none."""
     for name, attempts in jobs.items():
         for other in attempts:
             if name == before.name or not other.ran or other.start is None:

@@ -51,7 +51,7 @@ def until(
         time.sleep(0.3)
 
 
-class Cluster:
+class SlurmCluster:
     """The running cluster: six nodes g01..g06 with four fake GPUs each, users alice and bob.
 
     `exec` runs a command, `sbatch` submits a job, `state` and `wait` look at it, `free_gpus`

@@ -1,7 +1,7 @@
-"""Where each run lies in the picture: rows are GPUs, times count from the first submission.
+"""Place of each run in the picture: rows are GPUs, times count from the first submission.
 
-Times come from sacct. Which of a node's GPUs a run had, sacct does not keep:
-that is what squeue showed meanwhile, else the rows that nobody else has.
+Times come from sacct. sacct does not keep which of a node's GPUs a run had: those are taken from
+squeue during the run, else from the rows that are free.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from contrib.demo.accounting import Attempt
+from contrib.demo.sacct import Attempt
 
 Rows = Mapping[tuple[str, int], int]
 Placements = Mapping[tuple[str, int], Mapping[str, tuple[int, ...]]]
@@ -17,11 +17,11 @@ Placements = Mapping[tuple[str, int], Mapping[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One run's adjacent rows, `top` to `bottom`.
+    """Adjacent rows of one run, `top` to `bottom`.
 
     Attributes:
-        gpus: of the whole run.
-        first: whether it is the run's uppermost block.
+        gpus: GPUs of the whole run.
+        first: whether it is the uppermost block of the run.
     """
 
     name: str
@@ -35,39 +35,39 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A time that a job spent waiting; `again`: between two of its runs."""
+    """Time that a job spent waiting; `between_runs`: not before its first run."""
 
     name: str
     start: float
     end: float
-    again: bool
+    between_runs: bool
 
 
 def beginning(attempts: Mapping[str, Sequence[Attempt]]) -> float:
-    """When the first job was submitted, in epoch seconds."""
+    """Return when the first job was submitted, in epoch seconds."""
     return min((a.submit for runs in attempts.values() for a in runs), default=0.0)
 
 
 def blocks(
     attempts: Mapping[str, Sequence[Attempt]], rows: Rows, placements: Placements
 ) -> list[Block]:
-    """The blocks of all runs."""
+    """Return the blocks of all runs."""
     zero = beginning(attempts)
     taken: list[tuple[int, float, float]] = []
-    found = []
+    all_blocks = []
     for name, runs in attempts.items():
         for run, attempt in enumerate(a for a in runs if a.ran):
             assert attempt.start is not None
             start, end = attempt.start - zero, (attempt.end or attempt.start) - zero
-            seen = placements.get((name, run), {})
-            mine: list[int] = []
+            placement = placements.get((name, run), {})
+            run_rows: list[int] = []
             for node in attempt.nodes:
-                known = [rows[node, i] for i in seen.get(node, ()) if (node, i) in rows]
+                known = [rows[node, i] for i in placement.get(node, ()) if (node, i) in rows]
                 share = attempt.gpus // len(attempt.nodes)
                 free = _free([r for (n, _), r in rows.items() if n == node], taken, start, end)
-                mine += known or free[:share]
-            taken += [(r, start, end) for r in mine]
-            found += [
+                run_rows += known or free[:share]
+            taken += [(r, start, end) for r in run_rows]
+            all_blocks += [
                 Block(
                     name=name,
                     start=start,
@@ -75,45 +75,46 @@ def blocks(
                     top=top,
                     bottom=bottom,
                     gpus=attempt.gpus,
-                    first=top == min(mine),
+                    first=top == min(run_rows),
                 )
-                for top, bottom in adjacent(mine)
+                for top, bottom in adjacent(run_rows)
             ]
-    return found
+    return all_blocks
 
 
 def waits(attempts: Mapping[str, Sequence[Attempt]]) -> list[Wait]:
-    """All times between submission and start, and between a run's end and the next one's start."""
+    """Return all waits: from submission to start, and from a run's end to the next start."""
     zero = beginning(attempts)
-    found = []
+    all_waits = []
     for name, runs in attempts.items():
-        since, again = runs[0].submit, False
+        since, between_runs = runs[0].submit, False
         for attempt in runs:
             if attempt.start is not None:
                 end = attempt.start - zero
-                found.append(Wait(name=name, start=since - zero, end=end, again=again))
-                since, again = attempt.end or attempt.start, True
-    return sorted(found, key=lambda w: (w.start, w.name))
+                wait = Wait(name=name, start=since - zero, end=end, between_runs=between_runs)
+                all_waits.append(wait)
+                since, between_runs = attempt.end or attempt.start, True
+    return sorted(all_waits, key=lambda w: (w.start, w.name))
 
 
 def adjacent(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive rows.
+    """Return the (first, last) of each sequence of consecutive rows.
 
     >>> adjacent([4, 5, 7])
     [(4, 5), (7, 7)]
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for n in sorted(numbers):
-        if found and found[-1][1] == n - 1:
-            found[-1] = (found[-1][0], n)
+        if ranges and ranges[-1][1] == n - 1:
+            ranges[-1] = (ranges[-1][0], n)
         else:
-            found.append((n, n))
-    return found
+            ranges.append((n, n))
+    return ranges
 
 
 def _free(
     node: Sequence[int], taken: Sequence[tuple[int, float, float]], start: float, end: float
 ) -> list[int]:
-    """A node's rows, those first that nobody has at that time."""
+    """Return a node's rows, those first that are free at that time."""
     busy = {r for r, s, e in taken if s < end and start < e}
     return sorted(node, key=lambda r: (r in busy, r))

@@ -1,13 +1,13 @@
-"""Reading what the watching script prints."""
+"""Views of the cluster from frames of the watching script, and events between them."""
 
 import json
 
 import pytest
 
-from contrib.demo.happenings import happenings
-from contrib.demo.rows import racks, rows
-from contrib.demo.view import View, parse
-from contrib.demo.watch import decided
+from contrib.demo.cluster_view import ClusterView, parse
+from contrib.demo.cluster_watch import parse_decision
+from contrib.demo.events import events
+from contrib.demo.gpu_rows import racks, rows
 
 
 def entry(name="gpt", state=("RUNNING",), run=0, **more):
@@ -31,59 +31,61 @@ def frame(time, *entries, step=0):
 
 
 def test_a_running_job():
-    view = parse(frame(100.5, entry(), step=7), View())
+    view = parse(frame(100.5, entry(), step=7), ClusterView())
     job = view.jobs["gpt"]
-    assert (job.count, job.gpu_type, job.wants) == (6, "a100", "4-8,types=a100")
+    assert (job.gpu_count, job.gpu_type, job.directive) == (6, "a100", "4-8,types=a100")
     assert job.gpus == {"g01": (0, 1, 2, 3), "g02": (0, 3)}
-    assert (job.step, job.stepped, job.since) == (7, 7, 100.5)
+    assert (job.step, job.steps_in_run, job.since) == (7, 7, 100.5)
     assert view.saves == {("gpt", 100.5)}
 
 
 def test_steps_count_anew_in_each_run():
-    view = parse(frame(1.0, entry(), step=7), View())
+    view = parse(frame(1.0, entry(), step=7), ClusterView())
     view = parse(frame(2.0, entry(run=1, state=("PENDING",)), step=9), view)
     view = parse(frame(3.0, entry(run=1), step=12), view)
     job = view.jobs["gpt"]
-    assert (job.step, job.stepped, job.since) == (12, 3, 3.0)
+    assert (job.step, job.steps_in_run, job.since) == (12, 3, 3.0)
     assert len(view.saves) == 3
 
 
 @pytest.mark.parametrize("broken", ["", "#time 1\n", "#time 1\n#jobs\nslurm_load_jobs error\n"])
 def test_no_answer_is_no_view(broken):
-    assert parse(broken, View()) is None
+    assert parse(broken, ClusterView()) is None
 
 
 def test_a_line_that_is_still_being_written():
     text = frame(1.0, entry()).replace("#saves", 'gpt/losses.jsonl {"st\n#saves')
-    assert parse(text, View()).jobs["gpt"].step == 0
+    assert parse(text, ClusterView()).jobs["gpt"].step == 0
 
 
 def test_states():
-    assert parse(frame(1, entry(state=("COMPLETED",))), View()).jobs["gpt"].over
-    ending = parse(frame(1, entry(state=("RUNNING", "COMPLETING"))), View()).jobs["gpt"]
+    assert parse(frame(1, entry(state=("COMPLETED",))), ClusterView()).jobs["gpt"].ended
+    ending = parse(frame(1, entry(state=("RUNNING", "COMPLETING"))), ClusterView()).jobs["gpt"]
     assert ending.state == "ENDING"
-    assert not ending.over
+    assert not ending.ended
     assert not ending.gpus
 
 
-def test_happenings():
-    first = parse(frame(1, entry(), step=3), View())
+def test_events():
+    first = parse(frame(1, entry(), step=3), ClusterView())
     second = parse(frame(2, entry(run=1, state=("PENDING",)), step=5), first)
     third = parse(frame(3, entry(run=1), step=5), second)
     last = parse(frame(4, entry(run=1, state=("COMPLETED",)), step=5), third)
-    told = [list(happenings(a, b)) for a, b in ((View(), first), (first, second), (second, third))]
-    assert told == [
+    lines = [
+        list(events(a, b)) for a, b in ((ClusterView(), first), (first, second), (second, third))
+    ]
+    assert lines == [
         ["gpt runs with 6 a100 on g[01-02]"],
         ["gpt has saved step 5 and left 6 a100 on g[01-02]"],
         ["gpt goes on with 6 a100 on g[01-02]"],
     ]
-    assert list(happenings(third, last)) == ["gpt is over: completed"]
+    assert list(events(third, last)) == ["gpt is over: completed"]
 
 
-def test_the_controllers_words():
+def test_lines_of_the_controllers_log():
     line = "info: JobId=6 Action=move From=2 To='2 v100 on g03' Reason=\"so that bob's 8 finds 4\""
-    assert decided(line) == (6, "moves to 2 v100 on g03: so that bob's 8 finds 4")
-    assert decided("JobId=6 Transition=1 State=DONE Action=move Seconds=") is None
+    assert parse_decision(line) == (6, "moves to 2 v100 on g03: so that bob's 8 finds 4")
+    assert parse_decision("JobId=6 Transition=1 State=DONE Action=move Seconds=") is None
 
 
 def test_racks_and_rows():

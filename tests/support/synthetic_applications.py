@@ -1,6 +1,6 @@
 """Invented applications, for benchmarks and tests: small tables with known shapes.
 
->>> profile = training("net", seconds=600.0)
+>>> profile = synthetic_application("net", seconds=600.0)
 >>> profile.epochs, sorted(profile.types)
 (3, ['a100', 't4'])
 """
@@ -25,7 +25,7 @@ _BATCHES = (16, 32, 64, 128, 256)
 _MICRO = (4, 8, 16, 32)
 
 
-def training(
+def synthetic_application(
     name: str,
     *,
     seconds: float = 600.0,

@@ -1,4 +1,4 @@
-"""What the training jobs wrote themselves: every sample, every loss."""
+"""Logs that the training jobs write: every sample, every loss."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from contrib.demo.cluster import ROOT
-from contrib.demo.scene import Training
+from contrib.demo.demo_cluster import ROOT
+from contrib.demo.scenario import Training
 
 _CHECKER = ROOT / "docs" / "examples" / "check_run.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """One job's.
+class TrainingLog:
+    """Contents of one job's log.
 
     Attributes:
-        faults: samples or steps that are missing or came twice; of the library's jobs only.
-        losses: by step.
-        worlds: how many ranks each run trained with, by run; of the library's jobs only.
+        faults: samples or steps that are missing or occur twice; for jobs with the library only.
+        losses: loss by step.
+        worlds: numbers of ranks by run; for jobs with the library only.
     """
 
     faults: tuple[str, ...] = ()
@@ -30,33 +30,33 @@ class Log:
     worlds: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def read(out: Path, training: Training) -> Log:
-    """The log of a job, or of its reference."""
+def read(out: Path, training: Training) -> TrainingLog:
+    """Read the log of a job, or of its reference."""
     checker = _checker()
     try:
         losses: dict[int, float] = checker.losses(out)
         faults: list[str] = []
         if training.library:
             faults = checker.faults(out, training.samples, training.epochs)
-        return Log(
+        return TrainingLog(
             faults=tuple(faults), losses=losses, worlds=_worlds(out) if training.library else {}
         )
     except FileNotFoundError as error:
-        return Log(faults=(f"{Path(error.filename).name} was never written",))
+        return TrainingLog(faults=(f"{Path(error.filename).name} was never written",))
     except (json.JSONDecodeError, KeyError) as error:
-        return Log(faults=(f"a line of its log is broken: {error}",))
+        return TrainingLog(faults=(f"a line of its log is broken: {error}",))
 
 
 def _worlds(out: Path) -> dict[int, frozenset[int]]:
-    found: dict[int, set[int]] = {}
+    worlds_by_run: dict[int, set[int]] = {}
     for line in (out / "losses.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        found.setdefault(entry["run"], set()).add(entry["world"])
-    return {run: frozenset(worlds) for run, worlds in found.items()}
+        worlds_by_run.setdefault(entry["run"], set()).add(entry["world"])
+    return {run: frozenset(worlds) for run, worlds in worlds_by_run.items()}
 
 
 def _checker() -> ModuleType:
-    """docs/examples/check_run.py, which is a script for people and no package."""
+    """Load docs/examples/check_run.py, which is a script outside of any package."""
     spec = importlib.util.spec_from_file_location("check_run", _CHECKER)
     assert spec is not None
     assert spec.loader is not None
