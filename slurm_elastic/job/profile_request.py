@@ -3,12 +3,12 @@
 The training library heeds this by itself. Any other script may, with or without this module; it
 needs nothing but the standard library:
 
-    from slurm_elastic.job import profiling
+    from slurm_elastic.job import profile_request
 
-    asked = profiling.asked()
+    asked = profile_request.asked()
     if asked:
         ...  # asked.warm_up + asked.steps steps, on repeated data if asked.synthetic
-        profiling.answer(steps=asked.steps, seconds=measured, batch=per_gpu)   # on rank 0
+        profile_request.answer(steps=asked.steps, seconds=measured, batch=per_gpu)   # on rank 0
 
 >>> found = asked({"SLURM_ELASTIC_PROFILE": "/run/a.json", "SLURM_ELASTIC_PROFILE_STEPS": "30",
 ...                "SLURM_ELASTIC_PROFILE_BLOCKS": "synthetic,warm"})
@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+__all__ = ["BLOCKS", "COLD", "SYNTHETIC", "WARM", "ProfileRequest", "answer", "asked"]
 
 #: Where the data of a block come from: the first batch over and over; storage, nothing of it in
 #: the page cache; memory, as the same samples have been read just before.

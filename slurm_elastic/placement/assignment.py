@@ -1,10 +1,8 @@
-"""From a policy's ranked wishes to targets: one pass over the jobs, each at the first that fits.
+"""Assignment of targets: one pass over the jobs, each gets its first alternative that fits.
 
-What a job holds stays its own until it has been given something else, so a
-refused offer falls back to the next alternative and at last to the present
-allocation, never to idle GPUs. Jobs that give GPUs up come first, then those
-that move, start, grow. A job that gave up GPUs which then nobody took gets
-them back.
+A job keeps its allocation until it has been given another one, so a refused alternative falls
+back to the next, and at last to the present allocation, never to idle GPUs. Jobs that give GPUs
+up come first, then those that move, start, grow. A shrink whose GPUs no other job takes is undone.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class JobOutcome:
-    """What one job is given, and what was refused on the way.
+    """Target of one job, and the refusals on the way to it.
 
     Attributes:
-        waits: why it rather waits for a nearer place than takes one that is free, or "".
+        waits: why it waits for a nearer place although one is free, or "".
         stays: why it does not move together although it could, or "".
     """
 
@@ -47,12 +45,12 @@ class JobOutcome:
 
     @property
     def changed(self) -> bool:
-        """Whether the job shall hold something else than now."""
+        """Whether the target differs from what the job holds."""
         return self.target != self.tenant.current
 
     @property
     def shrinks(self) -> bool:
-        """Whether it gives up GPUs that its directive lets it hold."""
+        """Whether the job gives up GPUs that its directive allows."""
         now, then = self.tenant.current, self.target
         if now is None or not self.tenant.allowed(now):
             return False
@@ -62,12 +60,12 @@ class JobOutcome:
 
 
 class Assignment:
-    """The targets of one round while they are worked out on the ledger `later`.
+    """Targets of one round, booked on the free resources `later` as they are found.
 
     Attributes:
         at_once: starts may use GPUs that are given up in the same round.
-        judging: changes have to pay; False for a policy that has weighed them already.
-        gate: whether a job rather waits for a nearer place.
+        judging: a change must be worth its cost; False where proposals are binding.
+        gate: decides whether a job waits for a nearer place.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class Assignment:
             self._first_fitting(outcome, proposal.alternatives)
 
     def grow(self, proposals: Iterable[Proposal]) -> bool:
-        """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""
+        """Offer idle GPUs to jobs that have a target; return whether any job grew."""
         grown = False
         for proposal in proposals:
             outcome = self.outcomes[proposal.job_id]
@@ -113,7 +111,7 @@ class Assignment:
         return grown
 
     def restore(self) -> None:
-        """Give back what jobs gave up for nobody."""
+        """Undo shrinks whose freed GPUs no other job takes."""
         for outcome in self.outcomes.values():
             tenant, target, current = outcome.tenant, outcome.target, outcome.tenant.current
             if current is None or not outcome.shrinks:
@@ -127,7 +125,7 @@ class Assignment:
             self.later.take(tenant.need, outcome.target)
 
     def retry(self, proposals: Iterable[Proposal]) -> None:
-        """Ask those again who found no place to grow, now that others have settled."""
+        """Try again to grow jobs that found no place, now that others have their targets."""
         for proposal in proposals:
             outcome = self.outcomes[proposal.job_id]
             current = outcome.tenant.current
@@ -143,7 +141,7 @@ class Assignment:
                 self._first_fitting(outcome, better)
 
     def keep(self, tenant: RoundJob, promised: Allocation) -> None:
-        """Go on with what a job was promised in an earlier round, if that still fits and pays."""
+        """Take the target promised in an earlier round, if it still fits and pays."""
         self.later.give(tenant.need, tenant.current)
         good = (
             tenant.allowed(promised)
@@ -159,10 +157,10 @@ class Assignment:
         self.later.take(tenant.need, promised if good else tenant.current)
 
     def welfare(self) -> float:
-        """Sum of the changes' utility gains less their costs; no starts, no earlier promises.
+        """Return the changes' utility gains less their costs; without starts and earlier promises.
 
-        In the policy's terms (docs/policies.md): log speed, and the share of the payback window
-        that each change stands still.
+        As docs/policies.md defines: log-speed, and the part of the payback window in which each
+        changed job does not train.
         """
         total = 0.0
         for outcome in self.outcomes.values():
@@ -178,7 +176,7 @@ class Assignment:
         return total
 
     def idle(self) -> dict[str, int]:
-        """GPUs by type that elastic jobs could still get."""
+        """Return the idle GPUs by type that elastic jobs may have."""
         free = np.where(self.frame.open, np.maximum(self.later.gpus, 0), 0)
         return {t: int(free[self.frame.of_type(t)].sum()) for t in self.frame.types}
 
@@ -223,12 +221,15 @@ class Assignment:
         return refusal
 
     def wait(self, tenant: RoundJob, refusal: str) -> None:
-        """A pending job rather waits for a nearer place."""
+        """Let a pending job wait for a nearer place."""
         words = _nearer(refusal)
         self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=words, waits=words)
 
     def find(self, tenant: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
-        """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
+        """Return a place for the job, None if there is none.
+
+        A start takes what is free now, a shrink the job's own nodes first.
+        """
         current = tenant.current
         ledger = self._ledger(tenant)
         unit = tenant.directive.unit_for(gpu_type)
@@ -241,7 +242,7 @@ class Assignment:
         return current if found == current else found
 
     def exactly(self, tenant: RoundJob, place: Allocation) -> Allocation | None:
-        """A finished place on `later`, if the job may have it now; None: it may not."""
+        """Return the place that the policy chose if the job may have it now, else None."""
         seat = tenant.seat(self.frame)
         if not tenant.allowed(place) or not takes(
             seat,
@@ -254,11 +255,11 @@ class Assignment:
         return place
 
     def _ledger(self, tenant: RoundJob) -> FreeResources:
-        """What a job may take; a start only what is free now as well."""
+        """Return the resources that a job may take; for a start, only those free now as well."""
         return self.later if tenant.current or self.at_once else self.later.meet(self.now)
 
     def _settled(self, tenant: RoundJob) -> Mask:
-        """Nodes where Slurm will find free exactly what `later`, the job taken off, has free."""
+        """Return the mask of nodes with as many GPUs free now, its own included, as on `later`."""
         free = self.frame.free
         if tenant.current:
             free = free.copy()
@@ -289,7 +290,7 @@ class Assignment:
         return ""
 
     def _holds(self, tenant: RoundJob, allocation: Allocation) -> bool:
-        """Whether an allocation of the job's own nodes is still free on `later`."""
+        """Return whether an allocation on the job's own nodes is still free on `later`."""
         room = self.later.room(tenant.need)
         shares = self.frame.shares(allocation.shares)
         return all(room[i] >= g for i, g in shares.items()) and not self.later.within_limits(
@@ -299,7 +300,7 @@ class Assignment:
     def _between(
         self, tenant: RoundJob, target: Allocation, current: Allocation
     ) -> Allocation | None:
-        """The largest size between target and present that still fits on the job's own nodes."""
+        """Return the largest size between target and present that fits on the job's own nodes."""
         if target.gpu_type != current.gpu_type:
             return None
         sizes = [
@@ -319,7 +320,7 @@ def _nearer(refusal: str) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """A duration as people say it: `40 s`, `20 min`."""
+    """Return a duration for people: `40 s`, `20 min`."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 

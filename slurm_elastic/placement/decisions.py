@@ -13,7 +13,7 @@ from slurm_elastic.placement.free_resources import FreeResources, union
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import PendingClaims
 
-#: The order in which changes are worth beginning.
+#: Order in which changes begin.
 _ORDER = (
     Action.PREEMPT,
     Action.SHRINK,
@@ -95,14 +95,14 @@ def made(
 
 
 def _meant(proposal: Proposal | None, target: Allocation | None) -> Alternative | None:
-    """The alternative that a target is of."""
+    """Return the alternative of the proposal that matches a target."""
     shape = (target.gpu_type, target.gpus) if target else ("", 0)
     ranked = proposal.alternatives if proposal else ()
     return next((a for a in ranked if (a.gpu_type, a.gpus) == shape), None)
 
 
 def _rank(tenant: RoundJob, owed: PendingClaims, outcomes: Mapping[int, JobOutcome]) -> int:
-    """Who is served first from what is free now."""
+    """Return the sort key by which changes take what is free now."""
     if tenant.job.job_id in owed.ways:
         return 0
     outcome = outcomes.get(tenant.job.job_id)
@@ -112,7 +112,7 @@ def _rank(tenant: RoundJob, owed: PendingClaims, outcomes: Mapping[int, JobOutco
 
 
 def _begin(now: FreeResources, tenant: RoundJob, target: Allocation) -> bool:
-    """Whether a change fits beside what everybody holds now; booked if so."""
+    """Book a change if it fits beside all present allocations; return whether it does."""
     current = tenant.current
     if union(current, target) == current:
         return True

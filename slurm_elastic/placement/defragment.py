@@ -1,9 +1,9 @@
-"""Consolidation: a running job that keeps its size moves to fewer nodes or racks, if that pays.
+"""Consolidation: a running job moves to fewer nodes or racks at its size, if that pays.
 
 It pays when the predicted gain over a horizon exceeds the measured cost of the change. The
 horizon is the payback window; with `[placement] mode = "delay"` the job's remaining time, where
-that is known. Policies that have weighed their changes themselves know nothing of racks, so
-under `delay` their jobs are looked at as well.
+that is known. Binding proposals do not consider racks, so under `delay` their jobs are
+consolidated as well.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _weigh(assignment: Assignment, outcome: JobOutcome, found: Allocation) -> No
 
 
 def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
-    """Seconds over which the move has to pay."""
+    """Return the seconds over which the move has to pay."""
     if assignment.gate.open:
         return tenant.window_s
     left = remaining_s(tenant.job, tenant.record, assignment.frame.snapshot.time)
@@ -73,7 +73,7 @@ def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
 
 
 def _where(assignment: Assignment, allocation: Allocation | None) -> str:
-    """`one node`, `one rack`, `3 nodes`, `2 racks`: the widest tier that is crossed."""
+    """Return `one node`, `one rack`, `3 nodes`, `2 racks`: the widest tier that is crossed."""
     frame = assignment.frame
     nodes, racks = frame.topology.spread(
         n for n in (allocation.nodes if allocation else ()) if n in frame.index
@@ -86,7 +86,7 @@ def _where(assignment: Assignment, allocation: Allocation | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as people say it: `40 s`, `20 min`, `3 h`."""
+    """Return a duration for people: `40 s`, `20 min`, `3 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.0f} h"

@@ -1,4 +1,4 @@
-"""Which jobs a round may touch, and why it leaves the others alone."""
+"""Eligibility of elastic jobs: which ones a round may change, and why not the others."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _SPRAWL = 2
 
 
 class Eligibility(enum.Enum):
-    """What a round may do with an elastic job."""
+    """Permission of a round to change an elastic job."""
 
-    #: Running; the policy decides.
+    #: Running: the policy decides.
     FREE = "free"
-    #: Running and left alone, but it gives way to a job that cannot start otherwise.
+    #: Running, unchanged by the policy, but gives way to a job that cannot start otherwise.
     YIELDS = "yields"
-    #: Left exactly as it is.
+    #: Unchanged.
     FIXED = "fixed"
-    #: A transition is under way; its target is as good as held.
+    #: A transition is under way: its target counts as held.
     MOVING = "moving"
-    #: Pending, and the controller starts it.
+    #: Pending: the controller starts it.
     OURS = "ours"
-    #: Pending, and Slurm starts it.
+    #: Pending: Slurm starts it.
     SLURMS = "slurm's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundJob:
-    """One elastic job with all that a round needs to know of it.
+    """One elastic job with all that a round needs of it.
 
     Attributes:
         current: what it holds, None while pending.
@@ -66,7 +66,7 @@ class RoundJob:
     window_s: float
 
     def seat(self, frame: NodeArrays, *, away: bool = True) -> NodeDemand:
-        """Where it may sit; `away` False: only on the nodes it holds."""
+        """Return its demands on nodes; `away` False: only the nodes that it holds."""
         required, *_ = frame.own_constraints(self.job)
         partition = frame.partition(self.job.partition)
         allowed = frame.allowed(self.job)
@@ -80,14 +80,14 @@ class RoundJob:
         )
 
     def allowed(self, allocation: Allocation) -> bool:
-        """Whether its directive, as it is now, lets it run in this shape."""
+        """Return whether its directive in force allows this shape."""
         return self.directive.allows(allocation.gpus, allocation.gpu_type)
 
     def speed(self, frame: NodeArrays, allocation: Allocation | None) -> float:
-        """Predicted speed on an allocation; on a new one beside those who now cross its uplinks.
+        """Return the predicted speed on an allocation; a new one shares uplinks with other jobs.
 
-        Where it is its measurements have them in it, and nobody moves away only for them: jobs that
-        do so together would meet again.
+        On the present one the measurements contain them, and no job moves only to avoid them: jobs
+        that do so together would share an uplink again.
         """
         if allocation is None or not allocation.shares:
             return 0.0
@@ -100,10 +100,10 @@ class RoundJob:
         return self.model.speed(kind, gpus, nodes, racks, share=share)
 
     def most_gain(self, frame: NodeArrays, allocation: Allocation) -> float:
-        """How much faster it could be at most with as many GPUs of this type, nearer together.
+        """Return the largest relative gain from as many GPUs of this type, nearer together.
 
-        That is, by all that its steps stood still for the others when it was measured in a shape
-        like this (our definition); infinity where it was not.
+        That is the part of its steps spent waiting for other ranks, as measured in a shape like
+        this (our definition); infinity where it was not measured.
         """
         nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
         shape = (allocation.gpu_type, allocation.gpus, nodes, racks)
@@ -117,13 +117,13 @@ def tenants(
     config: Config,
     stay: Mapping[int, str] | None = None,
 ) -> dict[int, RoundJob]:
-    """All elastic jobs that have not ended, managed or not, by id in the snapshot's order.
+    """Return all elastic jobs that have not ended, managed or not, by id in the snapshot's order.
 
     Args:
         frame: the cluster.
         records: what is known of them.
         config: the site's.
-        stay: jobs that shall only give way, and why.
+        stay: jobs that may only give way, and why.
     """
     found = {}
     seen = links_seen(frame.snapshot, records, config.topology.speeds)
@@ -157,7 +157,7 @@ def tenants(
 def links_seen(
     snapshot: Snapshot, records: Mapping[int, JobRecord], speeds: Mapping[str, float]
 ) -> LinkEstimates:
-    """What is configured of the links, and what the jobs' stalls say of the others.
+    """Return the link speeds: configured, else estimated from the jobs' stalls.
 
     Args:
         snapshot: for the jobs' owners.
@@ -173,7 +173,7 @@ def _shape(m: Measurement) -> tuple[str, int, int, int]:
 
 
 def remaining_s(job: Job, record: JobRecord, now: float) -> float:
-    """Seconds a job still runs at most: by its time limit, and by its progress since submission.
+    """Return the seconds that a job still runs at most, by time limit and by progress.
 
     The estimate from progress is too long for a job that waited; it only
     serves to refuse changes that cannot pay back.
@@ -256,5 +256,5 @@ def _late(job: Job, record: JobRecord, config: Config, now: float) -> str:
 
 
 def clock(at: float) -> str:
-    """A time of day as people read it."""
+    """Return a time of day for people."""
     return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,9 +1,9 @@
-"""What a site lets elasticity take: shares of its GPUs, and resizes per hour. Pure.
+"""Site limits on elasticity: shares of the GPUs, and resizes per hour. Pure.
 
 *Above MIN* (our definition) are the GPUs that an elastic job holds beyond the MIN of its directive
-in force: MIN is never anybody's to refuse. A share is a cap on their sum, so that it holds for
-every policy as the limits of Slurm's own accounting do. Resizes that people's jobs make so that
-a pending job can start are never refused, but count.
+in force: MIN is never refused. A share is a cap on their sum, so that it holds for
+every policy as the limits of Slurm's own accounting do. Resizes so that a pending job can start
+are never refused, but count.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _WOULD = {
 def shares(
     snapshot: Snapshot, records: Mapping[int, JobRecord], limits: schema.LimitSettings
 ) -> tuple[Limit, ...]:
-    """Caps on GPUs above MIN: of the site, of each partition named, of each user.
+    """Return caps on GPUs above MIN: of the site, of each partition named, of each user.
 
     Args:
-        snapshot: nodes for the totals; elastic jobs, also those that are left alone.
-        records: for directives that people have put in place of the submitted ones.
+        snapshot: nodes for the totals; elastic jobs, also unmanaged ones.
+        records: for directives that were changed after submission.
         limits: `[limits]`.
     """
     if limits.share >= 1 and limits.user_share >= 1 and not limits.partition_shares:
@@ -65,7 +65,7 @@ def shares(
 
 
 def above_min(limit: Limit, snapshot: Snapshot) -> int:
-    """GPUs that count against such a cap now."""
+    """Return the GPUs of a job that count against such a cap now."""
     held = ((j, snapshot.job[j].allocation) for j in limit.jobs if j in snapshot.job)
     return sum(max(0, a.gpus - limit.spared.get(j, 0)) for j, a in held if a)
 
@@ -73,7 +73,7 @@ def above_min(limit: Limit, snapshot: Snapshot) -> int:
 def resized(
     snapshot: Snapshot, records: Mapping[int, JobRecord]
 ) -> Mapping[str, tuple[float, ...]]:
-    """When the jobs that are there were resized (epoch s), by user."""
+    """Return the times (epoch s) at which the snapshot's jobs were resized, by user."""
     found: dict[str, tuple[float, ...]] = {}
     for job in snapshot.jobs:
         record = records.get(job.job_id)
@@ -91,16 +91,16 @@ def refused(
     limits: schema.LimitSettings,
     all_others: bool = False,
 ) -> Mapping[int, str]:
-    """Jobs that have to stay as they are for the plan to keep to the resizes of this hour.
+    """Return the jobs that must stay unchanged for the plan to keep to the resizes of this hour.
 
     Args:
-        plan: made without a look at them.
+        plan: made without regard to them.
         snapshot: it was made for.
         ways: ids of jobs that are resized so that a pending job can start: never refused.
         spent: by user, when jobs were resized (epoch s).
         limits: `[limits]`.
-        all_others: whether nobody else may change either, so that the next plan keeps to the
-            limits whatever its policy thinks of next.
+        all_others: whether no other job may change either, so that the next plan keeps to the
+            limits whatever its policy proposes.
 
     Returns:
         Why, by job id: all other running jobs of the same users as well, or they would change

@@ -1,11 +1,10 @@
-"""`fair`: every job its MIN, then GPU by GPU to the job that gains most from one more.
+"""Policy `fair`: each job gets its MIN, then GPU by GPU the job that gains most from one more.
 
 Gains are in utility per GPU (policies/utility_curves.py), so the division maximises
-the product of the jobs' speed-ups: jobs that scale alike get alike, one that
-stops scaling stops growing, and nobody is starved for a faster one. A GPU that
-a job holds already counts for more, by what both sides of a trade would lose
-to restarting, so that nobody's GPUs go back and forth (docs/policies.md,
-docs/adr/0002-fair-share.md).
+the product of the jobs' speed-ups: jobs that scale alike get equal shares, one that stops scaling
+stops growing, and none is starved for a faster one. A GPU that a job holds already counts for
+more, by what both sides of a trade would lose to restarting, so that GPUs do not go back and forth
+(docs/policies.md, docs/adr/0002-fair-share.md).
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from slurm_elastic.policies.utility_curves import UtilityCurve, curve
 #: Sizes offered between the best and the present one: in growing steps from both ends.
 _STEPS_BETWEEN = 5
 _EPSILON = 1e-9
-#: Utility per GPU is rounded to so many digits: equal jobs tie exactly, and ties are decided.
+#: Digits of utility per GPU, so that equal jobs tie exactly and the tie rules decide.
 _DIGITS = 9
 
 
 @dataclass(slots=True)
 class _Share:
-    """One job's share while it is worked out.
+    """Share of one job while GPUs are divided.
 
     Attributes:
         cost_s: seconds that a change of it costs.
@@ -60,7 +59,7 @@ class _Share:
     short: str = ""
 
     def on(self, gpu_type: str) -> UtilityCurve | None:
-        """Its curve on a type; None where it cannot run."""
+        """Return its curve on a type; None where it cannot run."""
         sizes = self.directive.sizes(gpu_type)
         per_node = self.per_node.get(gpu_type, 0)
         if not sizes or not per_node:
@@ -75,7 +74,7 @@ class _Share:
         )
 
     def put(self, gpu_type: str, on: UtilityCurve, at: int) -> None:
-        """Let it run on a type with a size."""
+        """Set its type and size."""
         self.gpu_type, self.curve, self.at = gpu_type, on, at
         held = self.job.allocation
         self.held = held.gpus if held and held.gpu_type == gpu_type else 0
@@ -86,7 +85,7 @@ class _Share:
 
 
 class _Pool:
-    """GPUs by type and the limits on GPUs, as far as they are not given away yet."""
+    """GPUs by type, and the limits on them, that are not allocated yet."""
 
     def __init__(self, question: Question) -> None:
         self.free = dict(question.capacity)
@@ -105,7 +104,7 @@ class _Pool:
                 self._left.append(limit.cap - sum(_used(limit, j) for j in others if j))
 
     def most(self, job_id: int, gpu_type: str) -> int:
-        """GPUs of this type that the job could get on top of what it was given."""
+        """Return the GPUs of this type that the job could get beyond its share."""
         left = float(self.free.get(gpu_type, 0))
         for i in self._limits_of.get(job_id, ()):
             limit = self._limits[i]
@@ -126,7 +125,7 @@ class _Pool:
 
 
 class FairShare:
-    """The policy; it remembers nothing."""
+    """The policy; it keeps no state."""
 
     capabilities = Capabilities(batch_chosen_by="user")
 
@@ -147,7 +146,7 @@ class FairShare:
         return tuple(_proposal(share) for share in shares), state
 
     def _shares(self, question: Question) -> list[_Share]:
-        """Running jobs first, then by priority and age."""
+        """Return the jobs' shares: running ones first, then by priority and age."""
         per_node = question.snapshot.per_node
         everything = tuple(sorted(per_node))
         max_nodes = {p.name: p.max_nodes for p in question.snapshot.partitions}
@@ -168,7 +167,7 @@ class FairShare:
         return shares
 
     def _fill(self, shares: Iterable[_Share], pool: _Pool) -> None:
-        """Hand out what is left, best marginal utility first; ties go to the lowest job id."""
+        """Divide the remaining GPUs by marginal utility; ties go to the lowest job id."""
         heap: list[tuple[float, int, int, int]] = []
         by_id = {s.job.job_id: s for s in shares}
         for share in by_id.values():
@@ -187,7 +186,7 @@ class FairShare:
                     self._offer(heap, share)
 
     def _offer(self, heap: list[tuple[float, int, int, int]], share: _Share) -> None:
-        """Put the next step of a job's envelope on the heap."""
+        """Push the next step of a job's envelope onto the heap."""
         on = share.curve
         if on is None or share.at < 0:
             return
@@ -206,7 +205,7 @@ class FairShare:
         heapq.heappush(heap, (-round(gain, _DIGITS), 0 if own else 1, share.job.job_id, end))
 
     def _change_types(self, shares: Iterable[_Share], pool: _Pool) -> bool:
-        """Move jobs to left-over GPUs of another type where that pays; whether any was."""
+        """Move jobs to remaining GPUs of another type where that pays; return whether any moved."""
         wishes = []
         for share in shares:
             if share.curve is None or share.at < 0 or share.job.state is not JobState.RUNNING:
@@ -229,7 +228,7 @@ class FairShare:
         return bool(changed)
 
     def _gain_on(self, share: _Share, gpu_type: str, pool: _Pool) -> float:
-        """Log-speed that a job wins on another type's idle GPUs, beyond what is worth it; or 0."""
+        """Return the log-speed won on another type's idle GPUs less the least of a change, or 0."""
         least = share.directive.sizes(gpu_type)
         if gpu_type == share.gpu_type or not least or share.curve is None:
             return 0.0
@@ -263,7 +262,7 @@ def _minimum(share: _Share, pool: _Pool) -> None:
 
 
 def _proposal(share: _Share) -> Proposal:
-    """Best, next smaller sizes, present shape; a pending job's MIN and at last waiting."""
+    """Rank best, next smaller sizes, present shape; for a pending job MIN, and at last waiting."""
     held, on = share.job.allocation, share.curve
     found: dict[tuple[str, int], Alternative] = {}
 
@@ -307,7 +306,7 @@ def _used(limit: Limit, job: Job) -> int:
 
 
 def _largest(on: UtilityCurve, gpus: int) -> int:
-    """Index of the largest vertex within this many GPUs; -1: none is."""
+    """Return the index of the largest vertex within this many GPUs; -1: there is none."""
     return max((i for i in on.vertices if on.sizes[i] <= gpus), default=-1)
 
 

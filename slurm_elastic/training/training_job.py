@@ -1,4 +1,4 @@
-"""The face of the library: a training loop that can stop, move and go on.
+"""A training loop that can stop after any step and continue on other ranks.
 
     job = init(model, loss_fn, optimizer, dataset, global_batch=256, epochs=3, checkpoint_dir="c")
     for batch in job:
@@ -7,11 +7,11 @@
 
 The same lines run alone on a laptop, under esrun on any number of GPUs, and
 after a change of that number: the loop begins where the newest checkpoint
-ends, and every optimisation step takes the same samples whoever computes it.
+ends, and every optimisation step takes the same samples on any ranks.
 
-Between two steps, and only there, the job does what it was asked: all ranks
-learn of a request in the all-reduce of the same step, so they agree on where
-to stop. The script's own code of that step has run by then.
+Requests are carried out between two steps only: the all-reduce of a step
+carries them to all ranks, so that all stop after the same step. The script's
+own code of that step has run by then.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ from slurm_elastic.training.sampler import Cursor, Sampler
 from slurm_elastic.training.scaling_rules import BatchSize
 from slurm_elastic.training.signals import Signals
 
+_NO_STEP = "for batch in job: the batch was not trained on; call job.step(batch) in the loop's body"
+
 
 class TrainingJob:
     """A training run on this attempt's ranks; made by `init`.
 
     Attributes:
         model: as given, on the device, restored; with stages, the layers that this rank holds.
-        optimizer, scheduler: as given; the optimizer has the parameters of `model`.
+        optimizer, scheduler: as given; the optimizer holds the parameters of `model`.
         rank, world_size, device: of this process.
         layout: replicas x stages of this attempt, e.g. "4x1".
         resumed_from: step of the checkpoint that this attempt began with, or None.
@@ -103,9 +105,9 @@ class TrainingJob:
         self._agreed = StrategySettings()
         self._running = False
         self._profiled: MeasuredLayers | None = None
-        begun = time.monotonic()
+        restore_begun = time.monotonic()
         cursor = checkpoint_manager.restore(checkpoint) if checkpoint else None
-        self._restore_s = None if cursor is None else time.monotonic() - begun
+        self._restore_s = None if cursor is None else time.monotonic() - restore_begun
         self.resumed_from = None if cursor is None else cursor.step
         self._cursor = cursor or Cursor()
         rank_group.join()
@@ -114,7 +116,7 @@ class TrainingJob:
                 f"resumed from step {cursor.step} with {rank_group.size} rank(s),"
                 f" layout {self.layout}"
             )
-        self._keep()
+        self._restore_manifest_values()
         self._freezer = self._make_freezer(whole, freezing)
         strategy.join(fresh=cursor is None)
         reporter.set_fields(layout=self.layout)
@@ -126,19 +128,19 @@ class TrainingJob:
 
     @property
     def reduced_bytes(self) -> int:
-        """What the reduction of a step's gradients carries from this rank."""
+        """Bytes that this rank contributes to the reduction of a step's gradients."""
         return self._strategy.reduced_bytes
 
     @property
     def frozen(self) -> int:
-        """Layers, counted from the front, that do not train now."""
+        """Number of layers, counted from the front, that do not train now."""
         return self._freezer.frozen if self._freezer else 0
 
     @property
     def penalties(self) -> tuple[float, ...]:
-        """What freezing 0, 1, ... layers costs, up to the longest prefix that may be frozen.
+        """Costs of freezing 0, 1, ... layers, up to the longest prefix that may be frozen.
 
-        Fractions of useful progress (`slurm_elastic.models.frozen_penalty`); known to rank 0 only.
+        Fractions of useful progress (`slurm_elastic.models.frozen_penalty`); on rank 0 only.
         """
         return self._freezer.penalties if self._freezer else (0.0,)
 
@@ -151,20 +153,22 @@ class TrainingJob:
             ValueError: a negative number.
         """
         if layers is not None and layers < 0:
-            raise ValueError(f"{layers} layers cannot be frozen; write 0 to thaw all")
+            raise ValueError(
+                f"freeze: {layers} layers is invalid: expected 0 or more; 0 thaws all layers"
+            )
         if self._freezer:
             self._freezer.chosen = layers
 
     def validated(self, loss: float) -> None:
-        """Tell the loss on samples that are not trained on: if it worsens, all layers thaw.
+        """Pass the loss on samples that are not trained on: if it worsens, all layers thaw.
 
-        Rank 0's counts. Without freezing it means nothing.
+        Rank 0's counts. Without freezing it has no effect.
         """
         if self._freezer:
             self._freezer.validated(loss)
 
     def __iter__(self) -> Iterator[Batch]:
-        def rest() -> Iterator[Any]:
+        def remaining_shares() -> Iterator[Any]:
             return self._sampler.shares(
                 self._cursor, self._strategy.split, batch=self._batch_size.now
             )
@@ -173,15 +177,15 @@ class TrainingJob:
             yield from self._profiling(self._profile_run)
         self._signals.exit_at_once(False)
         while not self._sampler.ended(self._cursor):
-            taken = self._batch_size.now
-            batches = self._loader.batches(rest, rank=self.rank, step=self._cursor.step)
+            batch_size = self._batch_size.now
+            batches = self._loader.batches(remaining_shares, rank=self.rank, step=self._cursor.step)
             for batch in self._reporter.timer.waiting(batches):
                 yield batch
                 if self._cursor != batch.share.after:
-                    raise RuntimeError("the loop's body must call job.step(batch)")
+                    raise RuntimeError(_NO_STEP)
                 self._between_steps()
-                if self._batch_size.now != taken:
-                    break  # what has been fetched ahead is of another size
+                if self._batch_size.now != batch_size:
+                    break  # the batches fetched ahead have the former size
 
     def step(self, batch: Batch) -> float:
         """Train on one batch: forward, backward, reduce, update.
@@ -191,7 +195,10 @@ class TrainingJob:
         """
         share = batch.share
         if share.before != self._cursor:
-            raise RuntimeError("job.step takes every batch of the loop once, in their order")
+            raise RuntimeError(
+                f"job.step: the batch of step {batch.step} is invalid: expected that of step"
+                f" {self._cursor.step + 1}; pass each batch of the loop once, in order"
+            )
         if self._freezer:
             self._freezer.begin(share.after.step)
         requested = self._collect_requests(share.count)
@@ -209,7 +216,7 @@ class TrainingJob:
         if not self._strategy.updates_itself:
             with self._batch_size.scaled(self.optimizer, share.count, gain=agreed.gain):
                 self.optimizer.step()
-        # A schedule may have an end, which blocks of a profile would run past.
+        # A schedule may have an end, beyond which the blocks of a profile would step it.
         scheduler = None if self._profile_run else self.scheduler
         self._batch_size.advance(scheduler, share.count, last=batch.last_of_epoch, gain=agreed.gain)
         self._cursor = share.after
@@ -220,21 +227,21 @@ class TrainingJob:
         return loss
 
     def finish(self) -> None:
-        """Save the end of the training and part from the other ranks."""
+        """Save the complete training and end the group of ranks."""
         self._strategy.close()
         self._requests.finish(self._cursor)
 
     def _profiling(self, run: ProfilingRun) -> Iterator[Batch]:
-        """A few steps that nobody keeps; the process then ends."""
+        """Yield the batches of a profiling run, whose result is discarded; then end the process."""
         for batch in run.batches(self._strategy.split):
             self._cursor = batch.share.before
             yield batch
             if self._cursor != batch.share.after:
-                raise RuntimeError("the loop's body must call job.step(batch)")
+                raise RuntimeError(_NO_STEP)
         run.end()
 
     def _collect_requests(self, count: int) -> StrategySettings:
-        """Of this rank; rank 0 speaks for the controller, too."""
+        """Return the requests to this rank; on rank 0 also those of the controller."""
         orders = self._reporter.orders()
         self._batch_size.set_order(orders.batch, orders.directive)
         if self._freezer:
@@ -248,7 +255,7 @@ class TrainingJob:
             gain=self._batch_size.gain(count),
         )
 
-    def _keep(self) -> None:
+    def _restore_manifest_values(self) -> None:
         """Restore what goes into the manifest, and register it for the next ones."""
         noise, restored, kept = (
             self._reporter.noise,
@@ -259,7 +266,7 @@ class TrainingJob:
         kept["noise"] = noise.state
         self._batch_size.load_state_dict(restored.get("batch"))
         kept["batch"] = self._batch_size.state_dict
-        # An attempt that does not measure layers, or does not freeze, leaves what was found out.
+        # An attempt that does not measure layers, or does not freeze, passes the old values on.
         kept["profile"] = lambda: (
             m.state() if (m := self._strategy.measured) else restored.get("profile")
         )
@@ -267,13 +274,13 @@ class TrainingJob:
         self._batch_size.log_initial()
         self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
 
-    def _make_freezer(self, whole: torch.nn.Module, how: Freezing | None) -> Freezer | None:
-        if how is None:
+    def _make_freezer(self, whole: torch.nn.Module, freezing: Freezing | None) -> Freezer | None:
+        if freezing is None:
             return None
         sampler = self._sampler
         freezer = Freezer(
             whole,
-            how,
+            freezing,
             optimizer=self.optimizer,
             steps=sampler.epochs * -(-sampler.samples // sampler.global_batch),
             epochs=sampler.epochs,
@@ -288,16 +295,16 @@ class TrainingJob:
         return freezer
 
     def _change_as_agreed(self, agreed: StrategySettings) -> None:
-        """Another batch, another frozen prefix: from the next step on."""
+        """Apply the agreed batch size and frozen prefix, from the next step on."""
         if self._batch_size.apply(agreed.batch):
             self._reporter.timer.restart()
             self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
             if self._freezer:
                 self._freezer.set_batch(self._batch_size.now)
         if self._freezer and self._freezer.frozen != (n := round(agreed.frozen)):
-            before = self._freezer.frozen
+            frozen_before = self._freezer.frozen
             self._freezer.apply(n)
-            self._strategy.rebuild(list(self._freezer.prefix.buffers(before, n)))
+            self._strategy.rebuild(list(self._freezer.prefix.buffers(frozen_before, n)))
             self._reporter.timer.restart()
             self._reporter.set_fields(**self._freezer.report_fields())
 
@@ -311,6 +318,6 @@ class TrainingJob:
         measured = self._strategy.measured
         if measured is not None and measured is not self._profiled:
             self._profiled = measured
-            if complaint := self._reporter.profile(measured):
-                log_line(complaint)
+            if warning := self._reporter.profile(measured):
+                log_line(warning)
         self._requests.carry_out(self._cursor, self._agreed)

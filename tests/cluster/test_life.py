@@ -174,10 +174,10 @@ def test_without_a_controller_nobody_waits_for_ever(
     )
     try:
         assert shown(cluster, leased)["state_reason"] == "BeginTime"
-        until(lambda: "waiting to be moved" in cluster.exec(f"cat {SCRATCH}/log").stdout)
+        until(lambda: "waiting to be requeued" in cluster.exec(f"cat {SCRATCH}/log").stdout)
         daemon.kill()
         cluster.exec(["scancel", str(rigid)])
-        log = f"grep -q 'goes on after step' {SCRATCH}/log"
+        log = f"grep -q 'continues after step' {SCRATCH}/log"
         until(lambda: cluster.exec(log, check=False).returncode == 0, seconds=60)
         cluster.wait(training, "COMPLETED", timeout=120)
         assert shown(cluster, training)["restart_cnt"] == 0

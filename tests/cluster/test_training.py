@@ -97,7 +97,7 @@ def test_requeues_in_other_shapes_lose_and_repeat_nothing(
     run.requeue(nodes=1, gpus=3)  # SIGTERM finds it training
     run.wait_for(24)
     cluster.exec(f"scancel -s USR2 {run.job}", user="alice")
-    run.wait_for_line("waiting to be moved")
+    run.wait_for_line("waiting to be requeued")
     # It waits for nothing but SIGTERM, and leaves at once; KillWait is 30 s.
     assert run.requeue(nodes=2, gpus=1) < 10
     cluster.wait(run.job, "COMPLETED", timeout=120)
@@ -111,7 +111,7 @@ def test_a_cancelled_job_has_saved(cluster: SlurmCluster) -> None:
     run.wait_for(5)
     cluster.exec(f"scancel {run.job}", user="alice")
     cluster.wait(run.job, "CANCELLED")
-    run.wait_for_line("told to end: saved step")
+    run.wait_for_line("SIGTERM: saved step")
     kept = int(
         cluster.exec(f"cat {run.out}/checkpoints/latest").stdout.strip().removeprefix("step_")
     )

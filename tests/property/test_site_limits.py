@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import given, reproduce_failure
 from hypothesis import strategies as st
 
 from slurm_elastic.config.schema import Config, ControllerSettings, LimitSettings, ResizeSettings
@@ -36,6 +36,8 @@ def decide(cluster, limits, policy="fair", queue="controller", resized=None):
 @given(
     clusters(transitions=False), SHARES, SHARES, st.sampled_from(POLICIES)
 )  # fmt: skip
+@reproduce_failure('6.170.15', b'AEEIQQJBAEEBQQFBAA==')
+@reproduce_failure('6.170.15', b'AEEIQQJBAEEBQQFBAA==')
 def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
     limits = LimitSettings(share=share, user_share=user_share)
     plan = decide(cluster, limits, policy)

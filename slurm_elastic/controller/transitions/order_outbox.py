@@ -1,7 +1,9 @@
-"""What each job is told: the order of the moment, and what stands beside it.
+"""Orders for each job: one action for one attempt, and settings that stand until replaced.
 
-Nothing is sent from here: jobs fetch it with their next report or a long poll. An order is
-meant for one attempt (restart count) of a job; others do not see it.
+Nothing is sent from here: jobs fetch orders with their next report or a long poll. An action is
+meant for one attempt (restart count) of a job; others do not see it. Settings (layout, batch,
+frozen layers) hold from an attempt on: those for the GPUs that a job is about to get must not
+reach it while it still has the old ones.
 
 >>> outbox = OrderOutbox()
 >>> outbox.ask(7, Orders(action="notice", notice=3), run=0)
@@ -19,7 +21,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from slurm_elastic.controller.transitions.desired_settings import DesiredSettings
 from slurm_elastic.core.report import Orders
 
 #: Seconds between two reports of a job: where few jobs report, and where very many do (a job that
@@ -27,6 +28,71 @@ from slurm_elastic.core.report import Orders
 _REPORT_EVERY_S, _SELDOM_S = Orders().report_every_s, 45.0
 #: Of all jobs together (our choice).
 _REPORTS_PER_S = 25.0
+
+
+class DesiredSettings:
+    """Settings by job and field of `Orders`, each with the attempt from which it holds.
+
+    Not thread-safe: its owner holds a lock.
+
+    >>> settings = DesiredSettings()
+    >>> settings.put(7, run=0, seq=1, batch=256), settings.put(7, run=1, seq=2, batch=512)
+    (True, True)
+    >>> settings.on(Orders(), 7, run=0).batch, settings.on(Orders(seq=9), 7, run=3).batch
+    (256, 512)
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[str, dict[int, tuple[int, Any]]]] = {}
+
+    def put(self, job_id: int, *, run: int, seq: int, **values: Any) -> bool:
+        """Set values from this attempt on; return whether any of them is new.
+
+        Args:
+            job_id: the job.
+            run: restart count of the attempt.
+            seq: of the orders that tell it, if it is news.
+            values: by field of `Orders`; None and "" leave it to the job.
+        """
+        fields = self._values.setdefault(job_id, {})
+        news = False
+        for name, value in values.items():
+            runs = fields.setdefault(name, {})
+            if _same(_at(runs, run), value) and all(r <= run for r in runs):
+                continue
+            # What was meant for later attempts is void.
+            fields[name] = {r: told for r, told in runs.items() if r < run} | {run: (seq, value)}
+            news = True
+        return news
+
+    def on(self, orders: Orders, job_id: int, *, run: int) -> Orders:
+        """Return these orders with the settings of the attempt; `seq` is the higher of both."""
+        fields = self._values.get(job_id)
+        if not fields:
+            return orders
+        found = {name: told for name, runs in fields.items() if (told := _told(runs, run))}
+        seq = max([orders.seq, *(seq for seq, _ in found.values())])
+        values = {name: value for name, (_, value) in found.items()}
+        return dataclasses.replace(orders, seq=seq, **values)
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Drop the settings of jobs that are gone."""
+        self._values = {k: v for k, v in self._values.items() if k in alive}
+
+
+def _told(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
+    """Return number and value of the latest attempt up to this one."""
+    known = [r for r in runs if r <= run]
+    return runs[max(known)] if known else None
+
+
+def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
+    told = _told(runs, run)
+    return told[1] if told else None
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other or {one, other} == {None, ""}
 
 
 class OrderOutbox:
@@ -79,7 +145,7 @@ class OrderOutbox:
             self._asked.pop(job_id, None)
 
     def tell(self, job_id: int, *, run: int, **values: Any) -> bool:
-        """Let a job be so from this attempt on, whatever else it is asked; see `standing`.
+        """Let a job be so from this attempt on, whatever else it is asked; see `DesiredSettings`.
 
         Returns:
             Whether that is news to it.

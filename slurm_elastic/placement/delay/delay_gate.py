@@ -1,16 +1,16 @@
-"""`[placement] mode = "delay"`: under any policy, a job waits a while for a near place.
+"""Delay gate: with `[placement] mode = "delay"` a job waits a limited time for a near place.
 
-After Dally's delay timers (arXiv 2401.16492), for the rounds and for elastic jobs; our
-definition. A place is *near* when it is on as few nodes, in as few racks, as its GPUs take. One
-that is not is accepted at once when the job loses no more than `tolerance` of its speed there by
-its own model (stated curve, corrected by what was measured), so that jobs that do not suffer
-never wait. Else more nodes, or more racks, are accepted after a while that
-placement/delay/wait_timers.py tells. A refused place falls back to the policy's next alternative,
-at last to what the job has; giving GPUs up, and moving at its size, are not its business.
+After Dally's delay timers (arXiv 2401.16492), for elastic jobs under any policy; our definition. A
+place is *near* when it is on as few nodes, in as few racks, as its GPUs take. Another one is
+accepted at once when the job loses no more than `tolerance` of its speed there by its own model
+(configured curve, corrected by measurements), so that jobs that do not suffer never wait. Else
+more nodes, or more racks, are accepted after the time that placement/delay/wait_timers.py gives. A
+refused place falls back to the policy's next alternative, at last to what the job has. Shrinks,
+and moves at the same size, do not pass the gate.
 
-Nothing is reserved for wide jobs that wait here: whose wait is over takes any place, so a wide
-job is never kept from starting by the gate for longer than its limit, and whether there are GPUs
-enough is the policy's business, which decides anew each round and may take them from others.
+Nothing is reserved for wide jobs that wait here: a job whose wait is over takes any place, so the
+gate delays no start for longer than its limit. Whether there are GPUs enough is up to the policy,
+which decides anew each round and may take them from other jobs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 
 @dataclass(frozen=True, slots=True)
 class RefusedPlace:
-    """A place that a job would not take.
+    """Place that a job refused.
 
     Attributes:
-        tier: what it waits for, one `node` or one `rack` less.
+        tier: `node` or `rack`: the job waits for fewer of these.
         since: when its wait began (epoch s).
         gpus: of the place.
-        until: when it will take such a place (epoch s); inf: never.
+        until: when it accepts such a place (epoch s); inf: never.
     """
 
     tier: str
@@ -48,10 +48,10 @@ class RefusedPlace:
 
 @dataclass(slots=True)
 class DelayGate:
-    """The timers at the time of one round; it notes whom it made wait.
+    """Timers at the time of one round, and the refusals made with them.
 
     Attributes:
-        state: of the last round (delay_patience.py).
+        state: of the last round (wait_timers.py).
     """
 
     placement: PlacementSettings
@@ -65,7 +65,7 @@ class DelayGate:
 
     @property
     def open(self) -> bool:
-        """Whether everybody takes what there is."""
+        """Whether every place is accepted."""
         return self.placement.mode != "delay"
 
     def refusal(self, tenant: RoundJob, target: Allocation) -> str:
@@ -106,7 +106,7 @@ class DelayGate:
         )
 
     def nearest(self, tenant: RoundJob, target: Allocation) -> tuple[int, int]:
-        """(nodes, racks): the fewest that so many GPUs take on this cluster."""
+        """Return the fewest (nodes, racks) that this number of GPUs takes on this cluster."""
         kind, gpus = target.gpu_type, target.gpus
         most = self.frame.per_node.get(kind, 1)
         unit = tenant.directive.unit_for(kind)
@@ -116,16 +116,16 @@ class DelayGate:
         return fewest, -(-fewest // max(1, largest))
 
     def wake(self, waiting: Iterable[int]) -> float | None:
-        """When the first of the jobs that still wait will take what it refused (epoch s)."""
+        """Return when the first waiting job accepts what it refused (epoch s); None: none does."""
         now = self.frame.snapshot.time
         ahead = [self._refused[j].until for j in waiting if j in self._refused]
         return min((at for at in ahead if now < at < np.inf), default=None)
 
     def after(self, everyone: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
-        """The state for the next round.
+        """Return the state for the next round.
 
         Args:
-            everyone: all elastic jobs, each with what it shall hold now.
+            everyone: all elastic jobs, each with its target.
         """
         if self.open:
             return {}
@@ -152,7 +152,7 @@ class DelayGate:
         return self._patience.after(ended, waiting)
 
     def _found(self, tenant: RoundJob, target: Allocation, tier: str) -> str:
-        """The tier that a wait counts for: what was waited for; as published, what was found."""
+        """Return the tier that a wait counts for: the awaited one; as published, the one found."""
         if self._patience.ages:
             return tier
         nodes, racks = self.frame.topology.spread(target.nodes)
@@ -162,7 +162,7 @@ class DelayGate:
         return NODE if nodes <= fewest else RACK
 
     def _since(self, tenant: RoundJob) -> float:
-        """When it began to wait."""
+        """Return when the job began to wait (epoch s)."""
         job, record = tenant.job, tenant.record
         if tenant.current is None:
             began = job.submit_time

@@ -1,8 +1,7 @@
-"""`fifo`: first come, first served; nobody is preempted, and nobody overtakes.
+"""Policy `fifo`: first come, first served; without preemption and backfill.
 
-The order of Hadoop's and Slurm's oldest schedulers (`SchedulerType=sched/builtin`): the first
-job that does not fit blocks all that came after it. A job that this cluster can never run
-blocks nobody.
+The order of Hadoop's and Slurm's oldest schedulers (`SchedulerType=sched/builtin`): the first job
+that does not fit blocks all that came after it. A job that this cluster can never run blocks none.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class Fifo:
-    """The policy; it remembers nothing."""
+    """The policy; it keeps no state."""
 
     capabilities = Capabilities(
         binding_proposals=True, allows_repacking=False, batch_chosen_by="user"
@@ -29,7 +28,7 @@ class Fifo:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """Whoever runs keeps on; then in order of submission, up to the first without room."""
+        """Keep running jobs; then start in order of submission, up to the first without room."""
         pool = Pool(question.capacity)
         asked = requests(question)
         for request in asked:

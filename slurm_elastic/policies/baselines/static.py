@@ -1,10 +1,10 @@
-"""`static`: plain Slurm: the requested size for good, by priority, with EASY backfill.
+"""Policy `static`: as plain Slurm: the requested size, by priority, with EASY backfill.
 
 EASY (Lifka, JSSPP 1995; the idea of Slurm's `sched/backfill`): the first job without room is
 promised the earliest moment at which the time limits of running jobs leave enough GPUs of one
-type; others may go before it if that does not delay it: they end before, or leave enough.
-Nobody is preempted or resized. Without time limits no end is known: then nobody overtakes on
-the type that the first job waits for.
+type; others may go before it if that does not delay it: they end before, or leave enough. No job
+is preempted or resized. Without time limits no end is known: then no job overtakes on the type
+that the first one waits for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 @dataclass(slots=True)
 class _Promise:
-    """The first waiting job's: `gpu_type` from `begins` on, when `spare` GPUs are left over."""
+    """Promise to the first waiting job: `gpu_type` from `begins` on; `spare` GPUs are left over."""
 
     job_id: str
     gpu_type: str
@@ -40,7 +40,7 @@ class _Promise:
 
 
 class Static:
-    """The policy; it remembers nothing."""
+    """The policy; it keeps no state."""
 
     capabilities = Capabilities(
         binding_proposals=True, allows_repacking=False, batch_chosen_by="user"
@@ -52,7 +52,7 @@ class Static:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """Whoever runs keeps on; then by priority and age, with backfill."""
+        """Keep running jobs; then start by priority and age, with backfill."""
         now = question.snapshot.time
         pool = Pool(question.capacity)
         asked = requests(question)
@@ -94,7 +94,7 @@ def _limit(job: Job) -> float:
 
 
 def _end(job: Job, now: float) -> float:
-    """When a running job ends at the latest, as far as that is known."""
+    """Return when a running job ends at the latest; infinity if that is not known."""
     if job.time_limit_s is None:
         return math.inf
     return (now if job.start_time is None else job.start_time) + job.time_limit_s
@@ -109,7 +109,7 @@ def _harmless(shape: Shape, end: float, promise: _Promise | None) -> bool:
 def _promise(
     request: RigidRequest, pool: Pool, ends: Iterable[tuple[float, str, int]]
 ) -> _Promise | None:
-    """The earliest moment, by what is known, at which one of its shapes has room."""
+    """Return the earliest time, as far as known, at which one of its shapes has room."""
     earliest: _Promise | None = None
     order = sorted(ends)
     for kind, gpus in request.shapes:

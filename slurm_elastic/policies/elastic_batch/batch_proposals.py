@@ -1,4 +1,4 @@
-"""What `elastic_batch` is asked, and what it answers once GPUs are divided: shapes and words."""
+"""Questions to `elastic_batch`, and its proposals once GPUs are divided."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALLER = 4
 
 @dataclass(frozen=True, slots=True)
 class BatchTarget:
-    """What a division gave a job: GPUs of a type, and samples per step (0: its own)."""
+    """Target of a job in a division: GPUs of a type, and samples per step (0: its own)."""
 
     gpu_type: str
     gpus: int
@@ -28,7 +28,7 @@ class BatchTarget:
 
 
 class BatchQuestion:
-    """One question with its jobs in order of submission, and their rows.
+    """One question, its jobs in order of submission, and their rows.
 
     Attributes:
         per_node: GPUs of the largest node of each type.
@@ -52,12 +52,12 @@ class BatchQuestion:
         return self.question.snapshot.time
 
     def row(self, job: Candidate, kind: str) -> ValueRow | None:
-        """A job's row on a type; None: it can never run there."""
+        """Return a job's row on a type; None: it can never run there."""
         most = max(self.totals.get(kind, 0), job.held.gpus if job.held else 0)
         return self._rows.row(job, kind, per_node=self.per_node, most=most, seed=self.question.seed)
 
     def rows(self, job: Candidate) -> Iterator[tuple[str, ValueRow]]:
-        """Its rows on the types that it may have, the preferred before the others."""
+        """Return its rows on the types that it may have, the preferred first."""
         for kind in job.directive.types or tuple(self.totals):
             row = self.row(job, kind)
             if row is not None:
@@ -77,8 +77,8 @@ class BatchProposals:
 
     Attributes:
         asked: the question.
-        targets: what the division gave, by the jobs' keys; `why` others got nothing.
-        dropped: keys of those turned away for good.
+        targets: of the division, by job key; `why`: reasons of jobs without one.
+        dropped: keys of jobs rejected for good.
         next_s: when GPUs are divided next (epoch s).
     """
 
@@ -89,7 +89,7 @@ class BatchProposals:
     next_s: float
 
     def proposal(self, job: Candidate) -> Proposal:
-        """One job's: its target, smaller sizes, what it has; of a pending one its least."""
+        """Rank a job's target, smaller sizes, present shape; of a pending one its least size."""
         key, held = job.job.key, job.held
         target = self.targets.get(key)
         if target is None:

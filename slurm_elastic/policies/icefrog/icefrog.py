@@ -1,6 +1,6 @@
-"""`icefrog`: layer elasticity as a dimension of scheduling; Sia's program over effective progress.
+"""Policy `icefrog`: layer elasticity in scheduling; Sia's program over effective progress.
 
-IceFrog (TPDS 36(6), 2025) is the first scheduler that counts with frozen layers. Its formulas are
+IceFrog (TPDS 36(6), 2025) is the first scheduler that models frozen layers. Its formulas are
 not public; this is our definition, on top of Sia's program (sia.py):
 
 1. a job with `freeze=auto` counts in each configuration with its *effective progress*
@@ -10,10 +10,10 @@ not public; this is our definition, on top of Sia's program (sia.py):
    type, so of what freezing changes the *shape* of a job's curve counts.
 
 Frozen layers save computing before they save communication, and steps have fixed costs: more GPUs
-gain a highly frozen job less, so they go where they gain more. The prefix itself is ordered by
-controller/batch_tuning.py from the same function for what a job holds (`effective.prefix`).
+gain a highly frozen job less, so they go where they gain more. controller/batch_tuning.py orders
+the prefix for what a job holds, from the same function (`effective_progress.prefix`).
 
-When nobody freezes it decides what `sia` decides.
+Without jobs that freeze, it decides as `sia`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IceFrog(Sia):
         self._weighed: ProgramInputs | None = None
 
     def weigh(self, question: Question) -> ProgramInputs:
-        """The arrays of a question's program."""
+        """Return the arrays of a question's program."""
         self._weighed = super().weigh(question)
         return self._weighed
 
@@ -109,7 +109,7 @@ def _freed(weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]) 
 
 
 def _column(found: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
-    """The column of a shape, the valid one where several have as many GPUs."""
+    """Return the column of a shape, the valid one where several have as many GPUs."""
     columns = found.configurations
     same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
     at = np.flatnonzero(same & found.valid[row])

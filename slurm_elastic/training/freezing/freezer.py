@@ -90,7 +90,7 @@ class Freezing:
                 raise ValueError(f"freezing: {name} is {value}; it must be at least 1")
 
 
-def wanted(
+def freezing_settings(
     asked: str | Freezing, environment: Mapping[str, str] | None = None
 ) -> tuple[Freezing | None, str]:
     """What the directive and the script make of freezing.

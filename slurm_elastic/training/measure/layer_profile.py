@@ -171,7 +171,7 @@ class LayerProfiler:
     Args:
         layers: consecutive ones of the model, in their order.
         device: where they are.
-        known: an earlier profile of them, as from a checkpoint; layers that are frozen now keep
+        earlier: an earlier profile of them, as from a checkpoint; layers that are frozen now keep
             their backward times of then.
         skipped, steps: which steps are measured.
 
@@ -186,11 +186,11 @@ class LayerProfiler:
         layers: Layers,
         *,
         device: torch.device,
-        known: MeasuredLayers | None = None,
+        earlier: MeasuredLayers | None = None,
         skipped: int = SKIPPED,
         steps: int = STEPS,
     ) -> None:
-        self.measured = known
+        self.measured = earlier
         self.samples: int | None = None
         self._layers = list(layers)
         self._gpu = device.type == "cuda"
@@ -353,7 +353,7 @@ def _descends(inputs: list[torch.Tensor], former: list[torch.Tensor]) -> bool:
 
 
 def _summary(
-    layers: Layers, passes: list[_Pass], known: MeasuredLayers | None, *, gpu: bool
+    layers: Layers, passes: list[_Pass], earlier: MeasuredLayers | None, *, gpu: bool
 ) -> MeasuredLayers:
     """Medians over the passes of the commonest size, the larger of two."""
     if gpu:
@@ -361,7 +361,7 @@ def _summary(
     counts = Counter(p.samples for p in passes)
     size = max(counts, key=lambda s: (counts[s], s))
     passes = [p for p in passes if p.samples == size]
-    before = {x.name: x for x in known.at(size).layers} if known else {}
+    before = {x.name: x for x in earlier.at(size).layers} if earlier else {}
     found = []
     for at, (name, module) in enumerate(layers):
         backward = [s for p in passes if (s := _backward_s(p, at)) is not None]

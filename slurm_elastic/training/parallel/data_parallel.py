@@ -1,4 +1,4 @@
-"""Data parallel: every rank holds the whole model and takes its part of the samples."""
+"""Data parallelism: every rank holds the whole model and takes its part of the samples."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from slurm_elastic.training.signals import Signals
 
 
 class DataParallel:
-    """See `ParallelStrategy`.
+    """Replicas of the whole model; see `ParallelStrategy`.
 
     Args:
         model: whole.
         loss_fn: of (output, targets).
         micro_batch: most samples through the model at once.
-        rank_group: this rank and the others.
-        signals: tell a broken connection from the end of the job.
-        step_profiler: looks into the steps, and measures the layers.
+        rank_group: all ranks.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps and layers.
     """
 
     writers: tuple[int, ...] = (0,)
@@ -64,7 +64,7 @@ class DataParallel:
     def join(self, *, fresh: bool) -> None:
         """See `ParallelStrategy`."""
         if fresh:
-            # Whoever forgot to seed the model's construction would train replicas that differ.
+            # Without a seed in the script, each rank would begin with other parameters.
             self._rank_group.broadcast(self.model.state_dict().values())
         self._reducer = Reducer(self.model.parameters(), self._rank_group)
 
@@ -77,14 +77,15 @@ class DataParallel:
         reducer.clear()
         self._step_profiler.begin()
         total = torch.zeros((), device=self._rank_group.device)
-        for piece, part in zip(batch.share.slices, batch.parts, strict=True):
-            self._step_profiler.forward(len(piece.span))
+        for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
+            samples = len(micro_batch.span)
+            self._step_profiler.forward(samples)
             inputs, targets = moved(part, self._rank_group.device)
             loss = self._loss_fn(self.model(inputs), targets)
-            summed = loss.sum() if loss.dim() else loss * len(piece.span)
+            summed = loss.sum() if loss.dim() else loss * samples
             self._step_profiler.backward()
             summed.backward()
-            self._step_profiler.micro_batch_done(len(piece.span))
+            self._step_profiler.micro_batch_done(samples)
             total += summed.detach()
         small, inverse = self._step_profiler.reducing()
         rest = total.new_tensor([inverse, *requested]).unbind()
@@ -100,7 +101,7 @@ class DataParallel:
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
         """See `ParallelStrategy`."""
-        # Each rank has seen its own samples; a frozen layer must be the same function everywhere.
+        # Buffers follow each rank's own samples; a frozen layer must be the same on all ranks.
         with self._signals.tolerate_ending_peers():
             self._rank_group.broadcast(changed)
         self._joined().clear()
@@ -111,5 +112,5 @@ class DataParallel:
 
     def _joined(self) -> Reducer:
         if self._reducer is None:
-            raise RuntimeError("the ranks have not met")
+            raise RuntimeError("DataParallel: step before join is invalid; call join first")
         return self._reducer

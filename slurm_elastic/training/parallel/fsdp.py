@@ -1,13 +1,12 @@
-"""Data parallel with the model in parts: each rank keeps a part of every parameter (FSDP2).
+"""Sharded data parallelism: each rank holds a part of every parameter (FSDP2).
 
 `torch.distributed.fsdp.fully_shard` cuts parameters, gradients and optimizer state
-along their first dimension. A layer is put together for its passes and dropped
-afterwards. What is computed is what replicas compute, in the memory of one over the
-number of ranks. Gradients are summed and divided by the true number of samples.
+along their first dimension. A layer is gathered for its passes and freed afterwards. The
+results are those of replicas, each rank's memory is divided by the number of ranks.
+Gradients are summed and divided by the true number of samples.
 
 All ranks take part in every pass of every layer, so each has the same number of
-micro-batches in a step: where a share has fewer, one sample goes through for nothing,
-with weight 0.
+micro-batches in a step: a rank with fewer passes one sample with weight 0 instead.
 """
 
 from __future__ import annotations
@@ -33,13 +32,15 @@ _BROKEN = (2, 6)
 
 
 def unsupported() -> str:
-    """Why this torch cannot do it, or ""."""
-    return f"shard=True: torch {torch.__version__} is too old" if release() <= _BROKEN else ""
+    """Return why this torch does not support FSDP2, or ""."""
+    if release() > _BROKEN:
+        return ""
+    return f"shard=True: torch {torch.__version__} is too old: expected 2.7 or newer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedSplit:
-    """As `EvenSplit`, but the same number of pieces on all ranks."""
+    """As `EvenSplit`, with the same number of micro-batches on all ranks."""
 
     rank: int
     world_size: int
@@ -47,32 +48,32 @@ class PaddedSplit:
 
     def slices(self, count: int) -> list[MicroBatchSlice]:
         """See `BatchSplit`."""
-        all_of_them = [
+        slices_by_rank = [
             EvenSplit(rank=rank, world_size=self.world_size, micro=self.micro).slices(count)
             for rank in range(self.world_size)
         ]
-        mine = all_of_them[self.rank]
-        missing = max(map(len, all_of_them)) - len(mine)
-        return mine + [
-            MicroBatchSlice(len(mine) + i, range(1), counts=False) for i in range(missing)
-        ]
+        own = slices_by_rank[self.rank]
+        missing = max(map(len, slices_by_rank)) - len(own)
+        return own + [MicroBatchSlice(len(own) + i, range(1), counts=False) for i in range(missing)]
 
 
 class FullyShardedParallel:
-    """See `ParallelStrategy`. Making it is collective; the model's parameters are replaced.
+    """Parts of every parameter on each rank; see `ParallelStrategy`.
+
+    The constructor is collective, and replaces the model's parameters.
 
     Args:
         model: whole, the same on all ranks.
-        optimizer: of its parameters; it is given the parts.
+        optimizer: of its parameters; afterwards of their parts.
         loss_fn: of (output, targets).
         micro_batch: most samples through the model at once.
-        rank_group: this rank and the others, who have met.
-        signals: tell a broken connection from the end of the job.
-        step_profiler: looks into the steps.
+        rank_group: all ranks, connected.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps.
     """
 
     updates_itself = False
-    #: Layers are put together between a pass and the next; what they cost is not told apart.
+    #: Layers are gathered between two passes, so their own times are not measured.
     measured: MeasuredLayers | None = None
 
     def __init__(
@@ -129,11 +130,11 @@ class FullyShardedParallel:
             torch.distributed.all_reduce(sums)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                # FSDP2 has taken the mean over the ranks, who may have unequal shares.
+                # FSDP2 has taken the mean over the ranks, whose shares may be unequal.
                 parameter.grad.to_local().mul_(self._rank_group.size / share.count)
-        found = sums.tolist()
+        summed_loss, *agreed = sums.tolist()
         self._step_profiler.staged(len(share.slices))
-        return found[0] / share.count, StrategySettings(*found[1:])
+        return summed_loss / share.count, StrategySettings(*agreed)
 
     def clip(self, most: float) -> None:
         """See `ParallelStrategy`."""
@@ -150,13 +151,13 @@ class FullyShardedParallel:
 
 
 def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup) -> Any:
-    """Shard each layer, then what is left; the optimizer follows."""
+    """Shard each layer, then the rest; replace the optimizer's parameters by their parts."""
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
     names = {id(p): name for name, p in model.named_parameters()}
     mesh = init_device_mesh(rank_group.device.type, (rank_group.size,))
-    # Layers with a parameter in common have to be put together at once.
+    # Layers with a parameter in common have to be gathered at once.
     layers = [] if ties(model) else [module for _, module in layers_of(model)]
     for module in [*layers, model]:
         if any(True for _ in module.parameters()):

@@ -16,7 +16,7 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.controller.transitions.desired_settings import DesiredSettings
+from slurm_elastic.controller.transitions.order_outbox import DesiredSettings
 from slurm_elastic.core.application import (
     Application,
     JobClass,

@@ -6,11 +6,11 @@ from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import simulation
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.scalability_analyser import analysed
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import cluster_text
-from slurm_elastic.simulator.workloads.applications import describe
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 from tests.support.synthetic_applications import synthetic_application
 

@@ -14,12 +14,12 @@ from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import results, simulation
+from slurm_elastic.simulator.applications import describe, whole_nodes
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulation import SimulationError
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads import cluster_text
-from slurm_elastic.simulator.workloads.applications import describe, whole_nodes
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
 from tests.support.synthetic_applications import synthetic_application
 

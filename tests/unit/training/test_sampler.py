@@ -12,7 +12,7 @@ from slurm_elastic.training.sampler import Cursor, EvenSplit, Sampler, StepShare
 
 
 def whole(sampler: Sampler, cursor: Cursor, world: int) -> list[list[StepShare]]:
-    """By step: every rank's share."""
+    """Return the shares of all ranks, by step."""
     parts = [
         sampler.shares(cursor, EvenSplit(rank=rank, world_size=world)) for rank in range(world)
     ]
@@ -31,7 +31,7 @@ def joined(step: list[StepShare]) -> list[int]:
     runs=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_any_chain_of_worlds_sees_what_one_rank_sees(
+def test_any_sequence_of_rank_counts_trains_on_the_batches_of_one_rank(
     samples: int, batch: int, epochs: int, seed: int, runs: list[int], data: st.DataObject
 ) -> None:
     sampler = Sampler(samples=samples, global_batch=batch, epochs=epochs, seed=seed)
@@ -69,7 +69,7 @@ def test_order_is_the_same_in_every_torch() -> None:
     assert sampler.order(0).tolist() == [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
 
 
-def test_micro_batches_cover_the_share() -> None:
+def test_micro_batches_cover_the_share_of_the_rank() -> None:
     def spans(count: int, micro: int | None) -> list[list[int]]:
         return [list(p.span) for p in EvenSplit(rank=0, world_size=1, micro=micro).slices(count)]
 
@@ -83,7 +83,7 @@ def test_micro_batches_cover_the_share() -> None:
     count=st.integers(1, 60),
     micro=st.none() | st.integers(1, 9),
 )
-def test_the_ends_of_a_pipeline_load_every_sample(
+def test_first_and_last_stage_of_a_pipeline_load_every_sample(
     replicas: list[int], count: int, micro: int | None
 ) -> None:
     layout = StageLayout.of(*replicas)
@@ -100,7 +100,7 @@ def test_the_ends_of_a_pipeline_load_every_sample(
     assert micro is None or max(sizes) <= micro
 
 
-def test_a_changed_batch_goes_on_where_the_last_one_ended() -> None:
+def test_a_changed_batch_continues_where_the_last_one_ended() -> None:
     sampler = Sampler(samples=20, global_batch=4, epochs=1, seed=0)
     alone = EvenSplit(rank=0, world_size=1)
     first = next(sampler.shares(Cursor(), alone))
@@ -119,7 +119,7 @@ def test_progress_ends_at_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["samples", "global_batch", "epochs"])
-def test_impossible_plans_are_refused(name: str) -> None:
+def test_numbers_below_one_are_refused(name: str) -> None:
     plan = {"samples": 1, "global_batch": 1, "epochs": 1, "seed": 0, name: 0}
-    with pytest.raises(ValueError, match=f"{name} is 0"):
+    with pytest.raises(ValueError, match=f"{name}: 0 is invalid"):
         Sampler(**plan)

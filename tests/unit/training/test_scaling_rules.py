@@ -119,7 +119,7 @@ def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
         f"global_batch is 8, the directive says batch=32: a step takes 32 samples{rate} (sqrt)",
         f"{outside}16-64: a step takes 16 samples{rate} (linear)",
         f"{outside}2-4: a step takes 4 samples; the learning rate follows its gain (adascale)",
-        "a step takes 3 samples, 1 of 4 replicas have none: raise the batch or ask for fewer GPUs",
+        "a step takes 3 samples, 1 of 4 replicas have none: raise the batch or request fewer GPUs",
     ]
     said.clear()
     lead = size(8, 8, 64, log=said.append, rule="constant")
@@ -130,9 +130,9 @@ def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
 
 
 def test_arguments_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="'sgrt'; write sqrt, adascale, linear or constant"):
+    with pytest.raises(ValueError, match="'sgrt' is invalid: expected one of sqrt, adascale"):
         size(rule="sgrt")
-    with pytest.raises(ValueError, match="global_batch is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="global_batch: 0 is invalid: expected at least 1"):
         size(0)
 
 

@@ -80,7 +80,7 @@ def test_a_restored_run_says_from_where_and_is_proven(
 
 def test_sigusr2_alone_is_a_notice(runs: TrainingRuns) -> None:
     runs.start(2, step_s=0.02, signal_at=4, signal=signal.SIGUSR2)
-    wait(lambda: "waiting to be moved" in runs.log(), "the save")
+    wait(lambda: "waiting to be requeued" in runs.log(), "the save")
     runs.signal(signal.SIGTERM)
     assert runs.join() == [STOPPED] * 2, runs.log()
     assert runs.saved_steps() == [max(runs.losses())] == [5]
@@ -113,7 +113,7 @@ def test_loader_workers_survive_a_notice_and_end_with_the_job(runs: TrainingRuns
     assert len(workers) == 2
     for pid in [*workers, rank.pid]:
         os.kill(pid, signal.SIGUSR2)
-    wait(lambda: "waiting to be moved" in runs.log(), "the save")
+    wait(lambda: "waiting to be requeued" in runs.log(), "the save")
     assert _children(rank.pid) == [str(pid) for pid in workers]
     for pid in [*workers, rank.pid]:
         os.kill(pid, signal.SIGTERM)
@@ -130,7 +130,7 @@ def test_a_save_that_fails_is_not_acknowledged(runs: TrainingRuns, launcher: Fak
     saving = len(launcher.reports)
     assert runs.join() == [0, 0], runs.log()
     assert "saved" not in [r["phase"] for r in launcher.reports[saving:]]
-    assert "no checkpoint at step" in runs.log()
+    assert "checkpoint of step" in runs.log()
     assert runs.samples() == ONCE
 
 

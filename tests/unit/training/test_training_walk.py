@@ -108,7 +108,7 @@ def test_a_layout_that_is_ordered_while_the_job_runs(
         launcher.tell(layout=ordered)
         assert runs.join() == [AGAIN] * 2, runs.log()
         assert runs.saved_steps()[-1] == max(runs.losses())
-        assert "starting again in another layout" in runs.log()
+        assert "restarting in another layout" in runs.log()
     runs.start(2, **options)
     assert runs.join() == [0, 0], runs.log()
     assert runs.layouts() == orders

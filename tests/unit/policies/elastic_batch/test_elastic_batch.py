@@ -454,7 +454,7 @@ def test_people_are_told_of_dropped_jobs(tmp_path, capsys):
     assert said["jobs"] + said["dropped"] == 9
     assert said["dropped"] > 0
     text = run("simulate", *words, "--policy", "elastic_batch")
-    assert f"turned away       {said['dropped']} more jobs" in text
+    assert f"rejected          {said['dropped']} more jobs" in text
     text = run("compare", *words, "--policies", "elastic_batch,fifo")
-    assert f"elastic_batch turned {said['dropped']} jobs away" in text
-    assert "fifo turned" not in text
+    assert f"elastic_batch rejected {said['dropped']} jobs" in text
+    assert "fifo rejected" not in text

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text
@@ -14,7 +15,6 @@ from slurm_elastic.simulator.workloads.application_profiles import (
     MeasuredCurve,
     TypeTable,
 )
-from slurm_elastic.simulator.workloads.applications import describe
 from slurm_elastic.simulator.workloads.workload import SubmittedJob
 from tests.support import published_data
 from tests.support.synthetic_applications import synthetic_application

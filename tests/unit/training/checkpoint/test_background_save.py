@@ -127,9 +127,9 @@ def test_what_fails_is_said_at_a_later_step(
     assert ranks.save(2, wait=False) == [True] * parts
     wait(lambda: ranks.managers[0].due() or ranks.log_lines, "the failure")
     (line,) = ranks.log_lines
-    assert line.startswith("no checkpoint at step 2: ")
+    assert line.startswith("checkpoint of step 2 failed: ")
     assert reason in line
-    assert line.endswith("; that of step 1 stays, training goes on")
+    assert line.endswith("; that of step 1 stays, training continues")
     run_concurrently([k.settle for k in ranks.managers])
     assert ranks.managers[0].report_fields()["checkpoint_step"] == 1
     assert not list(tmp_path.glob(".tmp*"))
@@ -158,7 +158,9 @@ def test_without_memory_for_a_copy_training_waits(
     assert manager.save(Cursor(2, 0, 2), wait=False)
     assert manager.report_fields()["checkpoint_step"] == 2
     (line,) = ranks.log_lines
-    assert line.startswith("training waits for the save of step 2, as its copy fails (can't alloc")
+    assert line.startswith(
+        "training waits for the save of step 2, as copying the state failed (can't alloc"
+    )
 
 
 def test_what_is_kept_is_kept_as_it_was(tmp_path: Path, gate: Gate) -> None:
@@ -182,7 +184,7 @@ def test_what_json_does_not_know_is_named(tmp_path: Path) -> None:
     ranks.managers[0].kept["noise"] = lambda: {1, 2}
     assert ranks.save(1) == [False]
     assert ranks.log_lines[0].startswith(
-        "no checkpoint at step 1: noise cannot be kept in the manifest"
+        "checkpoint of step 1 failed: noise cannot be saved in the manifest"
     )
 
 

@@ -128,7 +128,12 @@ def test_one_rank_that_reads_back_differently_leaves_all_unproven(
         patch.setattr(TensorReader, "__getitem__", lie)
         assert ranks.save(3) == [True, True]
     assert [k.proven for k in ranks.managers] == [False, False]
-    assert ranks.log_lines == ["step 3 reads back differently: model.head.weight"]
+    assert ranks.log_lines == [
+        (
+            "checkpoint of step 3 differs when read back: model.head.weight; "
+            "the job is not resized until one does not"
+        )
+    ]
     assert ranks.save(4) == [True, True]
     assert [k.proven for k in ranks.managers] == [True, True]
 
@@ -195,8 +200,8 @@ def test_a_disk_full_for_one_keeps_the_one_before(
         patch.setattr(dcp_files, "write", _no_space(rank))
         assert ranks.save(5) == [False, False]
     (line,) = ranks.log_lines
-    assert line.startswith(f"no checkpoint at step 5: rank {rank}: No space left on device (")
-    assert line.endswith("; that of step 3 stays, training goes on")
+    assert line.startswith(f"checkpoint of step 5 failed: rank {rank}: No space left on device (")
+    assert line.endswith("; that of step 3 stays, training continues")
     assert not list(tmp_path.glob(".tmp*"))
     assert ranks.managers[0].report_fields()["checkpoint_step"] == 3
     assert ranks.save(6) == [True, True]
@@ -211,7 +216,7 @@ def test_a_writer_that_never_answers_costs_one_checkpoint(tmp_path: Path, silent
     assert [p.name for p in sorted(tmp_path.glob("step_*"))] == ["step_00000003"]
     if silent == 1:
         (line,) = ranks.log_lines
-        assert re.match(r"no checkpoint at step 5: rank 1: no answer within 0 s; that of", line)
+        assert re.match(r"checkpoint of step 5 failed: rank 1: no answer within 0 s; that of", line)
 
 
 def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
 
     ranks = CheckpointRanks(tmp_path, [state(FRONT, extra={"odd": Odd()}), state(BACK, part=1)])
     assert ranks.save(3) == [False, False]
-    assert ranks.log_lines[0].startswith("no checkpoint at step 3: extra 'odd' cannot be saved")
+    assert ranks.log_lines[0].startswith("checkpoint of step 3 failed: extra 'odd' cannot be saved")
     assert len(ranks.log_lines) == 1
 
 
@@ -266,14 +271,14 @@ def test_a_directory_that_is_not_shared_is_named(
     ranks.managers[1]._checkpoints.root = tmp_path / "there"
     assert ranks.save(3) == [False, False]
     (line,) = ranks.log_lines
-    assert line.startswith("no checkpoint at step 3: rank 1: does not see ")
-    assert "all nodes must share checkpoint_dir" in line
+    assert line.startswith("checkpoint of step 3 failed: rank 1: ")
+    assert "put checkpoint_dir on a file system" in line
 
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda p: os.truncate(p, 90), "torn (__1_0.distcp has 90 bytes of"),
+        (lambda p: os.truncate(p, 90), "not complete (__1_0.distcp has 90 bytes of"),
         (Path.unlink, "not complete (__1_0.distcp is missing)"),
         (lambda p: p.write_bytes(p.read_bytes()[:-1] + b"\1"), "damaged (__1_0.distcp has another"),
     ],
@@ -349,7 +354,9 @@ def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> N
         whole={**wrong.whole, "head.weight": (9, 4)},
     )
     before = {k: v.clone() for k, v in moments(other).items()}
-    with pytest.raises(CheckpointError, match=r"head\.weight is 7x4 there and 9x4 here"):
+    with pytest.raises(
+        CheckpointError, match=r"head\.weight is 7x4 in the checkpoint and 9x4 in the model"
+    ):
         CheckpointRanks(tmp_path, [other]).restore()
     assert differences(before, moments(other)) == []
 
@@ -389,4 +396,4 @@ def test_a_broken_line_is_a_failed_save(tmp_path: Path) -> None:
     )
     assert manager.save(Cursor(3, 0, 3)) is False
     (line,) = said
-    assert "the way to the other writers is broken (Connection reset by peer)" in line
+    assert "the connection to the other writers is broken (Connection reset by peer)" in line

@@ -138,10 +138,10 @@ def _garble(path: Path) -> None:
     ("harm", "reason"),
     [
         (_tear, "not complete (no manifest)"),
-        (_cut, "torn (__0_0.distcp has 100 bytes of"),
+        (_cut, "not complete (__0_0.distcp has 100 bytes of"),
         (_flip, "damaged (__0_0.distcp has another checksum)"),
         (_lose, "not complete (.metadata is missing)"),
-        (_edit(format=2), "of format 2, this slurm-elastic reads 1; it stays"),
+        (_edit(format=2), "format 2 is invalid: expected 1; "),
         (_edit(kind="another"), "not written by slurm-elastic"),
         (_edit(files=3), "its manifest is damaged"),
         (_garble, "its manifest cannot be read"),

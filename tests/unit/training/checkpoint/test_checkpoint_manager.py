@@ -91,12 +91,17 @@ def test_what_reads_back_differently_proves_nothing(
     manager = make()
     assert manager.save(FIRST)
     assert manager.report_fields()["proven"] is False
-    assert said == ["step 3 reads back differently: model.bias"]
+    assert said == [
+        (
+            "checkpoint of step 3 differs when read back: model.bias; "
+            "the job is not resized until one does not"
+        )
+    ]
 
 
 def test_other_data_is_refused(make, restore_newest) -> None:
     make().save(FIRST)
-    with pytest.raises(CheckpointError, match="its samples is 40, now it is 41"):
+    with pytest.raises(CheckpointError, match="samples 40 is invalid: expected 41"):
         restore_newest(make(samples=41))
 
 
@@ -112,8 +117,8 @@ def test_a_save_that_fails_says_so_in_one_line(make, tmp_path: Path, said: list[
     (tmp_path / ".tmp.step_00000003").write_text("not a directory, and not to be removed")
     assert not manager.save(FIRST)
     (line,) = said
-    assert line.startswith("no checkpoint at step 3: File exists")
-    assert line.endswith("none yet, training goes on")
+    assert line.startswith("checkpoint of step 3 failed: File exists")
+    assert line.endswith("there is none yet, training continues")
     assert manager.report_fields() == {"proven": False}
 
 

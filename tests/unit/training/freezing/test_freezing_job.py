@@ -191,7 +191,7 @@ def test_the_script_may_choose_fewer(tmp_path: Path) -> None:
     _, frozen = run(job, choose)
     assert [frozen[step - 1] for step in (20, 21, 31, 41, 46)] == [2, 0, 1, 2, 2]
     assert len(job.penalties) == 3
-    with pytest.raises(ValueError, match="-1 layers cannot be frozen"):
+    with pytest.raises(ValueError, match="-1 layers is invalid"):
         job.freeze(-1)
 
 

@@ -28,13 +28,13 @@ def profiled(
     model: nn.Module,
     inputs: Callable[[], torch.Tensor],
     *,
-    known: MeasuredLayers | None = None,
+    earlier: MeasuredLayers | None = None,
     passes: int = 1,
     steps: int = 3,
     size: int | None = None,
 ) -> LayerProfiler:
     """After a few steps without profiling, as many with it, and two without."""
-    profiler = LayerProfiler(layers_of(model), device=CPU, known=known, skipped=2, steps=steps)
+    profiler = LayerProfiler(layers_of(model), device=CPU, earlier=earlier, skipped=2, steps=steps)
     for _ in range(2 + steps + 2):
         profiler.begin()
         for _ in range(passes):
@@ -230,7 +230,7 @@ def test_frozen_layers_keep_what_is_known_of_their_backward_pass() -> None:
     assert whole is not None
     model[0].requires_grad_(False)
     model[1].requires_grad_(False)
-    now = profiled(model, lambda: torch.randn(16, 32), known=whole).measured
+    now = profiled(model, lambda: torch.randn(16, 32), earlier=whole).measured
     assert now is not None
     assert [x.backward_s for x in now.layers[:2]] == [2 * x.backward_s for x in whole.layers[:2]]
     assert now.layers[0].activation_bytes == 16 * 512 * 4

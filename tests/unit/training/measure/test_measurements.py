@@ -261,9 +261,11 @@ def test_a_watched_job_knows_its_noise(pieces: int) -> None:
     [(1, None, (64, 0)), (3, None, (22, 0)), (1, 20, (16, 3)), (2, 8, (8, 3)), (100, 8, (1, 0))],
 )
 def test_what_a_rank_runs_with(world: int, micro_batch, expected) -> None:
-    told = Reporter(rank=1, world_size=world, global_batch=64, micro_batch=micro_batch)._always
-    assert (told["micro_batch"], told["accumulation"]) == expected
-    assert told.get("max_micro_batch") == micro_batch
+    fields = Reporter(
+        rank=1, world_size=world, global_batch=64, micro_batch=micro_batch
+    )._common_fields
+    assert (fields["micro_batch"], fields["accumulation"]) == expected
+    assert fields.get("max_micro_batch") == micro_batch
 
 
 @pytest.mark.parametrize(("size", "micro_batch"), [(1, None), (2, None), (2, 3)])

@@ -18,7 +18,7 @@ from slurm_elastic.training.pipeline.schedules import (
 )
 from slurm_elastic.training.pipeline.weight_stashing import newest, synchronised
 
-ROOMS = ("stage_layout", "schedules", "stages", "weight_stashing")
+MODULES = ("stage_layout", "schedules", "stages", "weight_stashing")
 
 
 def compositions(total: int) -> Iterator[tuple[int, ...]]:
@@ -131,29 +131,29 @@ def test_in_flight_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "message"),
     [
-        ((), "at least one stage"),
-        (((0,), ()), "stage 1 has no ranks"),
-        (((0, 0),), "a rank twice"),
-        (((0,), (2,)), "leaves out rank 1"),
-        (((1,),), "leaves out rank 0"),
+        ((), "no stages is invalid"),
+        (((0,), ()), "stage 1 without ranks is invalid"),
+        (((0, 0),), r"ranks \(0, 0\) of stage 0 are invalid"),
+        (((0,), (2,)), "rank 1 is missing"),
+        (((1,),), "rank 0 is missing"),
     ],
 )
-def test_bad_layouts_are_refused(stages: tuple[tuple[int, ...], ...], said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+def test_invalid_layouts_are_refused(stages: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
         StageLayout(stages)
 
 
-def test_numbers_below_one_are_refused() -> None:
-    with pytest.raises(LayoutError, match="stage 1 with 0 replicas"):
+def test_numbers_of_replicas_and_chunks_below_one_are_refused() -> None:
+    with pytest.raises(LayoutError, match="replicas of stage 1: 0 is invalid"):
         StageLayout.of(1, 0)
-    with pytest.raises(LayoutError, match="0 chunks"):
+    with pytest.raises(LayoutError, match="chunks per rank: 0 is invalid"):
         StageLayout.grid(replicas=1, stages=1, chunks=0)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_examples(room: str) -> None:
-    module = importlib.import_module(f"slurm_elastic.training.pipeline.{room}")
+@pytest.mark.parametrize("module_name", MODULES)
+def test_examples_in_docstrings_hold(module_name: str) -> None:
+    module = importlib.import_module(f"slurm_elastic.training.pipeline.{module_name}")
     failed, tried = doctest.testmod(module)
     assert (failed, tried > 0) == (0, True)
