@@ -32,8 +32,12 @@ def mismatches(value, expected, where="answer"):
 def _of_fields(value, expected, where):
     if not isinstance(value, dict):
         return [f"{where}: {value!r:.60} is no {expected.__name__}"]
+    # Of postponed annotations `__required_keys__` does not know NotRequired.
+    hints = typing.get_type_hints(expected, include_extras=True)
+    optional = {k for k, v in hints.items() if typing.get_origin(v) is typing.NotRequired}
     hints = typing.get_type_hints(expected)
-    found = [f"{where}: {k} is missing" for k in expected.__required_keys__ - value.keys()]
+    required = expected.__required_keys__ - optional
+    found = [f"{where}: {k} is missing" for k in required - value.keys()]
     found += [f"{where}: {k} is not in {expected.__name__}" for k in value.keys() - hints.keys()]
     for name in sorted(value.keys() & hints.keys()):
         found += mismatches(value[name], hints[name], f"{where}.{name}")

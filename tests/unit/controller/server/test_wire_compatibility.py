@@ -21,6 +21,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import protocol
@@ -68,7 +69,8 @@ class Site:
         """One change and one allocation in the ledger."""
         changed = transition(
             {"g01": 4, "g02": 4}, {"g01": 4}, TransitionState.DONE, id=0, job_id=4711,
-            key="4711@1", display_id="4711", action=Action.GROW, reason="growing to 8 pays off",
+            key="4711@1", display_id="4711", action=Action.GROW,
+            reason=Reason("fair-share", gpus=2, most=8),
             planned=Allocation.of("a100", {"g01": 8}),
             entered={"NOTIFY": NOW - 900, "REQUEUE": NOW - 895, "DONE": NOW - 890},
         )  # fmt: skip
