@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, running
+from tests.support.selasticd import Daemon, eager, gpus, running
 from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
