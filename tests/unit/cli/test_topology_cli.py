@@ -183,7 +183,7 @@ def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
     [
         (
             {"settings": schema.TopologySettings(uplinks={"leaf7": 9.0})},
-            "note: [topology] uplinks: leaf7 is neither a node nor a switch; mend or remove it",
+            "note: [topology] uplinks: leaf7 is neither a node nor a switch; correct or remove it",
         ),
         (
             {"switches": (Switch("a", 0, ("g01",)), Switch("b", 0, ("g01",)))},
@@ -191,7 +191,7 @@ def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
         ),
         (
             {"switches": (Switch("a", 1, ("g01",), ("b",)), Switch("b", 1, ("g01",), ("a",)))},
-            "note: switches a > b > a form a loop; take one out of Switches=",
+            "note: switches a > b > a form a loop; remove one from Switches=",
         ),
     ],
 )
