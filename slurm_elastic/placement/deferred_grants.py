@@ -33,7 +33,7 @@ def allocation(promise: Promise) -> Allocation:
 
 
 def made(
-    plan: Plan, outcomes: Iterable[JobOutcome], before: Mapping[str, Promise], config: Config
+    plan: Plan, outcomes: Iterable[JobOutcome], earlier: Mapping[str, Promise], config: Config
 ) -> dict[str, Promise]:
     """Return the targets of this round that could not begin; earlier promises keep their time."""
     promised: dict[str, Promise] = {}
@@ -45,6 +45,6 @@ def made(
         promised[job.key] = {
             "gpu_type": target.gpu_type,
             "shares": [list(share) for share in target.shares],
-            "until": before.get(job.key, {}).get("until", until),
+            "until": earlier.get(job.key, {}).get("until", until),
         }
     return promised

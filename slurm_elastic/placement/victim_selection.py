@@ -43,9 +43,9 @@ class StartShape:
         each = (seat.need.cpus_per_gpu, seat.need.memory_per_gpu_mb)
         return (self.gpu_type, self.gpus, self.unit, *nodes, *each)
 
-    def place(self, ledger: FreeResources) -> Allocation | None:
+    def place(self, resources: FreeResources) -> Allocation | None:
         """Return the place in which it would start on these resources; None: none."""
-        return fit(self.seat, self.gpu_type, self.gpus, ledger, unit=self.unit)
+        return fit(self.seat, self.gpu_type, self.gpus, resources, unit=self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,39 +78,39 @@ class ConcessionSearch:
                     self.on_node.setdefault(i, []).append((tenant, gpus))
                     self.held[i] += gpus
 
-    def spend(self, way: Concession, books: ResourceViews) -> None:
+    def spend(self, concession: Concession, views: ResourceViews) -> None:
         """Book a concession; its job makes no further one."""
-        tenant = way.tenant
-        books.change(tenant.need, tenant.current, way.target)
+        tenant = concession.tenant
+        views.change(tenant.need, tenant.current, concession.target)
         for i, gpus in self.frame.shares(tenant.current.shares if tenant.current else ()).items():
             self.on_node[i] = [(t, g) for t, g in self.on_node[i] if t is not tenant]
             self.held[i] -= gpus
 
 
 def ways_for(
-    job: Job, form: StartShape, donors: ConcessionSearch, books: ResourceViews, *, preempt: bool
+    job: Job, shape: StartShape, search: ConcessionSearch, views: ResourceViews, *, preempt: bool
 ) -> tuple[tuple[Concession, ...], Allocation] | None:
     """Return the cheapest concessions found that let a job start, and its place; book nothing.
 
     Args:
         job: pending.
-        form: the shape it would start in.
-        donors: jobs that may give way.
-        books: free resources; no job moves into what is not free now.
+        shape: the one in which it would start.
+        search: jobs that may give way.
+        views: free resources; no job moves into what is not free now.
         preempt: jobs of lower priority may lose all GPUs, unless they changed just now.
     """
-    later = books.later
+    later = views.later
     frame = later.frame
-    usable = form.seat.allowed & frame.of_type(form.gpu_type)
-    room = np.where(usable, later.room(form.seat.need), 0)
-    reach = np.where(usable, np.maximum(later.gpus, 0) + donors.held, 0)
-    most = frame.per_node.get(form.gpu_type, int(frame.gpus.max(initial=0)))
-    for nodes, share in even_splits(form.gpus, most, form.unit):
-        if nodes < form.seat.min_nodes or nodes > (form.seat.max_nodes or nodes):
+    usable = shape.seat.allowed & frame.of_type(shape.gpu_type)
+    room = np.where(usable, later.room(shape.seat.need), 0)
+    reach = np.where(usable, np.maximum(later.gpus, 0) + search.held, 0)
+    most = frame.per_node.get(shape.gpu_type, int(frame.gpus.max(initial=0)))
+    for nodes, share in even_splits(shape.gpus, most, shape.unit):
+        if nodes < shape.seat.min_nodes or nodes > (shape.seat.max_nodes or nodes):
             continue
         candidates = np.flatnonzero(reach >= share)
-        if form.seat.required:
-            candidates = candidates[np.isin(candidates, form.seat.required)]
+        if shape.seat.required:
+            candidates = candidates[np.isin(candidates, shape.seat.required)]
         if len(candidates) < nodes:
             continue
         missing = np.maximum(0, share - room[candidates])
@@ -119,15 +119,15 @@ def ways_for(
         # One node: each of the most promising is tried. Several: the most promising, one try.
         starts = range(min(_MOST_NODES, len(order))) if nodes == 1 else range(1)
         for start in starts:
-            donors.trials += 1
-            trial = _Trial(job, form, donors, books.copy(), preempt)
+            search.trials += 1
+            trial = _Trial(job, shape, search, views.copy(), preempt)
             span = 1 if nodes == 1 else nodes + _MOST_NODES
             if not trial.clear(order[start : start + span], nodes, share):
                 continue
-            place = form.place(trial.books.later)
-            cost = sum(way.cost_s for way in trial.ways.values())
+            place = shape.place(trial.views.later)
+            cost = sum(concession.cost_s for concession in trial.concessions.values())
             if place is not None and (best is None or cost < best[0]):
-                best = (cost, tuple(trial.ways.values()), place)
+                best = (cost, tuple(trial.concessions.values()), place)
         if best is not None:
             return best[1], best[2]
     return None
@@ -138,25 +138,27 @@ class _Trial:
     """One attempt on a copy of the resources."""
 
     job: Job
-    form: StartShape
-    donors: ConcessionSearch
-    books: ResourceViews
+    shape: StartShape
+    search: ConcessionSearch
+    views: ResourceViews
     preempt: bool
-    ways: dict[int, Concession] = field(default_factory=dict)
+    concessions: dict[int, Concession] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
 
     def clear(self, order: Sequence[int], nodes: int, share: int) -> bool:
         """Free `share` GPUs on `nodes` of these nodes; return whether that was possible."""
-        need = self.form.seat.need
+        need = self.shape.seat.need
         for i in order:
-            before = self.books.copy(), dict(self.ways)
-            while int(self.books.later.room(need)[i]) < share:
-                way = self._cheapest(i, share)
-                if way is None:
-                    self.books, self.ways = before
+            saved = self.views.copy(), dict(self.concessions)
+            while int(self.views.later.room(need)[i]) < share:
+                concession = self._cheapest(i, share)
+                if concession is None:
+                    self.views, self.concessions = saved
                     break
-                self.books.change(way.tenant.need, way.tenant.current, way.target)
-                self.ways[way.tenant.job.job_id] = way
+                self.views.change(
+                    concession.tenant.need, concession.tenant.current, concession.target
+                )
+                self.concessions[concession.tenant.job.job_id] = concession
             else:
                 self.chosen.append(i)
             if len(self.chosen) == nodes:
@@ -168,30 +170,30 @@ class _Trial:
 
         Preemption comes last, of the job with the lowest priority.
         """
-        found: list[tuple[int, float, int, Concession]] = []
-        for tenant, held in self.donors.on_node.get(node, ()):
-            if tenant.job.job_id in self.ways:
+        options: list[tuple[int, float, int, Concession]] = []
+        for tenant, held in self.search.on_node.get(node, ()):
+            if tenant.job.job_id in self.concessions:
                 continue
             freed = min(held, self._missing(node, share, tenant.need))
-            way = self._way(tenant, node, freed)
+            concession = self._concession(tenant, node, freed)
             rank = -1
             if (
-                way is None
+                concession is None
                 and self.preempt
                 and tenant.standing is Eligibility.FREE
                 and tenant.job.priority < self.job.priority
             ):
                 rank = tenant.job.priority
-                way = Concession(
+                concession = Concession(
                     tenant=tenant, target=None, beneficiary=self.job, cost_s=_PREEMPTION_S
                 )
-            if way is not None:
-                found.append((rank, way.cost_s / freed, tenant.job.job_id, way))
-        return min(found, key=lambda f: f[:3])[3] if found else None
+            if concession is not None:
+                options.append((rank, concession.cost_s / freed, tenant.job.job_id, concession))
+        return min(options, key=lambda f: f[:3])[3] if options else None
 
     def _missing(self, node: int, share: int, giver: ResourceNeed) -> int:
         """Return the GPUs that a job must free on a node, so that CPUs and memory suffice, too."""
-        need, later = self.form.seat.need, self.books.later
+        need, later = self.shape.seat.need, self.views.later
         missing = float(share - later.gpus[node])
         if giver.cpus_per_gpu > 0:
             missing = max(missing, (need.cpus(share) - later.cpus[node]) / giver.cpus_per_gpu)
@@ -200,9 +202,9 @@ class _Trial:
             missing = max(missing, lacks / giver.memory_per_gpu_mb)
         return max(1, math.ceil(missing - 1e-6))
 
-    def _way(self, tenant: RoundJob, node: int, freed: int) -> Concession | None:
+    def _concession(self, tenant: RoundJob, node: int, freed: int) -> Concession | None:
         """Return the largest size, moved or shrunk, at which a job frees `freed` GPUs on a node."""
-        current, frame = tenant.current, self.donors.frame
+        current, frame = tenant.current, self.search.frame
         assert current is not None
         unit = tenant.directive.unit_for(current.gpu_type)
         sizes = [s for s in tenant.directive.sizes(current.gpu_type) if s <= current.gpus]
@@ -213,17 +215,17 @@ class _Trial:
             node: held[node] - freed
         }
         seat = tenant.seat(frame)
-        self.books.give(tenant.need, current)
-        free, target = self.books.later.meet(self.books.now), None
+        self.views.give(tenant.need, current)
+        free, target = self.views.later.meet(self.views.now), None
         for size in dict.fromkeys([*sizes[::-1][:_MOST_SIZES], sizes[0]]):
             target = fit(seat, current.gpu_type, size, free, unit=unit, caps=caps)
             if target is not None:
                 break
-        self.books.take(tenant.need, current)
+        self.views.take(tenant.need, current)
         if target is None:
             return None
-        before, after = tenant.speed(frame, current), tenant.speed(frame, target)
-        loss = math.log(max(before, 1e-12) / max(after, 1e-12)) * self.donors.payback_s
+        old_speed, new_speed = tenant.speed(frame, current), tenant.speed(frame, target)
+        loss = math.log(max(old_speed, 1e-12) / max(new_speed, 1e-12)) * self.search.payback_s
         return Concession(
             tenant=tenant,
             target=target,

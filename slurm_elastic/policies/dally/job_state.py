@@ -83,17 +83,17 @@ class GangState:
 
         The others are those that fit evenly on the fewest nodes; of many, halves are tried.
         """
-        asked = dict(self.shapes).get(gpu_type, 0)
-        if not asked:
+        requested = dict(self.shapes).get(gpu_type, 0)
+        if not requested:
             return ()
-        legal = [s for s in self.directive.sizes(gpu_type) if s < asked]
+        smaller = [s for s in self.directive.sizes(gpu_type) if s < requested]
         unit = self.directive.unit_for(gpu_type)
-        even = [s for s in legal[::-1] if _compact(s, per_node, unit)]
-        kept = even[:_SMALLER]
+        even = [s for s in smaller[::-1] if _compact(s, per_node, unit)]
+        chosen = even[:_SMALLER]
         while len(even) > _SMALLER:
             even = [s for s in even if s <= even[0] // 2]
-            kept += even[:1]
-        return tuple(dict.fromkeys((asked, *kept, *even, *legal[:1])))
+            chosen += even[:1]
+        return tuple(dict.fromkeys((requested, *chosen, *even, *smaller[:1])))
 
 
 class GangStates:
@@ -235,9 +235,9 @@ def _place(held: Allocation | None) -> list[list[Any]]:
     return [[node, gpus] for node, gpus in held.shares] if held else []
 
 
-def _shapes(known: tuple[Shape, ...], directive: Directive, asked: int) -> Iterator[Shape]:
+def _shapes(shapes: tuple[Shape, ...], directive: Directive, requested: int) -> Iterator[Shape]:
     """Iterate over the shapes of a request, at the size that was first asked for."""
-    for gpu_type, gpus in known:
+    for gpu_type, gpus in shapes:
         sizes = directive.sizes(gpu_type)
-        more = [s for s in sizes if gpus <= s <= asked]
-        yield gpu_type, (more[-1] if more else gpus)
+        larger = [s for s in sizes if gpus <= s <= requested]
+        yield gpu_type, (larger[-1] if larger else gpus)
