@@ -1,14 +1,13 @@
 """One whole round, pure: snapshot, records and state in, plan and state out.
 
-Who may be changed (placement/eligibility.py) → what is owed to pending jobs
-(placement/pending_claims.py) → what the policy wants for the rest → where that fits
-and pays (placement/assignment.py) → what can be begun now. Controller and
-simulator both call `decide_round`.
+Jobs that may change (placement/eligibility.py) → GPUs kept for pending jobs
+(placement/pending_claims.py) → the policy's proposals for the others → their places, where they
+fit and pay (placement/assignment.py) → changes that can begin now (placement/decisions.py).
+Controller and simulator both call `decide_round`.
 
-The plan can be carried out in any order, and in part: nobody starts, grows or
-moves into GPUs that are not free at the snapshot's time. Who waits for GPUs
-that others give up first keeps what it has and says so; it gets them in a
-later round.
+The plan can be carried out in any order, and in part: no job starts, grows or moves into GPUs
+that are not free at the snapshot's time. A job that waits for GPUs of others keeps what it has,
+with that reason, and gets them in a later round.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from slurm_elastic.placement.pending_claims import neighbours
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 
 _EPSILON = 1e-9
-#: How often idle GPUs are offered again after jobs refused them.
+#: Most further offers of idle GPUs that jobs refused.
 _MOST_OFFERS = 2
-#: How often a plan is made again because it had more resizes than are left.
+#: Most further plans when one has more resizes than are left.
 _MOST_REFUSALS = 3
 
 
@@ -53,20 +52,20 @@ def decide_round(
     explain: bool = True,
     resized: Mapping[str, Sequence[float]] | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
-    """Decide what every elastic job shall hold.
+    """Decide the allocation of every elastic job.
 
     Args:
         snapshot: the cluster, time included.
-        records: what is known of the elastic jobs; one without a record is not proven.
+        records: of the elastic jobs; one without a record is not proven.
         config: the site's configuration.
         policy: asked once, and again with what was refused; binding proposals are carried out as
-            far as they fit, and it is asked again without jobs that rather wait.
+            far as they fit, and it is asked again without jobs that wait for a nearer place.
         state: what the last round returned, or {}; JSON-serialisable.
         previous: the last plan, whose claims go on; None: claims begin anew.
         seed: for policies that draw lots.
-        at_once: all changes happen at the same instant (the simulator): nobody waits for GPUs
+        at_once: all changes happen at the same instant (the simulator): no job waits for GPUs
             that others give up in this round.
-        explain: whether decisions say why they give neither more nor fewer GPUs nor others.
+        explain: whether decisions have reasons for neither more nor fewer nor other GPUs.
         resized: by user, when jobs were resized (epoch s), those under way included; None: as
             the records of the jobs that are there say.
 
@@ -98,7 +97,7 @@ def decide_round(
         )
         if not refused:
             return plan, after
-        stay = {**refused, **stay}  # once more: what they do not take others may
+        stay = {**refused, **stay}  # other jobs may take what these do not
     plan, after, _ = decide(stay=stay)
     return plan, after
 
@@ -116,7 +115,7 @@ def _decide(
     explain: bool,
     stay: Mapping[int, Reason],
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
-    """As `decide_round`; jobs of `stay` only give way. The last value: ids of those that do."""
+    """Decide as `decide_round`; jobs of `stay` only give way. Return also ids of those that do."""
     binding = capabilities_of(policy).binding_proposals
     frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology))
     everyone = tenants(frame, records, config, stay)
@@ -172,7 +171,7 @@ def _decide(
 
 
 class _Deciding:
-    """Asking the policy, with what it is to be asked."""
+    """Questions to the policy in one round, and the placement of its answers."""
 
     def __init__(
         self,
@@ -187,11 +186,11 @@ class _Deciding:
         self._policy = policy
         self._state = state
         self._seed = seed
-        #: The last answers, by job.
+        #: Last answers, by job id.
         self.proposals: dict[int, Proposal] = {}
 
     def assign(self, assignment: Assignment, asked: Sequence[int]) -> Mapping[str, Any]:
-        """Fill the assignment; the policy's new state."""
+        """Fill the assignment; return the policy's new state."""
         proposals, state = self._ask_all(assignment, asked)
         if not assignment.judging:
             repacks = capabilities_of(self._policy).allows_repacking
@@ -244,7 +243,7 @@ class _Deciding:
         return proposals, state
 
     def _offer_again(self, assignment: Assignment) -> bool:
-        """Offer what refused offers left idle to the other jobs; whether anybody took it."""
+        """Offer GPUs that refusals left idle to other jobs; return whether any was taken."""
         idle = assignment.idle()
         refused = {
             j
@@ -268,7 +267,7 @@ class _Deciding:
         return assignment.grow(proposals)
 
     def _kept(self, proposal: Proposal) -> Proposal:
-        """A proposal without giving up GPUs."""
+        """Return a proposal without giving up GPUs."""
         tenant, wished = self._tenants[proposal.job_id], proposal.alternatives[0]
         current = tenant.current
         if current is None or not tenant.allowed(current) or wished.gpus >= current.gpus:
@@ -283,14 +282,14 @@ class _Deciding:
 
 
 def _leaves(job: Job, tenant: RoundJob | None, at: float, config: Config) -> bool:
-    """Whether a job is about to leave its GPUs; one that does so for too long is stuck."""
+    """Return whether a job is about to leave its GPUs; one that does so for too long is stuck."""
     if job.state is not JobState.COMPLETING or (tenant and tenant.standing is Eligibility.MOVING):
         return False
     return job.end_time is None or at - job.end_time < config.resize.keep_s
 
 
 def _still_meant(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]:
-    """The last claims whose ids still name the same job."""
+    """Return the last claims whose ids still belong to the same job."""
     return tuple(
         claim
         for claim in (previous.claims if previous else ())

@@ -1,4 +1,4 @@
-"""Rounds use the speeds of links, configured or measured, and who already crosses them."""
+"""Rounds use link speeds, configured or measured, and the present users of each link."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def config(speeds=SPEEDS, loss=0.1):
 
 
 def seen(gpus=4, nodes=1, racks=1, *, compute=0.4, sync=0.0, reports=3):
-    """0.2 s of computing on 8 GPUs."""
+    """Measurement with 0.2 s of computing on 8 GPUs."""
     return Measurement(
         gpu_type="a100", gpus=gpus, nodes=nodes, racks=racks, samples_per_s=640.0, steps=50,
         compute_s=compute, sync_s=sync, reports=reports,
@@ -44,7 +44,7 @@ def seen(gpus=4, nodes=1, racks=1, *, compute=0.4, sync=0.0, reports=3):
 
 
 def cluster(gradient_bytes, *measurements, other=None):
-    """Two racks of two nodes of four GPUs, one node of each taken; job 1 waits for 8 GPUs."""
+    """Cluster of two racks of two nodes of four GPUs, one of each taken; job 1 waits for 8 GPUs."""
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g2": 4})

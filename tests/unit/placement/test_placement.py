@@ -1,4 +1,4 @@
-"""Where jobs sit: frames, ledgers, best-fit."""
+"""Node arrays, free resources and best-fit."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def cluster(count=4, gpus=4, rack=0, **more):
 
 
 def place(where, job_id, gpus, gpu_type="a100", **more):
-    """Where `fit` puts a job of the cluster, its own GPUs given back."""
+    """Return the place of `fit` for a job of the cluster, its own GPUs freed."""
     frame = NodeArrays(where.snapshot())
     tenant = tenants(frame, where.records, Config())[job_id]
     ledger = FreeResources(frame)
@@ -202,7 +202,7 @@ def test_a_node_that_left_the_cluster_is_forgotten():
 
 
 def linked(devices, gpus=2, counts=(4, 4)):
-    """Where a job of some GPUs goes on two nodes of two link domains of two GPUs."""
+    """Return the place of a job on two nodes of two link domains of two GPUs."""
     nodes = [node(f"g{i}", n) for i, n in enumerate(counts, start=1)]
     c = Cluster(nodes)
     for job_id, (name, text, held) in enumerate(devices, start=1):
@@ -218,8 +218,8 @@ def linked(devices, gpus=2, counts=(4, 4)):
 def test_among_equal_nodes_one_whose_free_gpus_are_linked():
     assert linked([("g1", "0,2", 2), ("g2", "0-1", 2)]) == {"g2": 2}
     assert linked([("g1", "0-1", 2), ("g2", "0,2", 2)]) == {"g1": 2}
-    # No node is preferred for what no domain holds, nor where it is not known.
+    # Domains too small for the job, or not known, prefer no node.
     assert linked([("g1", "0", 1), ("g2", "1", 1)], gpus=3) == {"g1": 3}
     assert linked([("g1", "0,2", 2), ("g2", "x", 2)]) == {"g1": 2}
-    # The tightest node comes first all the same.
+    # The tightest node still comes first.
     assert linked([("g1", "0,2", 2)]) == {"g1": 2}

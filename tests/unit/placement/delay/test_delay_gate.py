@@ -1,4 +1,4 @@
-"""`[placement] mode = "delay"`: who waits for a near place, for how long, what it gets instead."""
+"""Delay gate (`[placement] mode = "delay"`): waits, and the places taken instead."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from slurm_elastic.round import decide_round
 from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node, racks
 
-#: Far places cost half the speed, as stated; a measurement may say otherwise.
+#: Far places cost half the speed, as configured, unless measured.
 STATED = SpeedupSettings(loss_across_nodes=0.5)
 DELAY = PlacementSettings(mode="delay", timers="fixed", wait_node_s=100.0, wait_rack_s=300.0)
 
@@ -33,7 +33,7 @@ def config(placement=DELAY):
 
 
 def cluster():
-    """Two racks of two nodes of four GPUs; one node of each is taken by a rigid job."""
+    """Cluster of two racks of two nodes of four GPUs; one of each is taken by a rigid job."""
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g2": 4})
@@ -146,7 +146,7 @@ def test_binding_proposals_get_whole_nodes_of_one_rack(mode):
 
 
 def stalled(sync_s):
-    """Measured over two racks: a second of computing, and so much standing still."""
+    """Measurement over two racks: a second of computing, and a time of waiting."""
     return Measurement(
         gpu_type="a100", gpus=8, nodes=2, racks=2, samples_per_s=100.0, steps=100,
         compute_s=1.0, sync_s=sync_s, reports=9,
