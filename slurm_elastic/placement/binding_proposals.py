@@ -28,7 +28,7 @@ def carry_out(
     assignment: Assignment,
     asked: Sequence[int],
     proposals: Sequence[Proposal],
-    tenants: Mapping[int, RoundJob],
+    round_jobs: Mapping[int, RoundJob],
     ask: Ask,
     *,
     moves: bool,
@@ -39,16 +39,16 @@ def carry_out(
         assignment: nothing of these jobs is on it yet.
         asked: the jobs of the proposals.
         proposals: the policy's first answer.
-        tenants: all elastic jobs.
+        round_jobs: all elastic jobs.
         ask: for further answers.
         moves: whether other jobs may change nodes to make room.
     """
     before, kept = assignment.later.copy(), dict(assignment.outcomes)
     for offers in range(_MOST_OFFERS + 1):
         if assignment.at_once:
-            pack.carry_out(assignment, proposals, tenants, moves=moves)
+            pack.carry_out(assignment, proposals, round_jobs, moves=moves)
         else:
-            assignment.place(proposals, tenants)
+            assignment.place(proposals, round_jobs)
             if assignment.config.controller.queue == "controller":
                 exchange(assignment)
         waiting = {j: o for j, o in assignment.outcomes.items() if o.waits and not o.changed}

@@ -32,13 +32,13 @@ def allocation(promise: Promise) -> Allocation:
     return Allocation.of(promise["gpu_type"], {n: int(g) for n, g in promise["shares"]})
 
 
-def made(
+def deferred(
     plan: Plan, outcomes: Iterable[JobOutcome], earlier: Mapping[str, Promise], config: Config
 ) -> dict[str, Promise]:
     """Return the targets of this round that could not begin; earlier promises keep their time."""
     promised: dict[str, Promise] = {}
     for outcome in outcomes:
-        job, target = outcome.tenant.job, outcome.target
+        job, target = outcome.round_job.job, outcome.target
         if target is None or plan.decision[job.job_id].target == target:
             continue
         until = plan.time + PATIENCE * config.resize.keep_s

@@ -80,7 +80,7 @@ def refused(
     plan: Plan,
     snapshot: Snapshot,
     *,
-    ways: Iterable[int],
+    concessions: Iterable[int],
     spent: Mapping[str, Sequence[float]],
     limits: schema.LimitSettings,
     all_others: bool = False,
@@ -90,7 +90,7 @@ def refused(
     Args:
         plan: made without regard to them.
         snapshot: it was made for.
-        ways: ids of jobs that are resized so that a pending job can start: never refused.
+        concessions: ids of jobs that are resized so that a pending job can start: never refused.
         spent: by user, when jobs were resized (epoch s).
         limits: `[limits]`.
         all_others: whether no other job may change either, so that the next plan keeps to the
@@ -102,7 +102,7 @@ def refused(
     """
     if limits.resizes_per_user >= schema.UNLIMITED and limits.resizes >= schema.UNLIMITED:
         return {}
-    since, giving = snapshot.time - HOUR_S, set(ways)
+    since, giving = snapshot.time - HOUR_S, set(concessions)
     recent = {user: sorted(t for t in times if t > since) for user, times in spent.items()}
     every = sorted(t for times in recent.values() for t in times)
     left_all = limits.resizes - len(every)

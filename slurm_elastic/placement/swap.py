@@ -16,55 +16,55 @@ from slurm_elastic.placement.assignment import Assignment, JobOutcome
 def exchange(assignment: Assignment) -> None:
     """Suspend one job of each pair that can only change places; the one that costs less."""
     stuck = [o for o in assignment.outcomes.values() if _is_stuck(o)]
-    stuck.sort(key=lambda o: (_cost(o), o.tenant.job.job_id))
+    stuck.sort(key=lambda o: (_cost(o), o.round_job.job.job_id))
     done: set[int] = set()
     for giver in stuck:
         for mover in stuck:
-            pair = {giver.tenant.job.job_id, mover.tenant.job.job_id}
+            pair = {giver.round_job.job.job_id, mover.round_job.job.job_id}
             if len(pair) == 2 and not pair & done and _swap(assignment, giver, mover):
                 done |= pair
 
 
 def _is_stuck(outcome: JobOutcome) -> bool:
     """Whether a running job was to change its type and found no place."""
-    wished, current = outcome.wished, outcome.tenant.current
+    wished, current = outcome.wished, outcome.round_job.current
     if wished is None or current is None or outcome.changed or not wished.gpus:
         return False
     return wished.gpu_type != current.gpu_type
 
 
 def _cost(outcome: JobOutcome) -> float:
-    current = outcome.tenant.current
-    return outcome.tenant.cost_s * (current.gpus if current else 0)
+    current = outcome.round_job.current
+    return outcome.round_job.cost_s * (current.gpus if current else 0)
 
 
 def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
     """Book the mover on what the giver holds, if each fits where the other is."""
-    wants, gives = mover.wished, giver.tenant.current
-    back, leaves = giver.wished, mover.tenant.current
+    wants, gives = mover.wished, giver.round_job.current
+    back, leaves = giver.wished, mover.round_job.current
     if wants is None or gives is None or back is None or leaves is None:
         return False
     if wants.gpu_type != gives.gpu_type or back.gpu_type != leaves.gpu_type:
         return False
     later = assignment.later
-    later.give(giver.tenant.need, gives)
-    later.give(mover.tenant.need, leaves)
-    target = assignment.find(mover.tenant, wants.gpu_type, wants.gpus)
+    later.give(giver.round_job.need, gives)
+    later.give(mover.round_job.need, leaves)
+    target = assignment.find(mover.round_job, wants.gpu_type, wants.gpus)
     after = None
     if target is not None:
-        later.take(mover.tenant.need, target)
-        after = assignment.find(giver.tenant, back.gpu_type, back.gpus)
+        later.take(mover.round_job.need, target)
+        after = assignment.find(giver.round_job, back.gpu_type, back.gpus)
     if target is None or after is None:
         if target is not None:
-            later.give(mover.tenant.need, target)
-        later.take(giver.tenant.need, gives)
-        later.take(mover.tenant.need, leaves)
+            later.give(mover.round_job.need, target)
+        later.take(giver.round_job.need, gives)
+        later.take(mover.round_job.need, leaves)
         return False
     mover.target, mover.reason = target, wants.reason
     giver.target = None
     giver.reason = Reason(
         "changes-places",
-        job=mover.tenant.job.display_id,
+        job=mover.round_job.job.display_id,
         reason=back.reason or Reason("keeps-allocation"),
     )
     return True

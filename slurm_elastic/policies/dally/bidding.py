@@ -56,7 +56,7 @@ class BiddingResult:
 class BiddingRound:
     """Bids of one round; `results` when it is done."""
 
-    rooms: RoundCandidates
+    candidates: RoundCandidates
     order: Order
     lease_s: float
     preempts: bool
@@ -65,8 +65,8 @@ class BiddingRound:
     _everyone: Sequence[GangState] = ()
 
     def __post_init__(self) -> None:
-        self.now = self.rooms.frame.snapshot.time
-        self._awaited = Awaited(self.rooms, (), self.lease_s)
+        self.now = self.candidates.frame.snapshot.time
+        self._awaited = Awaited(self.candidates, (), self.lease_s)
         self._givers = ShrinkCandidates(self.now)
         self.reasons = DallyReasons(self.order, self.now)
 
@@ -78,7 +78,7 @@ class BiddingRound:
             bidding: those of them whose lease is over.
         """
         self._everyone = bidders
-        self._awaited = Awaited(self.rooms, bidders, self.lease_s)
+        self._awaited = Awaited(self.candidates, bidders, self.lease_s)
         over = {b.job_id for b in bidding}
         for b in bidding:
             self._givers.put(b, b.held)
@@ -96,9 +96,9 @@ class BiddingRound:
             if bidder.held is not None and bidder.job_id not in self.results:
                 self._rescue(bidder)
         for bidder in bidders:
-            dealt = self.results[bidder.job_id]
-            if bidder.held and dealt.target == bidder.held and self.now >= bidder.firm_s:
-                self._improve(dealt, over=bidder.job_id in over)
+            result = self.results[bidder.job_id]
+            if bidder.held and result.target == bidder.held and self.now >= bidder.firm_s:
+                self._improve(result, over=bidder.job_id in over)
 
     def _due(self, waiting: Sequence[GangState]) -> None:
         """Run step 1."""
@@ -116,8 +116,8 @@ class BiddingRound:
     def _bid(self, bidder: GangState) -> None:
         """Run step 2 for one gang; a running one without a place is decided in step 3."""
         held = bidder.held
-        if held is not None and bidder.legal and self.rooms.holds(bidder, held):
-            self.rooms.stay(bidder, held)
+        if held is not None and bidder.legal and self.candidates.holds(bidder, held):
+            self.candidates.stay(bidder, held)
             awaiting = self._awaited.on(held.nodes)
             reason = self.reasons.until(awaiting) if awaiting else self.reasons.renewed()
             self._settle(BiddingResult(bidder, held, reason, renewed=awaiting is None))
@@ -140,26 +140,26 @@ class BiddingRound:
         return sorted(found, key=lambda shape: -shape[1])
 
     def _sizes(self, bidder: GangState, kind: str) -> tuple[int, ...]:
-        return bidder.sizes(kind, self.rooms.frame.per_node.get(kind, 0))
+        return bidder.sizes(kind, self.candidates.frame.per_node.get(kind, 0))
 
     def _start(
         self, bidder: GangState, shapes: Iterable[tuple[str, int]], *, anything: bool = False
     ) -> bool:
         """Give a gang the first of these shapes with a place that it accepts."""
         for gpu_type, gpus in shapes:
-            hall = self.rooms.hall(bidder, gpu_type)
-            found = self._acceptable(bidder, hall.idle, gpu_type, gpus, anything=anything)
+            candidates = self.candidates.of_type(bidder, gpu_type)
+            found = self._acceptable(bidder, candidates.idle, gpu_type, gpus, anything=anything)
             if found is not None:
-                self.rooms.take(bidder, found)
+                self.candidates.take(bidder, found)
                 self._started(bidder, found)
                 return True
-            if hall.open.room.free_total <= hall.idle.room.free_total:
+            if candidates.open.room.free_total <= candidates.idle.room.free_total:
                 continue
-            found = self._acceptable(bidder, hall.open, gpu_type, gpus, anything=anything)
+            found = self._acceptable(bidder, candidates.open, gpu_type, gpus, anything=anything)
             if found is None:
                 continue
             if not self._given(bidder, gpu_type, gpus):
-                self.rooms.take(bidder, found)
+                self.candidates.take(bidder, found)
                 self._started(bidder, found)
             return True
         return False
@@ -167,7 +167,7 @@ class BiddingRound:
     def _started(
         self, bidder: GangState, found: Allocation, gave: Sequence[ShrinkCandidate] = ()
     ) -> None:
-        tier = tier_of(self.rooms.frame, found)
+        tier = tier_of(self.candidates.frame, found)
         reason = self.reasons.starts(bidder, found, tier, gave)
         self._settle(BiddingResult(bidder, found, reason, renewed=True))
 
@@ -187,29 +187,29 @@ class BiddingRound:
         waited = self._waited(bidder)
         sites = places.room.sites
         farthest = self.order.farthest(gpus, sites, waited)
-        name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK if anything else farthest)
+        name = self.candidates.name(bidder, gpu_type, GangTier.NETWORK if anything else farthest)
         best = self._best(bidder, gpu_type, gpus)
         place, share = places.best(name, gpus, enough=best)
         if not place or not (anything or self.order.accepts(share, best)):
             return None
-        found = self.rooms.allocation(gpu_type, place)
-        return found if not booked or self.rooms.holds(bidder, found) else None
+        found = self.candidates.allocation(gpu_type, place)
+        return found if not booked or self.candidates.holds(bidder, found) else None
 
     def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
         """Return the part of time that a gang computes on the best place of the empty cluster."""
-        name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK)
-        return self.rooms.hall(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
+        name = self.candidates.name(bidder, gpu_type, GangTier.NETWORK)
+        return self.candidates.of_type(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
 
     def _given(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Start a gang on what elastic gangs can give, so that none is preempted."""
         known = self._givers.of(gpu_type, bidder)
         if not known:
             return False
-        places = self.rooms.potential(bidder, gpu_type, potential(known), idle=True)
+        places = self.candidates.potential(bidder, gpu_type, potential(known), idle=True)
         found = self._acceptable(bidder, places, gpu_type, gpus, booked=False)
         if found is None:
             return False
-        idle = self.rooms.hall(bidder, gpu_type).idle
+        idle = self.candidates.of_type(bidder, gpu_type).idle
         return self._collected(bidder, found, idle, known)
 
     def _collected(
@@ -217,13 +217,15 @@ class BiddingRound:
     ) -> bool:
         """Let other gangs give what a place lacks, and book all changes."""
         kind = found.gpu_type
-        idle = {n: min(g, self.rooms.free_on(free, kind, n)) for n, g in found.shares}
+        idle = {n: min(g, self.candidates.free_on(free, kind, n)) for n, g in found.shares}
         missing = {n: g - idle[n] for n, g in found.shares if g > idle[n]}
-        gave = collect(known, missing, self.rooms.frame.per_node.get(kind, 0))
+        gave = collect(known, missing, self.candidates.frame.per_node.get(kind, 0))
         if gave is None:
             return False
         changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in gave]
-        if not self.rooms.exchange(bidder, found, changes, {n: g for n, g in idle.items() if g}):
+        if not self.candidates.exchange(
+            bidder, found, changes, {n: g for n, g in idle.items() if g}
+        ):
             return False
         for giver, left in gave:
             reason = self.reasons.gives(giver, left, bidder)
@@ -235,9 +237,9 @@ class BiddingRound:
             self._started(bidder, found, [g for g, _ in gave])
         return True
 
-    def _settle(self, dealt: BiddingResult) -> None:
-        self.results[dealt.bidder.job_id] = dealt
-        self._givers.put(dealt.bidder, dealt.target)
+    def _settle(self, result: BiddingResult) -> None:
+        self.results[result.bidder.job_id] = result
+        self._givers.put(result.bidder, result.target)
 
     def _rescue(self, bidder: GangState) -> None:
         """Run step 3 for one gang."""
@@ -245,7 +247,7 @@ class BiddingRound:
         assert held is not None
         kind = held.gpu_type
         known = self._givers.of(kind, bidder)
-        free = self.rooms.hall(bidder, kind).open
+        free = self.candidates.of_type(bidder, kind).open
         for own in (*([held] if bidder.legal else []), *_parts(bidder, held)):
             if self._collected(bidder, own, free, known):
                 return
@@ -253,7 +255,7 @@ class BiddingRound:
         if bidder.legal:
             sizes = (held.gpus, *(s for s in sizes if s < held.gpus))
         for size in sizes:
-            places = self.rooms.potential(bidder, kind, potential(known), idle=False)
+            places = self.candidates.potential(bidder, kind, potential(known), idle=False)
             found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
             if found is not None and self._collected(bidder, found, free, known):
                 return
@@ -267,23 +269,23 @@ class BiddingRound:
             ),
             None,
         )
-        if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
-            self.rooms.stay(bidder, held)
+        if not self.preempts or (not bidder.legal and self.candidates.holds(bidder, held)):
+            self.candidates.stay(bidder, held)
             self._settle(BiddingResult(bidder, held, self.reasons.renewed()))
             return
         self._settle(BiddingResult(bidder, None, self.reasons.preempted(taker)))
 
-    def _improve(self, dealt: BiddingResult, *, over: bool) -> None:
+    def _improve(self, result: BiddingResult, *, over: bool) -> None:
         """Run step 4: grow to the requested size, or come together, if that pays."""
-        bidder, held = dealt.bidder, dealt.target
+        bidder, held = result.bidder, result.target
         assert held is not None
         window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
         before = self._speed(bidder, held)
-        self.rooms.ledger.give(bidder.need, held)
+        self.candidates.resources.give(bidder.need, held)
         after = held
         for kind, size in self._better(bidder, held, over=over):
             own = dict(held.shares) if kind == held.gpu_type else {}
-            places = self.rooms.potential(bidder, kind, own, idle=False)
+            places = self.candidates.potential(bidder, kind, own, idle=False)
             found = self._acceptable(bidder, places, kind, size)
             if found is None or found == held:
                 continue
@@ -294,7 +296,7 @@ class BiddingRound:
             self._settle(BiddingResult(bidder, found, reason, renewed=True))
             after = found
             break
-        self.rooms.improve(bidder, held, after)
+        self.candidates.improve(bidder, held, after)
 
     def _better(self, bidder: GangState, held: Allocation, *, over: bool) -> list[tuple[str, int]]:
         """Return shapes that might be better than the present one, with enough idle GPUs.
@@ -305,7 +307,7 @@ class BiddingRound:
         short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
         for kind, _ in bidder.shapes:
             same = kind == held.gpu_type
-            free = self.rooms.hall(bidder, kind).open.room.free_total
+            free = self.candidates.of_type(bidder, kind).open.room.free_total
             if not free or not (same or short or over):
                 continue
             apart = len(held.nodes) > 1 and over
@@ -322,18 +324,18 @@ class BiddingRound:
         if shape is None:
             return self.reasons.waits(bidder, None)
         kind, gpus = shape
-        hall = self.rooms.hall(bidder, kind)
-        name = self.rooms.name(bidder, kind, GangTier.NETWORK)
-        best, most = hall.whole.best(name, gpus, enough=1.0)
+        candidates = self.candidates.of_type(bidder, kind)
+        name = self.candidates.name(bidder, kind, GangTier.NETWORK)
+        best, most = candidates.whole.best(name, gpus, enough=1.0)
         if not best:
             return self.reasons.nowhere(kind, gpus)
-        place, share = hall.open.best(name, gpus, enough=most)
+        place, share = candidates.open.best(name, gpus, enough=most)
         if not place:
             return self.reasons.waits(bidder, shape)
-        return self.reasons.picky(bidder, _span(hall, best), _span(hall, place), share)
+        return self.reasons.too_far(bidder, _span(candidates, best), _span(candidates, place), share)
 
     def _speed(self, bidder: GangState, held: Allocation) -> float:
-        frame = self.rooms.frame
+        frame = self.candidates.frame
         nodes, racks = frame.topology.spread(n for n in held.nodes if n in frame.index)
         return bidder.model.speed(held.gpu_type, held.gpus, max(1, nodes), max(1, racks)) or 1e-12
 
@@ -344,8 +346,8 @@ class BiddingRound:
         return self.order.limit_s(bidder.gang.gpus, GangTier.NETWORK)
 
 
-def _span(hall: TypeCandidates, place: Place) -> tuple[int, int, int]:
-    return hall.open.room.sites.span(place)
+def _span(candidates: TypeCandidates, place: Place) -> tuple[int, int, int]:
+    return candidates.open.room.sites.span(place)
 
 
 def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:

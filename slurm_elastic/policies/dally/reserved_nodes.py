@@ -21,12 +21,12 @@ class Awaited:
     """Gangs that await nodes."""
 
     def __init__(
-        self, rooms: RoundCandidates, everyone: Iterable[GangState], lease_s: float
+        self, candidates: RoundCandidates, everyone: Iterable[GangState], lease_s: float
     ) -> None:
-        self._rooms = rooms
+        self._candidates = candidates
         self._until_s = {b.job_id: b.until_s for b in everyone}
         self._lease_s = lease_s
-        self._now = rooms.frame.snapshot.time
+        self._now = candidates.frame.snapshot.time
         self._gang_of: dict[str, GangState] = {}
         self._coming: dict[str, Coming] = {}
 
@@ -36,11 +36,11 @@ class Awaited:
 
     def keep(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Keep idle GPUs where a gang's GPUs come free within a lease; False: nowhere do they."""
-        sites, names = self._rooms.nodes(gpu_type)
-        hall = self._rooms.hall(bidder, gpu_type)
+        sites, names = self._candidates.nodes(gpu_type)
+        candidates = self._candidates.of_type(bidder, gpu_type)
         unit = bidder.directive.unit_for(gpu_type)
         coming = self._coming_on(gpu_type)
-        idle, whole = hall.idle.room.node, hall.whole.room.node
+        idle, whole = candidates.idle.room.node, candidates.whole.room.node
         for count, each in even_splits(gpus, sites.per_node, unit)[:1]:
             times: dict[int, float] = {}
             for n, name in enumerate(names):
@@ -59,7 +59,7 @@ class Awaited:
             if len(chosen) == count:
                 self._gang_of.update((names[n], bidder) for _, n in chosen)
                 idle_shares = {names[n]: min(each, idle[n]) for _, n in chosen if idle[n]}
-                self._rooms.keep(gpu_type, idle_shares)
+                self._candidates.keep(gpu_type, idle_shares)
                 return True
         return False
 
@@ -69,7 +69,7 @@ class Awaited:
         if known is not None:
             return known
         coming: dict[str, list[tuple[float, int]]] = {}
-        for job in self._rooms.frame.snapshot.jobs:
+        for job in self._candidates.frame.snapshot.jobs:
             held = job.allocation
             if held is None or held.gpu_type != gpu_type or job.state is JobState.ENDED:
                 continue

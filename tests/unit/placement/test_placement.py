@@ -8,7 +8,7 @@ from slurm_elastic.config.schema import TopologySettings as Links
 from slurm_elastic.core.cluster import Allocation, Limit, Partition
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
-from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.eligibility import eligible_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
 from slurm_elastic.placement.node_arrays import NodeArrays
 from tests.support.synthetic_clusters import Cluster, node, racks
@@ -22,11 +22,11 @@ def cluster(count=4, gpus=4, rack=0, **more):
 def place(where, job_id, gpus, gpu_type="a100", **more):
     """Return the place of `fit` for a job of the cluster, its own GPUs freed."""
     frame = NodeArrays(where.snapshot())
-    tenant = tenants(frame, where.records, Config())[job_id]
-    ledger = FreeResources(frame)
-    ledger.give(tenant.need, tenant.current)
-    unit = tenant.directive.unit_for(gpu_type)
-    found = fit(tenant.seat(frame), gpu_type, gpus, ledger, unit=unit, **more)
+    round_job = eligible_jobs(frame, where.records, Config())[job_id]
+    resources = FreeResources(frame)
+    resources.give(round_job.need, round_job.current)
+    unit = round_job.directive.unit_for(gpu_type)
+    found = fit(round_job.demand(frame), gpu_type, gpus, resources, unit=unit, **more)
     return dict(found.shares) if found else None
 
 
@@ -209,9 +209,9 @@ def linked(devices, gpus=2, counts=(4, 4)):
         c.add(job_id, on={name: held}, devices=((name, text),))
     settings = Links(domains={"a100": 2})
     snapshot = c.snapshot()
-    ledger = FreeResources(NodeArrays(snapshot, Fabric.of(snapshot, settings)))
+    resources = FreeResources(NodeArrays(snapshot, Fabric.of(snapshot, settings)))
     allowed = np.ones(len(nodes), dtype=bool)
-    found = fit(NodeDemand(need=ResourceNeed(99), allowed=allowed), "a100", gpus, ledger)
+    found = fit(NodeDemand(need=ResourceNeed(99), allowed=allowed), "a100", gpus, resources)
     return dict(found.shares)
 
 
