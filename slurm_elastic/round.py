@@ -151,13 +151,13 @@ def _decide(
     for round_job in free:
         if round_job.job.key in promised:
             assignment.keep(round_job, deferred_grants.allocation(promised[round_job.job.key]))
-    asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
+    job_ids = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
     questions = _PolicyQuestions(round_jobs, records, policy, state.get("policy", {}), seed)
-    policy_state = questions.assign(assignment, [*asked, *pending_claims.ready])
+    policy_state = questions.assign(assignment, [*job_ids, *pending_claims.ready])
     plan = decisions.build_plan(
         round_jobs, pending_claims, assignment, questions.proposals, explain=explain
     )
-    made = (
+    deferred = (
         {}
         if binding
         else deferred_grants.deferred(plan, assignment.outcomes.values(), promised, config)
@@ -166,7 +166,7 @@ def _decide(
     after = {
         "policy": dict(policy_state),
         "refused": dict(sorted(pending_claims.refused.items())),
-        "promised": made,
+        "promised": deferred,
         **({"placement": waits} if waits else {}),
     }
     return plan, after, frozenset(pending_claims.concessions)
@@ -191,24 +191,24 @@ class _PolicyQuestions:
         #: Last answers, by job id.
         self.proposals: dict[int, Proposal] = {}
 
-    def assign(self, assignment: Assignment, asked: Sequence[int]) -> Mapping[str, Any]:
+    def assign(self, assignment: Assignment, job_ids: Sequence[int]) -> Mapping[str, Any]:
         """Fill the assignment; return the policy's new state."""
-        proposals, state = self._ask_all(assignment, asked)
+        proposals, state = self._ask_all(assignment, job_ids)
         if not assignment.judging:
             repacks = capabilities_of(self._policy).allows_repacking
             again = partial(self._ask_all, assignment)
             binding_proposals.carry_out(
-                assignment, asked, proposals, self._round_jobs, again, moves=repacks
+                assignment, job_ids, proposals, self._round_jobs, again, moves=repacks
             )
             return state
-        before, kept = assignment.later.copy(), dict(assignment.outcomes)
+        saved_later, saved_outcomes = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._round_jobs)
         consolidate(assignment)
         assignment.restore()
         assignment.retry(proposals)
-        gave = any(o.shrinks for o in assignment.outcomes.values())
-        if gave and assignment.welfare() <= _EPSILON:
-            assignment.later, assignment.outcomes = before, kept
+        any_shrinks = any(o.shrinks for o in assignment.outcomes.values())
+        if any_shrinks and assignment.welfare() <= _EPSILON:
+            assignment.later, assignment.outcomes = saved_later, saved_outcomes
             assignment.place([self._kept(p) for p in proposals], self._round_jobs)
             consolidate(assignment)
         for _ in range(_MOST_OFFERS):

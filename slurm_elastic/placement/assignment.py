@@ -170,11 +170,11 @@ class Assignment:
             round_job = outcome.round_job
             if not outcome.changed or round_job.current is None or outcome.promised:
                 continue
-            before = round_job.speed(self.frame, round_job.current)
-            after = round_job.speed(self.frame, outcome.target)
+            old_speed = round_job.speed(self.frame, round_job.current)
+            new_speed = round_job.speed(self.frame, outcome.target)
             if not round_job.allowed(round_job.current):
                 continue
-            total += math.log(max(after, 1e-12) / max(before, 1e-12))
+            total += math.log(max(new_speed, 1e-12) / max(old_speed, 1e-12))
             total -= round_job.cost_s / self.config.resize.payback_s
         return total
 
@@ -184,9 +184,9 @@ class Assignment:
         return {t: int(free[self.frame.of_type(t)].sum()) for t in self.frame.types}
 
     def _first_fitting(self, outcome: JobOutcome, alternatives: Sequence[Alternative]) -> None:
-        round_job, before = outcome.round_job, outcome.target
+        round_job, old_target = outcome.round_job, outcome.target
         current = round_job.current
-        self.later.give(round_job.need, before)
+        self.later.give(round_job.need, old_target)
         for alternative in alternatives:
             if not alternative.gpus:
                 outcome.target, outcome.reason = None, outcome.waits or alternative.reason
@@ -195,12 +195,12 @@ class Assignment:
             if current and (place == current or (not place and _same_shape(alternative, current))):
                 outcome.target, outcome.reason = current, alternative.reason
                 break
-            found = (
+            allocation = (
                 self.exactly(round_job, place)
                 if place
                 else self.find(round_job, alternative.gpu_type, alternative.gpus)
             )
-            if found is None:
+            if allocation is None:
                 outcome.refusals.append(
                     Reason(
                         "no-place",
@@ -210,19 +210,19 @@ class Assignment:
                     )
                 )
                 continue
-            refusal = self._unworthy(round_job, found)
+            refusal = self._unworthy(round_job, allocation)
             if not place:
-                refusal = refusal or self.waits(outcome, found)
+                refusal = refusal or self.waits(outcome, allocation)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
-            outcome.target, outcome.reason = found, alternative.reason
+            outcome.target, outcome.reason = allocation, alternative.reason
             break
         self.later.take(round_job.need, outcome.target)
 
-    def waits(self, outcome: JobOutcome, found: Allocation) -> Reason | None:
+    def waits(self, outcome: JobOutcome, allocation: Allocation) -> Reason | None:
         """Return why a job waits for a nearer place instead of taking this one, and note it."""
-        refusal = self.gate.refusal(outcome.round_job, found)
+        refusal = self.gate.refusal(outcome.round_job, allocation)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 
@@ -242,16 +242,16 @@ class Assignment:
         resources = self._resources(round_job)
         unit = round_job.directive.unit_for(gpu_type)
         if current and gpu_type == current.gpu_type and gpus < current.gpus:
-            found = fit(
+            place = fit(
                 round_job.demand(self.frame, away=False), gpu_type, gpus, resources, unit=unit
             )
-            if found is not None:
-                return found
+            if place is not None:
+                return place
         settled = self._settled(round_job)
-        found = fit(
+        place = fit(
             round_job.demand(self.frame), gpu_type, gpus, resources, unit=unit, settled=settled
         )
-        return current if found == current else found
+        return current if place == current else place
 
     def exactly(self, round_job: RoundJob, place: Allocation) -> Allocation | None:
         """Return the place that the policy chose if the job may have it now, else None."""
@@ -329,9 +329,9 @@ class Assignment:
         demand = round_job.demand(self.frame, away=False)
         unit = round_job.directive.unit_for(current.gpu_type)
         for size in reversed(sizes[-16:]):
-            found = fit(demand, current.gpu_type, size, self.later, unit=unit)
-            if found is not None:
-                return found
+            place = fit(demand, current.gpu_type, size, self.later, unit=unit)
+            if place is not None:
+                return place
         return None
 
 

@@ -133,8 +133,8 @@ def takes(
             return False
     if demand.max_nodes and len(shares) > demand.max_nodes:
         return False
-    kept = dict(demand.own) == shares
-    if not kept and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
+    unchanged = dict(demand.own) == shares
+    if not unchanged and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
         exhausts = all(gpus == room[i] == resources.gpus[i] for i, gpus in shares.items())
         if (
             settled is None

@@ -49,7 +49,7 @@ def carry_out(
         ask: for further answers.
         moves: whether other jobs may change nodes to make room.
     """
-    before, kept = assignment.later.copy(), dict(assignment.outcomes)
+    saved_later, saved_outcomes = assignment.later.copy(), dict(assignment.outcomes)
     for offers in range(_MOST_OFFERS + 1):
         if assignment.at_once:
             pack.carry_out(assignment, proposals, round_jobs, moves=moves)
@@ -66,8 +66,8 @@ def carry_out(
         if offers == _MOST_OFFERS or len(others) == len(asked) or not others or not idle:
             break
         asked = others
-        assignment.later, assignment.outcomes = before.copy(), {**kept, **waiting}
-        kept = dict(assignment.outcomes)
+        assignment.later, assignment.outcomes = saved_later.copy(), {**saved_outcomes, **waiting}
+        saved_outcomes = dict(assignment.outcomes)
         proposals, _ = ask(asked)
     if not assignment.gate.open:
         consolidate(assignment)

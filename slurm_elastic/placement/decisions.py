@@ -38,9 +38,9 @@ def build_plan(
     snapshot = frame.snapshot
     explainer = Explainer(frame, assignment.idle(), pending_claims.claims) if explain else None
     givers: dict[int, list[Job]] = {}
-    for given in pending_claims.concessions.values():
-        givers.setdefault(given.beneficiary.job_id, []).append(given.round_job.job)
-    kept = {claim.job_id: claim for claim in pending_claims.claims}
+    for each in pending_claims.concessions.values():
+        givers.setdefault(each.beneficiary.job_id, []).append(each.round_job.job)
+    claims = {claim.job_id: claim for claim in pending_claims.claims}
     decisions = []
     ordered = sorted(
         round_jobs.values(), key=lambda t: _rank(t, pending_claims, assignment.outcomes)
@@ -56,7 +56,7 @@ def build_plan(
         elif outcome is not None:
             target, reason = outcome.target, outcome.reason or reason
         elif round_job.current is None:
-            waiting = awaits(round_job, kept.get(job_id), givers.get(job_id, []))
+            waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []))
             reason = Reason("waits")
         begins = assignment.at_once or concession is not None or not target or target == current
         if target and not begins and not _begin(now, round_job, target):

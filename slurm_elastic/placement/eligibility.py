@@ -107,8 +107,10 @@ class RoundJob:
         """
         nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
         shape = (allocation.gpu_type, allocation.gpus, nodes, racks)
-        found = [m for m in stalls(self.record) if _shape(m) == shape]
-        return max(((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in found), default=float("inf"))
+        measurements = [m for m in stalls(self.record) if _shape(m) == shape]
+        return max(
+            ((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in measurements), default=float("inf")
+        )
 
 
 def eligible_jobs(
@@ -125,7 +127,7 @@ def eligible_jobs(
         config: the site's.
         stay: jobs that may only give way, and why.
     """
-    found = {}
+    jobs = {}
     seen = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
@@ -135,7 +137,7 @@ def eligible_jobs(
         eligibility, why = _standing(job, record, config, frame.snapshot.time)
         if eligibility is Eligibility.FREE and stay and job.job_id in stay:
             eligibility, why = Eligibility.YIELDS, stay[job.job_id]
-        found[job.job_id] = RoundJob(
+        jobs[job.job_id] = RoundJob(
             job=job,
             record=record,
             directive=directive,
@@ -151,7 +153,7 @@ def eligible_jobs(
             cost_s=record.change_s(config.resize.restart_s),
             window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
         )
-    return found
+    return jobs
 
 
 def links_seen(

@@ -162,12 +162,12 @@ class Explainer:
         if outcome is not None and outcome.stays and holds == round_job.current:
             return outcome.stays
         tree = self._frame.topology
-        known = [n for n in holds.nodes if n in self._frame.index]
-        if tree.tier(known) <= Tier.NODE or not known:
+        nodes = [n for n in holds.nodes if n in self._frame.index]
+        if tree.tier(nodes) <= Tier.NODE or not nodes:
             return None
-        racks = tree.racks_of(known)
+        racks = tree.racks_of(nodes)
         if len(racks) == 1:
-            return Reason("nodes-share-rack", count=len(known)) if racks[0] else None
-        here = round_job.model.speed(holds.gpu_type, holds.gpus, len(known), len(racks))
-        there = round_job.model.speed(holds.gpu_type, holds.gpus, len(known), 1)
+            return Reason("nodes-share-rack", count=len(nodes)) if racks[0] else None
+        here = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), len(racks))
+        there = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), 1)
         return Reason("across-racks", racks=len(racks), speed=here / there)

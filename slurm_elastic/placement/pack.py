@@ -125,36 +125,36 @@ class _Packing:
                 else:
                     self._settle(outcome, exact)
                 continue
-            found = self._clean(outcome.round_job, wanted.gpus, later)
-            if found is None:
+            allocation = self._clean(outcome.round_job, wanted.gpus, later)
+            if allocation is None:
                 waiting.append(wish)
-            elif self._waits(outcome, found):
+            elif self._waits(outcome, allocation):
                 refused.append(wish)
             else:
-                self._settle(outcome, found)
+                self._settle(outcome, allocation)
         if not waiting or (moves and self._again(waiting)):
             return refused
         for wish in waiting:
-            found = self._scattered(wish.outcome.round_job, wish.chosen.gpus, later)
-            if found is None:
+            allocation = self._scattered(wish.outcome.round_job, wish.chosen.gpus, later)
+            if allocation is None:
                 wish.outcome.refusals.append(Reason("gpus-short"))
                 refused.append(wish)
-            elif self._waits(wish.outcome, found):
+            elif self._waits(wish.outcome, allocation):
                 refused.append(wish)
             else:
-                self._settle(wish.outcome, found)
+                self._settle(wish.outcome, allocation)
         return refused
 
-    def _waits(self, outcome: JobOutcome, found: Allocation) -> bool:
+    def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
         """Whether the job rather waits for a nearer place; noted if so."""
-        refusal = self._assignment.waits(outcome, found)
+        refusal = self._assignment.waits(outcome, allocation)
         if refusal:
             outcome.refusals.append(refusal)
         return bool(refusal)
 
-    def _settle(self, outcome: JobOutcome, found: Allocation) -> None:
-        outcome.target = found
-        self._assignment.later.take(outcome.round_job.need, found)
+    def _settle(self, outcome: JobOutcome, allocation: Allocation) -> None:
+        outcome.target = allocation
+        self._assignment.later.take(outcome.round_job.need, allocation)
         self._staying.append(outcome)
 
     def _again(self, waiting: Sequence[_Wish]) -> bool:
@@ -165,15 +165,15 @@ class _Packing:
         for outcome, _ in jobs:
             later.give(outcome.round_job.need, outcome.target)
         jobs += [(w.outcome, w.chosen.gpus) for w in waiting]
-        found: list[tuple[JobOutcome, Allocation]] = []
+        placed: list[tuple[JobOutcome, Allocation]] = []
         for outcome, gpus in sorted(jobs, key=lambda job: -job[1]):
             place = self._clean(outcome.round_job, gpus, later)
             if place is None:
                 return False
             later.take(outcome.round_job.need, place)
-            found.append((outcome, place))
+            placed.append((outcome, place))
         self._assignment.later = later
-        for outcome, place in found:
+        for outcome, place in placed:
             outcome.target = place
             self._assignment.outcomes[outcome.round_job.job.job_id] = outcome
         self._staying.extend(w.outcome for w in waiting)
@@ -204,9 +204,9 @@ class _Packing:
         room = resources.room(round_job.need) * self._frame.of_type(self._type)
         allowed = self._frame.allowed(round_job.job)
         own = [i for i in self._own(round_job) if not allowed[i]]
-        kept = room[own]
+        own_room = room[own]
         room = np.where(allowed, room, 0)
-        room[own] = kept
+        room[own] = own_room
         return room
 
     def _own(self, round_job: RoundJob) -> Mapping[int, int]:
@@ -280,5 +280,5 @@ class _Packing:
     def _allocation(
         self, round_job: RoundJob, chosen: Mapping[int, int], resources: FreeResources
     ) -> Allocation | None:
-        found = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
-        return None if resources.exceeds_limits(round_job.need, found) else found
+        allocation = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
+        return None if resources.exceeds_limits(round_job.need, allocation) else allocation

@@ -88,14 +88,14 @@ def claims_for_pending(
     """
     frame = views.later.frame
     at = frame.snapshot.time
-    before = {claim.job_id: claim for claim in claims}
-    found = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
+    earlier_claims = {claim.job_id: claim for claim in claims}
+    decided = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
     waiting = _waiting(round_jobs, frame.snapshot.jobs, at)
     if binding:
-        found.ready = [j.job_id for j in waiting if _is_ours(round_jobs.get(j.job_id))]
+        decided.ready = [j.job_id for j in waiting if _is_ours(round_jobs.get(j.job_id))]
         waiting = [j for j in waiting if not _is_ours(round_jobs.get(j.job_id))]
     if not waiting:
-        return found
+        return decided
     givers = [
         t for t in round_jobs.values() if t.eligibility in (Eligibility.FREE, Eligibility.YIELDS)
     ]
@@ -106,41 +106,43 @@ def claims_for_pending(
     for job in waiting[:_MOST_LOOKED_AT]:
         round_job = round_jobs.get(job.job_id)
         ours = _is_ours(round_job)
-        claim = before.get(job.job_id)
-        if not ours and (job.key in found.refused or _ran_out(claim, at, config)):
-            found.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
+        claim = earlier_claims.get(job.job_id)
+        if not ours and (job.key in decided.refused or _ran_out(claim, at, config)):
+            decided.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
             continue
         shapes = _start_shapes(frame, job, round_job)
         place = next((p for shape in shapes if (p := shape.place(views.later)) is not None), None)
         refusal = partial(_refusal, gate, round_job if ours else None)
         if place is not None and (why := refusal(place)):
-            found.waits_for_nearer[job.job_id] = why
+            decided.waits_for_nearer[job.job_id] = why
             continue
-        gave: tuple[Concession, ...] = ()
+        made_way: tuple[Concession, ...] = ()
         alike = (
             job.priority,
-            len(found.concessions),
+            len(decided.concessions),
             views.later.limits_of(job.job_id),
             *(shape.key for shape in shapes),
         )
         if place is None and search.trials < _MOST_TRIALS and alike not in in_vain:
-            gave, place = _give_way(job, shapes, search, views, refusal=refusal, preempt=preempt)
+            made_way, place = _give_way(
+                job, shapes, search, views, refusal=refusal, preempt=preempt
+            )
             in_vain.add(alike)
         if place is None:
             continue
-        for concession in gave:
-            found.concessions[concession.round_job.job.job_id] = concession
+        for concession in made_way:
+            decided.concessions[concession.round_job.job.job_id] = concession
         need = ResourceNeed.of(job)
-        free_now = not gave and (at_once or _is_free(place, need, views.now))
+        free_now = not made_way and (at_once or _is_free(place, need, views.now))
         views.take(need, place)
         if ours and free_now:
-            found.ready.append(job.job_id)
+            decided.ready.append(job.job_id)
             tentative.append((need, place))
         else:
-            found.claims.append(_claim(job, place, claim, at, config, free_now=free_now))
+            decided.claims.append(_claim(job, place, claim, at, config, free_now=free_now))
     for need, place in tentative:
         views.give(need, place)
-    return found
+    return decided
 
 
 def _refusal(
@@ -233,9 +235,9 @@ def _ran_out(claim: Claim | None, at: float, config: Config) -> bool:
 
 
 def _claim(
-    job: Job, place: Allocation, before: Claim | None, at: float, config: Config, *, free_now: bool
+    job: Job, place: Allocation, earlier: Claim | None, at: float, config: Config, *, free_now: bool
 ) -> Claim:
     """Return the job's claim; its time runs from when all its GPUs are free."""
-    until = before.until if before and free_now else at + config.resize.keep_s
-    since = before.since if before else at
+    until = earlier.until if earlier and free_now else at + config.resize.keep_s
+    since = earlier.since if earlier else at
     return Claim(job_id=job.job_id, shares=place.shares, since=since, until=until)

@@ -108,8 +108,8 @@ class BiddingRound:
         for bidder in due[:_MOST_KEPT]:
             if self._start(bidder, bidder.shapes):
                 continue
-            kept = [awaited.keep(bidder, *shape) for shape in bidder.shapes]
-            if not any(kept):
+            reserved = [awaited.keep(bidder, *shape) for shape in bidder.shapes]
+            if not any(reserved):
                 # Nothing comes free in time: any place is better than none.
                 self._start(bidder, bidder.shapes, anything=True)
 
@@ -136,8 +136,8 @@ class BiddingRound:
             self._givers.put(bidder, None)
 
     def _smaller(self, bidder: GangState) -> list[tuple[str, int]]:
-        found = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
-        return sorted(found, key=lambda shape: -shape[1])
+        shapes = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
+        return sorted(shapes, key=lambda shape: -shape[1])
 
     def _sizes(self, bidder: GangState, kind: str) -> tuple[int, ...]:
         return bidder.sizes(kind, self.candidates.frame.per_node.get(kind, 0))
@@ -148,28 +148,28 @@ class BiddingRound:
         """Give a gang the first of these shapes with a place that it accepts."""
         for gpu_type, gpus in shapes:
             candidates = self.candidates.of_type(bidder, gpu_type)
-            found = self._acceptable(bidder, candidates.idle, gpu_type, gpus, anything=anything)
-            if found is not None:
-                self.candidates.take(bidder, found)
-                self._started(bidder, found)
+            place = self._acceptable(bidder, candidates.idle, gpu_type, gpus, anything=anything)
+            if place is not None:
+                self.candidates.take(bidder, place)
+                self._started(bidder, place)
                 return True
             if candidates.open.room.free_total <= candidates.idle.room.free_total:
                 continue
-            found = self._acceptable(bidder, candidates.open, gpu_type, gpus, anything=anything)
-            if found is None:
+            place = self._acceptable(bidder, candidates.open, gpu_type, gpus, anything=anything)
+            if place is None:
                 continue
             if not self._given(bidder, gpu_type, gpus):
-                self.candidates.take(bidder, found)
-                self._started(bidder, found)
+                self.candidates.take(bidder, place)
+                self._started(bidder, place)
             return True
         return False
 
     def _started(
-        self, bidder: GangState, found: Allocation, gave: Sequence[ShrinkCandidate] = ()
+        self, bidder: GangState, place: Allocation, givers: Sequence[ShrinkCandidate] = ()
     ) -> None:
-        tier = tier_of(self.candidates.frame, found)
-        reason = self.reasons.starts(bidder, found, tier, gave)
-        self._settle(BiddingResult(bidder, found, reason, renewed=True))
+        tier = tier_of(self.candidates.frame, place)
+        reason = self.reasons.starts(bidder, place, tier, givers)
+        self._settle(BiddingResult(bidder, place, reason, renewed=True))
 
     def _acceptable(
         self,
@@ -192,8 +192,8 @@ class BiddingRound:
         place, share = places.best(name, gpus, enough=best)
         if not place or not (anything or self.order.accepts(share, best)):
             return None
-        found = self.candidates.allocation(gpu_type, place)
-        return found if not booked or self.candidates.holds(bidder, found) else None
+        allocation = self.candidates.allocation(gpu_type, place)
+        return allocation if not booked or self.candidates.holds(bidder, allocation) else None
 
     def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
         """Return the part of time that a gang computes on the best place of the empty cluster."""
@@ -202,39 +202,43 @@ class BiddingRound:
 
     def _given(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Start a gang on what elastic gangs can give, so that none is preempted."""
-        known = self._givers.of(gpu_type, bidder)
-        if not known:
+        shrinkable = self._givers.of(gpu_type, bidder)
+        if not shrinkable:
             return False
-        places = self.candidates.potential(bidder, gpu_type, potential(known), idle=True)
-        found = self._acceptable(bidder, places, gpu_type, gpus, booked=False)
-        if found is None:
+        places = self.candidates.potential(bidder, gpu_type, potential(shrinkable), idle=True)
+        place = self._acceptable(bidder, places, gpu_type, gpus, booked=False)
+        if place is None:
             return False
         idle = self.candidates.of_type(bidder, gpu_type).idle
-        return self._collected(bidder, found, idle, known)
+        return self._collected(bidder, place, idle, shrinkable)
 
     def _collected(
-        self, bidder: GangState, found: Allocation, free: Places, known: Sequence[ShrinkCandidate]
+        self,
+        bidder: GangState,
+        place: Allocation,
+        free: Places,
+        shrinkable: Sequence[ShrinkCandidate],
     ) -> bool:
         """Let other gangs give what a place lacks, and book all changes."""
-        kind = found.gpu_type
-        idle = {n: min(g, self.candidates.free_on(free, kind, n)) for n, g in found.shares}
-        missing = {n: g - idle[n] for n, g in found.shares if g > idle[n]}
-        gave = collect(known, missing, self.candidates.frame.per_node.get(kind, 0))
-        if gave is None:
+        kind = place.gpu_type
+        idle = {n: min(g, self.candidates.free_on(free, kind, n)) for n, g in place.shares}
+        missing = {n: g - idle[n] for n, g in place.shares if g > idle[n]}
+        shrunk = collect(shrinkable, missing, self.candidates.frame.per_node.get(kind, 0))
+        if shrunk is None:
             return False
-        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in gave]
+        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in shrunk]
         if not self.candidates.exchange(
-            bidder, found, changes, {n: g for n, g in idle.items() if g}
+            bidder, place, changes, {n: g for n, g in idle.items() if g}
         ):
             return False
-        for giver, left in gave:
+        for giver, left in shrunk:
             reason = self.reasons.gives(giver, left, bidder)
             self._settle(BiddingResult(giver.bidder, left, reason, renewed=True))
-        if found == bidder.held:
-            reason = self.reasons.kept([g.bidder for g, _ in gave])
-            self._settle(BiddingResult(bidder, found, reason, renewed=True))
+        if place == bidder.held:
+            reason = self.reasons.kept([g.bidder for g, _ in shrunk])
+            self._settle(BiddingResult(bidder, place, reason, renewed=True))
         else:
-            self._started(bidder, found, [g for g, _ in gave])
+            self._started(bidder, place, [g for g, _ in shrunk])
         return True
 
     def _settle(self, result: BiddingResult) -> None:
@@ -246,18 +250,18 @@ class BiddingRound:
         held = bidder.held
         assert held is not None
         kind = held.gpu_type
-        known = self._givers.of(kind, bidder)
+        shrinkable = self._givers.of(kind, bidder)
         free = self.candidates.of_type(bidder, kind).open
         for own in (*([held] if bidder.legal else []), *_parts(bidder, held)):
-            if self._collected(bidder, own, free, known):
+            if self._collected(bidder, own, free, shrinkable):
                 return
         sizes: tuple[int, ...] = self._sizes(bidder, kind)
         if bidder.legal:
             sizes = (held.gpus, *(s for s in sizes if s < held.gpus))
         for size in sizes:
-            places = self.candidates.potential(bidder, kind, potential(known), idle=False)
-            found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
-            if found is not None and self._collected(bidder, found, free, known):
+            places = self.candidates.potential(bidder, kind, potential(shrinkable), idle=False)
+            place = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
+            if place is not None and self._collected(bidder, place, free, shrinkable):
                 return
         taker = next(
             (
@@ -280,30 +284,30 @@ class BiddingRound:
         bidder, held = result.bidder, result.target
         assert held is not None
         window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
-        before = self._speed(bidder, held)
+        old_speed = self._speed(bidder, held)
         self.candidates.resources.give(bidder.need, held)
-        after = held
+        target = held
         for kind, size in self._better(bidder, held, over=over):
             own = dict(held.shares) if kind == held.gpu_type else {}
             places = self.candidates.potential(bidder, kind, own, idle=False)
-            found = self._acceptable(bidder, places, kind, size)
-            if found is None or found == held:
+            place = self._acceptable(bidder, places, kind, size)
+            if place is None or place == held:
                 continue
-            gain = self._speed(bidder, found) / before - 1
+            gain = self._speed(bidder, place) / old_speed - 1
             if gain < self.min_gain or gain * window_s <= bidder.cost_s:
                 continue
-            reason = self.reasons.improves(bidder, held, found, gain)
-            self._settle(BiddingResult(bidder, found, reason, renewed=True))
-            after = found
+            reason = self.reasons.improves(bidder, held, place, gain)
+            self._settle(BiddingResult(bidder, place, reason, renewed=True))
+            target = place
             break
-        self.candidates.improve(bidder, held, after)
+        self.candidates.improve(bidder, held, target)
 
     def _better(self, bidder: GangState, held: Allocation, *, over: bool) -> list[tuple[str, int]]:
         """Return shapes that might be better than the present one, with enough idle GPUs.
 
         Another type only with too few GPUs, or at the end of a lease.
         """
-        found = []
+        shapes = []
         short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
         for kind, _ in bidder.shapes:
             same = kind == held.gpu_type
@@ -314,9 +318,9 @@ class BiddingRound:
             for size in self._sizes(bidder, kind):
                 more = size > held.gpus or (apart and size == held.gpus)
                 if more if same else held.gpus <= size <= free:
-                    found.append((kind, size))
+                    shapes.append((kind, size))
         speed = bidder.model.base
-        return sorted(found, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
+        return sorted(shapes, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
 
     def _why(self, bidder: GangState) -> Reason:
         """Return why a waiting gang gets nothing."""
@@ -332,7 +336,9 @@ class BiddingRound:
         place, share = candidates.open.best(name, gpus, enough=most)
         if not place:
             return self.reasons.waits(bidder, shape)
-        return self.reasons.too_far(bidder, _span(candidates, best), _span(candidates, place), share)
+        return self.reasons.too_far(
+            bidder, _span(candidates, best), _span(candidates, place), share
+        )
 
     def _speed(self, bidder: GangState, held: Allocation) -> float:
         frame = self.candidates.frame
@@ -355,10 +361,10 @@ def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:
     sizes = [s for s in bidder.directive.sizes(held.gpu_type) if s < held.gpus]
     names = held.nodes
     each = held.shares[0][1]
-    found = []
+    parts = []
     for size in reversed(sizes):
         if len(names) == 1:
-            found.append(Allocation.of(held.gpu_type, {names[0]: size}))
+            parts.append(Allocation.of(held.gpu_type, {names[0]: size}))
         elif size % each == 0:
-            found.append(Allocation.of(held.gpu_type, dict.fromkeys(names[: size // each], each)))
-    return found
+            parts.append(Allocation.of(held.gpu_type, dict.fromkeys(names[: size // each], each)))
+    return parts

@@ -143,19 +143,19 @@ class _Layout:
 
     def room(self, free: Ints) -> FreeMap:
         """Return a free map with this many GPUs free on each node of the frame."""
-        found: list[int] = []
+        free_by_domain: list[int] = []
         domains = self.sites.domains_of
         for at, count in enumerate(free[self.nodes].tolist()):
-            mine = domains[at]
-            if len(mine) == 1:
-                found.append(max(0, count))
+            of_node = domains[at]
+            if len(of_node) == 1:
+                free_by_domain.append(max(0, count))
                 continue
             left = [
                 max(0, self.sites.size[d] - used)
-                for d, used in zip(mine, self._taken[at], strict=True)
+                for d, used in zip(of_node, self._taken[at], strict=True)
             ]
-            found += _fitted(left, [self.sites.size[d] for d in mine], max(0, count))
-        return FreeMap(self.sites, found)
+            free_by_domain += _fitted(left, [self.sites.size[d] for d in of_node], max(0, count))
+        return FreeMap(self.sites, free_by_domain)
 
 
 class RoundCandidates:
@@ -199,9 +199,9 @@ class RoundCandidates:
         need = bidder.need
         required, *_ = self.frame.own_constraints(bidder.job)
         key = (gpu_type, id(allowed), need.cpus_per_gpu, need.memory_per_gpu_mb, required)
-        known = self._by_need.get(key)
-        if known is not None:
-            return known[1]
+        cached = self._by_need.get(key)
+        if cached is not None:
+            return cached[1]
         if required:
             # Slurm gives all nodes that the job requires: a place on some of them is impossible.
             allowed = allowed & np.isin(np.array(self.frame.names), required)
@@ -258,11 +258,11 @@ class RoundCandidates:
         self.resources.take(bidder.need, allocation)
         self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
 
-    def improve(self, bidder: GangState, before: Allocation, after: Allocation) -> None:
+    def improve(self, bidder: GangState, old: Allocation, new: Allocation) -> None:
         """Give a served gang another place out of what is free; `before` is freed."""
-        self.resources.take(bidder.need, after)
-        more = {n: g - before.on(n) for n, g in after.shares if g > before.on(n)}
-        self._remove(after.gpu_type, more)
+        self.resources.take(bidder.need, new)
+        more = {n: g - old.on(n) for n, g in new.shares if g > old.on(n)}
+        self._remove(new.gpu_type, more)
 
     def exchange(
         self,
@@ -272,16 +272,16 @@ class RoundCandidates:
         idle: Mapping[str, int],
     ) -> bool:
         """Give a gang a place of `idle` GPUs and of those that others give; False: impossible."""
-        before = self.resources.copy()
+        saved = self.resources.copy()
         for giver, has, left, served in changes:
             if served:
                 self.resources.give(giver.need, has)
             elif not self.holds(giver, left):
-                self.resources = before
+                self.resources = saved
                 return False
             self.resources.take(giver.need, left)
         if not self.holds(bidder, place):
-            self.resources = before
+            self.resources = saved
             return False
         self.resources.take(bidder.need, place)
         for _, has, _, served in changes:
@@ -329,10 +329,10 @@ class RoundCandidates:
         return layout.sites, layout.names
 
     def _layout(self, gpu_type: str) -> _Layout:
-        found = self._layouts.get(gpu_type)
-        if found is None:
-            found = self._layouts[gpu_type] = _Layout(self.frame, self._fabric, gpu_type)
-        return found
+        layout = self._layouts.get(gpu_type)
+        if layout is None:
+            layout = self._layouts[gpu_type] = _Layout(self.frame, self._fabric, gpu_type)
+        return layout
 
     def _remove(self, gpu_type: str, shares: Mapping[str, int], *, idle: bool = True) -> None:
         layout = self._layout(gpu_type)
@@ -371,14 +371,14 @@ def _taken(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list
     for job in frame.snapshot.jobs:
         for name, text in job.devices if job.allocation else ():
             used.setdefault(name, set()).update(_indexes(text))
-    found = []
+    taken = []
     for i in order:
         node = frame.snapshot.nodes[i]
         domains = fabric.domains(node.name)
-        mine = used.get(node.name, set())
-        counts = [len(mine & set(d)) for d in domains]
-        found.append(counts or [0])
-    return found
+        used_here = used.get(node.name, set())
+        counts = [len(used_here & set(d)) for d in domains]
+        taken.append(counts or [0])
+    return taken
 
 
 @lru_cache(maxsize=4096)
@@ -391,11 +391,11 @@ def _indexes(text: str) -> tuple[int, ...]:
 
 def _fitted(left: Sequence[int], sizes: Sequence[int], count: int) -> list[int]:
     """Return free GPUs of each domain, near `left`, with the known sum."""
-    found = list(left)
-    while sum(found) > count:
-        at = max((i for i, f in enumerate(found) if f), key=lambda i: (-found[i], i))
-        found[at] -= 1
-    while sum(found) < count:
-        at = max((i for i, f in enumerate(found) if f < sizes[i]), key=lambda i: (found[i], -i))
-        found[at] += 1
-    return found
+    free = list(left)
+    while sum(free) > count:
+        at = max((i for i, f in enumerate(free) if f), key=lambda i: (-free[i], i))
+        free[at] -= 1
+    while sum(free) < count:
+        at = max((i for i, f in enumerate(free) if f < sizes[i]), key=lambda i: (free[i], -i))
+        free[at] += 1
+    return free

@@ -111,12 +111,12 @@ class GangStates:
         self.live = LiveCommunication.of(question.records, question.models)
         self.entries: dict[str, dict[str, Any]] = {}
         self.starts: list[Start] = []
-        now, known = question.snapshot.time, state.get("jobs", {})
+        now, earlier = question.snapshot.time, state.get("jobs", {})
         held_s = elapsed(question, state.get("time"))
         for job in question.snapshot.jobs:
             if job.submission is None or job.state is JobState.ENDED:
                 continue
-            entry = dict(known.get(job.key) or _fresh(job))
+            entry = dict(earlier.get(job.key) or _fresh(job))
             if job.allocation is not None:
                 seconds = held_s[job.key]
                 entry["ran"] += seconds
@@ -125,7 +125,7 @@ class GangStates:
             place = _place(job.allocation)
             if place != entry["place"]:
                 began = job.start_time if job.start_time is not None else now
-                if job.allocation is not None and not entry["place"] and known:
+                if job.allocation is not None and not entry["place"] and earlier:
                     tier = tier_of(frame, job.allocation)
                     waited_s = max(0.0, began - entry["since"])
                     self.starts.append(Start(began, job.allocation.gpus, tier, waited_s))

@@ -46,20 +46,22 @@ class EffectiveGoodputs(Goodputs):
     ) -> effective_progress.EffectiveProgress:
         assert job.learned is not None
         kind = columns.types[columns.kind[column]]
-        asked = effective_progress.ConfigurationSet(
+        configurations = effective_progress.ConfigurationSet(
             (kind,), (int(columns.nodes[column]),), (int(columns.gpus[column]),)
         )
-        return effective_progress.progress(self._model(job.learned, columns), job.learned, asked)
+        return effective_progress.progress(
+            self._model(job.learned, columns), job.learned, configurations
+        )
 
     def _new_rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
         rows = super()._new_rows(jobs, columns)
-        asked = columns.asked()
+        configurations = columns.asked()
         for i, job in enumerate(jobs):
             learned = job.learned
             if learned is None or learned.prefixes is None:
                 continue
             model = self._model(learned, columns)
-            progress = effective_progress.progress(model, learned, asked)
+            progress = effective_progress.progress(model, learned, configurations)
             self._progress[job.job.job_id] = (learned, progress)
             rows[i] = np.asarray(progress.best)
         return rows

@@ -125,12 +125,12 @@ def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: I
             continue
         application = job.learned.application
         for t, name in enumerate(types):
-            known = application.on(name)
-            if known is None:
+            profile = application.on(name)
+            if profile is None:
                 most[i, t] = 0
             elif application.job_class is JobClass.ADAPTIVE:
-                replicas = application.max_batch // (known.least * application.micro_batches)
-                most[i, t] = min(most[i, t], max(1, replicas) * known.unit)
+                replicas = application.max_batch // (profile.least * application.micro_batches)
+                most[i, t] = min(most[i, t], max(1, replicas) * profile.unit)
 
 
 def _cap(job: Candidate, growth: float) -> int:
