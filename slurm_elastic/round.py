@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from slurm_elastic.config.schema import Config
@@ -184,7 +185,7 @@ class _PolicyQuestions:
         seed: int,
     ) -> None:
         self._round_jobs = round_jobs
-        self._records = records
+        self._records = MappingProxyType(records)
         self._policy = policy
         self._state = state
         self._seed = seed
