@@ -294,7 +294,7 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
 
 def _asked(everything: bool) -> StatusAnswer:
     answer: Any = client.ask("status", all=everything)
-    answer["notes"] = [*client.standing(), *answer["notes"]]
+    answer["notes"] = [*client.role_notes(), *answer["notes"]]
     return answer  # type: ignore[no-any-return]
 
 

@@ -200,7 +200,7 @@ def test_chosen_columns_parsable_and_without_header():
 
 
 def test_an_unknown_column_is_a_usage_error_that_names_the_known():
-    with pytest.raises(CliError, match='"nmae" is no column; known: jobid, name') as caught:
+    with pytest.raises(CliError, match='"nmae" is unknown; known: jobid, name') as caught:
         status.lines(ask("status"), TableLayout(columns="jobid,nmae"))
     assert caught.value.exit_code == 2
 

@@ -163,7 +163,7 @@ def test_limits_that_are_no_numbers_are_left_out():
 @pytest.mark.parametrize("text", ["9" * 5000 + " sec", "9" * 400])
 def test_numbers_of_thousands_of_digits_are_no_times(text):
     assert slurm_settings.seconds(text) is None
-    with pytest.raises(ValueError, match="is no time") as refusal:
+    with pytest.raises(ValueError, match="is invalid: expected a time") as refusal:
         formatting.parse_time(f"now-{text}", 0.0)
     assert len(str(refusal.value)) < 150
 
