@@ -66,7 +66,7 @@ def test_it_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, see
         learned = cluster.records[proposal.job_id].learned
         if "frozen" in words(best.reason):
             prefixes = learned.prefixes
-            frozen = int(best.reason.partition("layers 1-")[2].partition(" ")[0])
+            frozen = int(words(best.reason).partition("layers 1-")[2].partition(" ")[0])
             assert 0 < frozen <= min(prefixes.certified, prefixes.layers - 1)
             assert dict(prefixes.penalties)[frozen] <= prefixes.max_penalty
     assert all(used[t] <= asked.capacity[t] for t in TYPES)
