@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN     = $(VENV)/bin/python -m
 ARGS   ?=
 
-.PHONY: help venv test-tools test test-unit test-cluster lint docs docs-links fuzz lock data audit chaos demo cluster-up cluster-down clean
+.PHONY: help venv test-tools test test-unit test-cluster lint docs docs-links generate fuzz lock data audit chaos demo cluster-up cluster-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ docs: venv ## the documentation as a site, in build/site; warnings, dead links a
 
 docs-links: venv ## ask whether the pages that the documentation links to on the network are there
 	$(RUN) sphinx -q -b linkcheck -c docs . build/links
+
+generate: venv ## completion, manual pages and etc/elastic.toml, from the definitions
+	$(RUN) contrib.generate
 
 fuzz: venv ## hostile input: make fuzz ARGS="--surface inbox --minutes 5"; docs/security.md
 	$(RUN) tests.fuzz $(ARGS)

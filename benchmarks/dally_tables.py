@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.plan import Measurement, Proposal
 from slurm_elastic.models.communication import ClosedForm, Communication, GangLink, uplink_shares
@@ -33,12 +32,13 @@ from slurm_elastic.policies.gangs.gang_policy import Gang, GangPolicy, Held, Off
 from slurm_elastic.policies.gangs.own_dally import OwnDally
 from slurm_elastic.policies.gangs.published_dally import PublishedDally
 from slurm_elastic.policies.gangs.tiresias import Tiresias
-from slurm_elastic.policies.policy_protocol import Policy, Question
+from slurm_elastic.policies.policy_protocol import Capabilities, Policy, Question
 from slurm_elastic.round import decide_round
 from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
 from slurm_elastic.simulator.gangs.gang_results import GangResult
 from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
 from tests.support import published_data
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 CLUSTERS = {"A64": "2x4x8", "B128": "2x8x8"}
 LEASE_S = 3600.0
@@ -281,8 +281,7 @@ def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float,
 class Timed:
     """A policy whose decisions are timed."""
 
-    decisive = True
-    tunes = False
+    capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

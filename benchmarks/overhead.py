@@ -242,7 +242,7 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
     loops = {"ddp": _plain(case, job.rank), "library": _ours(job)}
     timer, freezer = job._reporter.timer, job._freezer  # noqa: SLF001 - what is switched
     # The run's first save would otherwise come 15 seconds after the first step.
-    job._keeper.hurry()  # noqa: SLF001
+    job._checkpoint_manager.hurry()  # noqa: SLF001
     looks_at = dict.fromkeys(ARMS, WARM_UP + SOON + 1)
 
     def take(arm: str, steps: int) -> tuple[float, float]:

@@ -20,16 +20,18 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
-from slurm_elastic.core.plan import Alternative, Claim, JobRecord, Plan, Proposal
+from slurm_elastic.core.plan import Alternative, Claim, FreeCapacity, JobRecord, Plan, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.placement import decisions, decisive, deferred_grants, site_limits
+from slurm_elastic.placement import binding_proposals, decisions, deferred_grants, site_limits
 from slurm_elastic.placement.assignment import Assignment
+from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob, tenants
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import neighbours
-from slurm_elastic.policies.policy_protocol import Policy, Question
+from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 
 _EPSILON = 1e-9
 #: How often idle GPUs are offered again after jobs refused them.
@@ -57,8 +59,8 @@ def decide_round(
         snapshot: the cluster, time included.
         records: what is known of the elastic jobs; one without a record is not proven.
         config: the site's configuration.
-        policy: asked once, and again with what was refused; what a decisive one puts first is
-            carried out as far as it fits, and it is asked again without jobs that rather wait.
+        policy: asked once, and again with what was refused; binding proposals are carried out as
+            far as they fit, and it is asked again without jobs that rather wait.
         state: what the last round returned, or {}; JSON-serialisable.
         previous: the last plan, whose claims go on; None: claims begin anew.
         seed: for policies that draw lots.
@@ -88,7 +90,7 @@ def decide_round(
         explain=explain,
     )
     spent = site_limits.resized(snapshot, records) if resized is None else resized
-    stay: Mapping[int, str] = {}
+    stay: Mapping[int, Reason] = {}
     for left in reversed(range(_MOST_REFUSALS)):
         plan, after, ways = decide(stay=stay)
         refused = site_limits.refused(
@@ -112,10 +114,10 @@ def _decide(
     seed: int,
     at_once: bool,
     explain: bool,
-    stay: Mapping[int, str],
+    stay: Mapping[int, Reason],
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
     """As `decide_round`; jobs of `stay` only give way. The last value: ids of those that do."""
-    decisive = bool(getattr(policy, "decisive", False))
+    binding = capabilities_of(policy).binding_proposals
     frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology))
     everyone = tenants(frame, records, config, stay)
     ledger = FreeResources(frame)
@@ -135,9 +137,9 @@ def _decide(
         claims=_still_meant(previous, snapshot),
         refused=state.get("refused", {}),
         at_once=at_once,
-        decisive=decisive,
+        binding=binding,
     )
-    assignment = Assignment(books, gate, config, at_once=at_once, judging=not decisive)
+    assignment = Assignment(books, gate, config, at_once=at_once, judging=not binding)
     for job_id, refusal in owed.picky.items():
         assignment.wait(everyone[job_id], refusal)
     free = [
@@ -145,8 +147,8 @@ def _decide(
         for t in everyone.values()
         if t.standing is Eligibility.FREE and t.job.job_id not in owed.ways
     ]
-    # A decisive policy looks at everything afresh: nothing was promised to anybody.
-    promised = {} if decisive else deferred_grants.valid(state.get("promised", {}), snapshot.time)
+    # Where proposals are binding, each round decides afresh: nothing was promised.
+    promised = {} if binding else deferred_grants.valid(state.get("promised", {}), snapshot.time)
     for tenant in free:
         if tenant.job.key in promised:
             assignment.keep(tenant, deferred_grants.allocation(promised[tenant.job.key]))
@@ -156,7 +158,7 @@ def _decide(
     plan = decisions.made(everyone, owed, assignment, deciding.proposals, explain=explain)
     made = (
         {}
-        if decisive
+        if binding
         else deferred_grants.made(plan, assignment.outcomes.values(), promised, config)
     )
     waits = assignment.gate.after((t, plan.decision[j].target) for j, t in everyone.items())
@@ -192,18 +194,22 @@ class _Deciding:
         """Fill the assignment; the policy's new state."""
         proposals, state = self._ask_all(assignment, asked)
         if not assignment.judging:
-            moves = bool(getattr(self._policy, "moves", True))
+            repacks = capabilities_of(self._policy).allows_repacking
             again = partial(self._ask_all, assignment)
-            decisive.carry_out(assignment, asked, proposals, self._tenants, again, moves=moves)
+            binding_proposals.carry_out(
+                assignment, asked, proposals, self._tenants, again, moves=repacks
+            )
             return state
         before, kept = assignment.later.copy(), dict(assignment.outcomes)
         assignment.place(proposals, self._tenants)
+        consolidate(assignment)
         assignment.restore()
         assignment.retry(proposals)
         gave = any(o.shrinks for o in assignment.outcomes.values())
         if gave and assignment.welfare() <= _EPSILON:
             assignment.later, assignment.outcomes = before, kept
             assignment.place([self._kept(p) for p in proposals], self._tenants)
+            consolidate(assignment)
         for _ in range(_MOST_OFFERS):
             if not self._offer_again(assignment):
                 break
@@ -215,14 +221,14 @@ class _Deciding:
         capacity = assignment.idle()
         for job_id in jobs:
             _add(capacity, self._tenants[job_id].current)
-        return self._ask(assignment.frame.snapshot, jobs, capacity, assignment.later)
+        return self._ask(assignment.frame.snapshot, jobs, capacity, assignment.later.capacity())
 
     def _ask(
         self,
         snapshot: Snapshot,
         jobs: Sequence[int],
         capacity: Mapping[str, int],
-        later: FreeResources | None = None,
+        free: FreeCapacity | None = None,
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         question = Question(
             snapshot=snapshot,
@@ -231,7 +237,7 @@ class _Deciding:
             jobs=tuple(jobs),
             capacity=capacity,
             seed=self._seed,
-            later=later,
+            free=free,
         )
         proposals, state = self._policy.decide(question, self._state)
         self.proposals.update((p.job_id, p) for p in proposals)
@@ -271,7 +277,7 @@ class _Deciding:
             gpu_type=current.gpu_type,
             gpus=current.gpus,
             value=0.0,
-            reason="giving GPUs to others would cost more than they gain",
+            reason=Reason("trade-not-worth"),
         )
         return Proposal(job_id=proposal.job_id, alternatives=(stay,))
 

@@ -50,8 +50,8 @@ def replay(layout: StageLayout, schedule: str, count: int, times: Times) -> floa
     >>> replay(StageLayout.of(2), "1f1b", 4, Times([1.0], [2.0], [], [0.5]))
     6.5
     """
-    todo = [list(order(layout, schedule, rank=r, count=count)) for r in range(layout.world)]
-    free = [0.0] * layout.world
+    todo = [list(order(layout, schedule, rank=r, count=count)) for r in range(layout.world_size)]
+    free = [0.0] * layout.world_size
     ends: dict[MicroBatchStep, float] = {}
     while any(todo):
         before = sum(map(len, todo))

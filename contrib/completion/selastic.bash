@@ -1,4 +1,5 @@
 # bash completion for selastic; install as /usr/share/bash-completion/completions/selastic
+# Written by `make generate`.
 
 _selastic_jobs() {
     # One question to slurmctld per TAB, about the caller's own jobs.
@@ -7,80 +8,102 @@ _selastic_jobs() {
 
 _selastic() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
-    local verbs='status show explain plan history usage topology hold release update retire
-        reconfigure check config ping simulate compare workload partition profile recommend'
-    local global='--config --controller --version --help'
-    local table='--format --noheader --parsable --json'
-    local simulation='--profiles --cluster --interval --clock --seed --class --restarts --speeds
-        --freezing --racks --uplink-gbit --congestion --gradient-bytes --config --artifact-compat
-        --jobs --jobs-csv --plot --json --help'
-    local i verb='' words='' sub=''
+    local i verb='' options='' arguments=''
     COMPREPLY=()
 
-    case $previous in
-        --config | --profile | --profiles | --restarts | --slowdown | --gradient-bytes | --jobs-csv | --plot | --sacct | --output | --data | --dir | --out | -o)
-            compopt -o default; return ;;
-        --clock) mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current"); return ;;
-        --class)
-            mapfile -t COMPREPLY < <(compgen -W 'adaptive strong-scaling rigid' -- "$current")
-            return ;;
-        --arrivals)
-            mapfile -t COMPREPLY < <(compgen -W 'poisson diurnal bursts' -- "$current"); return ;;
-        --controller) return ;;
-        --user | -u) mapfile -t COMPREPLY < <(compgen -u -- "$current"); return ;;
-    esac
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
             --config | --controller) ((i++)) ;;
             -*) ;;
-            *) verb=${COMP_WORDS[i]}; sub=${COMP_WORDS[i+1]-}; break ;;
+            *) verb=${COMP_WORDS[i]}; break ;;
         esac
     done
-    ((i + 1 < COMP_CWORD)) || sub=''
-
     case $verb in
-        '') words="$verbs $global" ;;
-        status) words="--all --watch $table --help" ;;
-        show) words="--profile --json --help" ;;
-        explain) words="--json --help" ;;
-        plan) words="--all --json --help" ;;
-        history) words="$table --help" ;;
-        usage) words="--user --start --end --by-user --check $table --help" ;;
-        topology) words="--all --plot $table --help" ;;
-        hold | release) words="--dry-run --json --help" ;;
-        update) words="--elastic= --layout= --dry-run --json --help" ;;
-        retire) words="--yes --dry-run --json --help" ;;
-        reconfigure) words="--dry-run --json --help" ;;
-        check | ping) words="--json --help" ;;
-        config) words="--help" ;;
-        simulate) words="--policy --format --slowdown --timers --lease --slots $simulation" ;;
-        compare) words="--policies --sacct --scaling --grow --completed-only $simulation" ;;
-        partition) words="--machines --bandwidth --activations --memory --straight --paper
-            --free-sources --states $table --help" ;;
-        profile) words="--shapes --data --batch --repeats --steps --warm-up --whole --timeout --dir
-            --again --out --plot --application --gpu-type --send --partition --nodes --gpus-per-node
-            --time --dry-run $table --help" ;;
-        recommend) words="--profile --epochs --samples --deadline --budget --price --model
-            --extrapolate --batch --global-batch --uncached --once --plot $table --help" ;;
-        workload)
-            case $sub:$current in
-                generate:*) words='--jobs --hours --arrivals --mix --sizes --classes --seed
-                    --profiles --output --help' ;;
-                from-sacct:*) words='--scaling --grow --speeds --completed-only --output --help' ;;
-                profiles:* | :-*) words='--help' ;;
-                :*) words='generate from-sacct profiles' ;;
-            esac ;;
+        workload) if ((i + 1 < COMP_CWORD)); then verb+=" ${COMP_WORDS[i+1]}"; fi ;;
     esac
-    case $verb:$sub:$current in
-        simulate:*:-* | compare:*:-* | partition:*:-* | profile:*:-* | recommend:*:-* | workload:[a-z]*:-*) ;;
-        simulate:* | compare:* | partition:* | profile:* | recommend:* | workload:[a-z]*) compopt -o default ;;
+    case "$verb $previous" in
+        ' --config' | 'topology --plot' | 'simulate --profiles' | 'simulate --restarts' | 'simulate --gradient-bytes' | 'simulate --config' | 'simulate --jobs-csv' | 'simulate --plot' | 'simulate --slowdown' | 'compare --profiles' | 'compare --restarts' | 'compare --gradient-bytes' | 'compare --config' | 'compare --jobs-csv' | 'compare --plot' | 'compare --sacct' | 'workload generate --profiles' | 'workload generate -o' | 'workload generate --output' | 'workload from-sacct --scaling' | 'workload from-sacct -o' | 'workload from-sacct --output' | 'profile --data' | 'profile --dir' | 'profile --out' | 'profile --plot' | 'recommend --profile' | 'recommend --plot')
+            compopt -o default
+            return ;;
+        ' --controller' | 'status -o' | 'status --format' | 'history -o' | 'history --format' | 'usage -S' | 'usage --start' | 'usage -E' | 'usage --end' | 'usage -o' | 'usage --format' | 'topology -o' | 'topology --format' | 'update --elastic' | 'update --layout' | 'simulate --cluster' | 'simulate --interval' | 'simulate --seed' | 'simulate --speeds' | 'simulate --racks' | 'simulate --uplink-gbit' | 'simulate --congestion' | 'simulate --jobs' | 'simulate --policy' | 'simulate --timers' | 'simulate --lease' | 'simulate --slots' | 'compare --cluster' | 'compare --interval' | 'compare --seed' | 'compare --speeds' | 'compare --racks' | 'compare --uplink-gbit' | 'compare --congestion' | 'compare --jobs' | 'compare --policies' | 'compare --scaling' | 'compare --grow' | 'workload generate --jobs' | 'workload generate --hours' | 'workload generate --mix' | 'workload generate --sizes' | 'workload generate --classes' | 'workload generate --seed' | 'workload from-sacct --grow' | 'workload from-sacct --speeds' | 'partition --machines' | 'partition --bandwidth' | 'partition --memory' | 'partition --states' | 'partition -o' | 'partition --format' | 'profile --shapes' | 'profile --batch' | 'profile --repeats' | 'profile --steps' | 'profile --warm-up' | 'profile --timeout' | 'profile --application' | 'profile --gpu-type' | 'profile --send' | 'profile -p' | 'profile --partition' | 'profile --nodes' | 'profile --gpus-per-node' | 'profile --time' | 'profile -o' | 'profile --format' | 'recommend --epochs' | 'recommend --samples' | 'recommend --deadline' | 'recommend --budget' | 'recommend --price' | 'recommend --model' | 'recommend --batch' | 'recommend --global-batch' | 'recommend -o' | 'recommend --format')
+            :
+            return ;;
+        'usage -u' | 'usage --user')
+            mapfile -t COMPREPLY < <(compgen -u -- "$current")
+            return ;;
+        'simulate --clock' | 'compare --clock')
+            mapfile -t COMPREPLY < <(compgen -W 'round event' -- "$current")
+            return ;;
+        'simulate --class' | 'compare --class')
+            mapfile -t COMPREPLY < <(compgen -W 'adaptive strong-scaling rigid' -- "$current")
+            return ;;
+        'simulate --freezing' | 'compare --freezing')
+            mapfile -t COMPREPLY < <(compgen -W 'pessimistic central optimistic' -- "$current")
+            return ;;
+        'simulate --format')
+            mapfile -t COMPREPLY < <(compgen -W 'jobs dally' -- "$current")
+            return ;;
+        'workload generate --arrivals')
+            mapfile -t COMPREPLY < <(compgen -W 'poisson diurnal bursts' -- "$current")
+            return ;;
     esac
-    case $verb:$current in
-        :* | *:-*) ;;
-        explain:* | history:* | hold:* | release:* | update:*) words=$(_selastic_jobs) ;;
-        show:*) words="job $(_selastic_jobs)" ;;
+    case $verb in
+        '') options='--config --controller --version --help'
+            arguments='status show explain plan history usage topology hold release update retire reconfigure check config ping simulate compare workload partition profile recommend' ;;
+        'status') options='--all --watch --format --noheader --parsable --json --help'
+            arguments='' ;;
+        'show') options='--profile --json --help'
+            arguments='job @jobs' ;;
+        'explain') options='--json --help'
+            arguments='@jobs' ;;
+        'plan') options='--all --json --help'
+            arguments='' ;;
+        'history') options='--format --noheader --parsable --json --help'
+            arguments='@jobs' ;;
+        'usage') options='--user --start --end --by-user --check --format --noheader --parsable --json --help'
+            arguments='' ;;
+        'topology') options='--all --plot --format --noheader --parsable --json --help'
+            arguments='' ;;
+        'hold') options='--dry-run --json --help'
+            arguments='@jobs' ;;
+        'release') options='--dry-run --json --help'
+            arguments='@jobs' ;;
+        'update') options='--elastic --layout --dry-run --json --help'
+            arguments='@jobs' ;;
+        'retire') options='--yes --dry-run --json --help'
+            arguments='' ;;
+        'reconfigure') options='--dry-run --json --help'
+            arguments='' ;;
+        'check') options='--json --help'
+            arguments='' ;;
+        'config') options='--help'
+            arguments='' ;;
+        'ping') options='--json --help'
+            arguments='' ;;
+        'simulate') options='--profiles --cluster --interval --clock --seed --class --restarts --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policy --format --slowdown --timers --lease --slots --json --help'
+            arguments='@files' ;;
+        'compare') options='--profiles --cluster --interval --clock --seed --class --restarts --speeds --racks --uplink-gbit --congestion --gradient-bytes --freezing --config --artifact-compat --jobs --jobs-csv --plot --policies --sacct --scaling --grow --completed-only --json --help'
+            arguments='@files' ;;
+        'workload generate') options='--jobs --hours --arrivals --mix --sizes --classes --seed --profiles --output --help'
+            arguments='' ;;
+        'workload from-sacct') options='--scaling --grow --speeds --completed-only --output --help'
+            arguments='@files' ;;
+        'workload profiles') options='--help'
+            arguments='@files' ;;
+        'partition') options='--machines --bandwidth --activations --memory --straight --paper --free-sources --states --format --noheader --parsable --json --help'
+            arguments='@files' ;;
+        'profile') options='--shapes --data --batch --repeats --steps --warm-up --whole --timeout --dir --again --out --plot --application --gpu-type --send --partition --nodes --gpus-per-node --time --format --noheader --parsable --json --dry-run --help'
+            arguments='@files' ;;
+        'recommend') options='--profile --epochs --samples --deadline --budget --price --model --extrapolate --batch --global-batch --uncached --once --plot --format --noheader --parsable --json --help'
+            arguments='@files' ;;
+        workload) options='--help'
+            arguments='generate from-sacct profiles' ;;
     esac
-    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
-    [[ ${COMPREPLY[0]-} == --elastic= ]] && compopt -o nospace
+    [[ $current == -* ]] && arguments=$options
+    case " $arguments " in
+        *' @jobs '*) arguments="${arguments/@jobs/} $(_selastic_jobs)" ;;
+        *' @files '*) compopt -o default; return ;;
+    esac
+    mapfile -t COMPREPLY < <(compgen -W "$arguments" -- "$current")
 }
 complete -F _selastic selastic

@@ -19,27 +19,29 @@ if TYPE_CHECKING:
 @options.verb
 @options.as_json
 def check(json_: bool) -> None:
-    """Look for what in this site's set-up would hurt elastic jobs.
+    """Find faults in the site's set-up that harm elastic jobs.
 
-    Works without a running controller. Exit code 1 when something needs mending.
+    Checks slurm.conf, plugins, munge, versions and the controller's rights; each line has the
+    severity, the harm and the remedy. Works without a running controller. Exit code 1 if a setting
+    must be changed.
     """
-    from slurm_elastic.controller.site_check import check as look  # noqa: PLC0415
+    from slurm_elastic.controller.site_check import check as site_findings  # noqa: PLC0415
     from slurm_elastic.controller.site_check import lines  # noqa: PLC0415
 
-    findings = look(_facts())
+    findings = site_findings(_facts())
     if json_:
         options.put_json({"findings": [dataclasses.asdict(f) for f in findings]})
     elif findings:
         options.put(formatting.clean(line) for line in lines(findings))
     else:
-        click.echo("nothing to mend")
+        click.echo("no faults found")
     if any(f.severity == "error" for f in findings):
         click.get_current_context().exit(REFUSED)
 
 
 @options.verb
 def config() -> None:
-    """Print a commented elastic.toml with all defaults."""
+    """Print elastic.toml with all keys, their defaults and their meaning."""
     from slurm_elastic.config.documentation import example  # noqa: PLC0415
 
     click.echo(example(), nl=False)
@@ -48,22 +50,22 @@ def config() -> None:
 @options.verb
 @options.as_json
 def ping(json_: bool) -> None:
-    """Ask the controller whether it is there. Exit code 3 when it, or each of several, is not."""
+    """Ask each controller whether it is active. Exit code 3 if none is."""
     if "," in client.address():
         _ping_all(json_=json_)
         return
     begin = time.monotonic()
     answer = client.ask("ping")
-    took = time.monotonic() - begin
+    seconds = time.monotonic() - begin
     if json_:
-        options.put_json({**answer, "seconds": round(took, 4)})
+        options.put_json({**answer, "seconds": round(seconds, 4)})
     else:
         version = formatting.clean(answer.get("version", "?"))
-        click.echo(f"selasticd {version} at {client.address()} answers in {took * 1000:.0f} ms")
+        click.echo(f"selasticd {version} at {client.address()} answers in {seconds * 1000:.0f} ms")
 
 
 def _ping_all(*, json_: bool) -> None:
-    """Several controllers, with their roles, like `scontrol ping`."""
+    """Print each controller with its role, as `scontrol ping` does."""
     answers = client.roles()
     if json_:
         options.put_json({"controllers": [_answered(w, a) for w, a in answers.items()]})

@@ -1,4 +1,4 @@
-"""Verbs that change something: hold, release, update, retire, reconfigure."""
+"""Verbs that are commands: hold, release, update, retire, reconfigure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
 @options.dry_run
 @options.as_json
 def hold(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
-    """Leave jobs in their shape until they are released."""
+    """Keep jobs in their present shape until `release`. They run on, unlike `scontrol hold`."""
     answer = client.ask("hold", jobs=list(jobs), dry_run=dry_run)
     _report(answer, dry_run=dry_run, json_=json_)
 
@@ -26,7 +26,7 @@ def hold(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 @options.dry_run
 @options.as_json
 def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
-    """Let jobs change their shape again."""
+    """Allow resizes again; a job that was held for lack of progress starts again."""
     answer = client.ask("release", jobs=list(jobs), dry_run=dry_run)
     _report(answer, dry_run=dry_run, json_=json_)
 
@@ -36,19 +36,25 @@ def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 @click.option("--elastic", metavar="MIN-MAX[,KEY=VALUE…]", help="Replace the directive.")
 @click.option(
     "--layout", metavar="RxS|auto",
-    help="Run as R replicas of S stages (also RxSxC, R1-R2); auto: the job's own choice.",
+    help="Divide the model over the GPUs; see above.",
 )  # fmt: skip
 @options.dry_run
 @options.as_json
 def update(
     *, jobs: tuple[str, ...], elastic: str | None, layout: str | None, dry_run: bool, json_: bool
 ) -> None:
-    """Change what jobs ask for: `--elastic=2-8`."""
+    """Change the directive of jobs, e.g. `--elastic=2-8,types=a100`, or their layout.
+
+    A layout is for jobs with `parallel=pipeline` or `parallel=hybrid`: `2x3` is 2 replicas of 3
+    stages, `2x3x2` the same with 2 parts of the model on each GPU, `2-1` two stages of 2 and 1
+    replicas, `auto` the job's own choice. The job saves and restarts in place; a layout for another
+    number of GPUs waits until the job holds them. With both options, both are applied or none.
+    """
     from slurm_elastic.core.directive import Directive, DirectiveError  # noqa: PLC0415
     from slurm_elastic.core.layout import LayoutText, LayoutTextError  # noqa: PLC0415
 
     if elastic is None and layout is None:
-        raise CliError("update: nothing to change: give --elastic or --layout", USAGE)
+        raise CliError("update: no change given; add --elastic or --layout", USAGE)
     try:
         if elastic is not None:
             Directive.parse(elastic)
@@ -63,19 +69,19 @@ def update(
 
 
 @options.verb
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.dry_run
 @options.as_json
 def retire(yes: bool, dry_run: bool, json_: bool) -> None:
-    """Give everything back to Slurm.
+    """Return all elastic jobs to Slurm, before slurm-elastic is stopped for good or upgraded.
 
-    For before slurm-elastic is stopped for good or upgraded. Changes under way are finished or
-    undone, held jobs are released, reservations deleted. Jobs run on in their present shape.
+    Changes under way are finished or undone, held jobs are released, reservations deleted. Jobs run
+    on in their present shape, and no change begins. For operators.
     """
     if not (yes or dry_run):
         if not sys.stdin.isatty():
-            raise CliError("retire: nobody to ask; add --yes", USAGE)
-        click.confirm("Give all elastic jobs back to Slurm and begin nothing new?", abort=True)
+            raise CliError("retire: stdin is no terminal to confirm on; add --yes", USAGE)
+        click.confirm("Return all elastic jobs to Slurm and begin no new change?", abort=True)
     _report(client.ask("retire", dry_run=dry_run), dry_run=dry_run, json_=json_)
 
 
@@ -83,21 +89,21 @@ def retire(yes: bool, dry_run: bool, json_: bool) -> None:
 @options.dry_run
 @options.as_json
 def reconfigure(dry_run: bool, json_: bool) -> None:
-    """Make the controller read elastic.toml again."""
+    """Make the controller read elastic.toml again. For operators."""
     _report(client.ask("reconfigure", dry_run=dry_run), dry_run=dry_run, json_=json_)
 
 
 def _report(answer: dict[str, Any], *, dry_run: bool, json_: bool) -> None:
-    """Print what was done; exit 1 if not all of it was."""
+    """Print the results; exit with 1 if one of them failed."""
     results: list[dict[str, Any]] = answer.get("results", [])
     if json_:
         options.put_json(answer)
     elif "text" in answer:
         click.echo(formatting.clean(answer["text"]))
-    what = "not done, would be: " if dry_run else ""
+    prefix = "not done, would be: " if dry_run else ""
     for result in results if not json_ else ():
         job = result.get("display_id", result.get("job_id"))
-        line = f"{job}: {what if result.get('ok') else ''}{result.get('text', '')}"
+        line = f"{job}: {prefix if result.get('ok') else ''}{result.get('text', '')}"
         click.echo(formatting.clean(line), err=not result.get("ok"))
     if not all(r.get("ok") for r in results):
         click.get_current_context().exit(REFUSED)

@@ -1,4 +1,4 @@
-"""The command `selastic`: finds the verb, and turns failures into one line and an exit code."""
+"""The command `selastic`: runs a verb; a failure is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ VERBS = {
 
 
 class _Verbs(rich_if_terminal("RichGroup", click.Group)):  # type: ignore[misc]
-    """Imports a verb's module when it is named."""
+    """Group that imports the module of a verb when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """All verbs."""
+        """Return all verbs, in the order of the help."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The verb, None when unknown."""
+        """Return the verb; None if it is unknown."""
         if cmd_name not in VERBS:
             return None
         module = importlib.import_module(f"slurm_elastic.cli.{VERBS[cmd_name]}")
@@ -64,19 +64,19 @@ class _Verbs(rich_if_terminal("RichGroup", click.Group)):  # type: ignore[misc]
     "--config",
     metavar="FILE",
     envvar="SLURM_ELASTIC_CONFIG",
-    help="Read this instead of /etc/slurm-elastic/elastic.toml.",
+    help="Configuration file (/etc/slurm-elastic/elastic.toml).",
 )
 @click.option(
     "--controller",
     metavar="HOST:PORT",
     envvar="SLURM_ELASTIC_CONTROLLER",
-    help="Ask this controller instead of the configured one.",
+    help="Controller to ask (as configured).",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="selastic")
 def selastic(config: str | None, controller: str | None) -> None:
     """Elastic jobs on Slurm: what they hold, why, and what comes next.
 
-    Exit codes: 0 done, 1 refused or failed, 2 wrong command line, 3 the controller does not answer.
+    Exit codes: 0 done, 1 refused or failed, 2 wrong command line, 3 no answer from the controller.
     """
 
 
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point of `selastic`."""
+    """Run the command line of this process."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]

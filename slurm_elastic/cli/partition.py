@@ -1,4 +1,4 @@
-"""`selastic partition`: a layer profile becomes pipeline stages with replicas."""
+"""`selastic partition`: pipeline stages with replicas from a layer profile."""
 
 from __future__ import annotations
 
@@ -33,19 +33,27 @@ _COLUMNS = (
 @click.argument("profile", metavar="PROFILE")
 @click.option(
     "--machines", required=True, metavar="N[,N…]",
-    help="GPUs per node, then nodes per rack, …",
+    help="GPUs per node, then nodes per rack, and so on.",
 )  # fmt: skip
 @click.option(
     "--bandwidth", required=True, metavar="BYTES/S[,…]",
-    help="Of each of these levels, e.g. 1e10,1.25e9.",
+    help="Bandwidth of each of these levels in bytes/s, e.g. 1e10,1.25e9.",
 )  # fmt: skip
-@click.option("--activations", is_flag=True, help="Count the time activations take.")
-@click.option("--memory", metavar="BYTES", help="Of one GPU, for weight versions and activations.")
-@click.option("--straight", is_flag=True, help="Replicate no stage.")
-@click.option("--paper", is_flag=True, help="Costs of the paper, not of the published code.")
-@click.option("--free-sources", is_flag=True, help="Place later inputs' layers anywhere.")
+@click.option("--activations", is_flag=True, help="Count the time that activations take.")
 @click.option(
-    "--states", metavar="N", help="Approximate with more ways to cut than this (2000)."
+    "--memory", metavar="BYTES", help="Memory of one GPU for weight versions and activations."
+)
+@click.option("--straight", is_flag=True, help="Replicate no stage.")
+@click.option(
+    "--paper", is_flag=True, help="Use the cost model of the paper instead of the published code."
+)
+@click.option(
+    "--free-sources",
+    is_flag=True,
+    help="Place other input layers, such as a decoder's embedding, apart from their readers.",
+)
+@click.option(
+    "--states", metavar="N", help="Approximate if there are more ways to cut than N (2000)."
 )  # fmt: skip
 @options.table
 @options.as_json
@@ -67,7 +75,8 @@ def partition(
 ) -> None:
     """Divide a model into pipeline stages, as PipeDream does.
 
-    Stages may be replicated. PROFILE is a layer profile: PipeDream's text or our JSON.
+    Stages may be replicated. PROFILE is a layer profile: PipeDream's text, or the JSON of
+    `selastic show --profile`. An approximate answer is marked as such. See docs/pipeline.md.
     """
     from slurm_elastic.models.pipedream import (  # noqa: PLC0415
         partitioner,
@@ -76,7 +85,7 @@ def partition(
 
     levels = _levels(machines, bandwidth)
     try:
-        found = partitioner.partition(
+        result = partitioner.partition(
             profile_reader.read(Path(profile)),
             levels,
             cost=partitioner.Cost.PAPER if paper else partitioner.Cost.PUBLISHED,
@@ -93,41 +102,43 @@ def partition(
     except partitioner.PipelineError as error:
         raise CliError(f"{clean(profile)}: {clean(error)}", REFUSED) from None
     if json_:
-        options.put_json(answer(found))
+        options.put_json(answer(result))
     else:
         layout = options.layout(format_, noheader, parsable)
-        options.put(shown(found, levels, Path(profile).name, layout))
+        options.put(shown(result, levels, Path(profile).name, layout))
 
 
-def answer(found: PipelinePartition) -> dict[str, Any]:
-    """The whole answer."""
-    fields = dataclasses.asdict(found)
+def answer(result: PipelinePartition) -> dict[str, Any]:
+    """Return the answer of --json."""
+    fields = dataclasses.asdict(result)
     rows = [{"stage": i, **row} for i, row in enumerate(fields.pop("stages"))]
-    return {**fields, "in_flight": found.in_flight, "stages": rows}
+    return {**fields, "in_flight": result.in_flight, "stages": rows}
 
 
 def shown(
-    found: PipelinePartition, levels: tuple[Level, ...], name: str, layout: TableLayout
+    result: PipelinePartition, levels: tuple[Level, ...], name: str, layout: TableLayout
 ) -> list[str]:
-    """The answer for people."""
-    rows = answer(found)["stages"]
+    """Return the lines of the answer."""
+    rows = answer(result)["stages"]
     table = render(rows, _COLUMNS, [c.header for c in _COLUMNS[:-1]], layout)
     if layout.parsable or not layout.header:
         return table
     gpus = "x".join(str(level.machines) for level in levels)
-    ratio = found.data_parallel_time_s / found.pipeline_time_s if found.pipeline_time_s else 1.0
+    ratio = 1.0
+    if result.pipeline_time_s:
+        ratio = result.data_parallel_time_s / result.pipeline_time_s
     lines = [
         (
-            f"{clean(name)} on {gpus} GPUs: {_seconds(found.pipeline_time_s)} per minibatch; data"
-            f" parallel {_seconds(found.data_parallel_time_s)} ({ratio:.2f} times that);"
-            f" one GPU {_seconds(found.single_time_s)}"
+            f"{clean(name)} on {gpus} GPUs: {_seconds(result.pipeline_time_s)} per minibatch; data"
+            f" parallel {_seconds(result.data_parallel_time_s)} ({ratio:.2f} times that);"
+            f" one GPU {_seconds(result.single_time_s)}"
         ),
         *table,
     ]
-    if not found.exact:
+    if not result.exact:
         lines.append(
-            f"Approximate: {found.states} ways to cut were looked at, there are more; no plan takes"
-            f" less than {_seconds(found.bound_s)}. --states=N looks at more."
+            f"Approximate: {result.states} ways to cut were examined, there are more; every plan"
+            f" takes at least {_seconds(result.bound_s)}. --states=N examines more."
         )
     return lines
 
@@ -139,7 +150,8 @@ def _levels(machines: str, bandwidth: str) -> tuple[Level, ...]:
     speeds = [options.number(text, "--bandwidth") for text in bandwidth.split(",")]
     if len(counts) != len(speeds):
         raise CliError(
-            f"--bandwidth: {len(speeds)} for {len(counts)} levels of --machines: give one for each",
+            f"--bandwidth: {len(speeds)} given: expected {len(counts)}, one for each level of"
+            " --machines",
             USAGE,
         )
     return tuple(Level(n, b) for n, b in zip(counts, speeds, strict=True))

@@ -10,6 +10,7 @@ import click
 
 from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
+from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:10])
 
 
 @options.verb
-@click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs too.")
+@click.option("-a", "--all", "all_", is_flag=True, help="Show all rigid jobs, too.")
 @click.option(
     "-w",
     "--watch",
@@ -49,14 +50,18 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:10])
     is_flag=False,
     flag_value=2.0,
     type=click.FloatRange(min=0.5),
-    help="Show it again every SECONDS (2); redrawn in place on a terminal.",
+    help="Repeat every SECONDS (2); on a terminal, redraw in place.",
 )
 @options.table
 @options.as_json
 def status(
     *, all_: bool, watch: float | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show the GPUs of each partition, and the elastic jobs."""
+    """Show the GPUs of each partition, and the elastic jobs.
+
+    Of each job: GPUs held and requested, nodes, speed, progress and resizes so far. A rigid job is
+    shown when GPUs are kept for it.
+    """
     layout = options.layout(format_, noheader, parsable)
     if json_ and watch:
         raise CliError("--json and --watch exclude each other", USAGE)
@@ -77,11 +82,11 @@ def status(
 @click.argument("what", metavar="[job]", required=True)
 @click.argument("job", metavar="JOBID", required=False)
 @click.option(
-    "--profile", is_flag=True, help="Print what its layers cost, as `selastic partition` reads it."
+    "--profile", is_flag=True, help="Print its layer profile, the input of `selastic partition`."
 )
 @options.as_json
 def show(what: str, job: str | None, profile: bool, json_: bool) -> None:
-    """Show everything known of one job: `selastic show job 4711`."""
+    """Show everything known of one job: `selastic show job 4711`, as `scontrol show job`."""
     if job is None:
         what, job = "job", what
     if what not in ("job", "jobs"):
@@ -113,7 +118,7 @@ def lines(answer: StatusAnswer, layout: TableLayout) -> list[str]:
     jobs = render(answer["jobs"], _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return jobs
-    notes = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
+    notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
     if answer["mode"] != "act":
         notes.insert(0, f"note: mode is {answer['mode']}: jobs are looked at, not changed")
     head = notes + [_partition(p) for p in answer["partitions"]]
@@ -130,7 +135,7 @@ def where(row: JobRow) -> str:
         )
         return f"{formatting.places(row['where'])} {way}".lstrip()
     if row["stopped"]:
-        return f"held: {formatting.clean(row['stopped'])}"
+        return f"held: {reason_text(row['stopped'])}"
     if row["waiting"] is not None:
         count, reason = formatting.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
         return f"waiting for {count}" + (f": {reason}" if reason else "")
@@ -202,8 +207,12 @@ def details(answer: ShowAnswer) -> list[str]:
             Restart=seconds(answer["restart_s"]),
             LastCheckpointStep=answer["checkpoint_step"],
         ),
-        *([pairs(Stopped=job["stopped"])] if job["stopped"] else []),
-        pairs(Held=_yes(job["held"]), Resizes=job["resizes"], LeftAlone=job["unmanaged_reason"]),
+        *([pairs(Stopped=reason_text(job["stopped"]))] if job["stopped"] else []),
+        pairs(
+            Held=_yes(job["held"]),
+            Resizes=job["resizes"],
+            LeftAlone=reason_text(job["unmanaged_reason"]),
+        ),
     ]
     out += [pairs(**row) for row in _running_pairs(answer)]
     out += [
@@ -285,7 +294,7 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
 
 def _asked(everything: bool) -> StatusAnswer:
     answer: Any = client.ask("status", all=everything)
-    answer["notes"] = [*client.standing(), *answer["notes"]]
+    answer["notes"] = [*client.role_notes(), *answer["notes"]]
     return answer  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""`selastic usage`: GPU time as it really was, over all shapes of a job."""
+"""`selastic usage`: GPU time held, over all shapes of a job."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ _USERS = (
 
 
 @options.verb
-@click.option("-u", "--user", metavar="NAME", help="Only this user's jobs.")
-@click.option("-S", "--start", metavar="TIME", default="now-1day", help="From then on (now-1day).")
-@click.option("-E", "--end", metavar="TIME", help="Until then (now).")
-@click.option("--by-user", is_flag=True, help="One line per user instead of per job.")
+@click.option("-u", "--user", metavar="NAME", help="Show only the jobs of this user.")
 @click.option(
-    "--check", is_flag=True, help="Compare each run with sacct; exit code 1 if one differs."
+    "-S", "--start", metavar="TIME", default="now-1day", help="Start of the period (now-1day)."
+)
+@click.option("-E", "--end", metavar="TIME", help="End of the period (now).")
+@click.option("--by-user", is_flag=True, help="Show one line per user instead of per job.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Compare each ended run with sacct, to the second; exit code 1 if one differs.",
 )
 @options.table
 @options.as_json
@@ -60,7 +64,8 @@ def usage(
 ) -> None:
     """Count GPU hours by job or by user.
 
-    Slurm bills a job by the shape of its first run; this counts what it really held.
+    Slurm bills a job by the shape of its first run; this counts the GPUs that it held. A TIME is
+    `now`, `now-2days`, `today`, `2026-11-20` or `2026-11-20T14:00`.
     """
     now = time.time()
     try:
@@ -74,12 +79,12 @@ def usage(
     elif json_:
         options.put_json(answer)
     else:
-        put = options.layout(format_, noheader, parsable)
-        options.put(used(answer, put, by_user=by_user))
+        layout = options.layout(format_, noheader, parsable)
+        options.put(used(answer, layout, by_user=by_user))
 
 
 def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) -> None:
-    """Compare, say what differs, and exit 1 if anything does."""
+    """Print the differences to sacct, and exit with 1 if there are any."""
     try:
         accounted = accounting.runs(since, users=(user,) if user else ())
     except AccountingError as error:
@@ -95,15 +100,14 @@ def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) 
 
 
 def used(answer: UsageAnswer, layout: TableLayout, *, by_user: bool) -> list[str]:
-    """The whole of `usage`."""
+    """Return the lines of `usage`."""
     rows: Any = answer["users"] if by_user else answer["jobs"]
     columns = _USERS if by_user else _JOBS
-    people = layout.header and not layout.parsable
-    # Said only where it matters: the time asked for begins before.
-    asked = answer["start"] or 0.0
-    since = formatting.kept(answer["kept_since"], answer["time"]) if people else ""
-    tail = [since] if since and asked < answer["kept_since"] else []
-    if not rows and people:
+    with_notes = layout.header and not layout.parsable
+    start = answer["start"] or 0.0
+    since = formatting.kept(answer["kept_since"], answer["time"]) if with_notes else ""
+    tail = [since] if since and start < answer["kept_since"] else []
+    if not rows and with_notes:
         return ["no elastic job held GPUs in that time", *tail]
     return [*render(rows, columns, [c.header for c in columns[:-1]], layout), *tail]
 

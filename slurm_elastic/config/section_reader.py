@@ -1,7 +1,4 @@
-"""The values of one section of a TOML file, checked against a dataclass.
-
-A field's metadata bounds it: `min`, `max`, `known` (words), `keys` (of a table), `check`.
-"""
+"""The values of one section of a TOML file, checked against a dataclass of `key` fields."""
 
 from __future__ import annotations
 
@@ -10,101 +7,101 @@ import math
 import re
 from typing import Any, get_args, get_type_hints
 
+from slurm_elastic.config.key import ConfigKey, key_of
+
+#: Bounds of the values of a table that states none: above 0.
+_TABLE_BOUNDS = {int: (1, 1e6), float: (1e-6, 1e6)}
+
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names file, line, culprit and remedy."""
+    """Unusable configuration; the message names file, line, value and remedy."""
 
 
 def read_section(cls: Any, section: str, content: dict[str, Any], text: str, name: str) -> Any:
-    """One section as an instance of its dataclass; `text` and `name` are the file's.
+    """Return one section as an instance of its dataclass; `text` and `name` are the file's.
 
     Raises:
-        ConfigError: an unknown key, or a value that cannot be.
+        ConfigError: an unknown key, or an invalid value.
     """
     hints = get_type_hints(cls)
-    specs = {f.name: f for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for key, value in content.items():
         where = where_is(text, name, section, key)
-        if key not in specs:
+        if key not in fields:
             raise ConfigError(
-                f"{where}: {key[:40]} is unknown in [{section}]; known: {', '.join(specs)}"
+                f"{where}: {key[:40]} is unknown in [{section}]; known: {', '.join(fields)}"
             )
         try:
-            values[key] = _value(hints[key], value, dict(specs[key].metadata))
+            values[key] = _value(hints[key], value, key_of(fields[key]))
         except ValueError as error:
             raise ConfigError(f"{where}: {key} {error}") from None
     return cls(**values)
 
 
-def _value(hint: Any, value: Any, bounds: dict[str, Any]) -> Any:
+def _value(hint: Any, value: Any, key: ConfigKey) -> Any:
     if hint is bool:
         if not isinstance(value, bool):
-            raise ValueError(f"must be true or false, not {value!r:.60}")
+            raise _invalid(value, "true or false")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**1000 else math.inf
     if hint in (int, float):
-        if not isinstance(value, hint) or isinstance(value, bool):
-            raise ValueError(f"must be a number, not {value!r:.60}")
-        low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)
-        if not low <= value <= high:
-            raise ValueError(f"is {value:g}; it must be from {low:g} to {high:g}")
-        return value
+        return _number(hint, value, key.bounds)
     if hint is str:
-        if not isinstance(value, str):
-            raise ValueError(f"must be text, not {value!r:.60}")
-        return _timers(value) if bounds.get("check") == "timers" else _known(value, bounds)
-    kind = get_args(hint)[-1]
-    if kind in (int, float):
-        keys = bounds.get("keys", ())
-        if not isinstance(value, dict):
-            raise ValueError(f"must be a table, e.g. {{ {keys[0] if keys else 'a100'} = 2 }}")
-        return _table(kind, value, keys, bounds)
+        return _text(value, key)
+    item = get_args(hint)[-1]
+    if item in (int, float):
+        return _table(item, value, key)
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise ValueError('must be a list of text, e.g. ["gpu"]')
-    return tuple(_known(v, bounds) for v in value)
+        raise _invalid(value, 'a list of text; write e.g. ["gpu"]')
+    return tuple(_text(v, key) for v in value)
 
 
-def _table(
-    kind: type, value: dict[str, Any], keys: tuple[str, ...], bounds: dict[str, Any]
-) -> dict[str, Any]:
-    found = {}
-    least = {"min": 1 if kind is int else 1e-6, "max": 1e6}
-    for name, number in value.items():
-        if keys and name not in keys:
-            raise ValueError(f'"{name[:40]}" is unknown; known: {", ".join(keys)}')
+def _invalid(value: Any, expected: str) -> ValueError:
+    shown = f"{value:.15g}" if type(value) is float else f"{value!r:.60}"
+    return ValueError(f"= {shown} is invalid: expected {expected}")
+
+
+def _number(hint: Any, value: Any, bounds: tuple[float, float] | None) -> Any:
+    if not isinstance(value, hint) or isinstance(value, bool):
+        raise _invalid(value, "a whole number" if hint is int else "a number")
+    low, high = bounds or (-math.inf, math.inf)
+    if not low <= value <= high:
+        raise _invalid(value, f"{low:.15g} to {high:.15g}")
+    return value
+
+
+def _text(value: Any, key: ConfigKey) -> str:
+    if not isinstance(value, str):
+        raise _invalid(value, "text")
+    if key.choices and value not in key.choices:
+        raise ValueError(f'"{value[:40]}" is unknown; known: {", ".join(key.choices)}')
+    if key.parse:
         try:
-            found[name] = _value(kind, number, bounds if "max" in bounds else least)
+            key.parse(value)
+        except ValueError as error:
+            raise _invalid(value[:40], str(error)) from None
+    return value
+
+
+def _table(item: Any, value: Any, key: ConfigKey) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _invalid(value, f"a table; write e.g. {{ {(*key.names, 'a100')[0]} = 2 }}")
+    numbers = {}
+    for name, number in value.items():
+        if key.names and name not in key.names:
+            raise ValueError(f'"{name[:40]}" is unknown; known: {", ".join(key.names)}')
+        bounded = ConfigKey("", bounds=key.bounds or _TABLE_BOUNDS[item])
+        try:
+            numbers[name] = _value(item, number, bounded)
         except ValueError as error:
             raise ValueError(f"of {name[:40]} {error}") from None
-    return found
-
-
-def _timers(value: str) -> str:
-    words = ("own", "fixed", "auto", "nowait", "full")
-    node, _, rack = value.partition(",")
-    try:
-        good = value in words or 0 <= float(node) <= float(rack)
-    except ValueError:
-        good = False
-    if not good:
-        raise ValueError(
-            f'"{value[:40]}" cannot be; write {", ".join(words)}, or NODE,RACK in leases with NODE'
-            " not above RACK, e.g. 12,24"
-        )
-    return value
-
-
-def _known(value: str, bounds: dict[str, Any]) -> str:
-    known = bounds.get("known")
-    if known and value not in known:
-        raise ValueError(f'"{value[:40]}" is unknown; known: {", ".join(known)}')
-    return value
+    return numbers
 
 
 def where_is(text: str, name: str, section: str, key: str | None = None) -> str:
-    """`file:line` of a key, as tomllib does not keep positions."""
+    """Return `file:line` of a key, as tomllib does not keep positions."""
     inside = False
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[\s*([\w-]+)", line)

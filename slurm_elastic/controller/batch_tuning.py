@@ -4,12 +4,12 @@ Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the 
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
 changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
 measured: models are not trusted far, and training is not shaken. Without a restart nothing is
-lost by a change but what was fetched ahead. A policy that chooses batches itself
-(`Alternative.batch`) is obeyed, by the same steps.
+lost by a change but what was fetched ahead. A batch that the policy chooses
+(`Alternative.batch`) is reached by the same steps.
 
 Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
-(`models.freezing.choose`). A policy that counts with them (`freezes`: icefrog) has those that give
-the best effective progress on what the job holds (`models.effective.prefix`), as it predicts.
+(`models.frozen_penalty.choose`). Under a policy that predicts frozen layers (icefrog), those of the
+best effective progress on what the job holds (`models.effective_progress.prefix`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from slurm_elastic.core.application import JobClass, Learned
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Decision, JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 
@@ -43,14 +44,14 @@ class BatchChoice:
         present: those it has now.
         limits: smallest and largest that its directive allows.
         gain: goodput at `batch` over that at `present`, less 1; 0 where nothing was predicted.
-        reason: why it changes or not, one clause; "" if there is nothing to say.
+        reason: why it changes or not; None: nothing to say.
     """
 
     batch: int
     present: int
     limits: tuple[int, int]
     gain: float = 0.0
-    reason: str = ""
+    reason: Reason | None = None
 
 
 class SettingsSender(Protocol):
@@ -82,13 +83,13 @@ def choose(
     inside = max(low, min(present, high))
     stays = BatchChoice(inside, present, limits)
     if inside != present:
-        stays = dataclasses.replace(stays, reason=f"the directive allows {_range(limits)}")
+        stays = _because(stays, Reason("batch-limits", least=low, most=high))
     if learned is None or learned.application.job_class is not JobClass.ADAPTIVE:
         return stays
     if learned.application.on(held.gpu_type) is None or not learned.observations:
         return stays
     if learned.noise is None:
-        return stays if stays.reason else _because(stays, "its gradient noise is not known yet")
+        return stays if stays.reason else _because(stays, Reason("noise-unknown"))
     reach = min(high, _STRETCH * max(inside, learned.application.initial_batch))
     goodput = {
         b: _goodput(learned, held, b, per_node)
@@ -98,15 +99,16 @@ def choose(
     if best == inside or goodput[best] <= 0:
         return stays
     if before <= 0:
-        why = f"{inside} do not fit into the memory that it is known to use"
+        why = Reason("batch-does-not-fit", batch=inside)
         return BatchChoice(best, present, limits, reason=why)
     gain = goodput[best] / before - 1
     if gain < MIN_GAIN:
         if stays.reason:
             return stays
-        why = f"{best} would gain {max(0.0, gain):.1%}, a change must gain {MIN_GAIN:.0%}"
+        why = Reason("batch-gains-little", batch=best, gain=max(0.0, gain), min_gain=MIN_GAIN)
         return _because(stays, why)
-    return BatchChoice(best, present, limits, gain, f"goodput {gain:+.0%} over that of {inside}")
+    why = Reason("batch-goodput", gain=gain, present=inside)
+    return BatchChoice(best, present, limits, gain, why)
 
 
 def obey(
@@ -131,11 +133,11 @@ def obey(
     found = max(low, min(batch, high, max(reach, present)))
     even = found - found % replicas
     found = even if even >= low else found
-    reason = f"the policy chose {batch} for {held.gpus} GPUs"
-    return BatchChoice(found, present, limits, reason=reason if found != present else "")
+    reason = Reason("batch-by-policy", batch=batch, gpus=held.gpus)
+    return BatchChoice(found, present, limits, reason=reason if found != present else None)
 
 
-def _because(choice: BatchChoice, reason: str) -> BatchChoice:
+def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:
     return dataclasses.replace(choice, reason=reason)
 
 
@@ -235,15 +237,16 @@ class BatchTuner:
 
     Args:
         tell: takes it.
-        obeys: whether the policy chooses batches; jobs for which it names none are left alone.
+        policy_chooses: whether the policy chooses batches (`Capabilities.batch_chosen_by`); jobs
+            for which it names none are left alone.
 
     Attributes:
         choices: what the last round decided of each job's batch, for `explain`.
     """
 
-    def __init__(self, tell: SettingsSender, *, obeys: bool = False) -> None:
+    def __init__(self, tell: SettingsSender, *, policy_chooses: bool = False) -> None:
         self._tell = tell
-        self._obeys = obeys
+        self._policy_chooses = policy_chooses
         self.choices: dict[int, BatchChoice] = {}
 
     def round(
@@ -280,7 +283,7 @@ class BatchTuner:
                 continue
             decision = (decided or {}).get(job.job_id)
             ordered = decision.batch if decision else None
-            if self._obeys and ordered is None and _elastic(job, record):
+            if self._policy_chooses and ordered is None and _elastic(job, record):
                 continue
             choice = self._choice(record, report, job, job.allocation, (snapshot, ordered))
             if choice is None:
@@ -313,7 +316,7 @@ class BatchTuner:
             record = records.get(decision.job_id)
             if record is None or report is None or decision.target is None:
                 continue
-            if self._obeys and decision.batch is None:
+            if self._policy_chooses and decision.batch is None:
                 continue
             where = snapshot, decision.batch
             choice = self._choice(record, report, job, decision.target, where)
@@ -355,7 +358,7 @@ class BatchTuner:
             return None
         if not report.global_batch:
             return None
-        if self._obeys and ordered and record.learned is not None:
+        if self._policy_chooses and ordered and record.learned is not None:
             present, limits = report.global_batch, directive.batch
             return obey(record.learned, held, present, batch=ordered, limits=limits)
         return choose(
@@ -371,8 +374,3 @@ def _elastic(job: Job, record: JobRecord) -> bool:
     """Whether its directive lets its batch be chosen."""
     directive = record.override or job.directive
     return directive is not None and directive.batch is not None
-
-
-def _range(limits: tuple[int, int]) -> str:
-    low, high = limits
-    return str(low) if low == high else f"{low}-{high}"

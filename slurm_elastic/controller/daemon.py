@@ -45,7 +45,7 @@ from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.site_check import CheckAnswer
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.slurm.limits import LimitBook
+from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
@@ -78,6 +78,7 @@ class Daemon:
     def __init__(self, path: Path, log: Any) -> None:
         self._path, self._log = path, log
         self._config = schema.load(path, policies=policy_protocol.known())
+        policy_protocol.load(self._config)  # a standby finds an unusable policy now, too
         self._stop, self._reload, self._wakeup = False, False, threading.Event()
         #: With several controllers: this one's part in their lease.
         self._keeper: LeaderElection | None = None
@@ -236,7 +237,8 @@ class Daemon:
         while not self._stop:
             try:
                 return Reader(
-                    reservation_prefix=self._config.slurm.reservation_prefix, limits=LimitBook()
+                    reservation_prefix=self._config.slurm.reservation_prefix,
+                    limits=AccountingLimits(),
                 )
             except SlurmUnreachable as error:
                 if not said:
@@ -290,7 +292,7 @@ class Daemon:
             pyslurm=pyslurm_version(),
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
-            problems=[*view.notes, *network_problems(view)],
+            problems=[*(str(n.parameters["error"]) for n in view.notes), *network_problems(view)],
         )
         return dict(answer)
 
@@ -360,17 +362,22 @@ def _line(_: Any, __: str, event: Any) -> str:
 
 
 @click.command(context_settings={"help_option_names": ["--help"]})
-@click.option("-D", "foreground", is_flag=True, help="Stay in the foreground (always so).")
-@click.option("-v", "--verbose", count=True, help="Log every scontrol call.")
+@click.option(
+    "-D",
+    "foreground",
+    is_flag=True,
+    help="Stay in the foreground, as always; for compatibility with daemons of Slurm.",
+)
+@click.option("-v", "--verbose", count=True, help="Log every call of scontrol.")
 @click.option(
     "--config",
     "path",
     type=click.Path(path_type=Path),
     default=schema.DEFAULT_PATH,
     show_default=True,
-    help="The configuration.",
+    help="Configuration file.",
 )
-@click.option("--print-config", is_flag=True, help="Print a commented configuration and end.")
+@click.option("--print-config", is_flag=True, help="Print a commented configuration and exit.")
 @click.version_option(__version__, prog_name="selasticd")
 def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> None:  # noqa: ARG001
     """The controller of slurm-elastic: reads the cluster, decides, and resizes elastic jobs."""
@@ -380,6 +387,6 @@ def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> N
     log = _logger(verbose)
     try:
         Daemon(path, log).run()
-    except (schema.ConfigError, LedgerError, OSError) as error:
+    except (schema.ConfigError, policy_protocol.PolicyError, LedgerError, OSError) as error:
         click.echo(f"selasticd: {error}", err=True)
         raise SystemExit(1) from None

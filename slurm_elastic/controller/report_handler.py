@@ -17,9 +17,10 @@ from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 
-_PROVE = Orders(action="rehearse", reason="proves that this job resumes from its checkpoints")
+_PROVE = Orders(action="rehearse")
 
 
 class ReportHandler:
@@ -32,7 +33,7 @@ class ReportHandler:
         log: structlog logger.
 
     Attributes:
-        freezes: whether the policy in force counts with frozen layers (`policies.base.Policy`).
+        predicts_frozen_layers: whether the policy does (`policy_protocol.Capabilities`).
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ReportHandler:
     ) -> None:
         self._book, self._engine, self._tuner, self._log = book, engine, tuner, log
         self._outbox = engine.outbox
-        self.freezes = False
+        self.predicts_frozen_layers = False
         self._measuring: dict[int, Transition] = {}
 
     def hear(self, report: Report, job: Job | None, *, act: bool) -> bool:
@@ -63,7 +64,7 @@ class ReportHandler:
             except LedgerError as error:
                 self._log.error(str(error))
             if act and not self._book.entry(job).held:
-                learned = self._book.freezable(job, report) if self.freezes else None
+                learned = self._book.freezable(job, report) if self.predicts_frozen_layers else None
                 self._tuner.heard(job, report, directive=self._book.directive(job), learned=learned)
         if report.phase == "saved" and report.notice is not None:
             self._engine.acknowledge(report.job_id, report.run, report.notice, step=report.step)
@@ -74,6 +75,10 @@ class ReportHandler:
         if job is not None:
             self.stand(job)
         return self._outbox.orders(job_id, run)
+
+    def reason(self, job_id: int, run: int) -> Reason | None:
+        """Return the reason of what one attempt is asked, or None."""
+        return self._outbox.reason(job_id, run)
 
     def stand(self, job: Job) -> None:
         """Tell a job what people have ordered of it, if that is news.
@@ -100,7 +105,8 @@ class ReportHandler:
             and not self._book.entry(job).proven
             and directive.min_gpus < directive.max_gpus
         ):
-            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True)
+            why = Reason("resume-rehearsal")
+            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=why)
 
     def expect(self, transition: Transition) -> None:
         """A job is on its new GPUs; its first step there will say what the change cost."""

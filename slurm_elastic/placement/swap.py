@@ -4,11 +4,12 @@ Nobody moves into GPUs that are not free yet (round.py), so neither could ever b
 the controller starts jobs itself (`queue = "controller"`) one of them is suspended: the other
 moves into its GPUs, and it starts in those that the other left, as the policy sees fit then.
 Its restart costs what the move would have cost, and it waits for the other's move. Only for
-decisive policies: they have weighed what the change costs.
+binding proposals: their policy has weighed what the change costs.
 """
 
 from __future__ import annotations
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 
 
@@ -61,7 +62,9 @@ def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
         return False
     mover.target, mover.reason = target, wants.reason
     giver.target = None
-    giver.reason = (
-        f"changes places with {mover.tenant.job.display_id}, which goes first: then {back.reason}"
+    giver.reason = Reason(
+        "changes-places",
+        job=mover.tenant.job.display_id,
+        reason=back.reason or Reason("keeps-allocation"),
     )
     return True

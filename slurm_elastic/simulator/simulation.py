@@ -19,7 +19,8 @@ from typing import Any, Literal
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.application import JobClass
 from slurm_elastic.core.plan import Plan, Proposal
-from slurm_elastic.policies.policy_protocol import Policy, Question
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.simulator import fairness, job_factory
 from slurm_elastic.simulator.cluster_state import SimulatedCluster
@@ -72,8 +73,8 @@ def simulate(
         profiles: what its applications are, in truth.
         cluster: where it runs.
         config: the site's configuration; `[controller] policy` names `policy` in the result. A
-            decisive policy is bound neither by `min_interval_s` nor by `per_hour`. With `[sia]
-            artifact_compat` jobs also choose their batches by the artifact's fits.
+            policy with binding proposals is bound neither by `min_interval_s` nor by `per_hour`.
+            With `[sia] artifact_compat` jobs also choose their batches by the artifact's fits.
         policy: decides.
         interval_s: seconds between rounds; the most with the event clock.
         clock: `round`: everything happens at multiples of `interval_s`; `event`: arrivals,
@@ -94,16 +95,17 @@ def simulate(
     began = time.process_time()
     if not interval_s >= 1.0:
         raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
+    capabilities = capabilities_of(policy)
     manner = job_factory.SimulationManner(
         compat=config.sia.artifact_compat,
-        tunes=bool(getattr(policy, "tunes", True)),
-        freezes=bool(getattr(policy, "freezes", False)),
+        tunes=capabilities.batch_chosen_by != "user",
+        freezes=capabilities.predicts_frozen_layers,
         belief=BELIEFS[freezing] if freezing is not None else None,
     )
     jobs = job_factory.jobs(
         workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), manner
     )
-    if getattr(policy, "analysed", False):
+    if capabilities.initial_measurements:
         analysed(jobs, cluster)
     run = _Run(cluster, jobs, _Timed(policy), config, seed, interval_s, network)
     if clock == "event":
@@ -139,9 +141,7 @@ class _Timed:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.decisive = bool(getattr(policy, "decisive", False))
-        self.moves = bool(getattr(policy, "moves", True))
-        self.measures = bool(getattr(policy, "measures", not self.decisive))
+        self.capabilities = capabilities_of(policy)
         self.wall_s: list[float] = []
         self.cpu_s = 0.0
 
@@ -180,7 +180,7 @@ class _Run:
     active: list[SimulatedJob] = field(default_factory=list)
     rounds: list[RoundResult] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Reason] = field(default_factory=list)
     contention: dict[int, tuple[float, float]] = field(default_factory=dict)
     holding: dict[int, Segment] = field(default_factory=dict)
     dropped: list[SimulatedJob] = field(default_factory=list)
@@ -194,12 +194,12 @@ class _Run:
         self.world = SimulatedCluster(
             self.cluster,
             # Where there are racks, delay timers ask what distance costs under any policy.
-            measure=self.policy.measures or self.network is not None,
+            measure=self.policy.capabilities.simulates_measured_speeds or self.network is not None,
             network=self.network,
         )
         controller = dataclasses.replace(self.config.controller, queue="controller", partitions=())
         resize = self.config.resize
-        if self.policy.decisive:
+        if self.policy.capabilities.binding_proposals:
             resize = dataclasses.replace(resize, min_interval_s=0.0, per_hour=3600)
         self.config = dataclasses.replace(self.config, controller=controller, resize=resize)
         self.stages = {"physics": 0.0, "policy": 0.0, "round": 0.0, "rest": 0.0}

@@ -7,19 +7,20 @@
 ...     loss = job.step(batch)
 >>> job.finish()                                       # doctest: +SKIP
 
-Import it before torch: it brings torch up faster (`faststart`).
+Import it before torch: it imports torch faster (`faststart`).
 """
 
 from __future__ import annotations
 
-from slurm_elastic.training.faststart import bring_up_torch
+from slurm_elastic.training.faststart import import_torch
 
-bring_up_torch()
+import_torch()
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError  # noqa: E402
+from slurm_elastic.training.freezing.criteria import CriterionInputs  # noqa: E402
 from slurm_elastic.training.freezing.freezer import Freezing  # noqa: E402
 from slurm_elastic.training.loader import Batch  # noqa: E402
 from slurm_elastic.training.setup import init  # noqa: E402
 from slurm_elastic.training.training_job import TrainingJob  # noqa: E402
 
-__all__ = ["Batch", "CheckpointError", "Freezing", "TrainingJob", "init"]
+__all__ = ["Batch", "CheckpointError", "CriterionInputs", "Freezing", "TrainingJob", "init"]

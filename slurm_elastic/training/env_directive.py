@@ -1,4 +1,4 @@
-"""What the user asked for at submission, as a running job sees it."""
+"""The directive of the job that this process belongs to."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from slurm_elastic.core.directive import Directive
 
 #: slurmd sets it in jobs submitted with --elastic.
 _IN_JOB = "SLURM_SPANK_ELASTIC"
-#: What a user may set on a machine without Slurm, as for sbatch.
+#: May be set by hand on a machine without Slurm, as for sbatch.
 _OUTSIDE = "SLURM_ELASTIC"
 
 
-def directive(environment: Mapping[str, str] | None = None) -> Directive | None:
-    """The directive; None: there is none.
+def read_directive(environment: Mapping[str, str] | None = None) -> Directive | None:
+    """Return the submitted directive, None without one.
 
     Args:
-        environment: the process's by default.
+        environment: variables; None: those of this process.
 
     Raises:
-        DirectiveError: it is damaged; it is a ValueError.
+        DirectiveError: the text is no directive; a ValueError.
 
-    >>> str(directive({"SLURM_ELASTIC": "2-4,freeze=auto"}))
+    >>> str(read_directive({"SLURM_ELASTIC": "2-4,freeze=auto"}))
     '2-4,freeze=auto'
     """
     environment = os.environ if environment is None else environment

@@ -1,7 +1,7 @@
-"""What the library has to say to people when it ends a script: one line, no traceback.
+"""Uncaught errors of the library as one line without a traceback.
 
-Errors that it raises itself name culprit and remedy. Where in the library they
-were raised helps nobody but its authors, who set SLURM_ELASTIC_TRACEBACK=1.
+Errors that it raises itself name the wrong value and the remedy; a traceback of
+the library would not help a user. SLURM_ELASTIC_TRACEBACK=1 shows it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _VARIABLE = "SLURM_ELASTIC_TRACEBACK"
 
 def install() -> None:
     """Show uncaught errors of this package as one line; all others as before."""
-    before = sys.excepthook
-    if getattr(before, "of_slurm_elastic", False):
+    former_hook = sys.excepthook
+    if getattr(former_hook, "of_slurm_elastic", False):
         return
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if ours(error) and not os.environ.get(_VARIABLE):
+        if raised_by_library(error) and not os.environ.get(_VARIABLE):
             sys.stderr.write(f"slurm-elastic: {error}\n")
         else:
-            before(kind, error, trace)
+            former_hook(kind, error, trace)
 
     show.of_slurm_elastic = True  # type: ignore[attr-defined]
     sys.excepthook = show
 
 
-def ours(error: BaseException) -> bool:
-    """Whether the project raised the error itself, on purpose."""
+def raised_by_library(error: BaseException) -> bool:
+    """Return whether a module of this project raised the error itself."""
     trace = error.__traceback__
     if trace is None or not isinstance(error, ValueError | RuntimeError):
         return False

@@ -1,12 +1,12 @@
-"""Starts torch without what eager training never uses.
+"""Import torch without what eager training never uses.
 
 Nine tenths of a resize are Python's and torch's start. Two parts of it can be
 left out (host, torch 2.13: 2.5 s → 1.3 s of CPU):
 
 - the first optimizer imports `torch._dynamo`, the compiler, only to mark some
-  functions as not to be compiled. A stand-in takes the marks; whoever asks it
-  for anything else, `torch.compile` among them, gets the real module, and the
-  marks are made again by the real one.
+  functions as not to be compiled. A replacement takes the marks; any other use
+  of it, `torch.compile` for example, imports the real module, which then makes
+  the marks.
 - garbage collection runs over the thousand modules of `import torch`, none of
   which can be collected.
 
@@ -27,22 +27,22 @@ _COMPILER = "torch._dynamo"
 _MARK = "__dynamo_disable"
 
 
-class _StandIn(ModuleType):
-    """`torch._dynamo` until somebody compiles."""
+class _LazyCompiler(ModuleType):
+    """Replacement of `torch._dynamo` until the compiler is used."""
 
     def __init__(self) -> None:
         super().__init__(_COMPILER)
-        # inspect and importlib probe these on every module; they must not wake the compiler.
+        # inspect and importlib probe these on every module; that must not import the compiler.
         self.__file__ = None
         # init_process_group empties a cache of the compiler if it finds the module.
         self.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
         self.__marked: list[Any] = []
 
     def graph_break(self, msg: str = "") -> None:
-        """As the real one outside of a compilation: nothing."""
+        """Do nothing, as the real function outside of a compilation."""
 
     def disable(self, fn: Any = None, *_: Any, **__: Any) -> Any:
-        """Outside of a compilation a marked function is the function."""
+        """Return the function itself, as the real one outside of a compilation."""
         self.__marked.append(fn)
         return fn
 
@@ -64,8 +64,8 @@ class _StandIn(ModuleType):
         return importlib.import_module(_COMPILER)
 
 
-def bring_up_torch() -> None:
-    """Import torch, quickly, if it is not there yet."""
+def import_torch() -> None:
+    """Import torch, without its compiler, unless it is imported already."""
     if os.environ.get("SLURM_ELASTIC_FASTSTART") == "0":
         return
     if "torch" not in sys.modules:
@@ -78,6 +78,6 @@ def bring_up_torch() -> None:
             if collecting:
                 gc.enable()
     if _COMPILER not in sys.modules:
-        stand_in = _StandIn()
-        sys.modules[_COMPILER] = stand_in
-        vars(sys.modules["torch"])["_dynamo"] = stand_in
+        replacement = _LazyCompiler()
+        sys.modules[_COMPILER] = replacement
+        vars(sys.modules["torch"])["_dynamo"] = replacement

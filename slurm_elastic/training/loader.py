@@ -1,6 +1,6 @@
-"""Brings samples from the dataset to the training loop, ahead of need if there are workers.
+"""Loading of samples from the dataset, ahead of time where there are workers.
 
-What is fetched ahead never counts as trained on: only the cursor does.
+Samples that are fetched ahead do not count as trained on: only the cursor does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ class Batch:
     Attributes:
         step: number of the step, counted from 1 over the whole training.
         epoch: counted from 0.
-        indices: this rank's samples of the dataset, possibly none. Where several ranks load a
-            sample, it is that of the rank which computes its loss.
+        indices: the samples of the dataset whose loss this rank computes, possibly none.
         last_of_epoch: whether the epoch ends with this step.
         parts: the samples that this rank loads, collated in micro-batches.
-        share: where the step lies in the plan.
+        share: position of the step in the training.
     """
 
     step: int
@@ -42,12 +41,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """How samples are fetched.
+    """Settings by which samples are loaded.
 
     Attributes:
         dataset: anything with `[index]`.
-        workers: processes that fetch ahead; 0: the training process fetches.
-        collate: makes a micro-batch out of samples; None: torch's way.
+        workers: processes that fetch ahead; 0: the training process loads.
+        collate: makes a micro-batch out of samples; None: torch's default.
         pin: whether fetched batches go to pinned memory.
         seed: of everything random in this run.
     """
@@ -61,13 +60,19 @@ class Loader:
     def batches(
         self, shares: Callable[[], Iterator[StepShare]], *, rank: int, step: int
     ) -> Iterator[Batch]:
-        """The rank's batches; `shares` gives the plan from the present step on, twice over."""
+        """Yield the rank's batches.
+
+        Args:
+            shares: returns the rank's shares of all steps from the present one on; called twice.
+            rank: of this process.
+            step: optimisation steps done.
+        """
         generator = torch.Generator()
-        generator.manual_seed(mixed(self.seed, step, rank))
+        generator.manual_seed(derive_seed(self.seed, step, rank))
         fetched = iter(
             DataLoader(
                 self.dataset,
-                batch_sampler=_Plan(shares),
+                batch_sampler=_MicroBatchSampler(shares),
                 num_workers=self.workers,
                 collate_fn=self.collate,
                 pin_memory=self.pin,
@@ -76,8 +81,8 @@ class Loader:
             )
         )
         for share in shares():
-            reseed(mixed(self.seed, share.after.step, rank))
-            parts = [next(fetched) for _ in share.pieces]
+            reseed(derive_seed(self.seed, share.after.step, rank))
+            parts = [next(fetched) for _ in share.slices]
             yield Batch(
                 share.after.step,
                 share.before.epoch,
@@ -88,8 +93,8 @@ class Loader:
             )
 
 
-class _Plan:
-    """The micro-batches of a whole run, as a DataLoader wants them."""
+class _MicroBatchSampler:
+    """Micro-batches of a whole run, as `batch_sampler` of a DataLoader."""
 
     def __init__(self, shares: Callable[[], Iterator[StepShare]]) -> None:
         self._shares = shares
@@ -99,15 +104,15 @@ class _Plan:
             yield from share.samples
 
 
-def mixed(seed: int, step: int, rank: int) -> int:
-    """One seed out of three numbers, different for neighbours."""
+def derive_seed(seed: int, step: int, rank: int) -> int:
+    """Return one seed for three numbers; adjacent numbers have different seeds."""
     return (
         seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
     ) % 2**63
 
 
 def reseed(seed: int) -> None:
-    """Derive all random states anew, so that no checkpoint has to carry those of every rank."""
+    """Set all random states from one seed, so that checkpoints need not keep those of each rank."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")

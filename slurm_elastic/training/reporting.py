@@ -1,7 +1,7 @@
-"""What rank 0 tells esrun, and what it is told.
+"""Reports of rank 0 to esrun, and the orders that come back.
 
-Without an esrun everything here is silence. Reports are sent at most every
-`report_every_s` of the orders, except for those that somebody waits for.
+Without an esrun nothing is sent or received. Reports are sent at most every
+`report_every_s` of the orders, except for those that are waited for.
 """
 
 from __future__ import annotations
@@ -15,89 +15,99 @@ import torch
 from slurm_elastic.core.report import Orders, ReportError, profile_rows
 from slurm_elastic.job.rank_socket import RankSocket
 from slurm_elastic.training.measure.gradient_noise import GradientNoise
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_times import StepTimer, peak_memory
 
-#: How long a job waits, at its checkpoint, for somebody to end it or send it on. With a controller
-#: that is a last resort: esrun sends the job on by itself when the controller falls silent.
+#: How long a job waits at its checkpoint to be ended or resumed. With a controller that is a last
+#: resort: esrun itself resumes the job when the controller does not answer any more.
 _WAIT_CONTROLLED_S = 900.0
 _WAIT_ALONE_S = 120.0
 _CPU = torch.device("cpu")
 
 
 class Reporter:
-    """The voice of one rank; mute on all but rank 0.
+    """Connection of a training process to its esrun; on all ranks but 0 it does nothing.
 
     Args:
-        rank, world: place among the ranks, and their number.
+        rank, world_size: of this process, and number of ranks.
         global_batch: samples per step over all ranks.
         micro_batch: most samples through the model at once; None: a rank's whole share.
-        application: what the script calls what it trains, or "".
-        device: whose memory is told.
-        mute: say nothing and hear nothing, on rank 0 as well.
+        application: the script's name of what it trains, or "".
+        device: whose peak memory is reported.
+        mute: send and receive nothing, on rank 0 as well.
     """
 
     def __init__(
         self,
         *,
         rank: int,
-        world: int,
+        world_size: int,
         global_batch: int,
         micro_batch: int | None = None,
         application: str = "",
         device: torch.device = _CPU,
         mute: bool = False,
     ) -> None:
-        linked = rank == 0 and not mute
-        self._link = (RankSocket.connect() if linked else None) or RankSocket.offline()
-        self._next = 0.0
-        self._answered: int | None = None
+        connects = rank == 0 and not mute
+        self._link = (RankSocket.connect() if connects else None) or RankSocket.offline()
+        self._next_report_at = 0.0
+        self._answered_notice: int | None = None
         self.timer = StepTimer()
         self.timer.on = not mute
         self.noise = GradientNoise(global_batch)
         self._device = device
         self._profile: dict[str, Any] = {}
-        # The shares of ranks, and the micro-batches in them, differ by one sample at most or by
-        # a rest: what models want is their mean.
-        share = -(-global_batch // world)
-        pieces = -(-share // micro_batch) if micro_batch else 1
-        self._always: dict[str, Any] = {
+        # The shares of ranks, and the micro-batches in them, may differ by a few samples: models
+        # take their mean.
+        share = -(-global_batch // world_size)
+        micro_batches = -(-share // micro_batch) if micro_batch else 1
+        self._common_fields: dict[str, Any] = {
             "kind": "library",
-            "gpus": world,
+            "gpus": world_size,
             "nodes": int(os.environ.get("SLURM_STEP_NUM_NODES", "1")),
             "global_batch": global_batch,
-            "micro_batch": -(-share // pieces),
-            "accumulation": pieces - 1,
+            "micro_batch": -(-share // micro_batches),
+            "accumulation": micro_batches - 1,
             "initial_batch": global_batch,
         }
         if micro_batch:
-            self._always["max_micro_batch"] = micro_batch
+            self._common_fields["max_micro_batch"] = micro_batch
         if application:
-            self._always["application"] = application
+            self._common_fields["application"] = application
 
     def started(self, *, startup_s: float, restore_s: float | None, step: int | None) -> None:
-        """The first step of this attempt is done; `step` is the one it resumed from."""
-        self._always |= {"startup_s": startup_s, "restore_s": restore_s, "resumed_from": step}
+        """Report that the first step of this attempt is done.
+
+        Args:
+            startup_s: from the start of the process on.
+            restore_s: seconds that reading the checkpoint took; None: there was none.
+            step: that of the checkpoint.
+        """
+        self._common_fields |= {
+            "startup_s": startup_s,
+            "restore_s": restore_s,
+            "resumed_from": step,
+        }
         self._send("starting")
 
-    def tell(self, **fields: Any) -> None:
-        """Say this, too, in every report from now on."""
-        self._always |= fields
+    def set_fields(self, **fields: Any) -> None:
+        """Add fields to every report from now on."""
+        self._common_fields |= fields
 
     def training(self, *, step: int, progress: float, checkpoint: dict[str, Any]) -> None:
-        """One more step is done."""
-        if time.monotonic() < self._next:
+        """Report a step that is done, if a report is due."""
+        if time.monotonic() < self._next_report_at:
             return
         fields = {"step": step, "progress": progress} | checkpoint | self.noise.fields()
         fields |= self._measured() | self._profiled()
-        self._next = time.monotonic() + self._link.orders().report_every_s
+        self._next_report_at = time.monotonic() + self._link.orders().report_every_s
         self._send("training", **fields)
 
-    def profile(self, measured: MeasuredLayer) -> str:
-        """Tell this, once, with the next report of the training.
+    def profile(self, measured: MeasuredLayers) -> str:
+        """Send a layer profile, once, with the next report of the training.
 
         Returns:
-            Why it cannot be told, or "".
+            A line for the log if it cannot be sent, or "".
         """
         self._profile = {}
         if not self._link.connected:
@@ -105,7 +115,7 @@ class Reporter:
         try:
             rows = profile_rows(measured.rows())
         except ReportError as error:
-            return f"the layer profile is not reported: it {error.reason}"
+            return f"the layer profile is not reported: it {error.reason}; training is not affected"
         self._profile = {"profile": rows, "profile_batch": measured.micro_batch}
         return ""
 
@@ -126,73 +136,79 @@ class Reporter:
         }
 
     def _profiled(self) -> dict[str, Any]:
-        told, self._profile = self._profile, {}
-        return told
+        profile, self._profile = self._profile, {}
+        return profile
 
     @property
-    def linked(self) -> bool:
-        """Whether an esrun listens."""
+    def connected(self) -> bool:
+        """Whether there is an esrun."""
         return self._link.connected
 
     def orders(self, *, wait_s: float = 0.0) -> Orders:
-        """The newest orders; the first ones of an attempt are waited for, at most so long."""
+        """Return the newest orders.
+
+        Args:
+            wait_s: seconds to wait at most for the first orders of an attempt.
+        """
         return self._link.first(wait_s) if wait_s else self._link.orders()
 
     def notice(self) -> bool:
-        """Whether esrun asks for a save that has not been answered yet."""
+        """Return whether esrun requests a save that has not been answered yet."""
         orders = self._link.orders()
-        return orders.action == "notice" and orders.notice != self._answered
+        return orders.action == "notice" and orders.notice != self._answered_notice
 
     def rehearse(self) -> bool:
-        """Whether a proven checkpoint is wanted soon."""
+        """Return whether esrun requests a first proven checkpoint."""
         return self._link.orders().action == "rehearse"
 
     def saving(self, *, step: int) -> None:
-        """The save that the notice asks for begins."""
+        """Report that the save which the notice requests begins."""
         orders = self._link.orders()
-        self._answered = orders.notice if orders.action == "notice" else None
-        self._send("saving", step=step, notice=self._answered)
+        self._answered_notice = orders.notice if orders.action == "notice" else None
+        self._send("saving", step=step, notice=self._answered_notice)
 
     def saved(self, *, step: int, checkpoint: dict[str, Any]) -> None:
-        """The save is done; the job waits."""
-        self._send("saved", step=step, notice=self._answered, **checkpoint)
+        """Report that the save is done and the job waits."""
+        self._send("saved", step=step, notice=self._answered_notice, **checkpoint)
 
     def not_saved(self, *, step: int, checkpoint: dict[str, Any]) -> None:
-        """The save failed; the job trains on and the notice stays unanswered."""
+        """Report that the save failed: training continues, the notice stays unanswered."""
         self._send("training", step=step, notice=None, **checkpoint)
 
     def wait(self, *, step: int, checkpoint: dict[str, Any]) -> str:
-        """Wait to be sent on; SIGTERM ends the process from within.
+        """Wait until the job is to continue; SIGTERM ends the process meanwhile.
 
         Returns:
-            Why the job goes on.
+            Why it continues, for the log.
         """
         orders = self._link.orders()
         seen = orders.seq
-        linked = self._link.controlled
-        limit = _WAIT_CONTROLLED_S if linked else _WAIT_ALONE_S
+        controlled = self._link.controlled
+        limit = _WAIT_CONTROLLED_S if controlled else _WAIT_ALONE_S
         end = time.monotonic() + limit
         while time.monotonic() < end:
             if self._link.connected:
-                # Short: a signal is heard between two waits.
+                # Short: signal handlers run between two waits.
                 orders = self._link.wait(0.1)
             else:
                 time.sleep(0.1)
-            if orders.action == "resume" and (orders.seq != seen or self._answered is not None):
-                return orders.reason or "told to go on"
-            if orders.action != "notice" and self._answered is not None:
+            if orders.action == "resume" and (
+                orders.seq != seen or self._answered_notice is not None
+            ):
+                return orders.reason or "esrun ordered it"
+            if orders.action != "notice" and self._answered_notice is not None:
                 return orders.reason or "the notice is withdrawn"
-            if orders.action == "notice" and orders.notice != self._answered:
-                self._answered = orders.notice
+            if orders.action == "notice" and orders.notice != self._answered_notice:
+                self._answered_notice = orders.notice
                 self.saved(step=step, checkpoint=checkpoint)
-            if linked and not self._link.controlled:
-                linked, end = False, time.monotonic() + _WAIT_ALONE_S
-        return f"nobody ended it within {limit:.0f} s"
+            if controlled and not self._link.controlled:
+                controlled, end = False, time.monotonic() + _WAIT_ALONE_S
+        return f"not requeued within {limit:.0f} s"
 
     def ended(self, *, step: int, progress: float, code: int, checkpoint: dict[str, Any]) -> None:
-        """The training is over, for good or for this attempt."""
+        """Report the end of the training or of this attempt, and disconnect."""
         self._send("ended", step=step, progress=progress, exit_code=code, **checkpoint)
         self._link.close()
 
     def _send(self, phase: str, **fields: Any) -> None:
-        self._link.send({"phase": phase} | self._always | fields)
+        self._link.send({"phase": phase} | self._common_fields | fields)

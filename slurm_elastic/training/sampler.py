@@ -1,12 +1,12 @@
-"""Which samples each optimisation step takes, and which of them this rank takes.
+"""Samples of each optimisation step, and the share of each rank.
 
-One global cursor says how far the job is. The order of an epoch depends on the
-seed and the epoch alone, every step takes the next `batch` samples of it, and
-the ranks split those. So a job that changes its world between two steps trains
-on the same batches in the same order.
+One global cursor is the position of the job. The order of an epoch depends on
+the seed and the epoch alone, every step takes the next `batch` samples of it,
+and the ranks split those. So a job that changes its number of ranks between two
+steps trains on the same batches in the same order.
 
 >>> sampler = Sampler(samples=10, global_batch=4, epochs=1, seed=0)
->>> splits = [EvenSplit(rank=rank, world=3) for rank in range(3)]
+>>> splits = [EvenSplit(rank=rank, world_size=3) for rank in range(3)]
 >>> [len(share.indices) for share in sampler.shares(Cursor(), splits[0])]
 [1, 1, 0]
 >>> sorted(i for split in splits for s in sampler.shares(Cursor(), split) for i in s.indices)
@@ -25,7 +25,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far the job is.
+    """Position in a training.
 
     Attributes:
         step: optimisation steps done.
@@ -43,9 +43,9 @@ class MicroBatchSlice:
     """A micro-batch that this rank loads.
 
     Attributes:
-        number: among the step's micro-batches that its layout counts.
-        span: the samples of the step that it takes.
-        counts: whether this rank computes its loss; else another does, or nobody.
+        number: index among the micro-batches of the step.
+        span: its samples, as positions within the step.
+        counts: whether this rank computes its loss.
     """
 
     number: int
@@ -54,28 +54,31 @@ class MicroBatchSlice:
 
 
 class BatchSplit(Protocol):
-    """How a rank takes part in the samples of a step."""
+    """Division of a step's samples into the micro-batches of one rank."""
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
-        """Of a step of so many samples."""
+    def slices(self, count: int) -> list[MicroBatchSlice]:
+        """Return this rank's micro-batches of a step of `count` samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvenSplit:
-    """Every rank takes an equal part, give or take one sample, in pieces of at most `micro`.
+    """Equal shares for all ranks, up to one sample, in micro-batches of at most `micro`.
 
     Attributes:
-        rank, world: which part, of how many.
-        micro: most samples of a piece; None: no limit.
+        rank, world_size: index and number of the shares.
+        micro: most samples of a micro-batch; None: no limit.
     """
 
     rank: int
-    world: int
+    world_size: int
     micro: int | None = None
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
+    def slices(self, count: int) -> list[MicroBatchSlice]:
         """See `BatchSplit`."""
-        first, last = count * self.rank // self.world, count * (self.rank + 1) // self.world
+        first, last = (
+            count * self.rank // self.world_size,
+            count * (self.rank + 1) // self.world_size,
+        )
         size = self.micro or max(1, last - first)
         starts = range(first, last, size)
         return [MicroBatchSlice(n, range(i, min(i + size, last))) for n, i in enumerate(starts)]
@@ -83,37 +86,37 @@ class EvenSplit:
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """What one rank takes of one optimisation step.
+    """Part of one rank in one optimisation step.
 
     Attributes:
         before, after: the cursor without and with this step.
         count: samples of the step over all ranks; less than the batch at an epoch's end.
-        pieces: the micro-batches that this rank loads, possibly none.
-        samples: of each of them, the samples of the dataset.
+        slices: the micro-batches that this rank loads, possibly none.
+        samples: indices into the dataset, for each of them.
     """
 
     before: Cursor
     after: Cursor
     count: int
-    pieces: list[MicroBatchSlice]
+    slices: list[MicroBatchSlice]
     samples: list[list[int]]
 
     @property
     def indices(self) -> list[int]:
         """The samples whose loss this rank computes."""
-        both = zip(self.pieces, self.samples, strict=True)
+        both = zip(self.slices, self.samples, strict=True)
         return [i for piece, samples in both if piece.counts for i in samples]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """The plan of a whole training run.
+    """Order and batches of a whole training run.
 
     Attributes:
         samples: size of the dataset.
-        global_batch: samples per optimisation step, over all ranks, as the user asked.
+        global_batch: samples per optimisation step, over all ranks, as given by the script.
         epochs: how often each sample is trained on.
-        seed: decides the order together with the epoch.
+        seed: with the epoch it determines the order.
     """
 
     samples: int
@@ -124,36 +127,37 @@ class Sampler:
     def __post_init__(self) -> None:
         for name in ("samples", "global_batch", "epochs"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                value = getattr(self, name)
+                raise ValueError(f"{name}: {value} is invalid: expected at least 1")
 
     def order(self, epoch: int) -> torch.Tensor:
-        """The epoch's permutation of the dataset."""
+        """Return the epoch's permutation of the dataset, a tensor of shape (samples,)."""
         generator = torch.Generator()
         generator.manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
         return torch.randperm(self.samples, generator=generator)
 
     def fingerprint(self) -> int:
-        """Tells whether another torch, seed or dataset size would order the samples differently."""
+        """Return a checksum of the order, which depends on seed, dataset size and torch."""
         return zlib.crc32(bytes(self.order(0)[:256].to(torch.int32).numpy()))
 
     def ended(self, cursor: Cursor) -> bool:
-        """Whether nothing is left to train on."""
+        """Return whether nothing is left to train on."""
         return cursor.epoch >= self.epochs
 
     def progress(self, cursor: Cursor) -> float:
-        """Fraction of all samples of all epochs trained on."""
+        """Return the fraction of all samples of all epochs that has been trained on."""
         done = cursor.epoch * self.samples + cursor.consumed
         return min(1.0, done / (self.epochs * self.samples))
 
     def shares(
         self, cursor: Cursor, split: BatchSplit, *, batch: int | None = None
     ) -> Iterator[StepShare]:
-        """One rank's part of every step from the cursor to the end.
+        """Yield one rank's part of every step from the cursor to the end.
 
         Args:
-            cursor: where to begin.
-            split: which part.
-            batch: samples per step instead of `global_batch`.
+            cursor: the position to begin at.
+            split: divides a step's samples for this rank.
+            batch: samples per step; None: `global_batch`.
         """
         batch = batch or self.global_batch
         while not self.ended(cursor):
@@ -161,11 +165,11 @@ class Sampler:
             epoch = cursor.epoch
             while cursor.epoch == epoch:
                 count = min(batch, self.samples - cursor.consumed)
-                taken = order[cursor.consumed : cursor.consumed + count].tolist()
+                indices = order[cursor.consumed : cursor.consumed + count].tolist()
                 after = self._after(cursor, count)
-                pieces = split.pieces(count)
-                samples = [[taken[i] for i in piece.span] for piece in pieces]
-                yield StepShare(cursor, after, count, pieces, samples)
+                slices = split.slices(count)
+                samples = [[indices[i] for i in part.span] for part in slices]
+                yield StepShare(cursor, after, count, slices, samples)
                 cursor = after
 
     def _after(self, cursor: Cursor, count: int) -> Cursor:

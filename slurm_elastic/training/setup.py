@@ -1,4 +1,4 @@
-"""The beginning of an attempt: from what the script gives to a job on this attempt's ranks."""
+"""Construction of a `TrainingJob` from a script's model, optimizer and dataset: `init`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from slurm_elastic.training import excepthook
 from slurm_elastic.training.checkpoint import training_state as states
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
-from slurm_elastic.training.env_directive import directive
-from slurm_elastic.training.freezing.freezer import Freezing, wanted
-from slurm_elastic.training.job_requests import say
+from slurm_elastic.training.env_directive import read_directive
+from slurm_elastic.training.freezing.freezer import Freezing, freezing_settings
+from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.loader import Loader
 from slurm_elastic.training.measure import profiling_run
-from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayer, layers_of
+from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, layers_of
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.data_parallel import DataParallel
 from slurm_elastic.training.parallel.fsdp import FullyShardedParallel, unsupported
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, ParallelStrategy
 from slurm_elastic.training.parallel.pipeline_parallel import PipelineParallel
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.pipeline.schedules import SCHEDULES
 from slurm_elastic.training.reporting import Reporter
@@ -65,194 +65,206 @@ def init(
     schedule: str = "1f1b",
     shard: bool = False,
 ) -> TrainingJob:
-    """Make a job out of the usual parts, and restore it if there is a checkpoint.
+    """Make a job from a model, an optimizer and a dataset, and restore its newest checkpoint.
 
     Args:
-        model: a module, or an ordered list of (name, module). To be cut into stages it is that
-            list, or an `nn.Sequential`; layers then give and take tensors or tuples of them.
-        loss_fn: of (output, targets); the mean over the samples it is given, or one value each.
-        optimizer: one, or a function of the parameters that makes one.
-        dataset: `len()` and `[index]`, giving (inputs, targets).
-        global_batch: samples per optimisation step over all ranks; never changes by itself, and
-            from outside only within the directive's `batch=MIN-MAX`.
+        model: a module, or an ordered list of (name, module). Stages need that list or an
+            `nn.Sequential`, whose layers take and return a tensor or a tuple of tensors.
+        loss_fn: of (output, targets): the mean over the samples, or one value for each.
+        optimizer: an optimizer, or a function that makes one of the parameters.
+        dataset: has `len()` and `[index]`, which returns (inputs, targets).
+        global_batch: samples per optimisation step over all ranks; only the controller changes
+            it, within the directive's `batch=MIN-MAX`.
         epochs: how often every sample is trained on.
         checkpoint_dir: on a file system that all nodes share.
         seed: of the samples' order and of all randomness during training.
-        scheduler: of the learning rate, or a function of the optimizer that makes one; it is
-            stepped after every optimisation step.
+        scheduler: of the learning rate, or a function that makes one of the optimizer; stepped
+            after every optimisation step.
         micro_batch: most samples that go through the model at once; None: a rank's whole share,
-            and with stages what keeps the pipeline full.
+            and with stages as many as keep the pipeline full.
         workers: processes per rank that fetch samples ahead.
         collate: makes a micro-batch out of samples, as in DataLoader.
         clip_norm: largest norm of the whole gradient.
         checkpoint_every_s: seconds of training between two checkpoints.
-        keep: how many checkpoints stay.
-        background_saves: train on while a periodic checkpoint is written, from a copy of the state.
-        extra: objects with `state_dict` and `load_state_dict` that join the checkpoint.
-        application: what this script trains; jobs of one user with equal names of job and
-            application scale alike. "" leaves it to the job's name.
-        freeze: "auto": layers may be frozen, as far as the directive allows it where there is
-            one; `Freezing` says how. The directive's `freeze=auto` alone does as well.
-        batch_rule: what becomes of the learning rate where the directive lets the batch change:
+        keep: number of checkpoints that are kept.
+        background_saves: continue training while a periodic checkpoint is written from a copy.
+        extra: objects with `state_dict` and `load_state_dict` that are saved in the checkpoint.
+        application: name of what this script trains; a user's jobs with equal names of job and
+            application share their measurements. "": the job's name alone counts.
+        freeze: "auto" or `Freezing`: layers may be frozen, where the directive allows it or there
+            is none. The directive's `freeze=auto` alone has the same effect.
+        batch_rule: change of the learning rate with the batch, where the directive lets it change:
             "sqrt", "adascale", "linear" or "constant" (docs/training.md).
-        schedule: of stages: "1f1b", "gpipe", or "pipedream", which computes something else: an
+        schedule: of stages: "1f1b", "gpipe", or "pipedream", which trains differently: an
             update for every micro-batch, with weight stashing (docs/pipeline_runtime.md).
-        shard: where there are no stages, each rank keeps a part of every parameter, of its
-            gradient and optimizer state (FSDP2), if this torch can; else it keeps them whole.
+        shard: without stages, each rank holds a part of every parameter, of its gradient and
+            optimizer state (FSDP2); whole parameters if this torch does not support it.
 
     Raises:
         CheckpointError: the newest checkpoint is of another model or another dataset.
-        ValueError: an argument cannot be.
+        ValueError: an invalid argument.
     """
     excepthook.install()
-    asked = directive()
-    freezing, remark = wanted(freeze)
-    _check(schedule, clip_norm)
+    directive = read_directive()
+    freezing, remark = freezing_settings(freeze)
+    _check_arguments(schedule, clip_norm)
     profile = profile_request.asked()
     if profile is not None:
-        # What is measured is the script's own replicas: no directive, nothing frozen.
-        asked, freezing = None, None
+        # A profile measures plain replicas: no directive, nothing frozen.
+        directive, freezing = None, None
         global_batch = profiling_run.global_batch(profile, global_batch, samples=len(dataset))
     sampler = Sampler(samples=len(dataset), global_batch=global_batch, epochs=epochs, seed=seed)
     signals = Signals()
     signals.install()
-    world = World()
-    if remark and world.rank == 0:
-        say(remark)
-    world.connect()
+    rank_group = RankGroup()
+    if remark and rank_group.rank == 0:
+        log_line(remark)
+    rank_group.connect()
     reporter = Reporter(
-        rank=world.rank,
-        world=world.size,
+        rank=rank_group.rank,
+        world_size=rank_group.size,
         global_batch=global_batch,
         micro_batch=micro_batch,
         application=application,
-        device=world.device,
+        device=rank_group.device,
         mute=profile is not None,
     )
-    checkpoints = CheckpointDirectory(Path(checkpoint_dir), keep=keep, say=say)
-    found = agree(checkpoints, world) if profile is None else None
-    known = MeasuredLayer.restored(found.kept.get("profile")) if found else None
-    whole, layers = _whole(model)
-    arrangement = LayoutAgreement(
-        world,
-        [(name, any(True for _ in module.parameters())) for name, module in layers],
-        asked=asked,
-        reporter=reporter,
-        measured=known,
-        share=-(-global_batch // world.size),
+    checkpoint_directory = CheckpointDirectory(Path(checkpoint_dir), keep=keep, log=log_line)
+    checkpoint = agree(checkpoint_directory, rank_group) if profile is None else None
+    earlier_profile = (
+        MeasuredLayers.restored(checkpoint.kept.get("profile")) if checkpoint else None
     )
-    staged = arrangement.choice.staged or (schedule == "pipedream" and bool(layers))
-    sharded = shard and not staged and world.size > 1
+    whole, layers = _whole_model(model)
+    layout_agreement = LayoutAgreement(
+        rank_group,
+        [(name, any(True for _ in module.parameters())) for name, module in layers],
+        directive=directive,
+        reporter=reporter,
+        measured=earlier_profile,
+        share=-(-global_batch // rank_group.size),
+    )
+    staged = layout_agreement.choice.staged or (schedule == "pipedream" and bool(layers))
+    sharded = shard and not staged and rank_group.size > 1
     if sharded and (why := unsupported()):
         sharded = False
-        if world.rank == 0:
-            say(f"{why}; every rank keeps the whole model")
+        if rank_group.rank == 0:
+            log_line(f"{why}; every rank holds the whole model")
     if not staged:
-        whole.to(world.device)
-    optimizer, scheduler = _made(optimizer, scheduler, whole)
+        whole.to(rank_group.device)
+    optimizer, scheduler = _make_optimizer(optimizer, scheduler, whole)
     shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
     tied = ties(whole)
-    profiler = LayerProfiler(layers_of(whole), device=world.device, known=known)
-    watch = StepProfiler(
+    profiler = LayerProfiler(layers_of(whole), device=rank_group.device, earlier=earlier_profile)
+    step_profiler = StepProfiler(
         timer=reporter.timer,
         noise=reporter.noise,
         parameters=[p for p in whole.parameters() if p.requires_grad],
-        world=world,
+        rank_group=rank_group,
         profiler=None if staged or sharded or profile else profiler,
     )
-    mode: ParallelStrategy
+    strategy: ParallelStrategy
     if staged:
-        mode = PipelineParallel(
+        strategy = PipelineParallel(
             layers,
-            arrangement.choice,
+            layout_agreement.choice,
             loss_fn,
             schedule=schedule,
             ties=tied,
             micro_batch=micro_batch,
-            world=world,
+            rank_group=rank_group,
             signals=signals,
-            watch=watch,
-            known=known,
+            step_profiler=step_profiler,
+            earlier=earlier_profile,
         )
-        _prune(optimizer, mode.model)
+        _remove_foreign_parameters(optimizer, strategy.model)
     elif sharded:
-        world.join()
-        if found is None:
-            world.broadcast(whole.state_dict().values())
-        mode = FullyShardedParallel(
+        rank_group.join()
+        if checkpoint is None:
+            rank_group.broadcast(whole.state_dict().values())
+        strategy = FullyShardedParallel(
             whole,
             optimizer,
             loss_fn,
             micro_batch=micro_batch,
-            world=world,
+            rank_group=rank_group,
             signals=signals,
-            watch=watch,
+            step_profiler=step_profiler,
         )
     else:
-        mode = DataParallel(
-            whole, loss_fn, micro_batch=micro_batch, world=world, signals=signals, watch=watch
+        strategy = DataParallel(
+            whole,
+            loss_fn,
+            micro_batch=micro_batch,
+            rank_group=rank_group,
+            signals=signals,
+            step_profiler=step_profiler,
         )
     state = states.TrainingState(
-        model=mode.model,
+        model=strategy.model,
         optimizer=optimizer,
         scheduler=scheduler,
         extra=dict(extra or {}),
         whole=shapes,
         aliases={alias: names[0] for names in tied for alias in names[1:]},
-        part=mode.writers.index(world.rank) if world.rank in mode.writers else 0,
+        part=strategy.writers.index(rank_group.rank) if rank_group.rank in strategy.writers else 0,
     )
-    keeper = CheckpointManager(
-        checkpoints,
+    checkpoint_manager = CheckpointManager(
+        checkpoint_directory,
         state,
-        world,
-        writers=mode.writers,
+        rank_group,
+        writers=strategy.writers,
         background=background_saves,
         every_s=checkpoint_every_s,
         identity={"samples": sampler.samples, "order": sampler.fingerprint()},
-        say=say,
+        log=log_line,
     )
     loader = Loader(
         dataset=dataset,
         workers=workers,
         collate=collate,
-        pin=world.device.type == "cuda",
+        pin=rank_group.device.type == "cuda",
         seed=seed,
     )
-    size = BatchSize(
+    batch_size = BatchSize(
         global_batch,
-        limits=limits(global_batch, asked),
+        limits=limits(global_batch, directive),
         rule=batch_rule,
-        replicas=len(arrangement.choice.layout.stages[0]),
+        replicas=len(layout_agreement.choice.layout.stages[0]),
         noise=reporter.noise.fields,
-        leads=world.rank == 0,
-        say=say,
+        is_leader=rank_group.rank == 0,
+        log=log_line,
     )
     return TrainingJob(
-        found,
-        mode=mode,
-        arrangement=arrangement,
+        checkpoint,
+        strategy=strategy,
+        layout_agreement=layout_agreement,
         whole=whole,
         optimizer=optimizer,
         scheduler=scheduler,
         sampler=sampler,
         loader=loader,
-        keeper=keeper,
+        checkpoint_manager=checkpoint_manager,
         reporter=reporter,
-        world=world,
+        rank_group=rank_group,
         signals=signals,
-        size=size,
+        batch_size=batch_size,
         micro_batch=micro_batch,
-        watch=watch,
+        step_profiler=step_profiler,
         clip_norm=clip_norm,
         freezing=freezing,
         profiled=profiling_run.prepared(
-            profile, whole, application=application, sampler=sampler, loader=loader, world=world
+            profile,
+            whole,
+            application=application,
+            sampler=sampler,
+            loader=loader,
+            rank_group=rank_group,
         ),
     )
 
 
-def _made(optimizer: Any, scheduler: Any, whole: torch.nn.Module) -> tuple[Any, Any]:
-    """Optimizer and schedule, of what may be functions that make them."""
+def _make_optimizer(optimizer: Any, scheduler: Any, whole: torch.nn.Module) -> tuple[Any, Any]:
+    """Return optimizer and scheduler; functions that make them are called."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(whole.parameters())
     if callable(scheduler) and not hasattr(scheduler, "state_dict"):
@@ -261,23 +273,28 @@ def _made(optimizer: Any, scheduler: Any, whole: torch.nn.Module) -> tuple[Any, 
     return optimizer, scheduler
 
 
-def _check(schedule: str, clip_norm: float | None) -> None:
+def _check_arguments(schedule: str, clip_norm: float | None) -> None:
     if schedule not in SCHEDULES:
-        raise ValueError(f"schedule is {schedule!r}; write one of {', '.join(SCHEDULES)}")
+        raise ValueError(
+            f"schedule: {schedule!r} is invalid: expected one of {', '.join(SCHEDULES)}"
+        )
     if schedule == "pipedream" and clip_norm is not None:
-        raise ValueError("schedule pipedream has no gradient of the whole model to clip")
+        raise ValueError(
+            f"clip_norm: {clip_norm} is invalid: expected None with schedule='pipedream', which"
+            " has no gradient of the whole model; leave it out, or use schedule='1f1b'"
+        )
 
 
-def _whole(model: Model) -> tuple[torch.nn.Module, list[tuple[str, torch.nn.Module]]]:
-    """The model, and its layers in order if it can be cut into stages."""
+def _whole_model(model: Model) -> tuple[torch.nn.Module, list[tuple[str, torch.nn.Module]]]:
+    """Return the model, and its layers in order if it can be cut into stages."""
     if not isinstance(model, torch.nn.Module):
         names = [name for name, _ in model]
         wrong = [n for n in names if not n or "." in n or names.count(n) > 1]
         if wrong or not names:
             raise ValueError(
-                f"layer {wrong[0]!r}: a layer's name has no dot, and no two have the same"
+                f"model: layer name {wrong[0]!r} is invalid: expected unique names without a dot"
                 if wrong
-                else "the model is an empty list; give (name, module) pairs"
+                else "model: an empty list is invalid: expected (name, module) pairs"
             )
         model = torch.nn.Sequential(OrderedDict(model))
     if type(model) is not torch.nn.Sequential:
@@ -285,8 +302,8 @@ def _whole(model: Model) -> tuple[torch.nn.Module, list[tuple[str, torch.nn.Modu
     return model, list(model.named_children())
 
 
-def _prune(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
-    """Leave the optimizer what this rank holds."""
-    here = {id(p) for p in held.parameters()}
+def _remove_foreign_parameters(optimizer: torch.optim.Optimizer, held: torch.nn.Module) -> None:
+    """Remove parameters from the optimizer that this rank does not hold."""
+    held_ids = {id(p) for p in held.parameters()}
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) in here]
+        group["params"] = [p for p in group["params"] if id(p) in held_ids]

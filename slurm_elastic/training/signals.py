@@ -1,11 +1,11 @@
-"""The two signals a training process understands.
+"""Handling of SIGUSR2 and SIGTERM in a training process.
 
 SIGUSR2  save and wait (`scancel -s USR2`, `#SBATCH --signal=USR2@120`).
-SIGTERM  the end is near: save and leave, within Slurm's KillWait. Before the
-         first step and while the job waits at its checkpoint there is nothing
-         to save, and the process leaves at once.
+SIGTERM  save and exit, within Slurm's KillWait. Before the first step and while
+         the job waits at its checkpoint there is nothing to save, and the
+         process exits at once.
 
-Handlers only set flags; all else happens between two steps.
+Handlers only set flags; the job acts between two steps.
 """
 
 from __future__ import annotations
@@ -19,87 +19,91 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-#: What a shell calls a process ended by SIGTERM. Slurm shows requeued, cancelled and timed-out jobs
-#: as such whatever the code; for any other SIGTERM, 0 would record an unfinished training as
-#: COMPLETED and start the jobs that depend on it.
+#: Exit code after SIGTERM, as of shells. Slurm shows requeued, cancelled and timed-out jobs as such
+#: whatever the code; for any other SIGTERM, 0 would record an unfinished training as COMPLETED and
+#: start the jobs that depend on it.
 STOPPED = 128 + signal.SIGTERM
 
-
-#: Ranks hear SIGTERM at slightly different times; one that left breaks the others' connections.
-TOGETHER_S = 3.0
+#: Ranks get SIGTERM at slightly different times; one that exits breaks the others' connections.
+PEERS_END_S = 3.0
 
 
 class Signals:
-    """What has been asked of this process since it last looked.
+    """Signals that this process has received and not yet acted on.
 
     Attributes:
-        notice: SIGUSR2 came.
-        stop: SIGTERM came.
+        notice: SIGUSR2 was received.
+        stop: SIGTERM was received.
     """
 
     def __init__(self) -> None:
         self.notice = False
         self.stop = False
-        self._at_once = True
+        self._exit_at_once = True
         self._linger_s = 0.0
-        self._before: dict[int, object] = {}
+        self._former_handlers: dict[int, object] = {}
 
     def install(self) -> None:
-        """Take over both signals; from now on SIGUSR2 no longer kills."""
-        with contextlib.suppress(ValueError):  # not the main thread: the script's own affair
+        """Install both handlers; from now on SIGUSR2 no longer kills."""
+        with contextlib.suppress(ValueError):  # not the main thread: handlers are the script's
             for number in (signal.SIGUSR2, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+                self._former_handlers[number] = signal.signal(number, self._handle)
 
-    def leave_at_once(self, at_once: bool, *, linger_s: float = 0.0) -> None:
-        """Whether SIGTERM finds nothing worth saving; obeys one that came before."""
-        self._at_once = at_once
+    def exit_at_once(self, at_once: bool, *, linger_s: float = 0.0) -> None:
+        """Choose whether SIGTERM, also an earlier one, ends the process at once.
+
+        Args:
+            at_once: True while there is nothing to save.
+            linger_s: delay of the exit.
+        """
+        self._exit_at_once = at_once
         self._linger_s = linger_s
         if at_once and self.stop:
             self._leave()
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """A broken connection is no error if the others were told to end just before us."""
+    def tolerate_ending_peers(self) -> Iterator[None]:
+        """Exit on a broken connection if SIGTERM follows: other ranks got it earlier."""
         try:
             yield
         except RuntimeError:
-            end = time.monotonic() + TOGETHER_S
+            end = time.monotonic() + PEERS_END_S
             while time.monotonic() < end:
                 if self.stop:
-                    leave(STOPPED)
+                    exit_now(STOPPED)
                 time.sleep(0.05)
             raise
 
     def restore(self) -> None:
-        """Give both signals back."""
-        for number, handler in self._before.items():
+        """Reinstall the handlers that were there before `install`."""
+        for number, handler in self._former_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before.clear()
+        self._former_handlers.clear()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR2:
             self.notice = True
             return
         self.stop = True
-        if self._at_once:
+        if self._exit_at_once:
             self._leave()
 
     def _leave(self) -> None:
         time.sleep(self._linger_s)
-        leave(STOPPED)
+        exit_now(STOPPED)
 
 
 def ignore_in_worker(_worker: int) -> None:
-    """For data-loader workers: both signals reach every process of a Slurm step.
+    """Ignore both signals in a data-loader worker: they reach every process of a Slurm step.
 
-    Their parent ends them. Until this runs they have the parent's handlers, which do no harm.
+    The parent ends its workers. Until this runs they have its handlers, which only set flags.
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def leave(code: int) -> None:
-    """End now, without the interpreter's and torch's tear-down, which may hang."""
+def exit_now(code: int) -> None:
+    """End the process now, without the interpreter's and torch's tear-down, which may hang."""
     with contextlib.suppress(ValueError):  # not the main thread: no handler runs here
         # torch's data loader raises, from its handler, for every worker that dies.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

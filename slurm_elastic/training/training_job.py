@@ -1,4 +1,4 @@
-"""The face of the library: a training loop that can stop, move and go on.
+"""A training loop that can stop after any step and continue on other ranks.
 
     job = init(model, loss_fn, optimizer, dataset, global_batch=256, epochs=3, checkpoint_dir="c")
     for batch in job:
@@ -7,11 +7,11 @@
 
 The same lines run alone on a laptop, under esrun on any number of GPUs, and
 after a change of that number: the loop begins where the newest checkpoint
-ends, and every optimisation step takes the same samples whoever computes it.
+ends, and every optimisation step takes the same samples on any ranks.
 
-Between two steps, and only there, the job does what it was asked: all ranks
-learn of a request in the all-reduce of the same step, so they agree on where
-to stop. The script's own code of that step has run by then.
+Requests are carried out between two steps only: the all-reduce of a step
+carries them to all ranks, so that all stop after the same step. The script's
+own code of that step has run by then.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ import torch
 from slurm_elastic.training.checkpoint.checkpoint_directory import CompleteCheckpoint
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.freezing.freezer import Freezer, Freezing
-from slurm_elastic.training.job_requests import JobRequests, say
+from slurm_elastic.training.job_requests import JobRequests, log_line
 from slurm_elastic.training.loader import Batch, Loader
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.profiling_run import ProfilingRun
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import process_age
 from slurm_elastic.training.parallel.data_parallel import DataParallel
 from slurm_elastic.training.parallel.layout_agreement import LayoutAgreement
 from slurm_elastic.training.parallel.parallel_strategy import ParallelStrategy, StrategySettings
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
 from slurm_elastic.training.sampler import Cursor, Sampler
 from slurm_elastic.training.scaling_rules import BatchSize
 from slurm_elastic.training.signals import Signals
+
+_NO_STEP = "for batch in job: the batch was not trained on; call job.step(batch) in the loop's body"
 
 
 class TrainingJob:
@@ -46,7 +48,7 @@ class TrainingJob:
 
     Attributes:
         model: as given, on the device, restored; with stages, the layers that this rank holds.
-        optimizer, scheduler: as given; the optimizer has the parameters of `model`.
+        optimizer, scheduler: as given; the optimizer holds the parameters of `model`.
         rank, world_size, device: of this process.
         layout: replicas x stages of this attempt, e.g. "4x1".
         resumed_from: step of the checkpoint that this attempt began with, or None.
@@ -54,63 +56,70 @@ class TrainingJob:
 
     def __init__(
         self,
-        found: CompleteCheckpoint | None,
+        checkpoint: CompleteCheckpoint | None,
         *,
-        mode: ParallelStrategy,
-        arrangement: LayoutAgreement,
+        strategy: ParallelStrategy,
+        layout_agreement: LayoutAgreement,
         whole: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
         sampler: Sampler,
         loader: Loader,
-        keeper: CheckpointManager,
+        checkpoint_manager: CheckpointManager,
         reporter: Reporter,
-        world: World,
+        rank_group: RankGroup,
         signals: Signals,
-        size: BatchSize,
+        batch_size: BatchSize,
         micro_batch: int | None,
-        watch: StepProfiler,
+        step_profiler: StepProfiler,
         clip_norm: float | None,
         freezing: Freezing | None = None,
         profiled: ProfilingRun | None = None,
     ) -> None:
-        self.model, self.optimizer, self.scheduler = mode.model, optimizer, scheduler
-        self.rank, self.world_size, self.device = world.rank, world.size, world.device
-        self.layout = mode.layout
-        self._mode = mode
-        self._arrangement = arrangement
+        self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
+        self.rank, self.world_size, self.device = (
+            rank_group.rank,
+            rank_group.size,
+            rank_group.device,
+        )
+        self.layout = strategy.layout
+        self._strategy = strategy
+        self._layout_agreement = layout_agreement
         self._sampler = sampler
         self._loader = loader
-        self._keeper = keeper
+        self._checkpoint_manager = checkpoint_manager
         self._reporter = reporter
         self._signals = signals
-        self._size = size
+        self._batch_size = batch_size
         self._micro_batch = micro_batch
-        self._watch = watch
+        self._step_profiler = step_profiler
         self._clip_norm = clip_norm
         self._profile_run = profiled
         self._requests = JobRequests(
             signals=signals,
             reporter=reporter,
-            keeper=keeper,
-            world=world,
+            checkpoint_manager=checkpoint_manager,
+            rank_group=rank_group,
             progress=sampler.progress,
         )
         self._agreed = StrategySettings()
         self._running = False
-        self._profiled: MeasuredLayer | None = None
-        begun = time.monotonic()
-        cursor = keeper.restore(found) if found else None
-        self._restore_s = None if cursor is None else time.monotonic() - begun
+        self._profiled: MeasuredLayers | None = None
+        restore_begun = time.monotonic()
+        cursor = checkpoint_manager.restore(checkpoint) if checkpoint else None
+        self._restore_s = None if cursor is None else time.monotonic() - restore_begun
         self.resumed_from = None if cursor is None else cursor.step
         self._cursor = cursor or Cursor()
-        world.join()
+        rank_group.join()
         if cursor is not None and self.rank == 0:
-            say(f"went on from step {cursor.step} with {world.size} rank(s), layout {self.layout}")
-        self._keep()
+            log_line(
+                f"resumed from step {cursor.step} with {rank_group.size} rank(s),"
+                f" layout {self.layout}"
+            )
+        self._restore_manifest_values()
         self._freezer = self._make_freezer(whole, freezing)
-        mode.join(fresh=cursor is None)
-        reporter.tell(layout=self.layout)
+        strategy.join(fresh=cursor is None)
+        reporter.set_fields(layout=self.layout)
 
     @property
     def steps_done(self) -> int:
@@ -119,19 +128,19 @@ class TrainingJob:
 
     @property
     def reduced_bytes(self) -> int:
-        """What the reduction of a step's gradients carries from this rank."""
-        return self._mode.reduced_bytes
+        """Bytes that this rank contributes to the reduction of a step's gradients."""
+        return self._strategy.reduced_bytes
 
     @property
     def frozen(self) -> int:
-        """Layers, counted from the front, that do not train now."""
+        """Number of layers, counted from the front, that do not train now."""
         return self._freezer.frozen if self._freezer else 0
 
     @property
     def penalties(self) -> tuple[float, ...]:
-        """What freezing 0, 1, ... layers costs, up to the longest prefix that may be frozen.
+        """Costs of freezing 0, 1, ... layers, up to the longest prefix that may be frozen.
 
-        Fractions of useful progress (`slurm_elastic.models.frozen_penalty`); known to rank 0 only.
+        Fractions of useful progress (`slurm_elastic.models.frozen_penalty`); on rank 0 only.
         """
         return self._freezer.penalties if self._freezer else (0.0,)
 
@@ -144,35 +153,39 @@ class TrainingJob:
             ValueError: a negative number.
         """
         if layers is not None and layers < 0:
-            raise ValueError(f"{layers} layers cannot be frozen; write 0 to thaw all")
+            raise ValueError(
+                f"freeze: {layers} layers is invalid: expected 0 or more; 0 thaws all layers"
+            )
         if self._freezer:
             self._freezer.chosen = layers
 
     def validated(self, loss: float) -> None:
-        """Tell the loss on samples that are not trained on: if it worsens, all layers thaw.
+        """Pass the loss on samples that are not trained on: if it worsens, all layers thaw.
 
-        Rank 0's counts. Without freezing it means nothing.
+        Rank 0's counts. Without freezing it has no effect.
         """
         if self._freezer:
             self._freezer.validated(loss)
 
     def __iter__(self) -> Iterator[Batch]:
-        def rest() -> Iterator[Any]:
-            return self._sampler.shares(self._cursor, self._mode.split, batch=self._size.now)
+        def remaining_shares() -> Iterator[Any]:
+            return self._sampler.shares(
+                self._cursor, self._strategy.split, batch=self._batch_size.now
+            )
 
         if self._profile_run is not None:
             yield from self._profiling(self._profile_run)
-        self._signals.leave_at_once(False)
+        self._signals.exit_at_once(False)
         while not self._sampler.ended(self._cursor):
-            taken = self._size.now
-            batches = self._loader.batches(rest, rank=self.rank, step=self._cursor.step)
+            batch_size = self._batch_size.now
+            batches = self._loader.batches(remaining_shares, rank=self.rank, step=self._cursor.step)
             for batch in self._reporter.timer.waiting(batches):
                 yield batch
                 if self._cursor != batch.share.after:
-                    raise RuntimeError("the loop's body must call job.step(batch)")
-                self._heed()
-                if self._size.now != taken:
-                    break  # what has been fetched ahead is of another size
+                    raise RuntimeError(_NO_STEP)
+                self._between_steps()
+                if self._batch_size.now != batch_size:
+                    break  # the batches fetched ahead have the former size
 
     def step(self, batch: Batch) -> float:
         """Train on one batch: forward, backward, reduce, update.
@@ -182,11 +195,14 @@ class TrainingJob:
         """
         share = batch.share
         if share.before != self._cursor:
-            raise RuntimeError("job.step takes every batch of the loop once, in their order")
+            raise RuntimeError(
+                f"job.step: the batch of step {batch.step} is invalid: expected that of step"
+                f" {self._cursor.step + 1}; pass each batch of the loop once, in order"
+            )
         if self._freezer:
             self._freezer.begin(share.after.step)
-        asks = self._asks(share.count)
-        loss, agreed = self._mode.step(batch, asks, self.optimizer.step)
+        requested = self._collect_requests(share.count)
+        loss, agreed = self._strategy.step(batch, requested, self.optimizer.step)
         if self._freezer:
             self._freezer.see(
                 share.after.step,
@@ -194,108 +210,114 @@ class TrainingJob:
                 epoch=share.after.epoch,
                 progress=self._sampler.progress(share.after),
             )
-        self._watch.optimizing()
+        self._step_profiler.optimizing()
         if self._clip_norm is not None:
-            self._mode.clip(self._clip_norm)
-        if not self._mode.updates_itself:
-            with self._size.scaled(self.optimizer, share.count, gain=agreed.gain):
+            self._strategy.clip(self._clip_norm)
+        if not self._strategy.updates_itself:
+            with self._batch_size.scaled(self.optimizer, share.count, gain=agreed.gain):
                 self.optimizer.step()
-        # A schedule may have an end, which blocks of a profile would run past.
+        # A schedule may have an end, beyond which the blocks of a profile would step it.
         scheduler = None if self._profile_run else self.scheduler
-        self._size.advance(scheduler, share.count, last=batch.last_of_epoch, gain=agreed.gain)
+        self._batch_size.advance(scheduler, share.count, last=batch.last_of_epoch, gain=agreed.gain)
         self._cursor = share.after
-        self._watch.end()
+        self._step_profiler.end()
         self._reporter.timer.end()
         self._agreed = agreed
         self._change_as_agreed(agreed)
         return loss
 
     def finish(self) -> None:
-        """Save the end of the training and part from the other ranks."""
-        self._mode.close()
+        """Save the complete training and end the group of ranks."""
+        self._strategy.close()
         self._requests.finish(self._cursor)
 
     def _profiling(self, run: ProfilingRun) -> Iterator[Batch]:
-        """A few steps that nobody keeps; the process then ends."""
-        for batch in run.batches(self._mode.split):
+        """Yield the batches of a profiling run, whose result is discarded; then end the process."""
+        for batch in run.batches(self._strategy.split):
             self._cursor = batch.share.before
             yield batch
             if self._cursor != batch.share.after:
-                raise RuntimeError("the loop's body must call job.step(batch)")
+                raise RuntimeError(_NO_STEP)
         run.end()
 
-    def _asks(self, count: int) -> StrategySettings:
-        """Of this rank; rank 0 speaks for the controller, too."""
+    def _collect_requests(self, count: int) -> StrategySettings:
+        """Return the requests to this rank; on rank 0 also those of the controller."""
         orders = self._reporter.orders()
-        self._size.hear(orders.batch, orders.directive)
+        self._batch_size.set_order(orders.batch, orders.directive)
         if self._freezer:
             self._freezer.ordered = orders.frozen
-        asks = self._requests.heard(again=self._arrangement.better(self._mode.measured))
-        return asks._replace(
-            frozen=self._freezer.wish if self._freezer else 0,
-            batch=self._size.wish,
-            gain=self._size.gain(count),
+        requested = self._requests.collect(
+            restart=self._layout_agreement.better(self._strategy.measured)
+        )
+        return requested._replace(
+            frozen=self._freezer.requested if self._freezer else 0,
+            batch=self._batch_size.requested,
+            gain=self._batch_size.gain(count),
         )
 
-    def _keep(self) -> None:
-        """Restore what goes into the manifest, and let the keeper ask for it from now on."""
-        noise, restored, kept = self._reporter.noise, self._keeper.restored, self._keeper.kept
+    def _restore_manifest_values(self) -> None:
+        """Restore what goes into the manifest, and register it for the next ones."""
+        noise, restored, kept = (
+            self._reporter.noise,
+            self._checkpoint_manager.restored,
+            self._checkpoint_manager.kept,
+        )
         noise.restore(restored.get("noise"))
         kept["noise"] = noise.state
-        self._size.load_state_dict(restored.get("batch"))
-        kept["batch"] = self._size.state_dict
-        # An attempt that does not measure layers, or does not freeze, leaves what was found out.
+        self._batch_size.load_state_dict(restored.get("batch"))
+        kept["batch"] = self._batch_size.state_dict
+        # An attempt that does not measure layers, or does not freeze, passes the old values on.
         kept["profile"] = lambda: (
-            m.state() if (m := self._mode.measured) else restored.get("profile")
+            m.state() if (m := self._strategy.measured) else restored.get("profile")
         )
         kept["freezing"] = lambda: restored.get("freezing")
-        self._size.introduce()
-        self._reporter.tell(**self._size.facts(self._micro_batch))
+        self._batch_size.log_initial()
+        self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
 
-    def _make_freezer(self, whole: torch.nn.Module, how: Freezing | None) -> Freezer | None:
-        if how is None:
+    def _make_freezer(self, whole: torch.nn.Module, freezing: Freezing | None) -> Freezer | None:
+        if freezing is None:
             return None
         sampler = self._sampler
         freezer = Freezer(
             whole,
-            how,
+            freezing,
             optimizer=self.optimizer,
             steps=sampler.epochs * -(-sampler.samples // sampler.global_batch),
             epochs=sampler.epochs,
             global_batch=sampler.global_batch,
-            leads=self.rank == 0,
-            watches=isinstance(self._mode, DataParallel),
-            say=say,
+            is_leader=self.rank == 0,
+            watches=isinstance(self._strategy, DataParallel),
+            log=log_line,
         )
-        freezer.restore(self._keeper.restored.get("freezing"))
-        self._keeper.kept["freezing"] = freezer.state_dict
-        self._reporter.tell(**freezer.facts())
+        freezer.restore(self._checkpoint_manager.restored.get("freezing"))
+        self._checkpoint_manager.kept["freezing"] = freezer.state_dict
+        self._reporter.set_fields(**freezer.report_fields())
         return freezer
 
     def _change_as_agreed(self, agreed: StrategySettings) -> None:
-        """Another batch, another frozen prefix: from the next step on."""
-        if self._size.obey(agreed.batch):
+        """Apply the agreed batch size and frozen prefix, from the next step on."""
+        if self._batch_size.apply(agreed.batch):
             self._reporter.timer.restart()
-            self._reporter.tell(**self._size.facts(self._micro_batch))
+            self._reporter.set_fields(**self._batch_size.report_fields(self._micro_batch))
             if self._freezer:
-                self._freezer.rebatched(self._size.now)
+                self._freezer.set_batch(self._batch_size.now)
         if self._freezer and self._freezer.frozen != (n := round(agreed.frozen)):
-            before = self._freezer.frozen
-            self._freezer.obey(n)
-            self._mode.rebuild(list(self._freezer.prefix.buffers(before, n)))
+            frozen_before = self._freezer.frozen
+            self._freezer.apply(n)
+            self._strategy.rebuild(list(self._freezer.prefix.buffers(frozen_before, n)))
             self._reporter.timer.restart()
-            self._reporter.tell(**self._freezer.facts())
+            self._reporter.set_fields(**self._freezer.report_fields())
 
-    def _heed(self) -> None:
+    def _between_steps(self) -> None:
         if not self._running:
             self._running = True
-            self._keeper.begin()
+            self._checkpoint_manager.begin()
             self._reporter.started(
                 startup_s=process_age(), restore_s=self._restore_s, step=self.resumed_from
             )
-        measured = self._mode.measured
+        measured = self._strategy.measured
         if measured is not None and measured is not self._profiled:
             self._profiled = measured
-            if complaint := self._reporter.profile(measured):
-                say(complaint)
-        self._requests.obey(self._cursor, self._agreed)
+            if warning := self._reporter.profile(measured):
+                log_line(warning)
+        self._requests.carry_out(self._cursor, self._agreed)

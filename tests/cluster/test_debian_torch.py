@@ -5,15 +5,15 @@ import io
 import tarfile
 from pathlib import Path
 
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 TESTS = Path(__file__).parents[1]
-FILES = ("test_training_walk.py", "test_pipeline_stashing.py")
+FILES = ("test_training_walk.py", "pipeline/test_weight_stashing.py")
 SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\n"
 HOME = "/tmp/debian-torch"
 
 
-def test_the_walk_and_weight_stashing(cluster: Cluster) -> None:
+def test_the_walk_and_weight_stashing(cluster: SlurmCluster) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(TESTS / "unit" / "training", "tests/unit/training")

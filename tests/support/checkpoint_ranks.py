@@ -1,4 +1,4 @@
-"""Ranks as threads that save one checkpoint together, each with some layers of one network."""
+"""Ranks as threads that write one checkpoint, each with some layers of one network."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ PATIENCE_S = 60.0
 NAMES = ("embed", "first", "norm", "second", "head")
 
 
-class Board:
+class MessageStore:
     """What ranks tell each other; in place of the store."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self._changed = threading.Condition()
 
-    def tell(self, key: str, value: str) -> None:
+    def publish(self, key: str, value: str) -> None:
         with self._changed:
             self.values[key] = value
             self._changed.notify_all()
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
         with self._changed:
             self._changed.wait_for(lambda: key in self.values, timeout_s)
             return self.values.get(key)
 
 
-class Seat:
-    """In place of `World`."""
+class FakeRankGroup:
+    """In place of `RankGroup`."""
 
-    def __init__(self, rank: int, size: int, board: Board) -> None:
-        self.rank, self.size, self._board = rank, size, board
-        self.tell, self.hear = board.tell, board.hear
+    def __init__(self, rank: int, size: int, store: MessageStore) -> None:
+        self.rank, self.size, self._store = rank, size, store
+        self.publish, self.wait_for = store.publish, store.wait_for
 
-    def line(self) -> Board:
-        return self._board
+    def open_channel(self) -> MessageStore:
+        return self._store
 
 
 def layers() -> list[tuple[str, torch.nn.Module]]:
@@ -109,8 +109,8 @@ def step(trained: TrainingState, seed: int) -> None:
     trained.scheduler.step()
 
 
-class Crew:
-    """A keeper per rank, in one directory."""
+class CheckpointRanks:
+    """A manager per rank, in one directory."""
 
     def __init__(
         self,
@@ -122,18 +122,18 @@ class Crew:
         **options: Any,
     ) -> None:
         self.root = root
-        self.said: list[str] = []
-        self.board = Board()
+        self.log_lines: list[str] = []
+        self.store = MessageStore()
         self.states = list(states)
         count = len(self.states)
-        self.keepers = [
+        self.managers = [
             CheckpointManager(
-                CheckpointDirectory(root, keep=2, say=self.said.append),
+                CheckpointDirectory(root, keep=2, log=self.log_lines.append),
                 held,
-                Seat(rank, count, self.board),  # type: ignore[arg-type]
+                FakeRankGroup(rank, count, self.store),  # type: ignore[arg-type]
                 every_s=100.0,
                 identity={"samples": 40},
-                say=self.said.append,
+                log=self.log_lines.append,
                 writers=range(count) if writers is None else writers,
                 patience_s=patience_s,
                 **options,
@@ -142,25 +142,25 @@ class Crew:
         ]
 
     def save(self, number: int, **options: Any) -> list[bool]:
-        return together(
-            [lambda k=k: k.save(Cursor(number, 0, number), **options) for k in self.keepers]
+        return run_concurrently(
+            [lambda k=k: k.save(Cursor(number, 0, number), **options) for k in self.managers]
         )
 
     def restore(self) -> list[Cursor | None]:
-        return together([lambda k=k: take_up(k) for k in self.keepers])
+        return run_concurrently([lambda k=k: restore_newest(k) for k in self.managers])
 
     def step(self, seed: int) -> None:
         for held in self.states:
             step(held, seed)
 
 
-def take_up(keeper: CheckpointManager) -> Cursor | None:
+def restore_newest(manager: CheckpointManager) -> Cursor | None:
     """Go on with the newest checkpoint."""
-    found = agree(keeper._checkpoints, keeper._world)
-    return found and keeper.restore(found)
+    found = agree(manager._checkpoints, manager._rank_group)
+    return found and manager.restore(found)
 
 
-def together(what: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_concurrently(what: Sequence[Callable[[], Any]]) -> list[Any]:
     """All at once, each in its thread; their results, or the first's error."""
     results: dict[int, Any] = {}
     errors: list[BaseException] = []

@@ -27,7 +27,7 @@ _PATIENCE_S = 60.0
 
 
 @dataclass(kw_only=True)
-class Trap:
+class KillPoint:
     """Set in one rank, it kills some.
 
     Args:
@@ -84,13 +84,13 @@ class Trap:
         self._seen += 1
         if self._seen == self.count:
             self._armed = False
-            (self._out / f"trap-{self._attempt}").write_text(what)
+            (self._out / f"kill-point-{self._attempt}").write_text(what)
             ordered = sorted(self.victims, key=lambda rank: rank == self.watched)
             for process in [pid(self._out, self._attempt, victim) for victim in ordered]:
                 os.kill(process, signal.SIGKILL)
 
 
-def tell_pid(out: Path, attempt: int, rank: int) -> None:
+def write_pid(out: Path, attempt: int, rank: int) -> None:
     """So that others can kill this process."""
     (out / f"pid-{attempt}-{rank}").write_text(f"{os.getpid()}\n")
 

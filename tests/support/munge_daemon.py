@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,17 @@ from slurm_elastic.rpc import munge_auth
 from tests.support.needs import require
 
 
+@dataclass(frozen=True)
+class MungeDaemon:
+    """A running munged."""
+
+    socket: Path
+    pid: int
+
+
 @contextmanager
-def munged() -> Iterator[Path]:
-    """Run one and name its socket in the environment; skips where munge is not installed."""
+def munged() -> Iterator[MungeDaemon]:
+    """Run a munged; skip where munge is not installed."""
     program = require("munged")
     with tempfile.TemporaryDirectory(prefix="munge-") as name:
         home = Path(name)
@@ -24,22 +33,15 @@ def munged() -> Iterator[Path]:
         (home / "key").write_bytes(os.urandom(128))
         (home / "key").chmod(0o600)
         socket = home / "socket"
+        files = (f"--{file}-file={home / file}" for file in ("key", "pid", "seed"))
         with subprocess.Popen(
-            [
-                program,
-                "--foreground",
-                "--force",
-                f"--socket={socket}",
-                *(f"--{what}={home / what}" for what in ("key-file", "pid-file", "seed-file")
-                  if what != "key-file"),
-                f"--key-file={home / 'key'}",
-            ],
+            [program, "--foreground", "--force", f"--socket={socket}", *files],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        ) as process:  # fmt: skip
+        ) as process:
             try:
                 _wait_for(socket, process)
-                yield socket
+                yield MungeDaemon(socket, process.pid)
             finally:
                 process.terminate()
 
@@ -54,7 +56,7 @@ def _wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def environment(socket: Path) -> Iterator[None]:
-    """What `seal` reads."""
+    """Name the socket in the environment variable that munge_auth reads."""
     before = os.environ.get(munge_auth.SOCKET_VARIABLE)
     os.environ[munge_auth.SOCKET_VARIABLE] = str(socket)
     try:

@@ -1,7 +1,7 @@
 """Training runs of several real processes, and a stand-in for the esrun they talk to.
 
 Ranks are forked from a server that has imported torch once: they start in
-milliseconds, so that a chain of five worlds costs a second, not a minute.
+milliseconds, so that a chain of five runs costs a second, not a minute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.training import init
-from tests.support.kill_points import Trap, tell_pid
+from tests.support.kill_points import KillPoint, write_pid
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -41,7 +41,7 @@ _PORTS = itertools.count()
 
 
 def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
-    """What each rank runs; `options` are those of `Worlds.start`."""
+    """What each rank runs; `options` are those of `TrainingRuns.start`."""
     os.environ.update(environment)
     # As in a job, where no fork server stands behind the data loader's workers.
     multiprocessing.set_start_method("fork", force=True)
@@ -49,14 +49,14 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     os.dup2(log, 2)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     attempt = options.get("attempt", 0)
-    tell_pid(out, attempt, rank)
-    trap: Trap | None = options.get("trap")
-    if trap is not None and trap.watched == rank:
-        trap.set(out, attempt)
+    write_pid(out, attempt, rank)
+    kill_point: KillPoint | None = options.get("kill_point")
+    if kill_point is not None and kill_point.watched == rank:
+        kill_point.set(out, attempt)
     else:
-        trap = None
+        kill_point = None
     epochs = options.get("epochs", EPOCHS)
-    diary = Diary(options.get("ballast", 1))
+    user_state = UserState(options.get("padding_kb", 1))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(5)
@@ -77,10 +77,10 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         background_saves=options.get("background", False),
         shard=options.get("shard", False),
         schedule=options.get("schedule", "1f1b"),
-        extra={"diary": diary} if "ballast" in options else None,
+        extra={"user_state": user_state} if "padding_kb" in options else None,
     )
     (out / f"pid{rank}").write_text(str(os.getpid()))
-    assert diary.steps == (job.resumed_from or 0) or "ballast" not in options
+    assert user_state.steps == (job.resumed_from or 0) or "padding_kb" not in options
     with (
         (out / f"begun-rank{rank}.jsonl").open("a", buffering=1) as begun,
         (out / f"samples-rank{rank}.jsonl").open("a", buffering=1) as samples,
@@ -89,10 +89,10 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
         for count, batch in enumerate(job, start=1):
             line = {"step": batch.step, "epoch": batch.epoch}
             begun.write(json.dumps(line | {"attempt": attempt, "indices": batch.indices}) + "\n")
-            if trap is not None:
-                trap.begin(count)
+            if kill_point is not None:
+                kill_point.begin(count)
             loss = job.step(batch)
-            diary.steps += 1
+            user_state.steps += 1
             samples.write(json.dumps(line | {"indices": batch.indices}) + "\n")
             if rank == 0:
                 where = {"world": job.world_size, "layout": job.layout}
@@ -159,7 +159,7 @@ MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
 }
 
 
-class Diary:
+class UserState:
     """State of the script's own; so large that a save takes a while."""
 
     def __init__(self, kilobytes: int) -> None:
@@ -167,11 +167,11 @@ class Diary:
         self._size = 256 * kilobytes
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "ballast": torch.full((self._size,), float(self.steps))}
+        return {"steps": self.steps, "padding_kb": torch.full((self._size,), float(self.steps))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
-        assert bool((state["ballast"] == self.steps).all())
+        assert bool((state["padding_kb"] == self.steps).all())
 
 
 def adamw(parameters: Any) -> Any:
@@ -185,7 +185,7 @@ def sgd(parameters: Any) -> Any:
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {"adamw": adamw, "sgd": sgd}
 
 
-class Worlds:
+class TrainingRuns:
     """Attempts of one training run, in one directory."""
 
     def __init__(self, out: Path) -> None:
@@ -194,7 +194,7 @@ class Worlds:
         self.ranks: list[Any] = []
         self.attempts = 0
 
-    def start(self, size: int, *, esrun: Esrun | None = None, **options: Any) -> None:
+    def start(self, size: int, *, launcher: FakeLauncher | None = None, **options: Any) -> None:
         """Begin an attempt with this many ranks."""
         port = _free_port()
         self.attempts += 1
@@ -207,8 +207,8 @@ class Worlds:
             if size > 1:
                 environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            if esrun is not None:
-                environment["SLURM_ELASTIC_SOCKET"] = str(esrun.path)
+            if launcher is not None:
+                environment["SLURM_ELASTIC_SOCKET"] = str(launcher.path)
             process = PROCESSES.Process(target=train, args=(rank, environment, self.out, options))
             process.start()
             self.ranks.append(process)
@@ -250,7 +250,7 @@ class Worlds:
         return {line["step"]: line["loss"] for line in lines(self.out / "losses.jsonl")}
 
     def sizes(self) -> list[int]:
-        """World sizes in their order."""
+        """RankGroup sizes in their order."""
         sizes = [line["world"] for line in lines(self.out / "losses.jsonl")]
         return [b for a, b in zip([0, *sizes], sizes, strict=False) if a != b]
 
@@ -274,7 +274,7 @@ class Worlds:
         return sorted(int(p.name[5:]) for p in (self.out / "ckpt").glob("step_*"))
 
 
-class Esrun:
+class FakeLauncher:
     """The other end of `slurm_elastic.job.rank_socket`: collects reports, gives orders."""
 
     def __init__(self, path: Path) -> None:

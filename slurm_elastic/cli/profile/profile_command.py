@@ -1,4 +1,4 @@
-"""`selastic profile`: where a training's time goes, measured."""
+"""`selastic profile`: measures what a training waits for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from slurm_elastic.profiler.profiling_runs import Failure, ProfilingRequest
     from slurm_elastic.profiler.runners import Runner
 
-#: Options belong to selastic up to the first word that is none.
+#: Options of selastic end at the first word that is not an option.
 _SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -32,48 +32,61 @@ _SETTINGS = {"allow_interspersed_args": False}
 )
 @click.option(
     "--shapes", metavar="4,8@2,…",
-    help="GPUs to measure on, @NODES if several; one GPU always (all of a node, of all nodes).",
+    help="Shapes to measure beside one GPU, as GPUS[@NODES] (a whole node, all nodes).",
 )  # fmt: skip
 @click.option(
     "--data", metavar="PATH", multiple=True,
-    help="Files or directories of the data set: measure reading them from storage, too.",
+    help="File or folder of the data set, removed from the page cache to measure reading it.",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples per GPU and step.")
 @click.option(
-    "--repeats", type=click.IntRange(1, 100), default=3, metavar="N", help="Of each run (3)."
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=3,
+    metavar="N",
+    help="Repeats of each run (3).",
 )
 @click.option(
-    "--steps", type=click.IntRange(1, 100_000), default=20, metavar="N", help="Timed in a run (20)."
+    "--steps",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    metavar="N",
+    help="Timed steps of a run (20).",
 )
 @click.option(
     "--warm-up", type=click.IntRange(0, 100_000), default=5, metavar="N",
-    help="Steps before them that do not count (5).",
+    help="Steps before the timed ones (5).",
 )  # fmt: skip
 @click.option(
     "--whole", is_flag=True,
-    help="The script heeds nothing and does --steps steps: time whole runs of it.",
+    help="Time whole runs of a script that does --steps steps without the library.",
 )  # fmt: skip
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600.0, metavar="SECONDS",
-    help="Of one run (600).",
+    help="Longest duration of a run (600).",
 )  # fmt: skip
 @click.option(
     "--dir", "directory", metavar="DIR", default="selastic-profile",
-    help="Keeps what is measured; the same command goes on where it was left (selastic-profile).",
+    help="Folder of the measurements; the same command continues them (selastic-profile).",
 )  # fmt: skip
-@click.option("--again", is_flag=True, help="Forget what --dir holds.")
-@click.option("--out", metavar="FILE", help="The profile (profile.json in --dir).")
-@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
-@click.option("--application", metavar="NAME", default="", help="What is trained.")
-@click.option("--gpu-type", metavar="TYPE", default="", help="Of the GPUs, if Slurm does not say.")
+@click.option("--again", is_flag=True, help="Delete earlier measurements in --dir.")
+@click.option("--out", metavar="FILE", help="Output file (profile.json in --dir).")
+@click.option("--plot", metavar="FILE", help="Draw the answer to a .png, .svg or .pdf file.")
+@click.option("--application", metavar="NAME", default="", help="Application name in the profile.")
+@click.option(
+    "--gpu-type",
+    metavar="TYPE",
+    default="",
+    help="GPU type in the profile, if Slurm does not report it.",
+)
 @click.option(
     "--send", metavar="JOBID",
-    help="Tell the controller: it expects so of this job, and of others of its name.",
+    help="Send the profile to the controller, as estimate for this job and others of its name.",
 )  # fmt: skip
-@click.option("-p", "--partition", metavar="NAME", help="Submit a job of its own to it.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Of that job (1).")
-@click.option("--gpus-per-node", metavar="[TYPE:]N", help="Of that job (1).")
-@click.option("--time", "limit", metavar="TIME", help="Time limit of that job.")
+@click.option("-p", "--partition", metavar="NAME", help="Run in a new job of this partition.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes of the new job (1).")
+@click.option("--gpus-per-node", metavar="[TYPE:]N", help="GPUs per node of the new job (1).")
+@click.option("--time", "limit", metavar="TIME", help="Time limit of the new job.")
 @options.table
 @options.as_json
 @options.dry_run
@@ -107,9 +120,10 @@ def profile(  # noqa: PLR0917 - click passes them by name
 ) -> int | None:
     """Measure what a training waits for: other GPUs, network, data.
 
-    Runs PROGRAM some steps at a time on one GPU and on more, with repeated and with real data: in
-    the present allocation, in a job of its own (--partition, --nodes, --gpus-per-node or --time),
-    or on this machine.
+    Runs PROGRAM, the command of one rank, for some steps on one GPU and on more, with repeated and
+    with real data: in the present allocation, in a new job (--partition, --nodes, --gpus-per-node
+    or --time), or on this machine. A program that uses slurm_elastic.training writes no checkpoint.
+    See docs/profiler.md.
     """
     from slurm_elastic.cli.profile import (  # noqa: PLC0415 - slow to import
         profile_report,
@@ -139,29 +153,29 @@ def profile(  # noqa: PLR0917 - click passes them by name
     store = _store(Path(directory), request, again=again)
     failures = _run(request, runner, store)
     for failure in failures:
-        _complain(failure)
-    found = _outcome(
+        _print_failure(failure)
+    profile_ = _outcome(
         store, request, application=application, gpu_type=gpu_type or _type_from_slurm()
     )
-    _write(Path(out) if out else store.directory / "profile.json", found)
+    _write(Path(out) if out else store.directory / "profile.json", profile_)
     if plot:
-        _draw(found, plot)
+        _draw(profile_, plot)
     if send:
-        _send(found, send)
+        _send(profile_, send)
     if json_:
         from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
 
-        options.put_json(to_body(found))
+        options.put_json(to_body(profile_))
     else:
-        options.put(profile_report.lines(found, layout, cold=bool(data), whole=whole))
+        options.put(profile_report.lines(profile_, layout, cold=bool(data), whole=whole))
     return REFUSED if failures else None
 
 
 def _check(data: Sequence[str], plot: str | None) -> None:
-    """Before anything runs: is what is named there?"""
+    """Refuse missing data and impossible plots before anything runs."""
     for path in data:
         if not Path(path).exists():
-            raise CliError(f"--data {clean(path)}: there is no such file or directory", USAGE)
+            raise CliError(f"--data {clean(path)}: no such file or directory", USAGE)
     if plot:
         from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
 
@@ -176,8 +190,8 @@ def _runner(shapes: str | None) -> Runner:
     from slurm_elastic.profiler import runners  # noqa: PLC0415
 
     if "SLURM_JOB_ID" not in os.environ:
-        wanted = [s.gpus for s in _parsed(shapes) if s.nodes == 1] if shapes else []
-        return runners.Local(max([runners.local_gpus(), *wanted]))
+        requested = [s.gpus for s in _parsed(shapes) if s.nodes == 1] if shapes else []
+        return runners.Local(max([runners.local_gpus(), *requested]))
     try:
         return runners.Allocated(os.environ)
     except AllocationError as error:
@@ -189,12 +203,12 @@ def _shapes(text: str | None, runner: Runner) -> tuple[ProfiledShape, ...]:
 
     if text is None:
         return default_shapes(runner.gpus)
-    found = _parsed(text)
-    for shape in found:
+    shapes = _parsed(text)
+    for shape in shapes:
         if not fits(shape, runner.gpus):
-            has = ", ".join(map(str, runner.gpus))
-            raise CliError(f"--shapes {shape}: the nodes here have {has} GPUs", USAGE)
-    return found
+            present = ", ".join(map(str, runner.gpus))
+            raise CliError(f"--shapes {shape} is invalid: the nodes have {present} GPUs", USAGE)
+    return shapes
 
 
 def _parsed(text: str) -> tuple[ProfiledShape, ...]:
@@ -246,7 +260,7 @@ def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
         "whole": request.whole,
     }
     if request.batch is None:
-        settings["largest shape"] = request.gpus  # which the samples per GPU follow from
+        settings["largest shape"] = request.gpus  # determines the samples per GPU
     try:
         return Store(directory, settings, again=again)
     except StoreError as error:
@@ -256,10 +270,10 @@ def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
 def _run(request: ProfilingRequest, runner: Runner, store: Store) -> list[Failure]:
     from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
 
-    begun = time.monotonic()
+    start = time.monotonic()
 
     def progress(done: int, total: int, what: str) -> None:
-        passed = time.monotonic() - begun
+        passed = time.monotonic() - start
         left = f", about {span(passed / done * (total - done))} left" if done else ""
         click.echo(f"selastic: run {done + 1} of {total}: {what}{left}", err=True)
 
@@ -271,17 +285,17 @@ def _run(request: ProfilingRequest, runner: Runner, store: Store) -> list[Failur
         return runs.run(request, runner, store, progress)
     except KeyboardInterrupt:
         click.echo(
-            f"selastic: stopped; what was measured is kept in {clean(store.directory)}, the same"
-            " command goes on",
+            f"selastic: stopped; measurements are kept in {clean(store.directory)}, the same"
+            " command continues",
             err=True,
         )
         raise
     except OSError as error:
-        what = clean(error.filename or request.program[0])
-        raise CliError(f"{what}: {error.strerror}") from None
+        path = clean(error.filename or request.program[0])
+        raise CliError(f"{path}: {error.strerror}") from None
 
 
-def _complain(failure: Failure) -> None:
+def _print_failure(failure: Failure) -> None:
     from slurm_elastic.profiler.profiling_runs import describe  # noqa: PLC0415
 
     text = f"selastic: {describe(failure.launch)}: the program {failure.why}"
@@ -298,8 +312,8 @@ def _outcome(
 
     if request.batch is None and store.batch() is None and store.steps:
         click.echo(
-            "selastic: the script does not say how many samples a GPU takes per step; the profile"
-            " says 1: give --batch before it is used by `selastic recommend`",
+            "selastic: the script reports no samples per GPU and step; the profile has 1: add"
+            " --batch before it is used by `selastic recommend`",
             err=True,
         )
     try:
@@ -311,33 +325,33 @@ def _outcome(
             whole=request.whole,
         )
     except Unmeasured as error:
-        raise CliError(f"{error}; nothing can be told") from None
+        raise CliError(f"{error}; no profile can be computed") from None
 
 
-def _write(path: Path, found: StepProfile) -> None:
+def _write(path: Path, measured: StepProfile) -> None:
     from slurm_elastic.profiler import profile_file  # noqa: PLC0415
 
     try:
-        profile_file.write(path, found)
+        profile_file.write(path, measured)
     except profile_file.ProfileFileError as error:
         raise CliError(clean(error)) from None
     click.echo(f"selastic: {clean(path)} written", err=True)
 
 
-def _draw(found: StepProfile, path: str) -> None:
+def _draw(measured: StepProfile, path: str) -> None:
     from slurm_elastic.cli.profile import profile_plot  # noqa: PLC0415 - slow to import
     from slurm_elastic.simulator import plots  # noqa: PLC0415
 
     try:
-        profile_plot.draw(found, Path(path))
+        profile_plot.draw(measured, Path(path))
     except plots.PlotError as error:
         raise CliError(clean(error), USAGE) from None
 
 
-def _send(found: StepProfile, job: str) -> None:
+def _send(measured: StepProfile, job: str) -> None:
     from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
 
-    (result,) = client.ask("teach", jobs=[job], profile=to_body(found))["results"]
+    (result,) = client.ask("teach", jobs=[job], profile=to_body(measured))["results"]
     text = f"job {clean(result['display_id'])}: {clean(result['text'])}"
     if not result["ok"]:
         raise CliError(text)

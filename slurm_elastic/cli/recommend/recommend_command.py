@@ -30,29 +30,27 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
 @click.argument("more", metavar="[PROFILE]...", nargs=-1)
 @click.option(
     "--profile", "profiles", metavar="PROFILE", multiple=True,
-    help="What `selastic profile` wrote; several may follow.",
+    help="Output of `selastic profile`; several may follow.",
 )  # fmt: skip
-@click.option("--epochs", metavar="N", default="1", help="Of the whole training (1).")
-@click.option("--samples", metavar="N", help="In an epoch (the profile's).")
-@click.option(
-    "--deadline", metavar="HOURS", help="Ask for the cheapest that is done in so many hours."
-)
+@click.option("--epochs", metavar="N", default="1", help="Epochs of the training (1).")
+@click.option("--samples", metavar="N", help="Samples per epoch (from the profile).")
+@click.option("--deadline", metavar="HOURS", help="Find the cheapest that takes at most HOURS.")
 @click.option(
     "--budget", metavar="COST",
-    help="Ask for the fastest that costs at most this: GPU hours, or money with --price.",
+    help="Find the fastest that costs at most COST: GPU hours, or money with --price.",
 )  # fmt: skip
 @click.option(
     "--price", metavar="TYPE=X,…",
-    help="Of one GPU for an hour, e.g. a100=3.2,v100=1.1; without it cost is GPU hours.",
+    help="Price of a GPU hour by type, e.g. a100=3.2,v100=1.1 (cost in GPU hours).",
 )  # fmt: skip
 @click.option(
     "--model", metavar="NAME|KEY=VALUE,…",
-    help="Which of several models, or one that was not profiled: layers=50,gradient-bytes=102e6,"
-    "batch=64,compute.a100=0.2.",
+    help="One of several models, or a model that was not profiled:"
+    " layers=50,gradient-bytes=102e6,batch=64,compute.a100=0.2.",
 )  # fmt: skip
 @click.option(
     "--extrapolate", is_flag=True,
-    help="Add configurations on which only other models were profiled.",
+    help="Add estimates for configurations on which only other models were profiled.",
 )  # fmt: skip
 @click.option("--batch", metavar="N", help="Compare configurations with N samples per GPU.")
 @click.option(
@@ -62,8 +60,8 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
     "--uncached", is_flag=True,
     help="The data set does not fit in memory: each epoch reads it from storage.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Take what was measured only once, too.")
-@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
+@click.option("--once", is_flag=True, help="Include configurations that were measured only once.")
+@click.option("--plot", metavar="FILE", help="Draw the answer to a .png, .svg or .pdf file.")
 @options.table
 @options.as_json
 def recommend(
@@ -87,11 +85,10 @@ def recommend(
     parsable: bool,
     json_: bool,
 ) -> None:
-    """Say on which GPUs a training is fast, on which cheap.
+    """Compare the time and cost of a training on the configurations that were profiled.
 
-    Time and cost on each configuration that was profiled: with --deadline the cheapest in that
-    time, with --budget the fastest for that cost, and always which configurations are worth a
-    thought, as no other is both as fast and as cheap.
+    Marks the configurations that no other beats in both time and cost. Where none is within a
+    limit, the nearest is named and the exit status is 1. See docs/recommend.md.
     """
     from slurm_elastic.cli.recommend import recommend_answer  # noqa: PLC0415
     from slurm_elastic.profiler import profile_merge  # noqa: PLC0415

@@ -12,7 +12,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.errors import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -49,18 +49,22 @@ _AS_IT_WAS = "as it was"
 @simulation_inputs.shared
 @click.option(
     "--policies", metavar="NAME,…",
-    help=f"Who decides; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
+    help=f"Policies; ratios are to the first ({POLICIES}; with --sacct {PAST_POLICIES}).",
 )  # fmt: skip
-@click.option("--sacct", metavar="FILE", help="Jobs as a site's accounting has them.")
+@click.option(
+    "--sacct",
+    metavar="FILE",
+    help="Simulate the jobs of a site's accounting (`sacct --json` or `sacct -P`).",
+)
 @click.option(
     "--scaling", "scalings", metavar="CURVE", multiple=True,
-    help="With --sacct, from pessimistic to optimistic (amdahl:0.9 and amdahl:0.99).",
+    help="With --sacct: from pessimistic to optimistic (amdahl:0.9 and amdahl:0.99).",
 )  # fmt: skip
 @click.option(
     "--grow", type=click.FloatRange(1, 1000), metavar="X",
-    help="With --sacct: jobs grow to X times what they asked for (4).",
+    help="With --sacct: jobs grow to X times the GPUs they requested (4).",
 )  # fmt: skip
-@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that ended well.")
+@click.option("--completed-only", is_flag=True, help="With --sacct: only jobs that completed.")
 @options.as_json
 def compare(
     *,
@@ -77,8 +81,9 @@ def compare(
 ) -> None:
     """Run the same workloads under several policies.
 
-    With --sacct: what would elasticity have given us last month? Accounting does not hold how
-    jobs scale, so that the answer is a range over the stated curves.
+    With --sacct: what elasticity would have changed for past jobs. Accounting does not record how
+    jobs scale, so the answer is a range over the given curves. A CURVE is `linear`, `amdahl:0.95`,
+    `none`, `"1=1;2=1.9;4=3.5"` or a CSV file with the columns match, scaling.
     """
     inputs = simulation_inputs.Inputs(**shared)
     with simulation_inputs.refusals():
@@ -160,11 +165,9 @@ def _write(found: Sequence[_Found], jobs_csv: str | None, plot: str | None, titl
         plots.draw_comparison(drawn, Path(plot), title=jobs)
 
 
-def answer(found: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """Figures of each policy, with ratios to the first."""
-    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
-
-    figures = {name: summary(results) for name, results in found.items()}
+def answer(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """Return the figures of each policy, with ratios to the first."""
+    figures = {name: simulation_answer.elastic_figures(runs) for name, runs in results.items()}
     first = next(iter(figures.values()))
     return {
         "workloads": first["workloads"],
@@ -195,10 +198,10 @@ def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> lis
         ),
         *_table(rows, _FIGURES),
         *(
-            f"{name} turned {one['dropped']} jobs away, which its row does not count: compare the"
+            f"{name} rejected {one['dropped']} jobs, which its row does not count; compare the"
             " numbers of jobs, too"
             for name, one in said["policies"].items()
-            if one.get("dropped")
+            if one["dropped"]
         ),
     ]
 
@@ -272,8 +275,8 @@ def _past(
     ]
     results = iter(simulation_inputs.run(tasks, inputs))
     found = {name: {text: next(results) for text in scalings} for name in names}
-    figures = {
-        name: {text: result.summary() for text, result in runs.items()}
+    figures: dict[str, dict[str, dict[str, Any]]] = {
+        name: {text: dict(simulation_answer.elastic_figures((run,))) for text, run in runs.items()}
         for name, runs in found.items()
     }
     first = figures[names[0]]

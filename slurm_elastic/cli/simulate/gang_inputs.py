@@ -12,7 +12,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.errors import USAGE, CliError
 from slurm_elastic.cli.formatting import clean, digits
-from slurm_elastic.cli.simulate import progress, simulation_inputs
+from slurm_elastic.cli.simulate import progress, simulation_answer, simulation_inputs
 
 if TYPE_CHECKING:
     from slurm_elastic.models.communication import Communication
@@ -72,20 +72,24 @@ def only_gangs(command: F) -> F:
     added = (
         click.option(
             "--format", "format_", type=click.Choice(["jobs", "dally"]), default="jobs",
-            show_default=True, help="dally: rigid gangs, placed by offers.",
+            show_default=True,
+            help="Workload of elastic jobs, or of rigid gangs placed by offers (docs/dally.md).",
         ),
-        click.option("--slowdown", metavar="FILE", help="dally: what distance costs each model."),
+        click.option(
+            "--slowdown", metavar="FILE",
+            help="With dally: CSV of the slowdown of each model by distance.",
+        ),
         click.option(
             "--timers", metavar="T",
-            help="dally: own, or the published auto, nowait, full, NODE,RACK in leases.",
+            help="With dally: own, or the published auto, nowait, full, or NODE,RACK in leases.",
         ),
         click.option(
             "--lease", type=click.FloatRange(1, 1e7), default=3600.0, show_default=True,
-            metavar="SECONDS", help="dally: a gang bids again after it.",
+            metavar="SECONDS", help="With dally: time after which a gang bids again.",
         ),
         click.option(
             "--slots", type=click.IntRange(1, 64), default=2, show_default=True, metavar="N",
-            help="dally: GPU link domains of a node.",
+            help="With dally: GPU link domains of a node.",
         ),
     )  # fmt: skip
     for option in reversed(added):
@@ -163,14 +167,17 @@ def run(
     return results
 
 
-def put(results: Sequence[GangResult], *, as_json: bool, jobs_csv: str | None) -> None:
+def put(
+    results: Sequence[GangResult], *, cluster: str, as_json: bool, jobs_csv: str | None
+) -> None:
     """Print the answer, and write the rows."""
     from slurm_elastic.simulator.gangs.gang_results import jobs_csv as rows  # noqa: PLC0415
 
     if jobs_csv is not None:
         simulation_inputs.write_text(jobs_csv, rows(results), "--jobs-csv")
     if as_json:
-        options.put_json(simulation_inputs.plain({"each": [r.summary() for r in results]}))
+        answer = simulation_answer.gang_answer(results, cluster)
+        options.put_json(simulation_inputs.plain(answer))
     elif jobs_csv != "-":
         for result in results:
             options.put(shown(result))

@@ -26,7 +26,7 @@ def network_options(command: F) -> F:
     added = (
         click.option(
             "--racks", type=click.IntRange(min=1), metavar="N",
-            help="The nodes, in their order, stand in N racks of equal size.",
+            help="Divide the nodes, in order, into N racks of equal size.",
         ),
         click.option(
             "--uplink-gbit", type=click.FloatRange(1e-6, 1e6), metavar="X",
@@ -34,11 +34,11 @@ def network_options(command: F) -> F:
         ),
         click.option(
             "--congestion", type=click.FloatRange(1, 1e6), metavar="X",
-            help="Others leave 1/X of each uplink (1).",
+            help="Fraction 1/X of each uplink that is free of other traffic (1).",
         ),
         click.option(
             "--gradient-bytes", metavar="FILE",
-            help="CSV application,bytes: what a step sends (the built-in ones are known).",
+            help="CSV application,bytes: bytes that a step sends (of the built-in applications).",
         ),
     )  # fmt: skip
     for option in reversed(added):

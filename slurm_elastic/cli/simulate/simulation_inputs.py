@@ -73,44 +73,51 @@ def shared(command: F) -> F:
         click.argument("workloads", metavar="[WORKLOAD.csv]...", nargs=-1),
         click.option("--profiles", metavar="DIR", help="Profiles of the applications (built-in)."),
         click.option(
-            "--cluster", metavar="TYPE:NODESxGPUS,…", help="E.g. aws:6x4,dgx-ext:2x8,rtx:3x8."
+            "--cluster", metavar="TYPE:NODESxGPUS,…",
+            help="Nodes of the cluster, e.g. aws:6x4,dgx-ext:2x8,rtx:3x8.",
         ),
         click.option(
             "--interval", type=click.FloatRange(1, 86400), default=60.0, show_default=True,
-            metavar="SECONDS", help="Between rounds.",
+            metavar="SECONDS", help="Time between rounds.",
         ),
         click.option(
             "--clock", type=click.Choice(["round", "event"]), default="round", show_default=True,
-            help="Rounds at fixed times only, or at each arrival and end too.",
+            help="Rounds at fixed times only (round), or at each arrival and end, too (event).",
         ),
         click.option(
             "--seed", type=int, default=0, show_default=True, metavar="N",
-            help="For policies that draw lots, and for the invented workload.",
+            help="Seed of random policies and of the generated workload.",
         ),
         click.option(
-            "--class", "class_", type=click.Choice(_CLASSES), help="Make all jobs of this class."
+            "--class", "class_", type=click.Choice(_CLASSES), help="Run all jobs as this class."
         ),
         click.option(
-            "--restarts", metavar="FILE|SECONDS", help="What a restart costs (the profiles' own)."
+            "--restarts", metavar="FILE|SECONDS", help="Cost of a restart (from the profiles)."
         ),
         click.option(
             "--speeds", metavar="TYPE=X,…",
-            help="Relative speed of GPU types, for jobs with a stated curve.",
+            help="Relative speed of GPU types: jobs with a given scaling curve may change type.",
         ),
         network_options,
         click.option(
             "--freezing", type=click.Choice(_BELIEFS),
-            help="All jobs may freeze layers; what is believed of that.",
+            help="Let all jobs freeze layers, under this assumption of its effect.",
         ),
-        click.option("--config", metavar="FILE", help="A site's elastic.toml (defaults)."),
+        click.option("--config", metavar="FILE", help="Configuration of a site (defaults)."),
         click.option(
-            "--artifact-compat", is_flag=True, help="As Sia's artifact where it leaves its paper."
+            "--artifact-compat", is_flag=True,
+            help="Decide as Sia's artifact does where it differs from its paper.",
         ),
         click.option(
-            "--jobs", type=click.IntRange(1, 4096), metavar="N", help="Processes (one per CPU)."
+            "--jobs", type=click.IntRange(1, 4096), metavar="N",
+            help="Number of processes (one per CPU).",
         ),
-        click.option("--jobs-csv", metavar="FILE", help="Write a row per job."),
-        click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf."),
+        click.option(
+            "--jobs-csv", metavar="FILE", help="Write a row per job; `-` is standard output."
+        ),
+        click.option(
+            "--plot", metavar="FILE", help="Draw the answer to a .png, .svg or .pdf file."
+        ),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -125,6 +132,7 @@ def refusals() -> Iterator[None]:
     """
     from slurm_elastic.config.schema import ConfigError  # noqa: PLC0415
     from slurm_elastic.models.communication import CommunicationError  # noqa: PLC0415
+    from slurm_elastic.policies.policy_protocol import PolicyError  # noqa: PLC0415
     from slurm_elastic.simulator.parallel_runs import RunError  # noqa: PLC0415
     from slurm_elastic.simulator.plots import PlotError  # noqa: PLC0415
     from slurm_elastic.simulator.simulation import SimulationError  # noqa: PLC0415
@@ -139,9 +147,9 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (
-        ClusterError, CommunicationError, ConfigError, GenerateError, PlotError,
-        ApplicationProfileError,
-        RestartCostError, SacctError, ScalingError, SimulationError, WorkloadError,
+        ClusterError, CommunicationError, ConfigError, GenerateError, PlotError, PolicyError,
+        ApplicationProfileError, RestartCostError, SacctError, ScalingError, SimulationError,
+        WorkloadError,
     ) as error:  # fmt: skip
         raise CliError(clean(error), USAGE) from None
     except RunError as error:

@@ -29,23 +29,28 @@ _output = click.option(
 @workload.command(cls=options.rich_if_terminal("RichCommand", click.Command))
 @click.option(
     "--jobs", type=click.IntRange(1, 1_000_000), default=160, show_default=True, metavar="N",
-    help="How many.",
+    help="Number of jobs.",
 )  # fmt: skip
 @click.option(
     "--hours", type=click.FloatRange(0.01, 100_000), default=8.0, show_default=True,
-    metavar="H", help="All are submitted within that time.",
+    metavar="H", help="Time within which all jobs are submitted.",
 )  # fmt: skip
 @click.option(
     "--arrivals", type=click.Choice(["poisson", "diurnal", "bursts"]), default="poisson",
-    show_default=True, help="When they are submitted.",
+    show_default=True, help="Distribution of the submissions over time.",
 )  # fmt: skip
 @click.option("--mix", metavar="APP=W,…", help="Weights of the applications.")
-@click.option("--sizes", metavar="GPUS=W,…", help="Weights of the GPUs asked for.")
-@click.option("--classes", metavar="CLASS=W,…", help="Weights of the classes (adaptive=1).")
+@click.option("--sizes", metavar="GPUS=W,…", help="Weights of the numbers of requested GPUs.")
+@click.option("--classes", metavar="CLASS=W,…", help="Weights of the job classes (adaptive=1).")
 @click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N", help="Another one, other jobs."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of the random numbers.",
 )
-@click.option("--profiles", metavar="DIR", help="Applications of this set (built-in).")
+@click.option("--profiles", metavar="DIR", help="Profiles of the applications (built-in).")
 @_output
 def generate(
     *,
@@ -59,7 +64,7 @@ def generate(
     profiles: str | None,
     output: str,
 ) -> None:
-    """Invent a workload."""
+    """Generate a workload."""
     from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
 
     with simulation_inputs.refusals():
@@ -76,14 +81,14 @@ def generate(
 @click.argument("file", metavar="FILE")
 @click.option(
     "--scaling", default="amdahl:0.95", show_default=True, metavar="CURVE|FILE",
-    help="How jobs scale: linear, amdahl:P, none, 1=1;2=1.9;4=3.5, or a file match,scaling.",
+    help="How jobs scale: linear, amdahl:P, none, 1=1;2=1.9;4=3.5, or a CSV match,scaling.",
 )  # fmt: skip
 @click.option(
     "--grow", type=click.FloatRange(1, 1000), default=4.0, show_default=True, metavar="X",
-    help="Jobs grow to X times what they asked for.",
+    help="Jobs grow to X times the GPUs they requested.",
 )  # fmt: skip
 @click.option("--speeds", metavar="TYPE=X,…", help="Relative speed of GPU types.")
-@click.option("--completed-only", is_flag=True, help="Only jobs that ended well.")
+@click.option("--completed-only", is_flag=True, help="Only jobs that completed.")
 @_output
 def from_sacct(
     *,
@@ -94,7 +99,7 @@ def from_sacct(
     completed_only: bool,
     output: str,
 ) -> None:
-    """Make a workload of what `sacct --json` or `sacct -P` printed."""
+    """Convert the output of `sacct --json` or `sacct -P` to a workload."""
     from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
         accounting_trace,
         curve_jobs,
@@ -115,10 +120,7 @@ def from_sacct(
 @workload.command(cls=options.rich_if_terminal("RichCommand", click.Command))
 @click.argument("folder", metavar="DIR")
 def profiles(folder: str) -> None:
-    """Write the built-in profiles to a folder.
-
-    They are invented: a pattern for one's own.
-    """
+    """Write the built-in profiles to a folder, as a pattern; their figures are our choice."""
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
 
     try:

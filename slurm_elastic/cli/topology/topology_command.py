@@ -1,4 +1,4 @@
-"""`selastic topology`: the network, and who sits where."""
+"""`selastic topology`: the network and the jobs on it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,18 @@ _MOST = 4
 
 
 @options.verb
-@click.option("-a", "--all", "all_", is_flag=True, help="Rigid jobs in the table too.")
-@click.option("--plot", metavar="FILE", help="Draw it to a .png, .svg or .pdf.")
+@click.option("-a", "--all", "all_", is_flag=True, help="Show rigid jobs in the table, too.")
+@click.option("--plot", metavar="FILE", help="Draw the answer to a .png, .svg or .pdf file.")
 @options.table
 @options.as_json
 def topology(
     *, all_: bool, plot: str | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show who sits below which switch and shares which link."""
+    """Show switches, nodes and GPUs with their jobs, and the links that jobs share.
+
+    Of each elastic job it shows the highest tier that its communication crosses (link domain of
+    GPUs, node, rack, spine). Link speeds are those of [topology] in elastic.toml, else measured.
+    """
     layout = options.layout(format_, noheader, parsable)
     if plot is not None:
         _check(plot)

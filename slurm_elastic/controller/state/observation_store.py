@@ -76,13 +76,14 @@ class ObservationStore:
         config: for `[speedup] types` and `[sia] share`; may be replaced.
 
     Attributes:
-        tunes: whether the policy in force chooses batches (`policies.base.Policy`).
+        adaptive_batches: whether jobs with `batch=MIN-MAX` run with other batches than their
+            users' under the policy in force (`policy_protocol.Capabilities.batch_chosen_by`).
     """
 
     def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
         self._ledger = ledger
         self.config = config or Config()
-        self.tunes = False
+        self.adaptive_batches = False
         self._applications: dict[tuple[str, str], dict[str, Observations]] = {}
         self._dirty: set[tuple[str, str, str]] = set()
         self._kept: dict[str, _Kept] = {}
@@ -205,7 +206,7 @@ class ObservationStore:
             return None
         shared = self.shared(job, lesson)
         state = (lesson.version, shared and (id(shared), shared.version))
-        settings = (directive, cluster, self.config, self.tunes)
+        settings = (directive, cluster, self.config, self.adaptive_batches)
         kept = self._kept.get(job.key)
         if kept and kept.state == state and kept.settings == settings:
             return kept.found
@@ -253,7 +254,7 @@ class ObservationStore:
         points = {**inherited, **lesson.points}
         believed = points if self.config.sia.share else lesson.points
         begun = lesson.initial_batch or (shared.initial_batch if shared else 0) or batch
-        span = _span(begun, directive) if self.tunes else None
+        span = _span(begun, directive) if self.adaptive_batches else None
         rigid = directive.min_gpus == directive.max_gpus and span is None
         most = lesson.most or (shared.most if shared else 0)
         single = estimated(

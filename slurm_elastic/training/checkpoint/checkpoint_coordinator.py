@@ -1,16 +1,16 @@
-"""The ranks that write one checkpoint together, and what they have to tell each other.
+"""Messages between the ranks that write one checkpoint.
 
     writer                      rank 0
-    plan     what it holds  →   divides: what several hold is written once
-             writes, syncs  ←   share      which pieces, into which directory
+    plan     its pieces     →   divides: a piece of several ranks is written once
+             writes, syncs  ←   share      pieces to write, and the directory
     result   size, checksum →   publishes
                             ←   outcome
 
-There are no collectives: all goes as JSON over a line such as the ranks'
+There are no collectives: messages are JSON over a channel such as the ranks'
 store. So a save needs no process group of its own, may run in a thread while
-training communicates, and a rank that fails or falls silent costs a checkpoint,
-not the run. Each message is read once and then emptied, so that the store
-does not grow.
+training communicates, and a rank that fails or does not answer costs a
+checkpoint, not the run. Each message is read once and then emptied, so that the
+store does not grow.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 #: How long a rank waits for another's message. Writing a large model takes minutes.
 PATIENCE_S = 600.0
-#: How often a waiting thread looks whether the process is about to end.
-_LOOK_S = 1.0
+#: How often a waiting thread checks whether the process is about to end.
+_POLL_S = 1.0
 _FAILED = "failed"
 
 
@@ -34,28 +34,28 @@ class CheckpointError(RuntimeError):
 
 
 class RankExchange(Protocol):
-    """A way to the other ranks, for one thread."""
+    """Channel to the other ranks, for one thread."""
 
-    def tell(self, key: str, value: str) -> None:
-        """Let the others know."""
+    def publish(self, key: str, value: str) -> None:
+        """Store a value for the other ranks."""
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
-        """What some rank tells under this key; None after the timeout."""
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
+        """Return the value that some rank publishes under this key; None after the timeout."""
 
 
 class CheckpointCoordinator:
-    """One rank's place among the writers.
+    """Messages of one rank to and from the other writers.
 
     Args:
         rank: of this process.
-        writers: the ranks that write; rank 0 leads and is one of them.
-        line: opens the way to the others; asked once, when there is something to tell.
+        writers: the ranks that write; rank 0, which coordinates, is one of them.
+        open_channel: opens the channel to the others; called once, for the first message.
         patience_s: longest wait for one message.
 
     Attributes:
         writes: whether this rank is a writer.
-        alone: whether there is but one.
-        number: of the save, counted by each writer: all take part in all of them.
+        alone: whether it is the only one.
+        number: of the save; counted by each writer, as all take part in all saves.
     """
 
     def __init__(
@@ -63,33 +63,33 @@ class CheckpointCoordinator:
         *,
         rank: int = 0,
         writers: Sequence[int] = (0,),
-        line: Callable[[], RankExchange] | None = None,
+        open_channel: Callable[[], RankExchange] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         if 0 not in writers:
-            raise ValueError(f"rank 0 must be among the writers, not only {list(writers)}")
-        if line is None and len(writers) > 1:
-            raise ValueError("several writers need a line")
+            raise ValueError(f"writers: {list(writers)} is invalid: expected rank 0 among them")
+        if open_channel is None and len(writers) > 1:
+            raise ValueError("open_channel: None is invalid: expected a function, for two writers")
         self.rank = rank
         self._others = sorted(set(writers) - {0})
         self.writes = rank in writers
         self.alone = len(set(writers)) == 1
         self.number = 0
-        self._open = line
-        self._line: RankExchange | None = None
+        self._open_channel = open_channel
+        self._channel: RankExchange | None = None
         self._patience_s = patience_s
 
     def begin(self) -> None:
-        """The next save."""
+        """Begin the next save."""
         self.number += 1
 
     def send(self, what: str, value: Any) -> None:
-        """To rank 0."""
-        self._tell(what, self.rank, value)
+        """Send a message to rank 0."""
+        self._publish(what, self.rank, value)
 
     def fail(self, reason: str) -> None:
-        """This save will not be: whoever waits for a word of this rank learns why."""
-        # Who cannot be told finds out by waiting.
+        """Tell the ranks that wait for a message of this rank why the save fails."""
+        # A rank that cannot be reached notices after `patience_s`.
         with contextlib.suppress(CheckpointError):
             if self.rank:
                 for what in ("plan", "result", "proof"):
@@ -99,12 +99,12 @@ class CheckpointCoordinator:
                     self.scatter(what, failed(reason))
 
     def receive(self, what: str) -> dict[str, Any]:
-        """From rank 0.
+        """Return a message of rank 0.
 
         Raises:
-            CheckpointError: it failed, or is silent.
+            CheckpointError: rank 0 failed, or does not answer.
         """
-        value = self._take(what, self.rank, time.monotonic() + self._patience_s)
+        value = self._receive(what, self.rank, time.monotonic() + self._patience_s)
         if value is None:
             raise CheckpointError(f"rank 0 did not answer within {self._patience_s:.0f} s")
         if _FAILED in value:
@@ -112,39 +112,39 @@ class CheckpointCoordinator:
         return dict(value)
 
     def gather(self, what: str, own: Any) -> dict[int, Any]:
-        """On rank 0: what every writer sent, by rank, when all have answered.
+        """Return, on rank 0, the messages of all writers by rank.
 
         Raises:
-            CheckpointError: somebody failed, or was silent; names the rank.
+            CheckpointError: a writer failed, or did not answer; names the rank.
         """
         end = time.monotonic() + self._patience_s
         values = {0: own}
         for rank in self._others:
-            value = self._take(what, rank, end)
+            value = self._receive(what, rank, end)
             values[rank] = (
                 failed(f"no answer within {self._patience_s:.0f} s") if value is None else value
             )
         for rank, value in values.items():
             if isinstance(value, dict) and _FAILED in value:
-                who = f"rank {rank}: " if self._others else ""
-                raise CheckpointError(f"{who}{value[_FAILED]}")
+                prefix = f"rank {rank}: " if self._others else ""
+                raise CheckpointError(f"{prefix}{value[_FAILED]}")
         return values
 
     def scatter(self, what: str, value: Any, *, by_rank: Mapping[int, Any] | None = None) -> None:
-        """On rank 0: to every other writer the same, or each its own."""
+        """Send, on rank 0, the same message to every other writer, or each its own."""
         for rank in self._others:
-            self._tell(what, rank, value if by_rank is None else by_rank[rank])
+            self._publish(what, rank, value if by_rank is None else by_rank[rank])
 
-    def _tell(self, what: str, rank: int, value: Any) -> None:
+    def _publish(self, what: str, rank: int, value: Any) -> None:
         text = json.dumps(value, separators=(",", ":"))
-        with self._connected() as line:
-            line.tell(self._key(what, rank), text)
+        with self._connected() as channel:
+            channel.publish(self._key(what, rank), text)
 
-    def _take(self, what: str, rank: int, end: float) -> Any:
+    def _receive(self, what: str, rank: int, end: float) -> Any:
         key = self._key(what, rank)
         while True:
-            wait = max(0.0, min(_LOOK_S, end - time.monotonic()))
-            text = self._hear(key, wait)
+            wait = max(0.0, min(_POLL_S, end - time.monotonic()))
+            text = self._take_message(key, wait)
             if text is not None:
                 return json.loads(text)
             if time.monotonic() >= end:
@@ -152,23 +152,23 @@ class CheckpointCoordinator:
             if not threading.main_thread().is_alive():
                 raise CheckpointError("the process ends")
 
-    def _hear(self, key: str, timeout_s: float) -> str | None:
-        with self._connected() as line:
-            text = line.hear(key, timeout_s)
+    def _take_message(self, key: str, timeout_s: float) -> str | None:
+        with self._connected() as channel:
+            text = channel.wait_for(key, timeout_s)
             if text is not None:
-                line.tell(key, "")
+                channel.publish(key, "")
             return text
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[RankExchange]:
         try:
-            if self._line is None:
-                assert self._open is not None
-                self._line = self._open()
-            yield self._line
-        except RuntimeError as error:  # torch's for a store that is gone
+            if self._channel is None:
+                assert self._open_channel is not None
+                self._channel = self._open_channel()
+            yield self._channel
+        except RuntimeError as error:  # torch's for a store that has ended
             raise CheckpointError(
-                f"the way to the other writers is broken ({str(error).splitlines()[0]})"
+                f"the connection to the other writers is broken ({str(error).splitlines()[0]})"
             ) from error
 
     def _key(self, what: str, rank: int) -> str:
@@ -176,5 +176,5 @@ class CheckpointCoordinator:
 
 
 def failed(reason: str) -> dict[str, str]:
-    """A message that says so."""
+    """Return the message of a failure."""
     return {_FAILED: reason}

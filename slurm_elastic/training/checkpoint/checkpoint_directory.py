@@ -1,13 +1,13 @@
-"""A directory of checkpoints of which the newest complete one can always be told.
+"""A directory of checkpoints whose newest complete one can always be found.
 
     checkpoint_dir/
         latest                   text: the name of the newest
         step_00000120/           written as .tmp.step_00000120, synced, then renamed
             __0_0.distcp .metadata   torch.distributed.checkpoint's own files, one per writer
-            manifest.json        last: sizes, checksums, where each tensor lies, and `meta`
+            manifest.json        last: sizes, checksums, position of each tensor, and `meta`
 
 A directory without a manifest that fits its files is no checkpoint, so a kill
-at any moment leaves the one before.
+at any moment leaves the previous one.
 """
 
 from __future__ import annotations
@@ -62,56 +62,56 @@ _APPEARS_S = 60.0
 
 
 class CheckpointDirectory:
-    """The checkpoints of one training run.
+    """Checkpoints of one training run.
 
     Args:
         root: the directory, on a file system that all nodes share.
-        keep: how many complete ones stay.
-        say: takes one line for the job's log.
+        keep: number of complete checkpoints that are kept.
+        log: takes one line for the job's log.
     """
 
-    def __init__(self, root: Path, *, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, *, keep: int, log: Callable[[str], None]) -> None:
         self.root = root
         self._keep = max(1, keep)
-        self._say = say
+        self._log = log
 
     def newest(self) -> CompleteCheckpoint | None:
-        """The newest that is whole; says of each other why it was passed over."""
+        """Return the newest complete checkpoint, or None; log why newer ones are skipped."""
         for path in self._candidates():
             try:
-                found = open_checkpoint(path)
-                verify(found)
+                checkpoint = open_checkpoint(path)
+                verify(checkpoint)
             except CheckpointError as error:
-                self._say(f"skipped {path.name}: {error}")
+                self._log(f"skipped {path.name}: {error}")
             else:
-                return found
+                return checkpoint
         return None
 
     def named(self, name: str) -> CompleteCheckpoint:
-        """The one of this name, which another node has verified.
+        """Return the checkpoint of this name, which another node has verified.
 
         Raises:
-            CheckpointError: it is not whole here, also after a while.
+            CheckpointError: it is not complete on this node, also after a wait.
         """
 
-        def whole() -> bool:
+        def complete() -> bool:
             with contextlib.suppress(CheckpointError):
                 open_checkpoint(self.root / name)
                 return True
             return False
 
-        _appears(whole)
+        _wait_until(complete)
         return open_checkpoint(self.root / name)
 
     def clean(self) -> None:
-        """Remove what killed saves left behind."""
+        """Remove the partial files of killed saves."""
         for path in self.root.glob(".tmp.step_*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def save(
         self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
     ) -> CompleteCheckpoint:
-        """Write all of a checkpoint from here; see `write`."""
+        """Write a whole checkpoint from this rank; see `write`."""
         return self.write(step, parts(tensors), meta, CheckpointCoordinator())
 
     def write(
@@ -119,23 +119,23 @@ class CheckpointDirectory:
         step: int,
         pieces: Sequence[TensorShard],
         meta: Mapping[str, Any],
-        crew: CheckpointCoordinator,
+        coordinator: CheckpointCoordinator,
     ) -> CompleteCheckpoint:
-        """On rank 0: write a checkpoint with the others, make it the latest, forget the oldest.
+        """Write a checkpoint on rank 0 with the other writers, and remove the oldest ones.
 
         Args:
             step: optimisation steps done.
-            pieces: what this rank holds.
+            pieces: those that this rank holds.
             meta: plain values for the manifest.
-            crew: the other writers, which `join`.
+            coordinator: messages to the other writers, which `join`.
 
         Raises:
-            CheckpointError: not written, e.g. for lack of space; the others are untouched.
+            CheckpointError: not written, e.g. for lack of space; other checkpoints stay.
         """
         name = f"step_{step:08d}"
         work = self.root / f".tmp.{name}"
         try:
-            plans = crew.gather("plan", dcp_files.plan(pieces))
+            plans = coordinator.gather("plan", dcp_files.plan(pieces))
             shares, metadata = dcp_files.divide(list(plans.values()))
             self.root.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work, ignore_errors=True)
@@ -145,8 +145,8 @@ class CheckpointDirectory:
                 rank: {"directory": work.name, "pieces": share}
                 for rank, share in zip(plans, shares, strict=True)
             }
-            crew.scatter("share", None, by_rank=orders)
-            results = crew.gather("result", self._write_share(pieces, orders[0], rank=0))
+            coordinator.scatter("share", None, by_rank=orders)
+            results = coordinator.gather("result", self._write_share(pieces, orders[0], rank=0))
             written = []
             for rank, share in zip(plans, shares, strict=True):
                 self._expect(work, rank, results[rank])
@@ -174,56 +174,59 @@ class CheckpointDirectory:
             if isinstance(error, OSError | ValueError):
                 raise CheckpointError(self._reason(error)) from error
             raise
-        self._forget(step)
+        self._remove_old(step)
         return CompleteCheckpoint(self.root / name, step, dict(meta), index, shapes)
 
-    def join(self, pieces: Sequence[TensorShard], crew: CheckpointCoordinator) -> bool:
-        """On another writer than rank 0: write what rank 0 asks for.
+    def join(self, pieces: Sequence[TensorShard], coordinator: CheckpointCoordinator) -> bool:
+        """Write, on another rank than 0, the pieces that rank 0 assigns.
 
         Returns:
             False if this step is saved already. The outcome is still to be received.
 
         Raises:
-            CheckpointError: it cannot be.
+            CheckpointError: the pieces cannot be written, or rank 0 failed.
         """
-        crew.send("plan", dcp_files.plan(pieces))
-        share = crew.receive("share")
+        coordinator.send("plan", dcp_files.plan(pieces))
+        share = coordinator.receive("share")
         if share.get("already"):
             return False
-        crew.send("result", self._write_share(pieces, share, rank=crew.rank))
+        coordinator.send("result", self._write_share(pieces, share, rank=coordinator.rank))
         return True
 
     def _write_share(
         self, pieces: Sequence[TensorShard], share: Mapping[str, Any], *, rank: int
     ) -> dict[str, Any]:
-        """This rank's file; tells what went wrong instead of raising it."""
+        """Write this rank's file; return its description, or the message of a failure."""
         if not share["pieces"]:
             return {"file": "", "size": 0, "checksum": 0, "where": []}
         path = self.root / share["directory"] / file_of(rank)
         try:
-            if not _appears(path.parent.is_dir):
-                return failed(f"does not see {path.parent}; all nodes must share checkpoint_dir")
+            if not _wait_until(path.parent.is_dir):
+                return failed(
+                    f"{path.parent} is missing on this node; put checkpoint_dir on a file system"
+                    " that all nodes share"
+                )
             where = dcp_files.write(path, [pieces[i] for i in share["pieces"]])
             size, crc = path.stat().st_size, checksum(path)
         except OSError as error:
             return failed(self._reason(error))
-        except Exception as error:  # noqa: BLE001 - rank 0 has to learn of it, and tells all
+        except Exception as error:  # noqa: BLE001 - rank 0 has to know, and tells all
             return failed(repr(error))
         return {"file": path.name, "size": size, "checksum": crc, "where": where}
 
     def _expect(self, work: Path, rank: int, result: Mapping[str, Any]) -> None:
-        """What another node wrote must be seen here, as it was written."""
+        """Wait until a file of another node is visible here with its full size."""
 
-        def whole() -> bool:
+        def complete() -> bool:
             try:
                 return (work / str(result["file"])).stat().st_size == int(result["size"])
             except OSError:
                 return False
 
-        if result["file"] and not _appears(whole):
+        if result["file"] and not _wait_until(complete):
             raise CheckpointError(
-                f"rank {rank}: its {result['file']} is torn or not seen from rank 0;"
-                f" all nodes must share {self.root}"
+                f"rank {rank}: its {result['file']} is incomplete or missing on rank 0's node;"
+                f" put {self.root} on a file system that all nodes share"
             )
 
     def _reason(self, error: Exception) -> str:
@@ -231,19 +234,19 @@ class CheckpointDirectory:
         return f"{text or error} ({self.root})"
 
     def _check_space(self, plans: Iterable[dcp_files.Plan]) -> None:
-        """Do not fill a file system that others use, too, for nothing."""
-        need = {
+        """Refuse a save that does not fit, before it fills a file system that others use."""
+        needed_bytes = {
             (name, *first): _bytes(dtype, count)
             for p in plans
             for name, dtype, _, first, count in p
         }
-        if shutil.disk_usage(self.root).free < sum(need.values()):
+        if shutil.disk_usage(self.root).free < sum(needed_bytes.values()):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _commit(self, work: Path, name: str) -> None:
         target = self.root / name
         if target.exists():
-            # Left by a run that went on from an older checkpoint, or torn.
+            # Left by a run that continued from an older checkpoint, or incomplete.
             self._remove(target)
         work.rename(target)
         _sync(self.root)
@@ -252,25 +255,25 @@ class CheckpointDirectory:
         pointer.replace(self.root / LATEST)
         _sync(self.root)
 
-    def _forget(self, step: int) -> None:
-        """Remove our own old ones; leave what is newer, foreign or of a newer format alone."""
-        ours = []
+    def _remove_old(self, step: int) -> None:
+        """Remove old checkpoints, but none that are newer, foreign or of a newer format."""
+        checkpoints = []
         for path in self._steps():
             with contextlib.suppress(CheckpointError):
-                ours.append(open_checkpoint(path))
-        for old in [c for c in ours if c.step <= step][self._keep :]:
+                checkpoints.append(open_checkpoint(path))
+        for old in [c for c in checkpoints if c.step <= step][self._keep :]:
             with contextlib.suppress(OSError):
                 self._remove(old.path)
 
     def _remove(self, path: Path) -> None:
-        """Renamed first: a kill half-way leaves what `clean` removes, not a torn checkpoint."""
+        """Remove a checkpoint, renamed first, so that a kill leaves nothing but partial files."""
         old = self.root / f".tmp.{path.name}.old"
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
         shutil.rmtree(old, ignore_errors=True)
 
     def _candidates(self) -> list[Path]:
-        """Newest first; but a `latest` edited by hand since then comes before them."""
+        """Return all paths, newest first; a `latest` edited by hand since then comes first."""
         steps = self._steps()
         pointer = self.root / LATEST
         with contextlib.suppress(OSError):
@@ -282,18 +285,18 @@ class CheckpointDirectory:
         return steps
 
     def _steps(self) -> list[Path]:
-        """Everything named like a checkpoint, newest first."""
+        """Return all directories with a checkpoint's name, newest first."""
         if not self.root.is_dir():
             return []
-        found = [p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
-        return sorted(found, key=lambda p: int(p.name.removeprefix("step_")), reverse=True)
+        paths = [p for p in self.root.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+        return sorted(paths, key=lambda p: int(p.name.removeprefix("step_")), reverse=True)
 
 
 def parts(tensors: Mapping[str, torch.Tensor]) -> list[TensorShard]:
-    """What this rank holds of each tensor.
+    """Return this rank's piece of each tensor.
 
     Raises:
-        CheckpointError: one is cut in a way that checkpoints do not know.
+        CheckpointError: a tensor is sharded in a way that checkpoints do not support.
     """
     try:
         return dcp_files.pieces(tensors)
@@ -301,10 +304,10 @@ def parts(tensors: Mapping[str, torch.Tensor]) -> list[TensorShard]:
         raise CheckpointError(str(error)) from None
 
 
-def _appears(there: Callable[[], bool]) -> bool:
-    """Wait until another node's work is seen here."""
+def _wait_until(visible: Callable[[], bool]) -> bool:
+    """Wait until another node's files are visible here; False after `_APPEARS_S`."""
     end = time.monotonic() + _APPEARS_S
-    while not there():
+    while not visible():
         if time.monotonic() > end:
             return False
         time.sleep(0.2)
@@ -317,7 +320,7 @@ def _bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def _written(path: Path) -> int:
-    """When a checkpoint became complete; 0 if it never did."""
+    """Return the time, in ns, at which a checkpoint became complete; 0 if it never did."""
     try:
         return (path / MANIFEST).stat().st_mtime_ns
     except OSError:

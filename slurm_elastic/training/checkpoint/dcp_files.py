@@ -1,11 +1,11 @@
-"""Tensors on disk, as torch's distributed checkpoint has them, written and read without it.
+"""Files of torch's distributed checkpoint, written and read without that package.
 
 The files are those of `torch.distributed.checkpoint`, so its own tools can
 read them: one file per writer with its pieces one after the other, each as
-`torch.save` writes it, and `.metadata` that says what lies where. Only making
-the latter needs that package, on one rank. Importing it takes longer than all
-the rest of a restore, so what lies where is also told in the manifest, and
-`TensorReader` needs no more than that and `torch.load`.
+`torch.save` writes it, and `.metadata` with the position of each piece. Only
+writing the latter needs that package, on one rank. Importing it takes longer
+than all the rest of a restore, so the positions are in the manifest as well, and
+`TensorReader` needs only these and `torch.load`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import torch
 
 from slurm_elastic.training.checkpoint import shards
 
-#: Name of a tensor → [file, offset, length]; or, if it lies in several pieces, a list of
-#: [file, offset, length, where the piece begins in each dimension].
+#: Name of a tensor → [file, offset, length]; or, if it consists of several pieces, a list of
+#: [file, offset, length, begin of the piece in each dimension].
 Index: TypeAlias = dict[str, list[Any]]
-#: What a writer holds: [name, type, shape of the whole, where the piece begins, its shape].
+#: Pieces of a writer: [name, type, shape of the whole, begin of the piece, its shape].
 Plan: TypeAlias = list[list[Any]]
 
 
 @dataclass(frozen=True)
 class TensorShard:
-    """What one rank holds of a tensor.
+    """Part of a tensor that one rank holds.
 
     Attributes:
         name: of the whole tensor.
         shape: of the whole tensor.
-        first: where the piece begins in each dimension, in elements.
+        first: begin of the piece in each dimension, in elements.
         tensor: the piece, a plain tensor.
     """
 
@@ -47,7 +47,7 @@ class TensorShard:
     tensor: torch.Tensor
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The same piece of another tensor of that shape; all of one of another shape."""
+        """Return the same piece of another tensor of that shape; all of one of another shape."""
         if whole.shape == self.shape:
             for dim, (start, count) in enumerate(zip(self.first, self.tensor.shape, strict=True)):
                 whole = whole.narrow(dim, start, count)
@@ -55,33 +55,33 @@ class TensorShard:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Size of the piece."""
         return int(self.tensor.numel() * self.tensor.element_size())
 
 
 def pieces(tensors: Mapping[str, torch.Tensor]) -> list[TensorShard]:
-    """This rank's piece of each tensor, not copied; nothing for one of which it has no element.
+    """Return this rank's piece of each tensor of which it holds an element, not copied.
 
     Raises:
         ShardError: see `shards.held`.
     """
-    found = []
+    held_pieces = []
     for name, tensor in tensors.items():
         first, part = shards.held(tensor)
         if part.numel() or not tensor.numel():
-            found.append(TensorShard(name, tuple(tensor.shape), first, part))
-    return found
+            held_pieces.append(TensorShard(name, tuple(tensor.shape), first, part))
+    return held_pieces
 
 
-def copied(found: Iterable[TensorShard]) -> list[TensorShard]:
-    """The pieces as they are now, on the CPU, whatever happens to the live ones.
+def copied(live_pieces: Iterable[TensorShard]) -> list[TensorShard]:
+    """Return copies of the pieces on the CPU.
 
     Raises:
         RuntimeError: torch's, where there is no memory for them.
     """
     copies = []
     on_device = False
-    for piece in found:
+    for piece in live_pieces:
         live = piece.tensor
         on_device = on_device or live.is_cuda
         # Page-locked memory is filled several times as fast; torch keeps it for the next time.
@@ -92,22 +92,22 @@ def copied(found: Iterable[TensorShard]) -> list[TensorShard]:
     return copies
 
 
-def plan(found: Iterable[TensorShard]) -> Plan:
-    """What the pieces are, as JSON values."""
+def plan(held_pieces: Iterable[TensorShard]) -> Plan:
+    """Return a description of the pieces as JSON values."""
     return [
         [p.name, str(p.tensor.dtype), list(p.shape), list(p.first), list(p.tensor.shape)]
-        for p in found
+        for p in held_pieces
     ]
 
 
 def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
-    """Who writes what: a piece that several hold is written once, by the lowest of them.
+    """Divide the pieces among the writers: the lowest that holds a piece writes it.
 
     Returns:
-        For each plan the positions of the pieces to be written; and torch's metadata.
+        For each plan the indices of the pieces to be written; and torch's metadata.
 
     Raises:
-        ValueError: some part of a tensor is held by nobody, or parts overlap.
+        ValueError: no writer holds some part of a tensor, or parts overlap.
     """
     from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan  # noqa: PLC0415 - slow
 
@@ -119,14 +119,14 @@ def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
             [
                 SavePlan(
                     [_item(entry) for entry in entries],
-                    # How a nested dictionary was flattened; ours never is.
+                    # Paths of a nested dictionary; this one is flat.
                     planner_data={name: (name,) for name, *_ in entries},
                 )
                 for entries in plans
             ]
         )
     except AssertionError as error:
-        raise ValueError(f"torch cannot plan it: {error}") from error
+        raise ValueError(f"the pieces make no whole tensors: {error}") from error
     shares = []
     for entries, own in zip(plans, divided, strict=True):
         kept = {(item.index.fqn, tuple(item.index.offset)) for item in own.items}
@@ -134,7 +134,7 @@ def divide(plans: Sequence[Plan]) -> tuple[list[list[int]], Any]:
     return shares, metadata
 
 
-def write(path: Path, found: Iterable[TensorShard]) -> list[list[int]]:
+def write(path: Path, assigned_pieces: Iterable[TensorShard]) -> list[list[int]]:
     """Write and sync the pieces into one file.
 
     Returns:
@@ -143,22 +143,22 @@ def write(path: Path, found: Iterable[TensorShard]) -> list[list[int]]:
     Raises:
         OSError: the system refused, e.g. for lack of space.
     """
-    where = []
+    positions = []
     try:
         with path.open("wb") as file:
-            for piece in found:
-                begun = file.tell()
+            for piece in assigned_pieces:
+                offset = file.tell()
                 tensor = piece.tensor.detach().cpu()
                 if tensor.untyped_storage().nbytes() != piece.bytes or not tensor.is_contiguous():
-                    # Of a view, torch.save would write all that lies behind it.
+                    # Of a view, torch.save would write the whole storage.
                     tensor = tensor.contiguous().clone()
                 torch.save(tensor, file)
-                where.append([begun, file.tell() - begun])
+                positions.append([offset, file.tell() - offset])
             file.flush()
             os.fsync(file.fileno())
     except RuntimeError as error:
-        raise _cause(error) from error
-    return where
+        raise _os_error(error) from error
+    return positions
 
 
 def describe(
@@ -172,7 +172,7 @@ def describe(
         written: (file, the piece's entry in the plan, its offset and length in the file).
 
     Returns:
-        Where each tensor lies.
+        The position of each tensor.
 
     Raises:
         OSError: the system refused.
@@ -197,7 +197,7 @@ def describe(
     try:
         writer.finish(metadata, [results])
     except RuntimeError as error:
-        raise _cause(error) from error
+        raise _os_error(error) from error
     return index
 
 
@@ -208,16 +208,16 @@ def prepare() -> None:
 
 
 class TensorReader(Mapping[str, torch.Tensor]):
-    """Tensors of an index by name, each read when it is asked for; whole, on the CPU.
+    """Tensors of an index by name, each read when it is accessed; whole, on the CPU.
 
     So a rank that keeps only a part of each never has all of them in memory. Close it, or use it in
     a `with` block.
 
     Args:
         directory: of the checkpoint.
-        index: where they lie.
-        shapes: of those that lie in pieces, which are put together.
-        names: those that it shows; None: all.
+        index: positions of the tensors.
+        shapes: of those that consist of several pieces.
+        names: of the tensors to include; None: all.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class TensorReader(Mapping[str, torch.Tensor]):
         return torch.load(data, weights_only=True, map_location="cpu")
 
     def close(self) -> None:
-        """No more is read."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -300,9 +300,9 @@ def _item(entry: Sequence[Any]) -> Any:
     )
 
 
-def _cause(error: BaseException) -> OSError:
-    """The operating system's complaint inside torch's exception."""
+def _os_error(error: BaseException) -> OSError:
+    """Return the operating system's error inside torch's exception."""
     for candidate in (error.__cause__, error.__context__):
         if isinstance(candidate, OSError):
             return candidate
-    return OSError(f"torch cannot write it: {str(error).splitlines()[0]}")
+    return OSError(f"torch cannot write the file: {str(error).splitlines()[0]}")

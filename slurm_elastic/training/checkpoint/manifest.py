@@ -1,4 +1,4 @@
-"""One checkpoint: its manifest, whether it is whole, and its tensors."""
+"""One checkpoint: its manifest, the check that it is complete, and its tensors."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CompleteCheckpoint:
         path: its directory.
         step: optimisation steps done.
         meta: plain values.
-        index: where each tensor lies.
-        shapes: of the tensors, by name; of none in checkpoints that are older than this field.
+        index: position of each tensor in the files.
+        shapes: of the tensors, by name; empty in checkpoints that are older than this field.
     """
 
     path: Path
@@ -42,17 +42,17 @@ class CompleteCheckpoint:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Values that others than the tensors' owners gave, by name."""
+        """Values of the parts of a job besides its tensors, by name."""
         kept = dict(self.meta.get("kept", {}))
-        if "freezing" in self.meta:  # where it was when there was nothing else to keep
+        if "freezing" in self.meta:  # its place before `kept` existed
             kept.setdefault("freezing", self.meta["freezing"])
         return kept
 
     def open(self, names: Iterable[str] | None = None, *, cold: bool = False) -> TensorReader:
-        """The tensors of these names, or all, read one by one as they are asked for.
+        """Return a reader of the tensors, which reads each one when it is accessed.
 
         Args:
-            names: those that are wanted.
+            names: of the tensors; None: all.
             cold: read from the disk rather than from memory, where the system allows that.
         """
         if cold:
@@ -62,12 +62,12 @@ class CompleteCheckpoint:
         return TensorReader(self.path, self.index, self.shapes, names)
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-        """The tensors of these names, or all; whole, on the CPU."""
+        """Return the tensors of these names, or all; whole, on the CPU."""
         with self.open(names) as tensors:
             return dict(tensors)
 
     def written_by(self, rank: int) -> set[str]:
-        """Names of the tensors of which that rank wrote a piece, or all."""
+        """Return the names of the tensors of which that rank wrote a piece or the whole."""
         file = file_of(rank)
         return {
             name
@@ -80,7 +80,7 @@ def open_checkpoint(path: Path) -> CompleteCheckpoint:
     """Read the manifest and compare the files' sizes.
 
     Raises:
-        CheckpointError: torn, foreign, or of a newer format.
+        CheckpointError: incomplete, foreign, or of a newer format.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -92,7 +92,8 @@ def open_checkpoint(path: Path) -> CompleteCheckpoint:
         raise CheckpointError("not written by slurm-elastic")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
-            f"of format {manifest.get('format')}, this slurm-elastic reads {FORMAT}; it stays"
+            f"format {manifest.get('format')} is invalid: expected {FORMAT}; read it with the"
+            " slurm-elastic that wrote it"
         )
     try:
         checkpoint = CompleteCheckpoint(
@@ -107,11 +108,11 @@ def open_checkpoint(path: Path) -> CompleteCheckpoint:
         raise CheckpointError(f"its manifest is damaged ({error!r})") from None
     for name, size in sizes.items():
         try:
-            found = (path / name).stat().st_size
+            actual_size = (path / name).stat().st_size
         except OSError:
             raise CheckpointError(f"not complete ({name} is missing)") from None
-        if found != size:
-            raise CheckpointError(f"torn ({name} has {found} bytes of {size})")
+        if actual_size != size:
+            raise CheckpointError(f"not complete ({name} has {actual_size} bytes of {size})")
     return checkpoint
 
 
@@ -124,25 +125,25 @@ def verify(checkpoint: CompleteCheckpoint) -> None:
     manifest = json.loads((checkpoint.path / MANIFEST).read_text(encoding="utf-8"))
     for name, (_, expected) in manifest["files"].items():
         try:
-            found = checksum(checkpoint.path / name)
+            actual = checksum(checkpoint.path / name)
         except OSError as error:
             raise CheckpointError(f"{name} cannot be read ({error.strerror})") from None
-        if found != expected:
+        if actual != expected:
             raise CheckpointError(f"damaged ({name} has another checksum)")
 
 
 def file_of(rank: int) -> str:
-    """The name of what a rank writes."""
+    """Return the name of a rank's file."""
     return f"__{rank}_0.distcp"
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Everything in a checkpoint, the manifest included."""
+    """Return all files of a checkpoint, the manifest included."""
     return sorted(p for p in directory.iterdir() if p.is_file())
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     value = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):

@@ -1,10 +1,10 @@
-"""Which part of a tensor this rank holds, told without asking the others.
+"""The part of a tensor that this rank holds, computed without communication.
 
 A plain tensor is held whole. A DTensor, such as a parameter under
 `fully_shard`, is cut along one or more dimensions as `torch.chunk` cuts, once
-for each dimension of its mesh that it is sharded over. Nothing here
-communicates, and nothing imports `torch.distributed.tensor`, which takes long:
-who has a DTensor has imported it.
+for each dimension of its mesh that it is sharded over. Nothing here imports
+`torch.distributed.tensor`, which is slow: where there is a DTensor it has been
+imported.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 
 class ShardError(RuntimeError):
-    """A tensor is cut in a way that cannot be told from this rank alone."""
+    """A tensor is sharded in a way that this rank cannot compute alone."""
 
 
 def held(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Where this rank's part of the tensor begins, and that part.
+    """Return the offset of this rank's part of the tensor, and that part.
 
     Returns:
         One offset per dimension, in elements, and a plain tensor, not copied.
@@ -35,12 +35,15 @@ def held(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
     local: torch.Tensor = tensor.to_local()
     bounds = _bounds(tensor)
     if tuple(local.shape) != tuple(size for _, size in bounds):
-        raise ShardError(f"a tensor of {tuple(tensor.shape)} is cut unlike torch.chunk")
+        raise ShardError(
+            f"a tensor of {tuple(tensor.shape)}: shard of {tuple(local.shape)} is invalid:"
+            " expected equal chunks as of torch.chunk"
+        )
     return tuple(start for start, _ in bounds), local
 
 
 def like(full: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, cut as the live one is, on the live one's device if it is cut.
+    """Return the part of a whole tensor that a live one holds, on its device if it is sharded.
 
     Raises:
         ShardError: see `held`.
@@ -60,14 +63,14 @@ def like(full: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
 
 
 def is_cut(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor."""
+    """Return whether a tensor is a DTensor."""
     # While another thread is still importing the module there can be none.
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
 
 def _bounds(tensor: Any) -> list[tuple[int, int]]:
-    """(first, count) in each dimension."""
+    """Return (first, count) in each dimension."""
     bounds = [(0, size) for size in tensor.shape]
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -77,7 +80,7 @@ def _bounds(tensor: Any) -> list[tuple[int, int]]:
             continue
         if type(placement).__name__ != "Shard":
             raise ShardError(
-                f"a tensor is placed as {placement}; checkpoints know Shard and Replicate"
+                f"a tensor's placement {placement} is invalid: expected Shard or Replicate"
             )
         start, count = bounds[placement.dim]
         step = -(-count // tensor.device_mesh.size(i))

@@ -1,14 +1,14 @@
-"""All that a training run is, as one flat dictionary of tensors under global names.
+"""State of a training run as one flat dictionary of tensors under global names.
 
     model.<name>            parameters and buffers
     optim.<key>.<name>      optimizer state, e.g. optim.exp_avg.0.weight
     blob.<what>             plain values, as bytes: optimizer options, scheduler, the user's own
 
-Names are those of the whole model, whoever holds it, so that any layout of
-ranks can pick what it needs from what any other layout wrote. A rank that
-holds only some layers gives only theirs; what is global comes from part 0.
+Names are those of the whole model, on all ranks, so that any layout can read
+its part from a checkpoint of any other layout. A rank that holds only some
+layers contributes only theirs; global values come from part 0.
 
-A user's own state joins by two methods (`Stateful`), for example a running mean of the weights:
+A user's own state needs two methods (`Stateful`), for example a running mean of the weights:
 
     class Averaged:
         def __init__(self, model):
@@ -41,37 +41,38 @@ import torch
 from slurm_elastic.training.checkpoint import shards
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError
 
+_REMEDY = "choose another checkpoint_dir, or use the former model"
 _MODEL, _OPTIM, _OPTIONS = "model.", "optim.", "blob.optim"
 
 
 class Stateful(Protocol):
-    """What may join a checkpoint under a name of its own.
+    """Object of the script that is saved in checkpoints under a name of its own.
 
-    Rank 0's is saved, and every rank is given it back: it has to be the same on all ranks, or to
+    Rank 0's state is saved, and restored on every rank: it has to be the same on all ranks, or to
     matter on rank 0 only.
     """
 
     def state_dict(self) -> Any:
-        """Tensors, numbers, text and containers of them."""
+        """Return tensors, numbers, text and containers of them."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take back what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """The live objects behind a checkpoint, or those of them that this rank holds.
+    """Live objects of a training run, as far as this rank holds them.
 
     Attributes:
-        model: its `state_dict` and `named_parameters` give names of the whole model, also where
+        model: its `state_dict` and `named_parameters` have names of the whole model, also where
             it is only some layers of it.
         optimizer: of its parameters; groups may be empty.
         scheduler: None: there is none.
         extra: the user's own, by name.
         whole: names and shapes of the whole model's `state_dict`; None: `model` is the whole.
-        aliases: tied parameters: a name to the one under which their optimizer state is kept.
-            That has to be the same in all layouts: the one that comes first in the whole model.
-        part: which part of the run's state this is. Only part 0 gives scheduler and extras.
+        aliases: for tied parameters, a name to the one under which their optimizer state is kept,
+            in all layouts the one that comes first in the whole model.
+        part: number of this part of the run's state; part 0 includes scheduler and extras.
     """
 
     model: torch.nn.Module
@@ -83,10 +84,10 @@ class TrainingState:
     part: int = 0
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """The flat dictionary; the tensors are the live ones, not copies.
+        """Return the flat dictionary; the tensors are the live ones, not copies.
 
         Raises:
-            CheckpointError: a `state_dict` holds what could not be read again.
+            CheckpointError: a `state_dict` holds objects that could not be read again.
         """
         flat = {f"{_MODEL}{k}": v.detach() for k, v in self.model.state_dict().items()}
         values: dict[str, dict[str, Any]] = {}
@@ -115,18 +116,18 @@ class TrainingState:
         Raises:
             CheckpointError: it is of another model.
         """
-        there = _part_of(shapes, _MODEL)
-        here = self._whole()
-        for name in sorted(here.keys() | there.keys()):
-            if name not in there or name not in here:
-                where = "model" if name in here else "checkpoint"
+        saved_shapes = _part_of(shapes, _MODEL)
+        live_shapes = self._whole()
+        for name in sorted(live_shapes.keys() | saved_shapes.keys()):
+            if name not in saved_shapes or name not in live_shapes:
+                where = "model" if name in live_shapes else "checkpoint"
                 raise CheckpointError(
-                    f"the checkpoint is of another model: only the {where} has {name}"
+                    f"the checkpoint is of another model: only the {where} has {name}; {_REMEDY}"
                 )
-            _compare(name, there=there[name], here=here[name])
+            _compare(name, saved=saved_shapes[name], live=live_shapes[name])
 
     def needs(self, names: Iterable[str]) -> list[str]:
-        """Those of a checkpoint's names that `restore` asks for."""
+        """Return those of a checkpoint's names that `restore` reads."""
         model = self.model.state_dict().keys()
         parameters = {name for name, _ in self._named()}
         return [
@@ -138,9 +139,9 @@ class TrainingState:
         ]
 
     def restore(self, flat: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `gather` gave, in place; `flat` may hold more than this part.
+        """Restore the state that `gather` returned, in place; `flat` may hold more than this part.
 
-        Each tensor is asked for once, when it is its turn.
+        Each tensor is read once, when it is needed.
 
         Raises:
             CheckpointError: it is of another model, optimizer, or set of extras.
@@ -152,33 +153,38 @@ class TrainingState:
             others["scheduler"] = self.scheduler
         for name, item in others.items():
             if f"blob.{name}" not in flat:
-                raise CheckpointError(f"the checkpoint has no {name}")
+                raise CheckpointError(
+                    f"the checkpoint has no {name}; choose another checkpoint_dir, or leave it out"
+                )
             item.load_state_dict(_unpack(flat[f"blob.{name}"]))
 
     def _restore_model(self, flat: Mapping[str, torch.Tensor]) -> None:
-        here = self.model.state_dict()
-        elsewhere = [f"{_MODEL}{name}" for name in self._whole() if name not in here]
+        live_tensors = self.model.state_dict()
+        elsewhere = [f"{_MODEL}{name}" for name in self._whole() if name not in live_tensors]
         self.fits(dict.fromkeys([*elsewhere, *flat]))
-        there = {}
-        for name, live in here.items():
-            read = flat[f"{_MODEL}{name}"]
-            _compare(name, there=read.shape, here=live.shape)
-            there[name] = shards.like(read, live)
-        self.model.load_state_dict(there)
+        restored = {}
+        for name, live in live_tensors.items():
+            saved = flat[f"{_MODEL}{name}"]
+            _compare(name, saved=saved.shape, live=live.shape)
+            restored[name] = shards.like(saved, live)
+        self.model.load_state_dict(restored)
 
     def _restore_optimizer(self, flat: Mapping[str, torch.Tensor]) -> None:
         saved = [_unpack(flat[name]) for name in _option_blobs(flat)]
         options, values = _merged(saved)
         keys: dict[str, dict[str, str]] = {}
         for full in flat:
-            if full.startswith(_OPTIM) and (found := _split(full, options)) is not None:
-                keys.setdefault(found[1], {})[found[0]] = full
+            if full.startswith(_OPTIM) and (parts := _split(full, options)) is not None:
+                keys.setdefault(parts[1], {})[parts[0]] = full
         names = {id(p): name for name, p in self._named()}
         for i, group in enumerate(self.optimizer.param_groups):
             held = [names[id(p)] for p in group["params"]]
             for name, parameter in zip(held, group["params"], strict=True):
                 if name not in options:
-                    raise CheckpointError(f"the checkpoint's optimizer does not know {name}")
+                    raise CheckpointError(
+                        f"the checkpoint is of another optimizer: it has no {name}; choose another"
+                        " checkpoint_dir, or use the former optimizer"
+                    )
                 tensors = {key: flat[full] for key, full in keys.get(name, {}).items()}
                 if tensors or name in values:
                     both = values.get(name, {}) | tensors
@@ -186,7 +192,7 @@ class TrainingState:
             if held:
                 group.update(options[held[0]])
             elif all(len(blob["options"]) == len(self.optimizer.param_groups) for blob in saved):
-                # Another rank holds these parameters; a schedule still counts on this group.
+                # Another rank holds these parameters; a scheduler still changes this group.
                 group.update(_without(saved[0]["options"][i], "names"))
 
     def _options(self) -> list[dict[str, Any]]:
@@ -207,7 +213,7 @@ class TrainingState:
 
 
 def check(state: TrainingState) -> None:
-    """Refuse what could not be saved by name.
+    """Check that all parameters can be saved by name.
 
     Raises:
         ValueError: a parameter of the optimizer is not one of the model's.
@@ -223,7 +229,7 @@ def check(state: TrainingState) -> None:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, so that equal means equal, NaN and signed zero included."""
+    """Return the tensor's bytes, shape (bytes,), for comparisons that distinguish NaN and -0."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -233,24 +239,24 @@ def _part_of(
     return {k.removeprefix(prefix): v for k, v in shapes.items() if k.startswith(prefix)}
 
 
-def _compare(name: str, *, there: Sequence[int] | None, here: Sequence[int]) -> None:
-    if there is not None and tuple(there) != tuple(here):
+def _compare(name: str, *, saved: Sequence[int] | None, live: Sequence[int]) -> None:
+    if saved is not None and tuple(saved) != tuple(live):
         raise CheckpointError(
-            f"the checkpoint is of another model: {name} is {_shape(there)} there"
-            f" and {_shape(here)} here"
+            f"the checkpoint is of another model: {name} is {_shape(saved)} in the checkpoint"
+            f" and {_shape(live)} in the model; {_REMEDY}"
         )
 
 
 def _option_blobs(names: Iterable[str]) -> list[str]:
-    """What each writer told of its optimizer, part 0 first."""
-    found = [n for n in names if n == _OPTIONS or n.startswith(f"{_OPTIONS}.")]
-    return sorted(found, key=lambda n: int(n.removeprefix(_OPTIONS).lstrip(".") or 0))
+    """Return the names of the writers' optimizer options, part 0 first."""
+    blob_names = [n for n in names if n == _OPTIONS or n.startswith(f"{_OPTIONS}.")]
+    return sorted(blob_names, key=lambda n: int(n.removeprefix(_OPTIONS).lstrip(".") or 0))
 
 
 def _merged(
     blobs: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Options, and plain values, of each parameter."""
+    """Return the options, and the plain values, of each parameter."""
     options: dict[str, dict[str, Any]] = {}
     state: dict[str, dict[str, Any]] = {}
     for blob in blobs:
@@ -263,7 +269,7 @@ def _merged(
 
 
 def _split(full: str, names: Container[str]) -> tuple[str, str] | None:
-    """(key, parameter) of an optimizer tensor's name; both may hold dots."""
+    """Return (key, parameter) of an optimizer tensor's name; both may contain dots."""
     key, _, name = full.removeprefix(_OPTIM).partition(".")
     while name and name not in names:
         more, _, name = name.partition(".")
@@ -274,11 +280,11 @@ def _split(full: str, names: Container[str]) -> tuple[str, str] | None:
 def _placed(
     state: Mapping[str, Any], parameter: torch.nn.Parameter, group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A parameter's optimizer state, cut and placed as the parameter is."""
+    """Return a parameter's optimizer state, sharded and placed as the parameter is."""
     on_device = group.get("capturable") or group.get("fused")
     placed = {}
     for key, value in state.items():
-        # Adam's counter stays on the CPU unless its kernel wants it elsewhere.
+        # Adam's counter stays on the CPU unless its kernel needs it on the device.
         if isinstance(value, torch.Tensor) and (key != "step" or on_device):
             value = shards.like(value, parameter).to(parameter.device)  # noqa: PLW2901
         placed[key] = value
@@ -307,10 +313,10 @@ def _pack(what: str, value: Any) -> torch.Tensor:
         ValueError,
         pickle.PickleError,
     ) as error:
-        # Better now than when the job has lost its nodes.
+        # Fail at the first save, not when the job has lost its nodes.
         raise CheckpointError(
-            f"{what} cannot be saved: its state_dict() may hold tensors, numbers, text and"
-            f" containers of them, nothing else ({str(error).splitlines()[0]})"
+            f"{what} cannot be saved: expected only tensors, numbers, text and containers of them"
+            f" in its state_dict() ({str(error).splitlines()[0]})"
         ) from None
     return packed
 

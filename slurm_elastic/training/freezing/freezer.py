@@ -19,7 +19,7 @@ import torch
 
 from slurm_elastic.core.directive import DEFAULT_MAX_PENALTY
 from slurm_elastic.models.frozen_penalty import Descent, cap, compound
-from slurm_elastic.training.env_directive import directive as asked_for
+from slurm_elastic.training.env_directive import read_directive
 from slurm_elastic.training.freezing.criteria import (
     Criterion,
     CriterionInputs,
@@ -90,7 +90,7 @@ class Freezing:
                 raise ValueError(f"freezing: {name} is {value}; it must be at least 1")
 
 
-def wanted(
+def freezing_settings(
     asked: str | Freezing, environment: Mapping[str, str] | None = None
 ) -> tuple[Freezing | None, str]:
     """What the directive and the script make of freezing.
@@ -108,7 +108,7 @@ def wanted(
     if isinstance(asked, str) and asked not in ("off", "auto"):
         raise ValueError(f"freeze is {asked!r}; write off, auto or Freezing(...)")
     how = Freezing() if isinstance(asked, str) else asked
-    directive = asked_for(environment)
+    directive = read_directive(environment)
     if directive is None:
         return (None if asked == "off" else how), ""
     if directive.freeze != "auto":
@@ -127,9 +127,9 @@ class Freezer:
         optimizer: whose learning rates are watched.
         steps, epochs: of the whole training.
         global_batch: samples per step.
-        leads: whether this is rank 0.
+        is_leader: whether this is rank 0.
         watches: whether the whole model trains here; else what is certified stays as it is.
-        say: takes one line for the job's log.
+        log: takes one line for the job's log.
 
     Attributes:
         prefix: the layers.
@@ -147,9 +147,9 @@ class Freezer:
         steps: int,
         epochs: int,
         global_batch: int,
-        leads: bool,
+        is_leader: bool,
         watches: bool = True,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.prefix = FrontLayers(model)
         self.certified = 0
@@ -159,9 +159,9 @@ class Freezer:
         self._optimizer = optimizer
         self._epochs = epochs
         self._global_batch = global_batch
-        self._leads = leads
-        self._watches = leads and watches
-        self._say = say
+        self._is_leader = is_leader
+        self._watches = is_leader and watches
+        self._log = log
         every = how.every or max(1, min(_MOST_STEPS, steps // _LOOKS))
         self._budget = OverheadBudget(every, most=1 if how.every else steps // (_LOOKS * every))
         self._criterion = (
@@ -186,9 +186,9 @@ class Freezer:
         return tuple(self._penalties)
 
     @property
-    def wish(self) -> int:
+    def requested(self) -> int:
         """How many layers rank 0 wants to be frozen after the present step; 0 elsewhere."""
-        if not self._leads:
+        if not self._is_leader:
             return 0
         asked = [n for n in (self.chosen, self.ordered) if n is not None]
         return min([self.certified, *asked])
@@ -225,18 +225,18 @@ class Freezer:
 
     def validated(self, loss: float) -> None:
         """The script measured the loss on samples that it does not train on."""
-        if self._leads and (why := self._thaw.validated(loss)):
+        if self._is_leader and (why := self._thaw.validated(loss)):
             self._void(why)
 
-    def rebatched(self, batch: int) -> None:
+    def set_batch(self, batch: int) -> None:
         """A step takes so many samples from now on, over all ranks."""
         if self.certified and not batch_changed(self._global_batch, batch):
             return  # several small changes are judged together
-        if self._leads and self.certified:
+        if self._is_leader and self.certified:
             self._void(f"the batch was {self._global_batch}, now it is {batch}")
         self._global_batch = batch
 
-    def obey(self, frozen: int) -> bool:
+    def apply(self, frozen: int) -> bool:
         """Freeze as agreed, between two steps; whether anything changed."""
         before = self.frozen
         if frozen == before:
@@ -245,7 +245,7 @@ class Freezer:
         self._meter.forget()
         self._kept, self._answers = None, []
         self._descent = self._fresh()
-        if self._leads:
+        if self._is_leader:
             if before == 0:
                 self._thaw.frozen()
             elif frozen == 0:
@@ -273,10 +273,10 @@ class Freezer:
         if not state:
             return
         if list(state["layers"]) != list(self.prefix.names):
-            self._line("the checkpoint's layers are others: none is frozen")
+            self._log_if_leader("the checkpoint's layers are others: none is frozen")
             return
         if batch_changed(state["global_batch"], self._global_batch):
-            self._line(
+            self._log_if_leader(
                 f"the batch was {state['global_batch']}, now it is {self._global_batch}:"
                 " all layers train again"
             )
@@ -294,7 +294,7 @@ class Freezer:
         if self.frozen:
             self._tell(0)
 
-    def facts(self) -> dict[str, Any]:
+    def report_fields(self) -> dict[str, Any]:
         """The fields of a report that are about freezing."""
         return {
             "layers": len(self.prefix.layers),
@@ -355,7 +355,7 @@ class Freezer:
     def _void(self, why: str) -> None:
         """What was learned no longer holds: all layers train, from the bootstrap period on."""
         if self.certified:
-            self._line(f"all layers train again: {why}")
+            self._log_if_leader(f"all layers train again: {why}")
             self._criterion.thawed()
         self._thaw.thawed()
         self.certified, self._penalties, self._answers = 0, [0.0], []
@@ -376,10 +376,10 @@ class Freezer:
             penalty = self._penalties[min(self.frozen, self.certified)]
             word = "frozen" if self.frozen > before else "still frozen"
             last = self.prefix.names[self.frozen - 1]
-            self._line(
+            self._log_if_leader(
                 f"{self.frozen} of {count} layers {word}, up to {last} (penalty {penalty:.2%})"
             )
 
-    def _line(self, text: str) -> None:
-        if self._leads:
-            self._say(text)
+    def _log_if_leader(self, text: str) -> None:
+        if self._is_leader:
+            self._log(text)

@@ -14,10 +14,10 @@ synchronisation excluded.
 A rank of a pipeline measures the layers it holds; `merge` puts the parts together.
 
 >>> from slurm_elastic.core.layers import Layer
->>> part = MeasuredLayer(8, (Layer("fc", 0.002, 0.004, 320, 2048),))
+>>> part = MeasuredLayers(8, (Layer("fc", 0.002, 0.004, 320, 2048),))
 >>> part.at(16).layers[0].forward_s
 0.004
->>> MeasuredLayer.restored(part.state()) == part
+>>> MeasuredLayers.restored(part.state()) == part
 True
 >>> merge([part], ["conv", "fc"]) is None
 True
@@ -49,7 +49,7 @@ Layers = Sequence[tuple[str, torch.nn.Module]]
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredLayer:
+class MeasuredLayers:
     """What layers cost, and at what size that was measured.
 
     Attributes:
@@ -87,7 +87,7 @@ class MeasuredLayer:
         return {**as_json(chain(self.layers)), "micro_batch": self.micro_batch}
 
     @classmethod
-    def restored(cls, state: object) -> MeasuredLayer | None:
+    def restored(cls, state: object) -> MeasuredLayers | None:
         """What `state` gave; None if it is something else."""
         if not isinstance(state, Mapping):
             return None
@@ -110,7 +110,7 @@ class MeasuredLayer:
         return cls(micro_batch, layers) if micro_batch > 0 else None
 
 
-def merge(parts: Iterable[MeasuredLayer], names: Sequence[str]) -> MeasuredLayer | None:
+def merge(parts: Iterable[MeasuredLayers], names: Sequence[str]) -> MeasuredLayers | None:
     """One profile of the layers that several ranks have measured.
 
     Args:
@@ -128,7 +128,7 @@ def merge(parts: Iterable[MeasuredLayer], names: Sequence[str]) -> MeasuredLayer
             found.setdefault(layer.name, []).append(layer)
     if not names or any(name not in found for name in names):
         return None
-    return MeasuredLayer(
+    return MeasuredLayers(
         micro_batch,
         tuple(
             Layer(
@@ -171,7 +171,7 @@ class LayerProfiler:
     Args:
         layers: consecutive ones of the model, in their order.
         device: where they are.
-        known: an earlier profile of them, as from a checkpoint; layers that are frozen now keep
+        earlier: an earlier profile of them, as from a checkpoint; layers that are frozen now keep
             their backward times of then.
         skipped, steps: which steps are measured.
 
@@ -186,11 +186,11 @@ class LayerProfiler:
         layers: Layers,
         *,
         device: torch.device,
-        known: MeasuredLayer | None = None,
+        earlier: MeasuredLayers | None = None,
         skipped: int = SKIPPED,
         steps: int = STEPS,
     ) -> None:
-        self.measured = known
+        self.measured = earlier
         self.samples: int | None = None
         self._layers = list(layers)
         self._gpu = device.type == "cuda"
@@ -353,15 +353,15 @@ def _descends(inputs: list[torch.Tensor], former: list[torch.Tensor]) -> bool:
 
 
 def _summary(
-    layers: Layers, passes: list[_Pass], known: MeasuredLayer | None, *, gpu: bool
-) -> MeasuredLayer:
+    layers: Layers, passes: list[_Pass], earlier: MeasuredLayers | None, *, gpu: bool
+) -> MeasuredLayers:
     """Medians over the passes of the commonest size, the larger of two."""
     if gpu:
         torch.cuda.synchronize()
     counts = Counter(p.samples for p in passes)
     size = max(counts, key=lambda s: (counts[s], s))
     passes = [p for p in passes if p.samples == size]
-    before = {x.name: x for x in known.at(size).layers} if known else {}
+    before = {x.name: x for x in earlier.at(size).layers} if earlier else {}
     found = []
     for at, (name, module) in enumerate(layers):
         backward = [s for p in passes if (s := _backward_s(p, at)) is not None]
@@ -376,7 +376,7 @@ def _summary(
                 type(module).__name__,
             )
         )
-    return MeasuredLayer(size, tuple(found))
+    return MeasuredLayers(size, tuple(found))
 
 
 def _backward_s(one: _Pass, at: int) -> float | None:

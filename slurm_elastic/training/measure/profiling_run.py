@@ -20,11 +20,11 @@ import torch
 
 from slurm_elastic.job import page_cache, profile_request
 from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM, ProfileRequest
-from slurm_elastic.training.job_requests import say
+from slurm_elastic.training.job_requests import log_line
 from slurm_elastic.training.loader import Batch, Loader
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, Cursor, Sampler, StepShare
-from slurm_elastic.training.signals import leave
+from slurm_elastic.training.signals import exit_now
 
 #: Ranks of which one reads from cold storage come to the end of a block at different times.
 _TOGETHER_S = 600.0
@@ -41,11 +41,11 @@ def global_batch(asked: ProfileRequest, scripts: int, *, samples: int) -> int:
     Raises:
         ValueError: the dataset has not enough for one step.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    batch = (asked.batch or -(-scripts // max(1, asked.gpus or world))) * world
+    rank_group = int(os.environ.get("WORLD_SIZE", "1"))
+    batch = (asked.batch or -(-scripts // max(1, asked.gpus or rank_group))) * rank_group
     if batch > samples:
         raise ValueError(
-            f"profile: {world} GPUs take {batch} samples a step, the data set has {samples};"
+            f"profile: {rank_group} GPUs take {batch} samples a step, the data set has {samples};"
             " give a smaller --batch"
         )
     return batch
@@ -58,7 +58,7 @@ class ProfilingRun:
         asked: what is to be run.
         sampler: its global batch is that of all ranks.
         loader: of the real data.
-        world: this rank and the others.
+        rank_group: this rank and the others.
         facts: of the training, for the profile.
         clock: seconds.
     """
@@ -69,12 +69,12 @@ class ProfilingRun:
         *,
         sampler: Sampler,
         loader: Loader,
-        world: World,
+        rank_group: RankGroup,
         facts: dict[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._asked, self._sampler, self._loader = asked, sampler, loader
-        self._world, self._facts, self._clock = world, facts, clock
+        self._rank_group, self._facts, self._clock = rank_group, facts, clock
         self._done: list[dict[str, Any]] = []
 
     def batches(self, split: BatchSplit) -> Iterator[Batch]:
@@ -86,7 +86,7 @@ class ProfilingRun:
             elif block == WARM and COLD not in self._asked.blocks[:number]:
                 for _ in self._real(shares):
                     pass  # into memory; what `cold` reads is there already
-            self._world.gather(f"profile/{number}", _TOGETHER_S)
+            self._rank_group.barrier(f"profile/{number}", _TOGETHER_S)
             stamps: list[float] = []
             waited = 0.0
             source = self._synthetic(shares) if block == SYNTHETIC else self._real(shares)
@@ -107,10 +107,10 @@ class ProfilingRun:
 
     def end(self) -> None:
         """Write down the times and leave with the other ranks; does not return."""
-        if self._world.rank == 0:
+        if self._rank_group.rank == 0:
             profile_request.write(self._asked.result, self._done, self._facts)
-        self._world.gather("profile/end", _TOGETHER_S)
-        leave(0)
+        self._rank_group.barrier("profile/end", _TOGETHER_S)
+        exit_now(0)
 
     @property
     def _first_here(self) -> bool:
@@ -121,8 +121,8 @@ class ProfilingRun:
         """Full steps, from the first sample on; over again where the dataset ends."""
         wanted = self._asked.warm_up + self._asked.steps
         full = self._sampler.samples // self._sampler.global_batch
-        if full < wanted and COLD in self._asked.blocks and self._world.rank == 0:
-            say(
+        if full < wanted and COLD in self._asked.blocks and self._rank_group.rank == 0:
+            log_line(
                 f"profile: the data set has {full} steps, {wanted} are run: what is read for the"
                 " second time is not cold; give fewer --steps or a smaller --batch"
             )
@@ -134,7 +134,7 @@ class ProfilingRun:
         return [found[i % len(found)] for i in range(wanted)]
 
     def _real(self, shares: list[StepShare]) -> Iterator[Batch]:
-        return self._loader.batches(lambda: iter(shares), rank=self._world.rank, step=0)
+        return self._loader.batches(lambda: iter(shares), rank=self._rank_group.rank, step=0)
 
     def _synthetic(self, shares: list[StepShare]) -> Iterator[Batch]:
         first = next(self._real(shares[:1]))
@@ -149,7 +149,7 @@ def prepared(
     application: str,
     sampler: Sampler,
     loader: Loader,
-    world: World,
+    rank_group: RankGroup,
 ) -> ProfilingRun | None:
     """What `ProfilingRun` needs, with what a profile says of a training besides times.
 
@@ -159,7 +159,7 @@ def prepared(
         application: as the script calls it, or "".
         sampler: see `ProfilingRun`.
         loader: see `ProfilingRun`.
-        world: see `ProfilingRun`.
+        rank_group: see `ProfilingRun`.
     """
     if asked is None:
         return None
@@ -168,9 +168,9 @@ def prepared(
     facts = {
         "application": application,
         "model": type(model).__name__,
-        "batch": sampler.global_batch // world.size,
+        "batch": sampler.global_batch // rank_group.size,
         "samples": sampler.samples,
         "layers": len(layers),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
     }
-    return ProfilingRun(asked, sampler=sampler, loader=loader, world=world, facts=facts)
+    return ProfilingRun(asked, sampler=sampler, loader=loader, rank_group=rank_group, facts=facts)

@@ -63,7 +63,7 @@ class StepParts:
     """What one step was made of; seconds as in `StepDurations`.
 
     Attributes:
-        pieces: micro-batches.
+        micro_batches: micro-batches.
         staged: passes were not those of a whole model on one rank, and tell no micro-step.
     """
 
@@ -71,7 +71,7 @@ class StepParts:
     backward_s: float = 0.0
     sync_s: float = 0.0
     optimizer_s: float | None = None
-    pieces: int = 1
+    micro_batches: int = 1
     staged: bool = False
 
 
@@ -91,7 +91,7 @@ class StepTimer:
         self._forget()
 
     @property
-    def looks(self) -> bool:
+    def sampled(self) -> bool:
         """Whether the step that is about to begin is to be looked into: the same on all ranks."""
         past = self._seen - WARM_UP
         if past < 0 or not self.on:
@@ -137,7 +137,7 @@ class StepTimer:
         if not self._times:
             return None
         step_s = statistics.median(self._times)
-        full = [p for p in self._parts if p.pieces]
+        full = [p for p in self._parts if p.micro_batches]
         result = StepDurations(
             step_s,
             len(self._times),
@@ -232,7 +232,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def _micro_step_s(parts: list[StepParts], step_s: float) -> float | None:
-    several = [(p.forward_s + p.backward_s) / p.pieces for p in parts if p.pieces > 1]
+    several = [(p.forward_s + p.backward_s) / p.micro_batches for p in parts if p.micro_batches > 1]
     if several:
         return min(step_s, statistics.median(several))
     if parts:

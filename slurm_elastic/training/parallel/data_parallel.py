@@ -1,4 +1,4 @@
-"""Data parallel: every rank holds the whole model and takes its part of the samples."""
+"""Data parallelism: every rank holds the whole model and takes its part of the samples."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 import torch
 
 from slurm_elastic.training.loader import Batch
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import Reducer, World
+from slurm_elastic.training.parallel.process_group import RankGroup, Reducer
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit
 from slurm_elastic.training.signals import Signals
 
 
 class DataParallel:
-    """See `Mode`.
+    """Replicas of the whole model; see `ParallelStrategy`.
 
     Args:
         model: whole.
         loss_fn: of (output, targets).
         micro_batch: most samples through the model at once.
-        world: this rank and the others.
-        signals: tell a broken connection from the end of the job.
-        watch: looks into the steps, and measures the layers.
+        rank_group: all ranks.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps and layers.
     """
 
     writers: tuple[int, ...] = (0,)
@@ -36,78 +36,81 @@ class DataParallel:
         loss_fn: LossFunction,
         *,
         micro_batch: int | None,
-        world: World,
+        rank_group: RankGroup,
         signals: Signals,
-        watch: StepProfiler,
+        step_profiler: StepProfiler,
     ) -> None:
         self.model = model
-        self.layout = f"{world.size}x1"
-        self.split: BatchSplit = EvenSplit(rank=world.rank, world=world.size, micro=micro_batch)
+        self.layout = f"{rank_group.size}x1"
+        self.split: BatchSplit = EvenSplit(
+            rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
+        )
         self._loss_fn = loss_fn
-        self._world = world
+        self._rank_group = rank_group
         self._signals = signals
-        self._watch = watch
+        self._step_profiler = step_profiler
         self._reducer: Reducer | None = None
 
     @property
-    def measured(self) -> MeasuredLayer | None:
-        """See `Mode`."""
-        return self._watch.measured
+    def measured(self) -> MeasuredLayers | None:
+        """See `ParallelStrategy`."""
+        return self._step_profiler.measured
 
     @property
     def reduced_bytes(self) -> int:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         return self._reducer.bytes if self._reducer else 0
 
     def join(self, *, fresh: bool) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         if fresh:
-            # Whoever forgot to seed the model's construction would train replicas that differ.
-            self._world.broadcast(self.model.state_dict().values())
-        self._reducer = Reducer(self.model.parameters(), self._world)
+            # Without a seed in the script, each rank would begin with other parameters.
+            self._rank_group.broadcast(self.model.state_dict().values())
+        self._reducer = Reducer(self.model.parameters(), self._rank_group)
 
     def step(
-        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         del update
         reducer = self._joined()
         reducer.clear()
-        self._watch.begin()
-        total = torch.zeros((), device=self._world.device)
-        for piece, part in zip(batch.share.pieces, batch.parts, strict=True):
-            self._watch.piece(len(piece.span))
-            inputs, targets = moved(part, self._world.device)
+        self._step_profiler.begin()
+        total = torch.zeros((), device=self._rank_group.device)
+        for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
+            samples = len(micro_batch.span)
+            self._step_profiler.forward(samples)
+            inputs, targets = moved(part, self._rank_group.device)
             loss = self._loss_fn(self.model(inputs), targets)
-            summed = loss.sum() if loss.dim() else loss * len(piece.span)
-            self._watch.backward()
+            summed = loss.sum() if loss.dim() else loss * samples
+            self._step_profiler.backward()
             summed.backward()
-            self._watch.piece_done(len(piece.span))
+            self._step_profiler.micro_batch_done(samples)
             total += summed.detach()
-        small, inverse = self._watch.reducing()
-        rest = total.new_tensor([inverse, *asks]).unbind()
+        small, inverse = self._step_profiler.reducing()
+        rest = total.new_tensor([inverse, *requested]).unbind()
         count = batch.share.count
-        with self._signals.together():
+        with self._signals.tolerate_ending_peers():
             sums = reducer.reduce(torch.stack([total, small, *rest]), count)
-        self._watch.reduced(sums[1:3], count)
+        self._step_profiler.reduced(sums[1:3], count)
         return sums[0] / count, StrategySettings(*sums[3:])
 
     def clip(self, most: float) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
-        """See `Mode`."""
-        # Each rank has seen its own samples; a frozen layer must be the same function everywhere.
-        with self._signals.together():
-            self._world.broadcast(changed)
+        """See `ParallelStrategy`."""
+        # Buffers follow each rank's own samples; a frozen layer must be the same on all ranks.
+        with self._signals.tolerate_ending_peers():
+            self._rank_group.broadcast(changed)
         self._joined().clear()
-        self._reducer = Reducer(self.model.parameters(), self._world)
+        self._reducer = Reducer(self.model.parameters(), self._rank_group)
 
     def close(self) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
 
     def _joined(self) -> Reducer:
         if self._reducer is None:
-            raise RuntimeError("the ranks have not met")
+            raise RuntimeError("DataParallel: step before join is invalid; call join first")
         return self._reducer

@@ -1,13 +1,12 @@
-"""Data parallel with the model in parts: each rank keeps a part of every parameter (FSDP2).
+"""Sharded data parallelism: each rank holds a part of every parameter (FSDP2).
 
 `torch.distributed.fsdp.fully_shard` cuts parameters, gradients and optimizer state
-along their first dimension. A layer is put together for its passes and dropped
-afterwards. What is computed is what replicas compute, in the memory of one over the
-number of ranks. Gradients are summed and divided by the true number of samples.
+along their first dimension. A layer is gathered for its passes and freed afterwards. The
+results are those of replicas, each rank's memory is divided by the number of ranks.
+Gradients are summed and divided by the true number of samples.
 
 All ranks take part in every pass of every layer, so each has the same number of
-micro-batches in a step: where a share has fewer, one sample goes through for nothing,
-with weight 0.
+micro-batches in a step: a rank with fewer passes one sample with weight 0 instead.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.loader import Batch
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer, layers_of
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers, layers_of
 from slurm_elastic.training.measure.step_profiler import BACKWARD, FORWARD, SYNC, StepProfiler
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.parallel.tied_parameters import ties
 from slurm_elastic.training.parallel.torch_compat import release
 from slurm_elastic.training.sampler import BatchSplit, EvenSplit, MicroBatchSlice
@@ -33,47 +32,49 @@ _BROKEN = (2, 6)
 
 
 def unsupported() -> str:
-    """Why this torch cannot do it, or ""."""
-    return f"shard=True: torch {torch.__version__} is too old" if release() <= _BROKEN else ""
+    """Return why this torch does not support FSDP2, or ""."""
+    if release() > _BROKEN:
+        return ""
+    return f"shard=True: torch {torch.__version__} is too old: expected 2.7 or newer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Padded:
-    """As `EvenSplit`, but the same number of pieces on all ranks."""
+class PaddedSplit:
+    """As `EvenSplit`, with the same number of micro-batches on all ranks."""
 
     rank: int
-    world: int
+    world_size: int
     micro: int | None = None
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
+    def slices(self, count: int) -> list[MicroBatchSlice]:
         """See `BatchSplit`."""
-        all_of_them = [
-            EvenSplit(rank=rank, world=self.world, micro=self.micro).pieces(count)
-            for rank in range(self.world)
+        slices_by_rank = [
+            EvenSplit(rank=rank, world_size=self.world_size, micro=self.micro).slices(count)
+            for rank in range(self.world_size)
         ]
-        mine = all_of_them[self.rank]
-        missing = max(map(len, all_of_them)) - len(mine)
-        return mine + [
-            MicroBatchSlice(len(mine) + i, range(1), counts=False) for i in range(missing)
-        ]
+        own = slices_by_rank[self.rank]
+        missing = max(map(len, slices_by_rank)) - len(own)
+        return own + [MicroBatchSlice(len(own) + i, range(1), counts=False) for i in range(missing)]
 
 
 class FullyShardedParallel:
-    """See `Mode`. Making it is collective; the model's parameters are replaced.
+    """Parts of every parameter on each rank; see `ParallelStrategy`.
+
+    The constructor is collective, and replaces the model's parameters.
 
     Args:
         model: whole, the same on all ranks.
-        optimizer: of its parameters; it is given the parts.
+        optimizer: of its parameters; afterwards of their parts.
         loss_fn: of (output, targets).
         micro_batch: most samples through the model at once.
-        world: this rank and the others, who have met.
-        signals: tell a broken connection from the end of the job.
-        watch: looks into the steps.
+        rank_group: all ranks, connected.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps.
     """
 
     updates_itself = False
-    #: Layers are put together between a pass and the next; what they cost is not told apart.
-    measured: MeasuredLayer | None = None
+    #: Layers are gathered between two passes, so their own times are not measured.
+    measured: MeasuredLayers | None = None
 
     def __init__(
         self,
@@ -82,79 +83,81 @@ class FullyShardedParallel:
         loss_fn: LossFunction,
         *,
         micro_batch: int | None,
-        world: World,
+        rank_group: RankGroup,
         signals: Signals,
-        watch: StepProfiler,
+        step_profiler: StepProfiler,
     ) -> None:
-        self.layout = f"{world.size}x1"
-        self.split: BatchSplit = Padded(rank=world.rank, world=world.size, micro=micro_batch)
-        self.writers = tuple(range(world.size))
-        self._loss_fn, self._world, self._signals = loss_fn, world, signals
-        self._watch = watch
-        self.model: Any = _cut(model, optimizer, world)
+        self.layout = f"{rank_group.size}x1"
+        self.split: BatchSplit = PaddedSplit(
+            rank=rank_group.rank, world_size=rank_group.size, micro=micro_batch
+        )
+        self.writers = tuple(range(rank_group.size))
+        self._loss_fn, self._rank_group, self._signals = loss_fn, rank_group, signals
+        self._step_profiler = step_profiler
+        self.model: Any = _cut(model, optimizer, rank_group)
 
     @property
     def reduced_bytes(self) -> int:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
     def join(self, *, fresh: bool) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
 
     def step(
-        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         del update
         share = batch.share
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._watch.begin()
-        total = torch.zeros((), device=self._world.device)
-        with self._signals.together():
-            for piece, part in zip(share.pieces, batch.parts, strict=True):
-                self.model.set_requires_gradient_sync(piece is share.pieces[-1])
-                self._watch.enter(FORWARD)
-                inputs, targets = moved(part, self._world.device)
+        self._step_profiler.begin()
+        total = torch.zeros((), device=self._rank_group.device)
+        with self._signals.tolerate_ending_peers():
+            for piece, part in zip(share.slices, batch.parts, strict=True):
+                self.model.set_requires_gradient_sync(piece is share.slices[-1])
+                self._step_profiler.enter(FORWARD)
+                inputs, targets = moved(part, self._rank_group.device)
                 loss = self._loss_fn(self.model(inputs), targets)
                 summed = loss.sum() if loss.dim() else loss * len(piece.span)
-                self._watch.enter(BACKWARD)
+                self._step_profiler.enter(BACKWARD)
                 (summed if piece.counts else summed * 0.0).backward()
                 if piece.counts:
                     total += summed.detach()
-            self._watch.enter(SYNC)
-            sums = torch.stack([total, *total.new_tensor(asks).unbind()])
+            self._step_profiler.enter(SYNC)
+            sums = torch.stack([total, *total.new_tensor(requested).unbind()])
             torch.distributed.all_reduce(sums)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                # FSDP2 has taken the mean over the ranks, who may have unequal shares.
-                parameter.grad.to_local().mul_(self._world.size / share.count)
-        found = sums.tolist()
-        self._watch.staged(len(share.pieces))
-        return found[0] / share.count, StrategySettings(*found[1:])
+                # FSDP2 has taken the mean over the ranks, whose shares may be unequal.
+                parameter.grad.to_local().mul_(self._rank_group.size / share.count)
+        summed_loss, *agreed = sums.tolist()
+        self._step_profiler.staged(len(share.slices))
+        return summed_loss / share.count, StrategySettings(*agreed)
 
     def clip(self, most: float) -> None:
-        """See `Mode`."""
-        with self._signals.together():
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
-        """See `Mode`."""
-        with self._signals.together():
-            self._world.broadcast(changed)
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
+            self._rank_group.broadcast(changed)
 
     def close(self) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
 
 
-def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World) -> Any:
-    """Shard each layer, then what is left; the optimizer follows."""
+def _cut(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank_group: RankGroup) -> Any:
+    """Shard each layer, then the rest; replace the optimizer's parameters by their parts."""
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
 
     names = {id(p): name for name, p in model.named_parameters()}
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    # Layers with a parameter in common have to be put together at once.
+    mesh = init_device_mesh(rank_group.device.type, (rank_group.size,))
+    # Layers with a parameter in common have to be gathered at once.
     layers = [] if ties(model) else [module for _, module in layers_of(model)]
     for module in [*layers, model]:
         if any(True for _ in module.parameters()):

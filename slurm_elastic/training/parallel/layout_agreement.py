@@ -1,8 +1,8 @@
-"""The layout of this attempt, as all ranks agree on it, and whether another would be better by now.
+"""Agreement of all ranks on the layout of an attempt, and detection of a better one.
 
-Rank 0 knows what the controller orders and what the checkpoint says; it chooses
-(`layouts.choose`) and tells the others. What changes later (an order, layers that
-have been measured for the first time) makes it ask for a new attempt.
+Rank 0 has the controller's order and the layer profile of the checkpoint; it
+chooses (`layout_choice.choose`) and publishes the choice. A later order, or
+layers that have been measured for the first time, make it request a restart.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
-from slurm_elastic.training.job_requests import say
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.job_requests import log_line
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.parallel.layout_choice import AvailableRanks, LayoutChoice, choose
-from slurm_elastic.training.parallel.process_group import JOIN_S, World
+from slurm_elastic.training.parallel.process_group import JOIN_S, RankGroup
 from slurm_elastic.training.reporting import Reporter
 
 _KEY = "layout"
@@ -25,53 +25,58 @@ _ORDERS_S = 5.0
 
 
 class LayoutAgreement:
-    """See above. Making it is collective.
+    """Layout of an attempt; the constructor is collective.
 
     Args:
-        world: this rank and the others.
+        rank_group: all ranks.
         layers: name, and whether it has parameters, of each; empty: the model cannot be cut.
-        asked: the directive as submitted.
-        reporter: hears the controller.
-        measured: what layers cost, as far as a checkpoint has it.
+        directive: the submitted one.
+        reporter: source of the controller's orders.
+        measured: profile of the layers from a checkpoint, or None.
         share: samples of a step for each rank.
 
     Attributes:
         choice: the layout.
 
     Raises:
-        ValueError: stages are asked for and cannot be; on all ranks.
+        ValueError: stages are required and the model cannot be cut; on all ranks.
     """
 
     def __init__(
         self,
-        world: World,
+        rank_group: RankGroup,
         layers: Sequence[tuple[str, bool]],
         *,
-        asked: Directive | None,
+        directive: Directive | None,
         reporter: Reporter,
-        measured: MeasuredLayer | None,
+        measured: MeasuredLayers | None,
         share: int,
     ) -> None:
-        self._world, self._layers, self._asked, self._reporter = world, layers, asked, reporter
+        self._rank_group, self._layers, self._directive, self._reporter = (
+            rank_group,
+            layers,
+            directive,
+            reporter,
+        )
         self._share = share
         self._seen = ("", "")
         self._profiled = measured is not None
         self._better = False
-        self.choice = self._heard() if world.rank else self._chosen(measured)
-        if self.choice.remark and world.rank == 0:
-            say(self.choice.remark)
+        self.choice = self._received() if rank_group.rank else self._chosen(measured)
+        if self.choice.remark and rank_group.rank == 0:
+            log_line(self.choice.remark)
 
-    def better(self, measured: MeasuredLayer | None) -> bool:
-        """Whether to begin anew in another layout; known to rank 0 only.
+    def better(self, measured: MeasuredLayers | None) -> bool:
+        """Return whether to restart in another layout; False on other ranks than 0.
 
         Args:
-            measured: what layers cost, as known by now.
+            measured: the newest profile of the layers, or None.
         """
-        if self._world.rank or not self._reporter.linked:
-            return False  # nobody would start it again
+        if self._rank_group.rank or not self._reporter.connected:
+            return False  # without esrun nothing would start the program again
         orders = self._reporter.orders()
         seen = orders.layout, orders.directive
-        # A choice that was made with a profile is not made again with a fresher one.
+        # A choice that was made with a profile is not repeated with a newer one.
         first = self.choice.provisional and measured is not None and not self._profiled
         if seen != self._seen or first:
             self._seen, self._profiled = seen, measured is not None
@@ -81,37 +86,41 @@ class LayoutAgreement:
         return self._better
 
     def _premature(self, ordered: str) -> bool:
-        """Whether this layout is for the GPUs that the job is about to get."""
+        """Return whether this layout is for another number of GPUs, such as the next one."""
         try:
-            return bool(ordered) and LayoutText.parse(ordered).world != self._world.size
+            return bool(ordered) and LayoutText.parse(ordered).world != self._rank_group.size
         except LayoutTextError:
             return True
 
-    def _chosen(self, measured: MeasuredLayer | None) -> LayoutChoice:
-        """Rank 0's part."""
+    def _chosen(self, measured: MeasuredLayers | None) -> LayoutChoice:
+        """Choose and publish the layout, on rank 0."""
         try:
             choice = self._choose(measured, wait_s=_ORDERS_S)
         except ValueError as error:
-            self._world.tell(_KEY, json.dumps({"error": str(error)}))
+            self._rank_group.publish(_KEY, json.dumps({"error": str(error)}))
             raise
         orders = self._reporter.orders()
         self._seen = orders.layout, orders.directive
-        told = {"text": str(choice.text), "lengths": choice.lengths}
-        self._world.tell(_KEY, json.dumps(told))
+        message = {"text": str(choice.text), "lengths": choice.lengths}
+        self._rank_group.publish(_KEY, json.dumps(message))
         return choice
 
-    def _heard(self) -> LayoutChoice:
-        """The other ranks' part."""
-        told = json.loads(self._world.hear(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}')
+    def _received(self) -> LayoutChoice:
+        """Return the layout that rank 0 has published."""
+        told = json.loads(
+            self._rank_group.wait_for(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}'
+        )
         if "error" in told:
             raise ValueError(told["error"])
         return LayoutChoice(LayoutText.parse(told["text"]), tuple(told["lengths"]))
 
-    def _choose(self, measured: MeasuredLayer | None, wait_s: float = 0.0) -> LayoutChoice:
-        spread = self._asked is not None and self._asked.parallel != "data"
-        orders = self._reporter.orders(wait_s=wait_s if spread else 0.0)
-        asked = Directive.parse(orders.directive) if orders.directive else self._asked
+    def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
+        may_be_staged = self._directive is not None and self._directive.parallel != "data"
+        orders = self._reporter.orders(wait_s=wait_s if may_be_staged else 0.0)
+        directive = Directive.parse(orders.directive) if orders.directive else self._directive
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
-        ranks = AvailableRanks(self._world.size, nodes=nodes)
+        ranks = AvailableRanks(self._rank_group.size, nodes=nodes)
         profile = measured.at(self._share) if measured else None
-        return choose(ranks, self._layers, asked=asked, ordered=orders.layout, profile=profile)
+        return choose(
+            ranks, self._layers, directive=directive, ordered=orders.layout, profile=profile
+        )

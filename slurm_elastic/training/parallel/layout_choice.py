@@ -1,7 +1,7 @@
-"""Chooses the layout of an attempt: how many replicas of which stages, on these ranks.
+"""Choice of an attempt's layout: replicas and stages on its ranks.
 
-What the controller orders counts, if it is for this number of ranks; else the
-directive's `parallel` says what may be chosen:
+The controller's order applies, if it is for this number of ranks; else the
+directive's `parallel` is the rule:
 
     data      every rank holds the whole model
     pipeline  as many stages as there are ranks
@@ -9,8 +9,8 @@ directive's `parallel` says what may be chosen:
               PipeDream's partitioner (`models.pipeline`) finds best for the layer profile
               of former attempts, and data parallel as long as there is none
 
-Stages are cut so that the slowest takes least time (our definition, where not the
-partitioner cuts).
+Stages are cut so that the slowest takes least time (our definition, where the
+partitioner does not cut).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurm_elastic.training.pipeline import StageLayout
 if TYPE_CHECKING:
     from slurm_elastic.models.pipedream.partitioner import Level
 
-#: Bytes/s of a port, each way, within a node and between nodes; where a site knows better.
+#: Bytes/s of a port, each way, within a node and between nodes; set by a site.
 BANDWIDTH_VARIABLE = "SLURM_ELASTIC_BANDWIDTH"
 #: PCIe, and 10 Gbit/s Ethernet.
 _BANDWIDTHS = (10e9, 1.25e9)
@@ -38,21 +38,21 @@ _BANDWIDTHS = (10e9, 1.25e9)
 
 @dataclass(frozen=True, slots=True)
 class AvailableRanks:
-    """The machines of an attempt.
+    """Ranks of an attempt.
 
     Attributes:
-        world: ranks.
-        nodes: on which they run, evenly.
+        world_size: their number.
+        nodes: number of nodes, with equally many ranks on each.
     """
 
-    world: int
+    world_size: int
     nodes: int = 1
 
     def levels(self, environment: Mapping[str, str] | None = None) -> list[Level]:
-        """The hierarchy for the partitioner.
+        """Return the hierarchy of links for the partitioner.
 
         Raises:
-            ValueError: the environment's bandwidths are none.
+            ValueError: `BANDWIDTH_VARIABLE` is invalid.
         """
         from slurm_elastic.models.pipedream.partitioner import Level  # noqa: PLC0415 - not for every start
 
@@ -61,14 +61,14 @@ class AvailableRanks:
             within, between = map(float, text.split(",")) if text else _BANDWIDTHS
         except ValueError:
             raise ValueError(
-                f"{BANDWIDTH_VARIABLE} is {text!r}; write two numbers of bytes/s, within a node"
-                " and between nodes, e.g. 1e10,1e9"
+                f"{BANDWIDTH_VARIABLE}: {text!r} is invalid: expected two numbers of bytes/s,"
+                " within a node and between nodes, e.g. 1e10,1e9"
             ) from None
-        # The published costs count what goes in and what goes out, which take turns there.
+        # The published costs add what goes in and what goes out, as if they took turns.
         inner, outer = 2 * within, 2 * between
-        if self.nodes <= 1 or self.world % self.nodes:
-            return [Level(self.world, inner if self.nodes <= 1 else outer)]
-        each = self.world // self.nodes
+        if self.nodes <= 1 or self.world_size % self.nodes:
+            return [Level(self.world_size, inner if self.nodes <= 1 else outer)]
+        each = self.world_size // self.nodes
         return [Level(each, inner)] * (each > 1) + [Level(self.nodes, outer)]
 
 
@@ -103,25 +103,25 @@ def choose(
     ranks: AvailableRanks,
     layers: Sequence[tuple[str, bool]],
     *,
-    asked: Directive | None,
+    directive: Directive | None,
     ordered: str = "",
     profile: LayerProfile | None = None,
 ) -> LayoutChoice:
-    """The layout of an attempt; the same for the same arguments.
+    """Return the layout of an attempt; the same for the same arguments.
 
     Args:
         ranks: of the attempt.
         layers: name, and whether it has parameters, of each layer in order; empty: the model
             cannot be cut.
-        asked: the directive.
+        directive: the one in force.
         ordered: text of a layout from the controller; "": none.
-        profile: of the model, if it is known.
+        profile: of the model; None: unknown.
 
     Raises:
-        ValueError: stages are asked for, and the model cannot be cut.
+        ValueError: the directive requires stages, and the model cannot be cut.
     """
-    data = LayoutText((ranks.world,))
-    parallel = asked.parallel if asked else "data"
+    data = LayoutText((ranks.world_size,))
+    parallel = directive.parallel if directive else "data"
     remark = ""
     if ordered:
         try:
@@ -129,32 +129,32 @@ def choose(
         except LayoutTextError as error:
             text, remark = data, str(error)
         parts = text.stages * text.chunks
-        if text.world != ranks.world:
-            remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world}"
+        if text.world != ranks.world_size:
+            remark = f"layout {text} is for {text.world} GPUs, these are {ranks.world_size}"
         elif parts > max(1, len(layers)):
             remark = f"layout {text} needs {parts} layers, the model has {len(layers) or 1}"
         elif not remark:
             return _cut(text, layers, profile)
-        remark = f"{remark}; chose by itself"
-    if parallel == "data" or ranks.world == 1:
+        remark = f"{remark}; the order is ignored"
+    if parallel == "data" or ranks.world_size == 1:
         return LayoutChoice(data, remark=remark)
     if not layers:
         raise ValueError(
-            f"parallel={parallel}: init needs the model as its layers in order, an nn.Sequential"
-            " or [(name, module), ...]"
+            f"model: parallel={parallel} in the directive needs layers in order: expected an"
+            " nn.Sequential or [(name, module), ...]; pass that to init, or use parallel=data"
         )
-    unit = _unit(asked, ranks.world) if asked else 1
+    unit = _unit(directive, ranks.world_size) if directive else 1
     if parallel == "pipeline" or unit > 1:
-        stages = ranks.world if parallel == "pipeline" else unit
+        stages = ranks.world_size if parallel == "pipeline" else unit
         most = min(stages, len(layers))
-        stages = next(s for s in range(most, 0, -1) if ranks.world % s == 0)
-        return _cut(LayoutText((ranks.world // stages,) * stages), layers, profile, remark)
-    found = _planned(ranks, layers, profile)
-    return replace(found, remark=remark or found.remark)
+        stages = next(s for s in range(most, 0, -1) if ranks.world_size % s == 0)
+        return _cut(LayoutText((ranks.world_size // stages,) * stages), layers, profile, remark)
+    choice = _partitioned(ranks, layers, profile)
+    return replace(choice, remark=remark or choice.remark)
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Lengths of consecutive parts, none empty, whose largest sum of costs is least.
+    """Return lengths of consecutive parts, none empty, whose largest sum of costs is least.
 
     >>> balanced([1, 1, 1, 5, 1], 3)
     (3, 1, 1)
@@ -176,10 +176,10 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     return (end, *reversed(lengths))
 
 
-def _unit(asked: Directive, world: int) -> int:
-    """GPUs of a replica. A rank does not know its GPU's type: of units by type, one that fits."""
-    units = [asked.unit or 1, *(count for _, count in asked.units)]
-    return max(unit for unit in (1, *units) if world % unit == 0)
+def _unit(directive: Directive, world_size: int) -> int:
+    """Return the GPUs of a replica; of units by GPU type, the largest that divides the ranks."""
+    units = [directive.unit or 1, *(count for _, count in directive.units)]
+    return max(unit for unit in (1, *units) if world_size % unit == 0)
 
 
 def _cut(
@@ -195,42 +195,42 @@ def _cut(
     if known is not None:
         costs = [layer.forward_s + layer.backward_s for layer in known.layers]
     else:
-        # A layer without parameters is as good as free.
+        # Layers without parameters cost almost nothing.
         costs = [1.0 if has else 1e-3 for _, has in layers]
     return LayoutChoice(text, balanced(costs, parts), remark)
 
 
-def _planned(
+def _partitioned(
     ranks: AvailableRanks, layers: Sequence[tuple[str, bool]], profile: LayerProfile | None
 ) -> LayoutChoice:
-    """What the partitioner finds."""
+    """Return the partitioner's choice, or data parallel where there is none."""
     from slurm_elastic.models.pipedream.partitioner import (  # noqa: PLC0415 - not for every start
         PipelineError,
         partition,
     )
 
-    data = LayoutText((ranks.world,))
+    data = LayoutText((ranks.world_size,))
     known = _matching(profile, layers)
     if known is None:
         remark = "hybrid: data parallel until the layers have been measured"
         return LayoutChoice(data, remark=remark, provisional=True)
     try:
-        found = partition(known, ranks.levels(), compression=1.0)
+        plan = partition(known, ranks.levels(), compression=1.0)
     except PipelineError as error:
         return LayoutChoice(data, remark=f"hybrid: data parallel ({error})")
-    text = LayoutText(tuple(stage.replicas for stage in found.stages))
-    gain = found.data_parallel_time_s / found.pipeline_time_s
+    text = LayoutText(tuple(stage.replicas for stage in plan.stages))
+    gain = plan.data_parallel_time_s / plan.pipeline_time_s
     return LayoutChoice(
         text,
-        tuple(len(stage.layers) for stage in found.stages) if text.stages > 1 else (),
-        f"hybrid: {text}, planned to be {gain:.2f} times as fast as {data}",
+        tuple(len(stage.layers) for stage in plan.stages) if text.stages > 1 else (),
+        f"hybrid: {text}, predicted to be {gain:.2f} times as fast as {data}",
     )
 
 
 def _matching(
     profile: LayerProfile | None, layers: Sequence[tuple[str, bool]]
 ) -> LayerProfile | None:
-    """The profile, if it is of these layers."""
+    """Return the profile if it is of these layers, else None."""
     if profile is None or [layer.name for layer in profile.layers] != [n for n, _ in layers]:
         return None
     return profile

@@ -1,4 +1,4 @@
-"""How the ranks of a job share a step: what `Job` asks of replicas and of pipelines alike."""
+"""Interface of the ways in which ranks share an optimisation step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from slurm_elastic.training.loader import Batch
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.sampler import BatchSplit
 
 #: Of (output, targets): the mean over the samples it is given, or one value each.
@@ -16,22 +16,22 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class StrategySettings(NamedTuple):
-    """What a rank has heard or wishes; summed over the ranks, so that all act on the same.
+    """Requests of one rank; their sums over all ranks are what all ranks carry out.
 
     Attributes:
-        notice: somebody wants a checkpoint, and the job to wait at it.
+        notice: save, and wait at the checkpoint.
         stop: Slurm ends the job.
         save: a periodic checkpoint is due.
-        again: the ranks are to be laid out anew: save, and leave to be started again.
+        restart: save, and exit to be restarted in another layout.
         frozen: layers to be frozen after this step.
-        batch: samples of the steps to come.
-        gain: of this step, where the learning rate follows it (batch_size.py).
+        batch: samples of the following steps.
+        gain: AdaScale's gain of this step (scaling_rules.py).
     """
 
     notice: float = 0.0
     stop: float = 0.0
     save: float = 0.0
-    again: float = 0.0
+    restart: float = 0.0
     frozen: float = 0.0
     batch: float = 0.0
     gain: float = 0.0
@@ -42,11 +42,11 @@ class ParallelStrategy(Protocol):
 
     Attributes:
         layout: "4x1", "2x2", "2-1", ... (slurm_elastic/core/layout.py).
-        model: what this rank holds of it, on its device, under the whole model's names.
+        model: this rank's part of the model, on its device, under the whole model's names.
         split: the samples that this rank loads.
         writers: the ranks that together hold everything, rank 0 among them.
         updates_itself: `step` changes the weights.
-        measured: what its layers cost, once they have been measured; known to rank 0.
+        measured: profile of the layers, on rank 0; None: not measured yet.
     """
 
     layout: str
@@ -56,47 +56,51 @@ class ParallelStrategy(Protocol):
     updates_itself: bool
 
     @property
-    def measured(self) -> MeasuredLayer | None:
-        """See above."""
+    def measured(self) -> MeasuredLayers | None:
+        """See the class."""
 
     @property
     def reduced_bytes(self) -> int:
-        """What a step's reduction of gradients carries from this rank; 0 for a rank alone."""
+        """Bytes that this rank contributes to a step's reduction of gradients; 0 for one rank."""
 
     def join(self, *, fresh: bool) -> None:
-        """All ranks have met, and restored what there was; `fresh`: nothing was restored."""
+        """Prepare for the first step, when all ranks are connected and restored.
+
+        Args:
+            fresh: there was no checkpoint.
+        """
 
     def step(
-        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
-        """Gradients become those of the mean loss over the whole batch.
+        """Compute the gradients of the mean loss over the whole batch.
 
         Args:
             batch: this rank's part.
-            asks: of this rank.
-            update: changes the weights by the gradients; only for a mode that updates itself.
+            requested: requests of this rank.
+            update: changes the weights by the gradients; used where `updates_itself`.
 
         Returns:
-            The mean loss, and the sums of what all ranks ask.
+            The mean loss, and the requests summed over all ranks.
         """
 
     def clip(self, most: float) -> None:
         """Scale the gradients so that the norm over the whole model is at most this."""
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
-        """Other parameters train from now on.
+        """Adapt to another set of parameters that train.
 
         Args:
-            changed: what replicas may have seen differently, and must agree on: buffers of
-                layers that were frozen just now.
+            changed: tensors that may differ between replicas and take rank 0's values: buffers
+                of layers that were frozen just now.
         """
 
     def close(self) -> None:
-        """No more steps."""
+        """Release what steps need; none follows."""
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors within tuples, lists and dictionaries, on the device."""
+    """Return the value with all tensors in tuples, lists and dictionaries on the device."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):

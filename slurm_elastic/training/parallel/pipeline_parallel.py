@@ -1,6 +1,6 @@
-"""Pipeline and hybrid parallel: layers in stages, each on some ranks (`training.pipeline`).
+"""Pipeline and hybrid parallelism: layers in stages, each on some ranks (`training.pipeline`).
 
-The global batch is what it is without stages. It is divided into micro-batches, of
+The global batch is the same as without stages. It is divided into micro-batches, of
 which replica r of a stage with n replicas takes every nth; the ranks of the first stage
 load their inputs, those of the last their targets.
 """
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.loader import Batch
-from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayer, merge
+from slurm_elastic.training.measure.layer_profile import LayerProfiler, MeasuredLayers, merge
 from slurm_elastic.training.measure.step_profiler import SYNC, StepProfiler
 from slurm_elastic.training.parallel.layout_choice import LayoutChoice
 from slurm_elastic.training.parallel.parallel_strategy import LossFunction, StrategySettings, moved
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut
 from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.sampler import BatchSplit, MicroBatchSlice
@@ -33,7 +33,7 @@ _FULL = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchSplit:
-    """Micro-batches of a step, as a layout deals them out.
+    """Micro-batches of a step, as a layout assigns them to ranks.
 
     Attributes:
         layout: of the ranks.
@@ -46,38 +46,38 @@ class MicroBatchSplit:
     micro: int | None = None
 
     def spans(self, count: int) -> list[range]:
-        """The samples of each micro-batch of a step; sizes differ by one at most."""
+        """Return the samples of each micro-batch of a step; sizes differ by one at most."""
         replicas = max(map(len, self.layout.stages))
-        wanted = _FULL * replicas * in_flight(self.layout, 0)
-        least = -(-count // self.micro) if self.micro else min(count, wanted)
+        filling = _FULL * replicas * in_flight(self.layout, 0)
+        least = -(-count // self.micro) if self.micro else min(count, filling)
         number = min(count, -(-least // replicas) * replicas)
         return [range(count * m // number, count * (m + 1) // number) for m in range(number)]
 
-    def pieces(self, count: int) -> list[MicroBatchSlice]:
-        """See `sampler.Split`."""
+    def slices(self, count: int) -> list[MicroBatchSlice]:
+        """See `BatchSplit`."""
         last = self.layout.last
-        found = []
+        slices = []
         for number, span in enumerate(self.spans(count)):
             ends = self.layout.owner(0, number), self.layout.owner(last, number)
             if self.rank in ends:
-                found.append(MicroBatchSlice(number, span, counts=ends[1] == self.rank))
-        return found
+                slices.append(MicroBatchSlice(number, span, counts=ends[1] == self.rank))
+        return slices
 
 
 class PipelineParallel:
-    """See `Mode`.
+    """Stages with replicas; see `ParallelStrategy`.
 
     Args:
         layers: of the whole model, in order. Those that this rank does not hold are emptied.
-        choice: which of them make which stage, on which ranks.
+        choice: layers and ranks of each stage.
         loss_fn: of (output, targets).
         schedule: "1f1b", "gpipe" or "pipedream".
         ties: sets of names of parameters that are one.
         micro_batch: most samples through a stage at once.
-        world: this rank and the others.
-        signals: tell a broken connection from the end of the job.
-        watch: looks into the steps.
-        known: an earlier profile of the layers.
+        rank_group: all ranks.
+        signals: distinguish a broken connection from the end of the job.
+        step_profiler: measures steps.
+        earlier: an earlier profile of the layers.
     """
 
     def __init__(
@@ -89,98 +89,104 @@ class PipelineParallel:
         schedule: str,
         ties: Sequence[Sequence[str]],
         micro_batch: int | None,
-        world: World,
+        rank_group: RankGroup,
         signals: Signals,
-        watch: StepProfiler,
-        known: MeasuredLayer | None = None,
+        step_profiler: StepProfiler,
+        earlier: MeasuredLayers | None = None,
     ) -> None:
         layout, lengths = choice.layout, choice.lengths or (len(layers),)
-        self._turns = MicroBatchSplit(layout=layout, rank=world.rank, micro=micro_batch)
-        self.split: BatchSplit = self._turns
+        self._micro_batch_split = MicroBatchSplit(
+            layout=layout, rank=rank_group.rank, micro=micro_batch
+        )
+        self.split: BatchSplit = self._micro_batch_split
         self.layout = str(choice.text)
         self.writers = tuple(sorted({0, *(ranks[0] for ranks in layout.stages)}))
         self.updates_itself = schedule == "pipedream"
         self._pipeline, self._loss_fn, self._schedule, self._ties = layout, loss_fn, schedule, ties
-        self._world, self._signals, self._watch = world, signals, watch
+        self._rank_group, self._signals, self._step_profiler = rank_group, signals, step_profiler
         stages = cut(layers, lengths)
-        held = layout.held_by(world.rank)
+        held = layout.held_by(rank_group.rank)
         self._stages = {stage: stages[stage] for stage in held}
         ends = [sum(lengths[:stage]) for stage in range(len(lengths) + 1)]
-        mine = [layer for stage in held for layer in layers[ends[stage] : ends[stage + 1]]]
-        self.model: torch.nn.Module = torch.nn.Sequential(OrderedDict(mine)).to(world.device)
+        own_layers = [layer for stage in held for layer in layers[ends[stage] : ends[stage + 1]]]
+        self.model: torch.nn.Module = torch.nn.Sequential(OrderedDict(own_layers)).to(
+            rank_group.device
+        )
         _empty([module for _, module in layers], keep=self.model)
         self._engine: PipelineEngine | None = None
         self._names = [name for name, _ in layers]
-        self.measured = known
-        # Layers that do not follow each other cannot be told apart by what goes in and out.
-        whole = len(held) == 1 and known is None
-        self._profiler = LayerProfiler(mine if whole else [], device=world.device)
-        self._told = False
+        self.measured = earlier
+        # Only consecutive layers can be measured by the tensors that pass between them.
+        whole = len(held) == 1 and earlier is None
+        self._profiler = LayerProfiler(own_layers if whole else [], device=rank_group.device)
+        self._profile_sent = False
 
     @property
     def reduced_bytes(self) -> int:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         return self._engine.reduced_bytes if self._engine else 0
 
     def join(self, *, fresh: bool) -> None:
-        """See `Mode`."""
-        del fresh  # replicas begin with the values of the first in any case
+        """See `ParallelStrategy`."""
+        del fresh  # the engine gives replicas the values of the first in any case
         self._start()
 
     def step(
-        self, batch: Batch, asks: StrategySettings, update: Callable[[], None]
+        self, batch: Batch, requested: StrategySettings, update: Callable[[], None]
     ) -> tuple[float, StrategySettings]:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         count = batch.share.count
-        sizes = [len(span) for span in self._turns.spans(count)]
+        sizes = [len(span) for span in self._micro_batch_split.spans(count)]
         loaded: list[Any] = [(None, (None, size)) for size in sizes]
-        for piece, part in zip(batch.share.pieces, batch.parts, strict=True):
-            inputs, targets = moved(part, self._world.device)
-            loaded[piece.number] = inputs, (targets, sizes[piece.number])
+        for micro_batch, part in zip(batch.share.slices, batch.parts, strict=True):
+            inputs, targets = moved(part, self._rank_group.device)
+            loaded[micro_batch.number] = inputs, (targets, sizes[micro_batch.number])
         self._profile()
-        self._watch.begin()
-        self._watch.enter(SYNC)
-        with self._signals.together():
+        self._step_profiler.begin()
+        self._step_profiler.enter(SYNC)
+        with self._signals.tolerate_ending_peers():
             engine = self._started()
             if self.updates_itself:
                 means = engine.run(loaded, update, sizes=sizes)
                 loss = sum(m * size for m, size in zip(means, sizes, strict=True)) / count
             else:
                 loss = engine.step(loaded, sizes=sizes, divisor=count)
-            agreed = StrategySettings(*engine.total(asks))
-        held = self._pipeline.held_by(self._world.rank)
-        shares = (self._pipeline.share(stage, self._world.rank, len(sizes)) for stage in held)
-        self._watch.staged(sum(map(len, shares)))
+            agreed = StrategySettings(*engine.total(requested))
+        held = self._pipeline.held_by(self._rank_group.rank)
+        shares = (self._pipeline.share(stage, self._rank_group.rank, len(sizes)) for stage in held)
+        self._step_profiler.staged(sum(map(len, shares)))
         return loss, agreed
 
     def clip(self, most: float) -> None:
-        """See `Mode`."""
-        with self._signals.together():
+        """See `ParallelStrategy`."""
+        with self._signals.tolerate_ending_peers():
             self._started().clip_gradients(most)
 
     def rebuild(self, changed: Sequence[torch.Tensor] = ()) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         del changed  # a new engine gives replicas the buffers of the first
-        with self._signals.together():
+        with self._signals.tolerate_ending_peers():
             self.close()
             self._start()
 
     def close(self) -> None:
-        """See `Mode`."""
+        """See `ParallelStrategy`."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     def _profile(self) -> None:
-        """Measure the layers here, and tell rank 0, which puts those of all ranks together."""
+        """Measure the layers held here; rank 0 merges the profiles of all ranks."""
         self._profiler.begin()
         key = "profile/{}".format
-        if self._profiler.done and not self._told and (found := self._profiler.measured):
-            self._told = True
-            self._world.tell(key(self._world.rank), json.dumps(found.state()))
-        if self._world.rank == 0 and self._told and self.measured is None:
-            told = [self._world.hear(key(rank), 0.0) for rank in range(self._world.size)]
-            parts = [MeasuredLayer.restored(json.loads(text)) for text in told if text]
+        if self._profiler.done and not self._profile_sent and (profile := self._profiler.measured):
+            self._profile_sent = True
+            self._rank_group.publish(key(self._rank_group.rank), json.dumps(profile.state()))
+        if self._rank_group.rank == 0 and self._profile_sent and self.measured is None:
+            messages = [
+                self._rank_group.wait_for(key(rank), 0.0) for rank in range(self._rank_group.size)
+            ]
+            parts = [MeasuredLayers.restored(json.loads(text)) for text in messages if text]
             self.measured = merge([part for part in parts if part], self._names)
 
     def _start(self) -> None:
@@ -190,13 +196,13 @@ class PipelineParallel:
             schedule=self._schedule,
             loss=self._mean if self.updates_itself else self._sum,
             ties=self._ties,
-            enter=self._watch.enter,
-            device=self._world.device,
+            enter=self._step_profiler.enter,
+            device=self._rank_group.device,
         )
 
     def _started(self) -> PipelineEngine:
         if self._engine is None:
-            raise RuntimeError("the ranks have not met")
+            raise RuntimeError("PipelineParallel: step before join is invalid; call join first")
         return self._engine
 
     def _sum(self, output: Any, targets: Any) -> torch.Tensor:
@@ -209,7 +215,7 @@ class PipelineParallel:
 
 
 def _empty(modules: Sequence[torch.nn.Module], *, keep: torch.nn.Module) -> None:
-    """Free the memory of what this rank does not hold."""
+    """Free the memory of the tensors that this rank does not hold."""
     kept = {id(t) for t in (*keep.parameters(), *keep.buffers())}
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):

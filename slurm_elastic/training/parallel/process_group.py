@@ -1,13 +1,13 @@
-"""The ranks of one attempt: who they are, how gradients meet, how they wait for each other.
+"""The group of ranks of one attempt: connection, messages, reduction of gradients.
 
-There is no DistributedDataParallel here. Its first use costs a second, it
-averages over ranks where an uneven split needs a sum over samples, and it
-would have to be built again when layers freeze. Instead one flat bucket per
-data type carries the *sum* of the per-sample gradients, and the control
-values that all ranks must agree on ride in the same all-reduce.
+DistributedDataParallel is not used. Its first use costs a second, it averages
+over ranks where an uneven split needs a sum over samples, and it would have to
+be built again when layers freeze. Instead one flat bucket per data type carries
+the *sum* of the per-sample gradients; the same all-reduce carries the control
+values that all ranks must agree on.
 
-Slow things that are not collectives (a save, a parked job) are waited for on
-the store, by polling: a rank blocked in a collective could not hear a signal.
+Slow operations that are not collectives (a save, a waiting job) are waited for
+on the store, by polling: a rank blocked in a collective runs no signal handler.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
-from slurm_elastic.training.parallel.torch_compat import before_destroying
-from slurm_elastic.training.pipeline.stage_links import reaching
+from slurm_elastic.training.parallel.torch_compat import settle_collectives
+from slurm_elastic.training.pipeline.stage_links import link_errors
 
-#: How long ranks wait for each other to appear: starts may be minutes apart on a busy file system.
+#: How long ranks wait for each other to connect: starts may be minutes apart on a busy file system.
 JOIN_S = 600.0
-#: Control values that ride along: sum of the losses, two of `watch`, and what ranks ask.
+#: Control values of an all-reduce: sum of the losses, two of `StepProfiler`, and the requests.
 CONTROL = 3 + len(StrategySettings._fields)
 _POLL_S = 0.25
 
 
-class World:
-    """This rank and the others.
+class RankGroup:
+    """All ranks of an attempt, as seen from one of them.
 
     Attributes:
-        rank, size: from `RANK` and `WORLD_SIZE`; without them a world of one.
-        device: where the model lives.
+        rank, size: from `RANK` and `WORLD_SIZE`; without them a single rank.
+        device: of the model.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class World:
         self._failure: BaseException | None = None
 
     def connect(self) -> None:
-        """Begin to meet the others, in the background: restoring needs only the store."""
+        """Begin to connect in the background: restoring a checkpoint needs only the store."""
         if self.size > 1:
             self._thread = threading.Thread(target=self._connect, name="rendezvous", daemon=True)
             self._thread.start()
@@ -62,8 +62,8 @@ class World:
     def _connect(self) -> None:
         try:
             for_group = self._open_store(serve=self.rank == 0)
-            # A connection of its own: a store serves one call at a time, and those of the group
-            # block, deaf to signals, until the last rank is there.
+            # A second connection: a store serves one call at a time, and those of the group block,
+            # without running signal handlers, until the last rank is there.
             self._store = self._open_store(serve=False)
             self._store_ready.set()
             torch.distributed.init_process_group(
@@ -84,42 +84,42 @@ class World:
             is_master=serve,
             timeout=timedelta(seconds=JOIN_S),
             wait_for_workers=False,
-            # Debian's torch is built without libuv; esrun knows and says so.
+            # Debian's torch is built without libuv; esrun sets USE_LIBUV where there is one.
             use_libuv=os.environ.get("USE_LIBUV", "0") == "1",
         )
 
     def join(self) -> None:
-        """Return when all ranks have met."""
+        """Wait until all ranks are connected."""
         if self._thread is not None:
-            # Never without a timeout: a signal that comes just before a lock is waited for is
-            # only heard after the wait.
+            # Never without a timeout: the handler of a signal that comes just before a wait for a
+            # lock runs only after it.
             while self._thread.is_alive():
                 self._thread.join(_POLL_S)
             self._thread = None
         self._check()
 
-    def tell(self, key: str, value: str) -> None:
-        """Let the other ranks know; they `hear` it."""
+    def publish(self, key: str, value: str) -> None:
+        """Store a value for the other ranks, which `wait_for` it."""
         if self.size > 1:
             self._ready().set(key, value)
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
-        """What some rank tells under this key; None after the timeout.
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
+        """Return the value that some rank publishes under this key; None after the timeout.
 
         Raises:
-            RuntimeError: rank 0, which keeps the store, is gone.
+            RuntimeError: rank 0, which serves the store, has ended.
         """
-        return _hear(self._ready(), key, timeout_s)
+        return _poll(self._ready(), key, timeout_s)
 
-    def line(self) -> StoreChannel:
-        """A connection of its own, for another thread than this one."""
+    def open_channel(self) -> StoreChannel:
+        """Return a further connection to the store, for another thread."""
         self._ready()
         return StoreChannel(self._open_store(serve=False))
 
-    def gather(self, key: str, timeout_s: float) -> None:
-        """Wait until all ranks have come here, or the timeout.
+    def barrier(self, key: str, timeout_s: float) -> None:
+        """Wait until all ranks have called this, or until the timeout.
 
-        Rank 0 leaves last, because the store ends with it.
+        Rank 0 returns last, because the store ends with it.
         """
         if self.size == 1:
             return
@@ -135,7 +135,7 @@ class World:
             time.sleep(0.01)
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give every rank the values of rank 0."""
+        """Set the tensors of every rank to the values of rank 0."""
         if self.size > 1:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor, src=0)
@@ -144,8 +144,8 @@ class World:
         """End the group together with the other ranks."""
         if self.size == 1:
             return
-        self.gather("leave", 60.0)
-        before_destroying()
+        self.barrier("leave", 60.0)
+        settle_collectives()
         torch.distributed.destroy_process_group()
 
     def _ready(self) -> Any:
@@ -156,31 +156,34 @@ class World:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise RuntimeError(f"rank {self.rank} of {self.size} cannot meet the others") from (
-                self._failure
-            )
+            reason = (str(self._failure).strip().splitlines() or [repr(self._failure)])[0]
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size} cannot connect to the others at"
+                f" {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {reason};"
+                " look for an error of another rank above"
+            ) from self._failure
 
 
 class StoreChannel:
-    """To tell and hear, from one thread; a rank must not tell one key twice."""
+    """Messages between ranks, for one thread; a rank must not publish one key twice."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def tell(self, key: str, value: str) -> None:
-        """Let the other ranks know."""
+    def publish(self, key: str, value: str) -> None:
+        """Store a value for the other ranks."""
         self._store.set(key, value)
 
-    def hear(self, key: str, timeout_s: float) -> str | None:
-        """What some rank tells under this key; None after the timeout.
+    def wait_for(self, key: str, timeout_s: float) -> str | None:
+        """Return the value that some rank publishes under this key; None after the timeout.
 
         Raises:
-            RuntimeError: rank 0, which keeps the store, is gone.
+            RuntimeError: rank 0, which serves the store, has ended.
         """
-        return _hear(self._store, key, timeout_s)
+        return _poll(self._store, key, timeout_s)
 
 
-def _hear(store: Any, key: str, timeout_s: float) -> str | None:
+def _poll(store: Any, key: str, timeout_s: float) -> str | None:
     end = time.monotonic() + timeout_s
     pause = 0.001
     while not store.check([key]):
@@ -192,14 +195,14 @@ def _hear(store: Any, key: str, timeout_s: float) -> str | None:
 
 
 class Reducer:
-    """Adds up the gradients of all ranks, exactly, however unevenly they split the batch."""
+    """Mean of the gradients of all ranks, exact for any split of the batch."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], world: World) -> None:
-        self._world = world
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
         self._parameters = [p for p in parameters if p.requires_grad]
         self._buckets: dict[torch.dtype, torch.Tensor] = {}
         self._views: list[torch.Tensor] = []
-        if world.size > 1:
+        if rank_group.size > 1:
             self._allocate()
 
     def _allocate(self) -> None:
@@ -207,9 +210,9 @@ class Reducer:
         for p in self._parameters:
             sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel()
         gradients = sizes[torch.float32]
-        # The float32 bucket always exists and ends with: which gradients there are, then control.
+        # The float32 bucket always exists; it ends with a flag for each gradient, then control.
         sizes[torch.float32] += len(self._parameters) + CONTROL
-        device = self._world.device
+        device = self._rank_group.device
         self._buckets = {t: torch.zeros(n, dtype=t, device=device) for t, n in sizes.items()}
         used: dict[torch.dtype, int] = {}
         for p in self._parameters:
@@ -220,16 +223,16 @@ class Reducer:
 
     @property
     def bytes(self) -> int:
-        """What a step's all-reduce carries; 0 in a world of one."""
+        """Size of a step's all-reduce; 0 for a single rank."""
         return sum(b.numel() * b.element_size() for b in self._buckets.values())
 
     def clear(self) -> None:
-        """Forget the gradients of the last step."""
+        """Delete the gradients of the last step."""
         for p in self._parameters:
             p.grad = None
 
     def reduce(self, control: torch.Tensor, count: int) -> list[float]:
-        """Turn local sums over samples into the mean over the whole batch.
+        """Replace sums over this rank's samples by the mean over the whole batch.
 
         Args:
             control: `CONTROL` float32 values of this rank.
@@ -238,7 +241,7 @@ class Reducer:
         Returns:
             The control values, summed over the ranks.
         """
-        if self._world.size == 1:
+        if self._rank_group.size == 1:
             for p in self._parameters:
                 if p.grad is not None:
                     p.grad.div_(count)
@@ -251,7 +254,7 @@ class Reducer:
                 view.copy_(p.grad)
         self._tail[:-CONTROL] = torch.tensor(present)
         self._tail[-CONTROL:] = control
-        with reaching("adding up the gradients"):
+        with link_errors("adding up the gradients"):
             for bucket in self._buckets.values():
                 torch.distributed.all_reduce(bucket)
         used = self._tail[:-CONTROL].tolist()

@@ -1,4 +1,4 @@
-"""Parameters that a model has under several names, as an embedding and a head that shares it."""
+"""Parameters that a model has under several names, such as a tied embedding and head."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 
 def ties(model: torch.nn.Module) -> list[tuple[str, ...]]:
-    """Sets of names of one parameter, as a tied embedding and head have; the first is its own."""
+    """Return the names of each parameter that has several, in the order of the model."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    return [tuple(found) for found in names.values() if len(found) > 1]
+    return [tuple(aliases) for aliases in names.values() if len(aliases) > 1]

@@ -1,4 +1,4 @@
-"""Which torch this is, where one behaves unlike the other."""
+"""Differences between releases of torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SAFE_DESTROY = (2, 7)
 
 
 def release() -> tuple[int, ...]:
-    """Major and minor number."""
+    """Return torch's major and minor version."""
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-def before_destroying() -> None:
-    """Give collectives the time to end that an old torch needs."""
+def settle_collectives() -> None:
+    """Wait until collectives have ended, where torch's release needs it."""
     if release() < _SAFE_DESTROY:
         time.sleep(0.3)

@@ -1,9 +1,14 @@
-"""Pipelines: a model cut into stages x replicas, driven over torch.distributed.
+"""Pipelines: training of a model in stages x replicas over torch.distributed.
 
-The rooms: layout.py says which ranks hold which stage, schedules.py in which order they
-work, stages.py and stashing.py what a stage keeps, links.py what travels between
-stages, sharing.py and gradients.py what replicas and tied weights add up, world.py how
-ranks meet; engine.py drives it all.
+stage_layout        the ranks of each stage
+schedules           the order of passes on each rank
+stages              one stage, synchronous
+weight_stashing     one stage, with PipeDream's weight stashing
+stage_links         activations and gradients between stages
+stage_groups        process groups, and the comparison of what ranks hold
+shared_parameters   parameters of replicas and tied weights
+gradients           sums of gradients in flat buckets
+pipeline_engine     a whole step
 """
 
 from __future__ import annotations

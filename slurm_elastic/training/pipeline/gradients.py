@@ -1,9 +1,9 @@
-"""Gradients of one parameter that several ranks hold become one, in flat buckets.
+"""Sums of the gradients of parameters that several ranks hold, in flat buckets.
 
 Replicas of a stage hold the same parameters, and so do stages with tied weights (an
 embedding and the head that shares it). In both cases the gradient is the sum over all
-holders. A parameter that nobody used keeps no gradient: with zeros AdamW would still
-move it.
+ranks that hold it. A parameter that no rank used keeps no gradient: with zeros AdamW
+would still move it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.training.pipeline.stage_links import reaching
+from slurm_elastic.training.pipeline.stage_links import link_errors
 
 
 class FlatSum:
-    """Adds up gradients over the ranks of a group.
+    """Sum of gradients over the ranks of a group.
 
     Args:
         slots: the same number and order on every rank: the parameters here whose gradients
             make one sum; more than one where a rank holds both ends of a tie.
         group: of torch.distributed; None: this rank alone.
-        device: where the parameters live.
+        device: of the parameters.
         name: for messages.
     """
 
@@ -49,7 +49,7 @@ class FlatSum:
         for first, *_ in self._slots:
             sizes[first.dtype] = sizes.get(first.dtype, 0) + first.numel()
         gradients = sizes[torch.float32]
-        # The float32 bucket ends with how many ranks have each gradient.
+        # The float32 bucket ends with the number of ranks that have each gradient.
         sizes[torch.float32] += len(self._slots)
         self._buckets = {t: torch.zeros(n, dtype=t, device=device) for t, n in sizes.items()}
         used: dict[torch.dtype, int] = {}
@@ -61,7 +61,7 @@ class FlatSum:
 
     @property
     def bytes(self) -> int:
-        """What the all-reduce carries; 0 without other ranks."""
+        """Size of the all-reduce; 0 without other ranks."""
         if self._group is None:
             return 0
         return sum(b.numel() * b.element_size() for b in self._buckets.values())
@@ -70,7 +70,7 @@ class FlatSum:
         """Replace the gradients here by their sum over the group, divided.
 
         Raises:
-            LinkError: a rank of the group is gone.
+            LinkError: a rank of the group has ended.
         """
         if not self._buckets:
             for (parameter,) in self._slots:
@@ -80,14 +80,14 @@ class FlatSum:
         present = []
         for slot, view in zip(self._slots, self._views, strict=True):
             view.zero_()
-            found = [p.grad for p in slot if p.grad is not None]
-            for gradient in found:
+            gradients = [p.grad for p in slot if p.grad is not None]
+            for gradient in gradients:
                 view.add_(gradient.reshape(-1))
-            present.append(float(bool(found)))
+            present.append(float(bool(gradients)))
         self._holders.copy_(torch.tensor(present))
         if self._group is not None:
             for bucket in self._buckets.values():
-                with reaching(f"adding up the gradients of {self._name}"):
+                with link_errors(f"adding up the gradients of {self._name}"):
                     dist.all_reduce(bucket, group=self._group)
         holders = self._holders.tolist()
         for bucket in self._buckets.values():
@@ -97,6 +97,6 @@ class FlatSum:
                 if not count:
                     parameter.grad = None
                     continue
-                # Copies of a tie get their own, else whoever scales gradients scales it twice.
+                # Copies of a tie get their own, else clipping would scale it twice.
                 whole = view.view(parameter.shape)
                 parameter.grad = whole.clone() if index else whole

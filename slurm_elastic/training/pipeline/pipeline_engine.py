@@ -1,7 +1,7 @@
-"""A model in stages, on one rank or many: the engine that drives micro-batches through.
+"""Training steps of a model in stages, on one rank or several.
 
     stages = cut(layers, [3, 2])                    # (name, module) pairs, 2 stages
-    layout = Layout.of(2, 1)                        # the first on ranks 0 and 1
+    layout = StageLayout.of(2, 1)                   # the first on ranks 0 and 1
     engine = PipelineEngine({s: stages[s] for s in layout.held_by(rank)}, layout,
                             loss=lambda out, targets: cross_entropy(out, targets))
     optimizer = AdamW(engine.parameters())
@@ -9,8 +9,8 @@
         loss = engine.step(batch)
         optimizer.step()
 
-"gpipe" and "1f1b" compute what one rank would, up to rounding. "pipedream" does not
-wait for the pipeline to drain between updates: faster, with other numerics (stashing.py,
+"gpipe" and "1f1b" give the result of a single rank, up to rounding. "pipedream" does not
+drain the pipeline between updates: it is faster, with other numerics (weight_stashing.py,
 docs/pipeline_runtime.md). It has `run` instead of `step`.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from slurm_elastic.training.pipeline.schedules import MicroBatchStep, PassKind, in_flight, order
-from slurm_elastic.training.pipeline.shared_parameters import Shared
-from slurm_elastic.training.pipeline.stage_groups import Holding, StageGroups
+from slurm_elastic.training.pipeline.shared_parameters import SharedParameters
+from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stages import Loss, PlainStage, Stage
 from slurm_elastic.training.pipeline.weight_stashing import StashedStage, newest, synchronised
@@ -33,29 +33,29 @@ TIMEOUT_S = 600.0
 
 
 class PipelineEngine:
-    """This rank's part of a pipeline. Making one is collective, and so are its methods.
+    """This rank's part of a pipeline; the constructor and all methods are collective.
 
     All ranks pass the same arguments, except for `stage_modules`. Parameters of replicas and
     tied ones begin equal: they take the values of the first rank that holds them.
 
     Args:
         stage_modules: the stages that this rank holds, by number; each takes one value (a
-            tensor or a tuple of tensors) and gives one. No two share a parameter's name.
-        layout: which ranks hold which stage.
+            tensor or a tuple of tensors) and returns one. Parameter names are unique.
+        layout: the ranks of each stage.
         schedule: "gpipe", "1f1b" or "pipedream" (schedules.py).
         micro_batches: of a step, over all replicas; None: as many as each batch has.
         loss: of (last stage's output, targets): a scalar. A step's loss is the sum over its
             micro-batches, divided by `divisor`.
-        ties: sets of names of parameters that are one, whichever stages they are in.
-        vertical_sync: pipedream's option (stashing.py).
-        enter: is told what begins: "forward", "backward", "optimizer", or "sync" for whatever
-            lies between them: waiting, sending, reducing.
-        device: where modules and data are.
+        ties: sets of names of parameters that are one, in any stages.
+        vertical_sync: pipedream's option (weight_stashing.py).
+        enter: called with what begins: "forward", "backward", "optimizer", or "sync" for
+            waiting, sending and reducing.
+        device: of modules and data.
         timeout_s: how long a rank waits for another.
 
     Raises:
-        LayoutError: arguments that cannot be, or that differ between ranks; on all ranks.
-        LinkError: another rank is gone.
+        LayoutError: invalid arguments, or such that differ between ranks; on all ranks.
+        LinkError: another rank has ended.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class PipelineEngine:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._device = torch.device(device)
-        self._world = StageGroups(layout, device=self._device, timeout_s=timeout_s)
+        self._groups = StageGroups(layout, device=self._device, timeout_s=timeout_s)
         self._layout, self._schedule = layout, schedule
         self._count, self._loss, self._enter = micro_batches, loss, enter
         self._asynchronous = schedule == "pipedream"
         self._held = layout.held_by(self.rank)
         ties = tuple(tuple(names) for names in ties)
-        holdings = self._world.compare(
-            Holding(
+        holdings = self._groups.compare(
+            RankDescription(
                 agreed={
                     "layout": str(layout.stages),
                     "schedule": schedule,
@@ -89,41 +89,41 @@ class PipelineEngine:
                     "vertical_sync": str(vertical_sync),
                 },
                 parameters={s: _described(m) for s, m in stage_modules.items()},
-                complaint=self._complaint(stage_modules, ties, vertical_sync=vertical_sync),
+                error=self._argument_error(stage_modules, ties, vertical_sync=vertical_sync),
             )
         )
         self._modules = {stage: stage_modules[stage] for stage in self._held}
-        self._next, self._previous = self._world.links()
-        self._shared = Shared(
-            self._modules, self._world, ties=ties, holdings=holdings, device=self._device
+        self._next, self._previous = self._groups.links()
+        self._shared = SharedParameters(
+            self._modules, self._groups, ties=ties, holdings=holdings, device=self._device
         )
         self._stages: dict[int, Stage] = {
             stage: self._stage(stage, vertical_sync=vertical_sync) for stage in self._held
         }
-        # Nobody works, and perhaps fails, while another still waits for a group to form.
-        self._world.total([0.0])
+        # No rank starts, and perhaps fails, while another still waits for a group to form.
+        self._groups.total([0.0])
 
     @property
     def rank(self) -> int:
         """This one."""
-        return self._world.rank
+        return self._groups.rank
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages held here."""
+        """Stages held here."""
         return self._held
 
     @property
     def reduced_bytes(self) -> int:
-        """What the reduction of a batch's gradients carries from this rank."""
+        """Bytes that this rank contributes to the reduction of a batch's gradients."""
         return self._shared.bytes
 
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters held here, by global name."""
+        """Return the parameters held here, by global name."""
         return {n: p for module in self._modules.values() for n, p in module.named_parameters()}
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters held here, for an optimizer."""
+        """Return the parameters held here, for an optimizer."""
         return list(self.named_parameters().values())
 
     def step(
@@ -133,10 +133,10 @@ class PipelineEngine:
         sizes: Sequence[Hashable] | None = None,
         divisor: float | None = None,
     ) -> float:
-        """Take a batch forward and backward; the gradients are then those of the whole batch.
+        """Compute loss and gradients of a whole batch.
 
         Args:
-            batch: of each micro-batch (inputs, targets); a rank reads only those it takes,
+            batch: (inputs, targets) of each micro-batch; only its own ones are read by a rank,
                 inputs on the first stage, targets on the last.
             sizes: of each micro-batch, equal where shapes are; None: all have the same shapes.
             divisor: of loss and gradients; None: the number of micro-batches.
@@ -145,17 +145,21 @@ class PipelineEngine:
             The loss, on all ranks.
 
         Raises:
-            LayoutError: another number of micro-batches than promised, or sizes do not fit.
-            LinkError: another rank is gone, or shapes differ within a size.
+            LayoutError: another number of micro-batches than `micro_batches`, or of sizes.
+            LinkError: another rank has ended, or shapes differ within a size.
         """
         if self._asynchronous:
-            raise LayoutError("schedule pipedream has no steps: use run")
+            raise LayoutError(
+                "step: schedule pipedream is invalid: expected a synchronous one; use run"
+            )
         if self._count is not None and len(batch) != self._count:
-            raise LayoutError(f"a batch of {len(batch)} micro-batches, not of {self._count}")
+            raise LayoutError(
+                f"batch: {len(batch)} micro-batches is invalid: expected {self._count}"
+            )
         losses = self._drive(batch, sizes, update=None)
         divisor = float(len(batch)) if divisor is None else divisor
         self._shared.add_up(divisor)
-        return self._world.total([sum(losses)])[0] / divisor
+        return self._groups.total([sum(losses)])[0] / divisor
 
     def run(
         self,
@@ -164,10 +168,10 @@ class PipelineEngine:
         *,
         sizes: Sequence[Hashable] | None = None,
     ) -> list[float]:
-        """PipeDream: take minibatches through, each an update of its own, and drain.
+        """Train on minibatches by PipeDream's schedule, one update for each, then drain.
 
         Args:
-            minibatches: as `batch` of `step`; longer rows drain less often.
+            minibatches: as `batch` of `step`; longer sequences drain less often.
             update: changes the parameters held here by their gradients (optimizer.step, the
                 learning rate's schedule, ...). A stage with r replicas updates once for every
                 r minibatches, by the mean of their gradients; fewer in the last round.
@@ -177,12 +181,14 @@ class PipelineEngine:
             The loss of each minibatch, on all ranks.
 
         Raises:
-            LayoutError: another schedule; or sizes do not fit.
+            LayoutError: another schedule, or another number of sizes.
             LinkError: as in `step`.
         """
         if not self._asynchronous:
-            raise LayoutError(f"schedule {self._schedule} has steps: use step")
-        return self._world.total(self._drive(minibatches, sizes, update=update))
+            raise LayoutError(
+                f"run: schedule {self._schedule} is invalid: expected pipedream; use step"
+            )
+        return self._groups.total(self._drive(minibatches, sizes, update=update))
 
     def clip_gradients(self, most: float) -> float:
         """Scale the gradients of a step so that their norm over all stages is at most this.
@@ -192,10 +198,13 @@ class PipelineEngine:
 
         Raises:
             LayoutError: schedule pipedream, whose stages update at different times.
-            LinkError: another rank is gone.
+            LinkError: another rank has ended.
         """
         if self._asynchronous:
-            raise LayoutError("schedule pipedream has no gradient of the whole model to clip")
+            raise LayoutError(
+                "clip_gradients: schedule pipedream is invalid: it has no gradient of the whole"
+                " model; use 1f1b, or do not clip"
+            )
         norm = self._shared.norm()
         if norm > most:
             for parameter in self.parameters():
@@ -204,16 +213,16 @@ class PipelineEngine:
         return norm
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks.
+        """Return the sums of the values over all ranks.
 
         Raises:
-            LinkError: another rank is gone.
+            LinkError: another rank has ended.
         """
-        return self._world.total(values)
+        return self._groups.total(values)
 
     def close(self) -> None:
-        """End the engine's groups, on all ranks; torch's default group stays."""
-        self._world.leave()
+        """End the engine's process groups; torch's default group stays."""
+        self._groups.leave()
 
     def _drive(
         self,
@@ -225,7 +234,9 @@ class PipelineEngine:
         count = len(batch)
         sizes = [None] * count if sizes is None else sizes
         if len(sizes) != count:
-            raise LayoutError(f"{len(sizes)} sizes for {count} micro-batches; give each its own")
+            raise LayoutError(
+                f"sizes: {len(sizes)} values is invalid: expected {count}, one per micro-batch"
+            )
         for link in self._links():
             link.begin(sizes)
         for stage in self._stages.values():
@@ -241,7 +252,7 @@ class PipelineEngine:
                     assert update is not None
                     self._update(action, count, update)
         for link in self._links():
-            # What was sent has to have arrived before its memory is used again.
+            # Sent tensors must have arrived before their memory is used again.
             link.begin(())
         for stage in self._stages.values():
             stage.end()
@@ -257,11 +268,11 @@ class PipelineEngine:
             peer = self._layout.owner(stage - 1, micro)
             link = self._previous[stage][peer]
             value = link.receive(micro)
-            # That it came means that the peer has done what comes before in its order.
+            # The peer has sent this, so it has received the gradients that precede it in its order.
             replicas = len(self._layout.stages[stage - 1])
-            before = in_flight(self._layout, stage - 1) * replicas
+            offset = in_flight(self._layout, stage - 1) * replicas
             if self._asynchronous:
-                link.settle(micro - before)
+                link.settle(micro - offset)
         last = stage == self._layout.last
         self._enter("forward")
         output = self._stages[stage].forward(micro, value, batch[micro][1] if last else None)
@@ -304,7 +315,7 @@ class PipelineEngine:
         return StashedStage(
             self._modules[stage],
             loss,
-            mine=lambda index: ranks.index(self.rank) + index * len(ranks),
+            own_micro_batch=lambda index: ranks.index(self.rank) + index * len(ranks),
             version=lambda micro: rule(layout, stage, micro),
             copies=vertical_sync or in_flight(layout, stage) > 1,
         )
@@ -314,31 +325,35 @@ class PipelineEngine:
         former = [link for peers in self._previous.values() for link in peers.values()]
         return [*following, *former]
 
-    def _complaint(
+    def _argument_error(
         self,
         modules: Mapping[int, torch.nn.Module],
         ties: Sequence[Sequence[str]],
         *,
         vertical_sync: bool,
     ) -> str:
-        """Why this rank cannot take part; "" if it can."""
+        """Return what is invalid in this rank's arguments, or ""."""
         if set(modules) != set(self._held):
             return (
-                f"has modules for stages {sorted(modules)}, the layout puts {[*self._held]} there"
+                f"stage_modules: stages {sorted(modules)} is invalid: expected {[*self._held]}, as "
+                "the layout says"
             )
         try:
             order(self._layout, self._schedule, rank=self.rank, count=1)
         except LayoutError as error:
             return str(error)
         if self._count is not None and self._count < 1:
-            return f"{self._count} micro-batches; a step needs at least one"
+            return f"micro_batches: {self._count} is invalid: expected at least 1"
         if self._asynchronous and ties:
             return (
-                f"{' and '.join(ties[0])} are tied, which pipedream cannot keep equal, as stages "
-                "update at different times; use 1f1b"
+                f"ties: {' and '.join(ties[0])} is invalid: expected none with pipedream, whose "
+                "stages update at different times; use 1f1b"
             )
         if vertical_sync and not self._asynchronous:
-            return f"vertical sync belongs to pipedream, not to {self._schedule}"
+            return (
+                f"vertical_sync: True is invalid: expected False with schedule {self._schedule}; "
+                "only pipedream has it"
+            )
         return ""
 
 

@@ -1,4 +1,4 @@
-"""In which order a rank takes micro-batches forward and backward.
+"""Order of the forward and backward passes of a rank.
 
 - gpipe: all forward, then all backward (GPipe, NeurIPS'19).
 - 1f1b: as many forward as the pipeline is deep, then one backward, one forward in
@@ -7,9 +7,9 @@
 - pipedream: the order of 1f1b over a whole run, with an update of the weights after
   each backward pass (PipeDream, SOSP'19, section 3.2).
 
-Where each rank holds one stage, the order is written down. Interleaved layouts take the
-order that a simulated run takes (our definition). Both orders are those of a possible
-execution, therefore nothing waits for ever as long as sending does not block.
+Where each rank holds one stage, the order has a closed form. Interleaved layouts take the
+order of a simulated run (our definition). Both orders are those of a possible execution,
+so there is no deadlock as long as sending does not block.
 
 >>> from slurm_elastic.training.pipeline.stage_layout import StageLayout
 >>> def show(rank, schedule, layout=StageLayout.of(1, 1)):
@@ -34,7 +34,7 @@ SCHEDULES = ("gpipe", "1f1b", "pipedream")
 
 
 class PassKind(enum.Enum):
-    """What a rank does next."""
+    """Kind of a step of a schedule."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -43,11 +43,11 @@ class PassKind(enum.Enum):
 
 
 class MicroBatchStep(NamedTuple):
-    """One thing to do.
+    """One step of a schedule.
 
     Attributes:
-        kind: of thing.
-        stage: where.
+        kind: forward pass, backward pass or update.
+        stage: its number.
         micro: the micro-batch; of an update its round.
     """
 
@@ -60,30 +60,32 @@ class MicroBatchStep(NamedTuple):
 
 
 def in_flight(layout: StageLayout, stage: int) -> int:
-    """Micro-batches that each replica of a stage starts with before its first backward pass.
+    """Return the forward passes of each replica of a stage before its first backward pass.
 
-    The paper's NOAM (SOSP'19, section 3.2) for the first stage, and the same rule for what is
-    left of the pipeline from each later stage on: ceil(workers from here on / replicas).
+    The paper's NOAM (SOSP'19, section 3.2) for the first stage, and the same rule for the rest
+    of the pipeline from each later stage on: ceil(workers from here on / replicas).
     """
     workers = sum(len(ranks) for ranks in layout.stages[stage:])
     return -(-workers // len(layout.stages[stage]))
 
 
 def order(layout: StageLayout, schedule: str, *, rank: int, count: int) -> Iterator[MicroBatchStep]:
-    """What a rank does, in its order, for `count` micro-batches over all replicas.
+    """Yield the steps of a rank, in order, for `count` micro-batches over all replicas.
 
     Raises:
         LayoutError: an unknown schedule, or pipedream with several stages on a rank.
     """
     if schedule not in SCHEDULES:
-        raise LayoutError(f"schedule {schedule!r} is unknown; known: {', '.join(SCHEDULES)}")
+        raise LayoutError(
+            f"schedule: {schedule!r} is invalid: expected one of {', '.join(SCHEDULES)}"
+        )
     if not layout.interleaved:
         (stage,) = layout.held_by(rank)
         return _plain(layout, schedule, stage, layout.share(stage, rank, count), count)
     if schedule == "pipedream":
         raise LayoutError(
-            f"layout {layout} has several stages on a rank, which pipedream does not know; "
-            "use 1f1b, or one stage per rank"
+            f"layout {layout} is invalid: expected one stage per rank with schedule pipedream; "
+            "use 1f1b, or another layout"
         )
     return iter(_simulated(layout, schedule, count)[rank])
 
@@ -102,7 +104,7 @@ def _plain(
             yield MicroBatchStep(PassKind.FORWARD, stage, mine[ahead + done])
     rounds = -(-count // len(layout.stages[stage]))
     if schedule == "pipedream" and len(mine) < rounds:
-        # Nothing left for this replica in the last round; the others still add up with it.
+        # No micro-batch is left for this replica in the last round; its all-reduce is.
         yield MicroBatchStep(PassKind.UPDATE, stage, rounds - 1)
 
 
@@ -111,10 +113,10 @@ _TICKS = {PassKind.FORWARD: 1, PassKind.BACKWARD: 2}
 
 
 def _simulated(layout: StageLayout, schedule: str, count: int) -> list[list[MicroBatchStep]]:
-    """The orders of all ranks: whoever is free takes what is ready."""
+    """Return the orders of all ranks: each free rank starts a pass that is ready."""
     run = _Run(layout, schedule, count)
     total = 2 * count * len(layout.stages)
-    orders: list[list[MicroBatchStep]] = [[] for _ in range(layout.world)]
+    orders: list[list[MicroBatchStep]] = [[] for _ in range(layout.world_size)]
     while sum(map(len, orders)) < total:
         for rank, done in enumerate(orders):
             action = run.take(rank)
@@ -134,15 +136,15 @@ class _Run:
     def __init__(self, layout: StageLayout, schedule: str, count: int) -> None:
         self.now = 0
         self._layout, self._all_first = layout, schedule == "gpipe"
-        self._free = [0] * layout.world
+        self._free = [0] * layout.world_size
         self._ends: dict[MicroBatchStep, int] = {}
-        held = [(rank, s) for rank in range(layout.world) for s in layout.held_by(rank)]
-        #: Of each stage on each rank, micro-batches yet to go forward and backward.
+        held = [(rank, s) for rank in range(layout.world_size) for s in layout.held_by(rank)]
+        #: For each stage on each rank, micro-batches whose forward, or backward, pass is to come.
         self._ahead = {at: list(layout.share(at[1], at[0], count)) for at in held}
         self._back = {at: list(todo) for at, todo in self._ahead.items()}
 
     def take(self, rank: int) -> MicroBatchStep | None:
-        """What this rank begins now."""
+        """Return the pass that this rank starts now, or None."""
         if self._free[rank] > self.now:
             return None
         stages = self._layout.held_by(rank)[::-1]

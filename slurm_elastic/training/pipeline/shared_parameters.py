@@ -1,7 +1,7 @@
 """Parameters that several ranks hold: replicas of a stage, and tied weights.
 
-They begin equal, by the values of the first rank that holds them, and their gradients
-are added up over all that do.
+They begin with the values of the first rank that holds them, and their gradients are
+added up over all ranks that do.
 """
 
 from __future__ import annotations
@@ -14,79 +14,81 @@ import torch
 from torch import distributed as dist
 
 from slurm_elastic.training.pipeline.gradients import FlatSum
-from slurm_elastic.training.pipeline.stage_groups import Holding, StageGroups
+from slurm_elastic.training.pipeline.stage_groups import RankDescription, StageGroups
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
-from slurm_elastic.training.pipeline.stage_links import reaching
+from slurm_elastic.training.pipeline.stage_links import link_errors
 
 
-class Shared:
-    """The parameters of this rank's stages. Making it is collective.
+class SharedParameters:
+    """Parameters of this rank's stages; the constructor is collective.
 
     Args:
         modules: of the stages held here.
-        world: all ranks.
+        groups: all ranks.
         ties: sets of names of parameters that are one.
-        holdings: of all ranks.
-        device: where parameters live.
+        holdings: description of each rank.
+        device: of the parameters.
 
     Raises:
         LayoutError: tied parameters that are missing, or differ in type or shape.
-        LinkError: another rank is gone.
+        LinkError: another rank has ended.
     """
 
     def __init__(
         self,
         modules: Mapping[int, torch.nn.Module],
-        world: StageGroups,
+        groups: StageGroups,
         *,
         ties: Sequence[Sequence[str]],
-        holdings: Sequence[Holding],
+        holdings: Sequence[RankDescription],
         device: torch.device,
     ) -> None:
-        self._modules, self._world, self._device = modules, world, device
-        #: Of each parameter of the whole model one rank has one here.
+        self._modules, self._groups, self._device = modules, groups, device
+        #: Each parameter of the whole model is in this list on exactly one rank.
         self._counted: list[torch.nn.Parameter] = []
         self._stages = self._replicas({id(p) for names in ties for p in self._named(names)})
         self._tied = self._ties(ties, holdings)
 
     @property
     def bytes(self) -> int:
-        """What `add_up` carries from this rank."""
+        """Bytes that this rank contributes to `add_up`."""
         return sum(total.bytes for total in [*self._stages.values(), *self._tied])
 
     def add_up(self, divisor: float) -> None:
-        """Gradients of all that is held here become those of the whole batch."""
+        """Replace the gradients held here by those of the whole batch."""
         for total in [*self._stages.values(), *self._tied]:
             total.reduce(divisor)
 
     def add_up_stage(self, stage: int, divisor: float) -> None:
-        """The same for one stage; tied parameters are left out."""
+        """Replace the gradients of one stage likewise; tied parameters are left out."""
         self._stages[stage].reduce(divisor)
 
     def norm(self) -> float:
-        """Of the gradient of the whole model, on all ranks."""
+        """Return the norm of the gradient of the whole model; collective."""
         own = [p.grad for p in self._counted if p.grad is not None]
         squares = math.fsum(float(g.double().square().sum()) for g in own)
-        return math.sqrt(self._world.total([squares])[0])
+        return math.sqrt(self._groups.total([squares])[0])
 
     def _replicas(self, tied: set[int]) -> dict[int, FlatSum]:
         sums = {}
-        for stage, ranks in enumerate(self._world.layout.stages):
-            group = self._world.group(ranks)
+        for stage, ranks in enumerate(self._groups.layout.stages):
+            group = self._groups.group(ranks)
             if stage not in self._modules:
                 continue
             module = self._modules[stage]
             if group is not None:
-                _equal([*module.parameters(), *module.buffers()], ranks[0], group)
+                _equalise([*module.parameters(), *module.buffers()], ranks[0], group)
             own = [p for p in module.parameters() if id(p) not in tied]
-            self._counted += own if self._world.rank == ranks[0] else []
+            self._counted += own if self._groups.rank == ranks[0] else []
             sums[stage] = FlatSum(
                 [[p] for p in own], group=group, device=self._device, name=f"stage {stage}"
             )
         return sums
 
-    def _ties(self, ties: Sequence[Sequence[str]], holdings: Sequence[Holding]) -> list[FlatSum]:
-        stages = self._world.layout.stages
+    def _ties(
+        self, ties: Sequence[Sequence[str]], holdings: Sequence[RankDescription]
+    ) -> list[FlatSum]:
+        stages = self._groups.layout.stages
         first = [holdings[ranks[0]].parameters[stage] for stage, ranks in enumerate(stages)]
         sums = []
         for names in ties:
@@ -95,29 +97,32 @@ class Shared:
             for name in names:
                 holders = [stage for stage, known in enumerate(first) if name in known]
                 if not holders:
-                    raise LayoutError(f"tied parameter {name} is in no stage")
+                    raise LayoutError(
+                        f"ties: {name!r} is invalid: expected names of parameters; no stage has it"
+                    )
                 ranks += [rank for stage in holders for rank in stages[stage]]
                 kinds.append(first[holders[0]][name])
                 if kinds[-1] != kinds[0]:
                     raise LayoutError(
-                        f"tied parameters {names[0]} and {name} differ: {kinds[0]}, {kinds[-1]}"
+                        f"ties: {names[0]} ({kinds[0]}) and {name} ({kinds[-1]}) are invalid:"
+                        " expected equal type and shape"
                     )
-            group = self._world.group(ranks)
+            group = self._groups.group(ranks)
             here = self._named(names)
             if not here:
                 continue
             if group is not None:
-                _equal(here[:1], ranks[0], group)
+                _equalise(here[:1], ranks[0], group)
             with torch.no_grad():
                 for copy in here[1:]:
                     copy.copy_(here[0])
-            self._counted += here[:1] if self._world.rank == ranks[0] else []
+            self._counted += here[:1] if self._groups.rank == ranks[0] else []
             name = " = ".join(names)
             sums.append(FlatSum([here], group=group, device=self._device, name=name))
         return sums
 
     def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
-        """Those of the parameters that are held here, each once."""
+        """Return those of the named parameters that are held here, each once."""
         known = {
             name: parameter
             for module in self._modules.values()
@@ -126,8 +131,8 @@ class Shared:
         return list({id(known[n]): known[n] for n in names if n in known}.values())
 
 
-def _equal(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
-    """Give all ranks of a group the values of one."""
+def _equalise(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
+    """Set the tensors of all ranks of a group to the values of one."""
     for tensor in tensors:
-        with reaching(f"taking parameters from rank {source}"):
+        with link_errors(f"taking parameters from rank {source}"):
             dist.broadcast(tensor.detach(), source, group=group)

@@ -1,7 +1,7 @@
-"""The ranks of a pipeline meet: they compare what they hold and form their groups.
+"""Process groups of a pipeline, and the comparison of what its ranks hold.
 
-Everything here is collective, and fails on all ranks together: a rank that is not
-content says so to the others, who would otherwise wait for it.
+Everything here is collective, and fails on all ranks together: a rank with an error
+sends it to the others, which would otherwise wait for it.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurm_elastic.training.parallel.torch_compat import before_destroying
+from slurm_elastic.training.parallel.torch_compat import settle_collectives
 from slurm_elastic.training.pipeline.stage_layout import LayoutError, StageLayout
 from slurm_elastic.training.pipeline.stage_links import (
-    Next,
+    NextLink,
     NextRank,
-    Previous,
+    PreviousLink,
     PreviousRank,
     SameRank,
-    reaching,
+    link_errors,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What a rank tells the others.
+class RankDescription:
+    """Arguments and parameters of one rank, for the comparison with the others.
 
     Attributes:
-        agreed: what must be equal everywhere, by name.
+        agreed: values that must be equal on all ranks, by name.
         parameters: of each stage held, name to (type, shape, trainable).
-        complaint: why this rank cannot take part; "" if it can.
+        error: an invalid argument of this rank, or "".
     """
 
     agreed: Mapping[str, str]
     parameters: Mapping[int, Mapping[str, tuple[str, tuple[int, ...], bool]]]
-    complaint: str
+    error: str
 
 
 class StageGroups:
-    """This rank among those of a layout.
+    """Process groups of a layout, on one of its ranks.
 
     Args:
-        layout: all ranks of torch.distributed's default group; without one, a single rank.
-        device: where tensors live.
+        layout: of all ranks of torch.distributed's default group; without one, a single rank.
+        device: of the tensors.
         timeout_s: how long a rank waits for another.
 
     Attributes:
         rank: this one.
-        everyone: the group of all ranks; None in a world of one.
+        all_ranks: the group of all ranks; None for a single rank.
 
     Raises:
         LayoutError: the layout is for another number of ranks.
-        LinkError: a rank does not come.
+        LinkError: another rank has ended, or the timeout has passed.
     """
 
     def __init__(self, layout: StageLayout, *, device: torch.device, timeout_s: float) -> None:
@@ -64,80 +64,83 @@ class StageGroups:
         alone = not (dist.is_available() and dist.is_initialized())
         self.rank = 0 if alone else dist.get_rank()
         size = 1 if alone else dist.get_world_size()
-        if size != layout.world:
+        if size != layout.world_size:
             raise LayoutError(
-                f"layout {layout} is for {layout.world} rank(s), there are {size}"
-                + ("; init_process_group comes first" if alone else "")
+                f"layout {layout} is invalid: expected one for {size} rank(s), not"
+                f" {layout.world_size}" + ("; call init_process_group first" if alone else "")
             )
         if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise LayoutError(f"a timeout of {timeout_s:g} s; give more than 0")
+            raise LayoutError(f"timeout_s: {timeout_s:g} is invalid: expected a number above 0")
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: list[Any] = []
-        self.everyone = self.group(range(size))
+        self.all_ranks = self.group(range(size))
 
     def group(self, ranks: Sequence[int]) -> Any:
-        """A process group, for all ranks to ask for in the same order; None for one rank."""
+        """Return a process group, None for one rank; all ranks call this in the same order."""
         members = sorted(set(ranks))
         if len(members) == 1:
             return None
-        with reaching(f"forming a group of ranks {', '.join(map(str, members))}"):
-            made = dist.new_group(members, timeout=self._timeout)
+        with link_errors(f"forming a group of ranks {', '.join(map(str, members))}"):
+            group = dist.new_group(members, timeout=self._timeout)
         if self.rank in members:
-            self._groups.append(made)
-        return made
+            self._groups.append(group)
+        return group
 
-    def compare(self, mine: Holding) -> list[Holding]:
-        """What all ranks hold.
+    def compare(self, own: RankDescription) -> list[RankDescription]:
+        """Return the descriptions of all ranks.
 
         Raises:
-            LayoutError: some rank complains, two differ where they must not, or two stages have
+            LayoutError: a rank has an error, two differ where they must not, or two stages have
                 parameters of one name.
         """
-        all_of_them: list[Any] = [mine]
-        if self.everyone is not None:
-            all_of_them = [None] * self.layout.world
-            with reaching("comparing what ranks hold"):
-                dist.all_gather_object(all_of_them, mine, group=self.everyone)
-        for rank, other in enumerate(all_of_them):
-            if other.complaint:
-                raise LayoutError(f"rank {rank}: {other.complaint}")
-        for rank, other in enumerate(all_of_them):
+        descriptions: list[Any] = [own]
+        if self.all_ranks is not None:
+            descriptions = [None] * self.layout.world_size
+            with link_errors("comparing what ranks hold"):
+                dist.all_gather_object(descriptions, own, group=self.all_ranks)
+        for rank, other in enumerate(descriptions):
+            if other.error:
+                raise LayoutError(f"rank {rank}: {other.error}")
+        for rank, other in enumerate(descriptions):
             for name, value in other.agreed.items():
-                if value != all_of_them[0].agreed[name]:
+                if value != descriptions[0].agreed[name]:
                     raise LayoutError(
-                        f"{name} is {value} on rank {rank}, {all_of_them[0].agreed[name]} on rank "
-                        "0; all ranks need the same"
+                        f"{name}: {value} on rank {rank} is invalid: expected "
+                        f"{descriptions[0].agreed[name]} as on rank 0; pass the same on all ranks"
                     )
         holder: dict[str, int] = {}
         for stage, ranks in enumerate(self.layout.stages):
-            for name in all_of_them[ranks[0]].parameters[stage]:
+            for name in descriptions[ranks[0]].parameters[stage]:
                 if holder.setdefault(name, stage) != stage:
                     raise LayoutError(
-                        f"stages {holder[name]} and {stage} both have a parameter {name}; give "
-                        "layers names of the whole model, as cut does"
+                        f"stage {stage}: parameter name {name!r} is invalid: expected names that "
+                        f"no other stage has, but stage {holder[name]} has it; name layers as "
+                        "`cut` does"
                     )
             for rank in ranks[1:]:
-                first = all_of_them[ranks[0]].parameters[stage]
-                if all_of_them[rank].parameters[stage] != first:
+                first = descriptions[ranks[0]].parameters[stage]
+                if descriptions[rank].parameters[stage] != first:
                     raise LayoutError(
-                        f"stage {stage} has other parameters on rank {rank} than on rank "
-                        f"{ranks[0]}: {_difference(all_of_them[rank].parameters[stage], first)}"
+                        f"stage {stage}: parameters of rank {rank} are invalid: expected those of "
+                        f"rank {ranks[0]}: "
+                        f"{_difference(descriptions[rank].parameters[stage], first)}"
                     )
-        return all_of_them
+        return descriptions
 
-    def links(self) -> tuple[dict[int, dict[int, Next]], dict[int, dict[int, Previous]]]:
-        """Of each stage held here, the links to ranks of the following and former stage."""
-        following: dict[int, dict[int, Next]] = {}
-        former: dict[int, dict[int, Previous]] = {}
+    def links(self) -> tuple[dict[int, dict[int, NextLink]], dict[int, dict[int, PreviousLink]]]:
+        """Return, for each stage held here, the links to ranks of the next and previous stage."""
+        following: dict[int, dict[int, NextLink]] = {}
+        former: dict[int, dict[int, PreviousLink]] = {}
         for stage in range(self.layout.last):
-            these, those = self.layout.stages[stage], self.layout.stages[stage + 1]
-            groups = (self.group([*these, *those]), self.group([*these, *those]))
-            stride = math.lcm(len(these), len(those))
-            met = {
-                (these[micro % len(these)], those[micro % len(those)]) for micro in range(stride)
+            senders, receivers = self.layout.stages[stage], self.layout.stages[stage + 1]
+            groups = (self.group([*senders, *receivers]), self.group([*senders, *receivers]))
+            stride = math.lcm(len(senders), len(receivers))
+            pairs = {
+                (senders[micro % len(senders)], receivers[micro % len(receivers)])
+                for micro in range(stride)
             }
-            for one, other in sorted(met):
+            for one, other in sorted(pairs):
                 if one == other == self.rank:
                     same = SameRank()
                     following.setdefault(stage, {})[other] = same
@@ -151,22 +154,22 @@ class StageGroups:
         return following, former
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks.
+        """Return the sums of the values over all ranks.
 
         Raises:
-            LinkError: a rank is gone.
+            LinkError: a rank has ended.
         """
-        if self.everyone is None:
+        if self.all_ranks is None:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64, device=self._device)
-        with reaching("adding up losses over all ranks"):
-            dist.all_reduce(summed, group=self.everyone)
+        with link_errors("adding up losses over all ranks"):
+            dist.all_reduce(summed, group=self.all_ranks)
         return [float(value) for value in summed.tolist()]
 
     def leave(self) -> None:
-        """End the groups made here, together with the other ranks."""
-        if self.everyone is not None:
-            before_destroying()
+        """End the groups made here; collective."""
+        if self.all_ranks is not None:
+            settle_collectives()
         for group in reversed(self._groups):
             dist.destroy_process_group(group)
         self._groups.clear()
@@ -175,11 +178,11 @@ class StageGroups:
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     for name in [*one, *other]:
         if one.get(name) != other.get(name):
-            return f"{name} is {_words(one.get(name))}, not {_words(other.get(name))}"
+            return f"{name} is {_described(one.get(name))}, not {_described(other.get(name))}"
     return "in another order"
 
 
-def _words(parameter: tuple[str, tuple[int, ...], bool] | None) -> str:
+def _described(parameter: tuple[str, tuple[int, ...], bool] | None) -> str:
     if parameter is None:
         return "missing"
     dtype, shape, trainable = parameter

@@ -1,4 +1,4 @@
-"""Where the stages of a pipeline run: each stage's ranks, and who takes which micro-batch.
+"""The ranks of each pipeline stage, and the micro-batches of each rank.
 
 Micro-batch m belongs to replica m mod r of a stage with r replicas (PipeDream,
 SOSP'19, section 3.2: 1F1B-RR), so that neighbouring stages may differ in replicas.
@@ -15,7 +15,7 @@ StageLayout(stages=((0, 1), (2,)))
 >>> StageLayout(((0,), (2,)))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-slurm_elastic.training.pipeline.stage_layout.LayoutError: layout 1-1 leaves out rank 1; ...
+slurm_elastic.training.pipeline.stage_layout.LayoutError: layout 1-1: rank 1 is missing: ...
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 
 class LayoutError(ValueError):
-    """A layout, or its use, that cannot be; names culprit and remedy."""
+    """Invalid layout, or invalid use of one; the message names the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StageLayout:
     """The ranks of each stage.
 
     Attributes:
-        stages: from the input on, the ranks that each hold a replica of the stage. A rank may
+        stages: for each stage, from the input on, the ranks that hold a replica of it. A rank may
             hold several stages (interleaving).
 
     Raises:
@@ -43,20 +43,26 @@ class StageLayout:
 
     def __post_init__(self) -> None:
         if not self.stages:
-            raise LayoutError("a layout needs at least one stage")
+            raise LayoutError("layout: no stages is invalid: expected at least one")
         for stage, ranks in enumerate(self.stages):
             if not ranks:
-                raise LayoutError(f"layout {self}: stage {stage} has no ranks; give at least one")
+                raise LayoutError(
+                    f"layout {self}: stage {stage} without ranks is invalid: expected at least one"
+                )
             if len(set(ranks)) < len(ranks):
-                raise LayoutError(f"layout {self}: stage {stage} has a rank twice: {ranks}")
+                raise LayoutError(
+                    f"layout {self}: ranks {ranks} of stage {stage} are invalid: expected each once"
+                )
         used = {rank for ranks in self.stages for rank in ranks}
         for rank in range(max(len(used), max(used) + 1)):
             if rank not in used:
-                raise LayoutError(f"layout {self} leaves out rank {rank}; use all from 0")
+                raise LayoutError(
+                    f"layout {self}: rank {rank} is missing: expected all ranks from 0 on"
+                )
 
     @classmethod
     def of(cls, *replicas: int) -> StageLayout:
-        """Stages with these numbers of replicas, on consecutive ranks.
+        """Return stages with these numbers of replicas, on consecutive ranks.
 
         Raises:
             LayoutError: a number below 1.
@@ -64,55 +70,57 @@ class StageLayout:
         first, stages = 0, []
         for stage, count in enumerate(replicas):
             if count < 1:
-                raise LayoutError(f"stage {stage} with {count} replicas; give at least 1")
+                raise LayoutError(
+                    f"replicas of stage {stage}: {count} is invalid: expected at least 1"
+                )
             stages.append(tuple(range(first, first + count)))
             first += count
         return cls(tuple(stages))
 
     @classmethod
     def grid(cls, *, replicas: int, stages: int, chunks: int = 1) -> StageLayout:
-        """Every stage equally often.
+        """Return a layout with equally many replicas of each stage.
 
         Args:
             replicas: of each stage.
             stages: ranks that a micro-batch goes through.
-            chunks: stages on each rank; above 1 the pipeline passes every rank that often.
+            chunks: stages on each rank; above 1 a micro-batch passes every rank that often.
 
         Raises:
             LayoutError: a number below 1.
         """
         if chunks < 1:
-            raise LayoutError(f"{chunks} chunks per rank; give at least 1")
+            raise LayoutError(f"chunks per rank: {chunks} is invalid: expected at least 1")
         return cls(cls.of(*[replicas] * stages).stages * chunks)
 
     def __str__(self) -> str:
         return "-".join(str(len(ranks)) for ranks in self.stages)
 
     @property
-    def world(self) -> int:
-        """Ranks in all."""
+    def world_size(self) -> int:
+        """Number of ranks."""
         return 1 + max(rank for ranks in self.stages for rank in ranks)
 
     @property
     def last(self) -> int:
-        """The last stage."""
+        """Number of the last stage."""
         return len(self.stages) - 1
 
     @property
     def interleaved(self) -> bool:
         """Whether some rank holds several stages."""
-        return sum(map(len, self.stages)) > self.world
+        return sum(map(len, self.stages)) > self.world_size
 
     def held_by(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank, ascending."""
+        """Return the stages of a rank, ascending."""
         return tuple(s for s, ranks in enumerate(self.stages) if rank in ranks)
 
     def owner(self, stage: int, micro: int) -> int:
-        """The rank that takes this micro-batch through this stage."""
+        """Return the rank that computes this stage for this micro-batch."""
         ranks = self.stages[stage]
         return ranks[micro % len(ranks)]
 
     def share(self, stage: int, rank: int, count: int) -> range:
-        """The micro-batches, of so many, that this rank takes through this stage."""
+        """Return the micro-batches, of `count`, for which this rank computes this stage."""
         ranks = self.stages[stage]
         return range(ranks.index(rank), count, len(ranks))

@@ -1,12 +1,11 @@
-"""What travels between neighbouring stages: activations forward, gradients back.
+"""Transfers between neighbouring stages: activations forward, gradients back.
 
-Shapes are told once: the first value of each size of micro-batch is preceded by its
-form, later ones are not. Nobody waits to send. The next value is asked for as soon as
-the former has come, so that it travels while the rank computes.
+Shapes are sent once: the first value of each size of micro-batch is preceded by its
+form, later ones are not. Sending does not block. The next value is requested as soon as
+the former has arrived, so that the transfer overlaps with computing.
 
-Each direction of each boundary between two stages has a process group of its own: on
-one NCCL communicator an activation on its way could wait for a gradient that waits
-for it.
+Each direction of each boundary between two stages has its own process group: on one
+NCCL communicator an activation could wait for a gradient that waits for it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from slurm_elastic.training.pipeline.stage_layout import LayoutError
 
 
 class LinkError(RuntimeError):
-    """Another rank did not send, receive or add up; one line, names it."""
+    """Failed communication with another rank; the message is one line and names the rank."""
 
 
 class TensorForm(NamedTuple):
-    """What a value between stages is made of.
+    """Types and shapes of a value between stages.
 
     Attributes:
-        single: one tensor that stands for itself, not in a tuple.
-        parts: of each tensor its type, shape and whether a gradient comes back for it.
+        single: the value is a tensor, not a tuple.
+        parts: for each tensor its type, its shape and whether a gradient comes back for it.
     """
 
     single: bool
@@ -40,17 +39,17 @@ class TensorForm(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> TensorForm:
-        """The form of a tensor or a tuple of tensors.
+        """Return the form of a tensor or a tuple of tensors.
 
         Raises:
-            LayoutError: something else.
+            LayoutError: the value is neither.
         """
         tensors = value if isinstance(value, tuple) else (value,)
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 raise LayoutError(
-                    f"a stage gives {type(tensor).__name__}; between stages only tensors and "
-                    "tuples of tensors can travel: cut elsewhere"
+                    f"output of a stage: {type(tensor).__name__} is invalid: expected a tensor or "
+                    "a tuple of tensors; cut the model elsewhere"
                 )
         return cls(
             isinstance(value, torch.Tensor),
@@ -59,45 +58,45 @@ class TensorForm(NamedTuple):
 
     @property
     def gradients(self) -> tuple[tuple[str, tuple[int, ...], bool], ...]:
-        """The parts whose gradients come back."""
+        """Parts whose gradients come back."""
         return tuple(part for part in self.parts if part[2])
 
 
-class Next(Protocol):
-    """The link to a replica of the following stage."""
+class NextLink(Protocol):
+    """Link to a replica of the next stage."""
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """Before the first of so many micro-batches, whose sizes these are."""
+        """Prepare for a sequence of micro-batches of these sizes."""
 
     def send(self, micro: int, value: Any) -> None:
-        """A stage's output; does not wait."""
+        """Send the stage's output, without waiting."""
 
     def gradients(self, micro: int) -> list[torch.Tensor]:
-        """Of those parts of the output that asked for one."""
+        """Return the gradients of those parts of the output that require one."""
 
 
-class Previous(Protocol):
-    """The link to a replica of the stage before."""
+class PreviousLink(Protocol):
+    """Link to a replica of the previous stage."""
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """Before the first of so many micro-batches, whose sizes these are."""
+        """Prepare for a sequence of micro-batches of these sizes."""
 
     def receive(self, micro: int) -> Any:
-        """The input of a stage: leaves that ask for a gradient where the output did."""
+        """Return the stage's input: leaves that require a gradient where the output did."""
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
-        """Of those parts of the input that ask for one; does not wait."""
+        """Send the gradients of those parts of the input that require one, without waiting."""
 
     def settle(self, micro: int) -> None:
-        """What was sent back up to this micro-batch has certainly arrived."""
+        """Free what was sent back up to this micro-batch: it has arrived."""
 
 
 @contextlib.contextmanager
-def reaching(what: str) -> Iterator[None]:
-    """Failures of torch's collectives become one line.
+def link_errors(what: str) -> Iterator[None]:
+    """Replace failures of torch's communication by an error of one line.
 
     Raises:
-        LinkError: a peer is gone, or the group's timeout has passed.
+        LinkError: another rank has ended, or the group's timeout has passed.
     """
     try:
         yield
@@ -105,13 +104,13 @@ def reaching(what: str) -> Iterator[None]:
         raise
     except RuntimeError as error:
         text = (str(error).strip().splitlines() or ["no reason given"])[0]
-        # Where in gloo's source it happened, and its advice, are of no use to the reader.
+        # Without the place in gloo's source and its advice, which do not help a user.
         reason = re.sub(r"^(\[[^\]]*\.(cc|cpp|h):\d+\] )+", "", text).split(". This is ")[0]
         raise LinkError(f"rank {dist.get_rank()} failed {what}: {reason}") from error
 
 
-class _Outbox:
-    """Tensors on their way to one peer; kept until they have certainly arrived."""
+class _Sender:
+    """Tensors being sent to one rank; kept until they have arrived."""
 
     def __init__(self, group: Any, peer: int) -> None:
         self._group, self._peer = group, peer
@@ -120,46 +119,48 @@ class _Outbox:
     def send(self, micro: int, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             whole = tensor.detach().contiguous()
-            with reaching(f"sending micro-batch {micro} to rank {self._peer}"):
+            with link_errors(f"sending micro-batch {micro} to rank {self._peer}"):
                 work = dist.isend(whole, self._peer, group=self._group)
             self._sent.setdefault(micro, []).append((work, whole))
 
     def settle(self, micro: int) -> None:
         for key in [k for k in self._sent if k <= micro]:
             for work, _ in self._sent.pop(key):
-                with reaching(f"sending micro-batch {key} to rank {self._peer}"):
+                with link_errors(f"sending micro-batch {key} to rank {self._peer}"):
                     work.wait()
 
     def settle_all(self) -> None:
         self.settle(max(self._sent, default=-1))
 
 
-class _Inbox:
-    """Tensors from one peer, in the order in which it sends them."""
+class _Receiver:
+    """Tensors from one rank, in the order in which it sends them."""
 
     def __init__(self, group: Any, peer: int, device: torch.device) -> None:
         self._group, self._peer, self._device = group, peer, device
-        self._asked: dict[int, list[tuple[Any, torch.Tensor]]] = {}
+        self._requested: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
     def ask(self, micro: int, parts: Sequence[tuple[str, tuple[int, ...], bool]]) -> None:
-        if micro in self._asked:
+        if micro in self._requested:
             return
-        self._asked[micro] = []
+        self._requested[micro] = []
         for dtype, shape, _ in parts:
-            room = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
-            with reaching(f"waiting for micro-batch {micro} from rank {self._peer}"):
-                self._asked[micro].append((dist.irecv(room, self._peer, group=self._group), room))
+            buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
+            with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
+                self._requested[micro].append(
+                    (dist.irecv(buffer, self._peer, group=self._group), buffer)
+                )
 
     def take(self, micro: int) -> list[torch.Tensor]:
-        taken = []
-        for work, room in self._asked.pop(micro):
-            with reaching(f"waiting for micro-batch {micro} from rank {self._peer}"):
+        received = []
+        for work, buffer in self._requested.pop(micro):
+            with link_errors(f"waiting for micro-batch {micro} from rank {self._peer}"):
                 work.wait()
-            taken.append(room)
-        return taken
+            received.append(buffer)
+        return received
 
     def bytes(self, micro: int) -> bytes:
-        """A message of any length, at once."""
+        """Wait for a message of any length and return it."""
         self.ask(micro, [("int64", (1,), False)])
         (length,) = self.take(micro)
         self.ask(micro, [("uint8", (int(length.item()),), False)])
@@ -168,30 +169,30 @@ class _Inbox:
 
 
 class NextRank:
-    """`Next` on another rank.
+    """`NextLink` to another rank.
 
     Args:
         peer: that rank.
         groups: of activations and of gradients.
-        stride: micro-batches from one that takes this link to the next one that does.
-        device: where tensors live.
+        stride: every `stride`-th micro-batch takes this link.
+        device: of the tensors.
     """
 
     def __init__(
         self, peer: int, *, groups: tuple[Any, Any], stride: int, device: torch.device
     ) -> None:
-        self._out = _Outbox(groups[0], peer)
-        self._back = _Inbox(groups[1], peer, device)
+        self._out = _Sender(groups[0], peer)
+        self._back = _Receiver(groups[1], peer, device)
         self._stride, self._device = stride, device
         self._sizes: Sequence[Hashable] = ()
         self._forms: dict[Hashable, TensorForm] = {}
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """See `Next`."""
+        """See `NextLink`."""
         self._sizes = sizes
 
     def send(self, micro: int, value: Any) -> None:
-        """See `Next`.
+        """See `NextLink`.
 
         Raises:
             LinkError: the value has another form than the first of this size had.
@@ -204,18 +205,18 @@ class NextRank:
             self._out.send(micro, [length.to(self._device), text.to(self._device)])
         elif form != self._forms[size]:
             raise LinkError(
-                f"micro-batch {micro} has another form than those before it: {form.parts} after "
-                f"{self._forms[size].parts}; tell micro-batches apart with sizes=, and make a "
-                "new engine when layers freeze"
+                f"micro-batch {micro}: form {form.parts} is invalid: expected "
+                f"{self._forms[size].parts} as before; pass sizes= where shapes differ, and make "
+                "a new engine when layers freeze"
             )
         self._out.send(micro, value if isinstance(value, tuple) else [value])
 
     def gradients(self, micro: int) -> list[torch.Tensor]:
-        """See `Next`."""
+        """See `NextLink`."""
         self._back.ask(micro, self._forms[self._sizes[micro]].gradients)
         taken = self._back.take(micro)
-        # Whoever sent a gradient back has the activation. Without gradients this waits until
-        # the next stage takes it, which keeps a frozen stage from running far ahead.
+        # A gradient came back, so the activation has arrived. Without gradients this waits until
+        # the next stage takes it, so that a frozen stage does not run far ahead.
         self._out.settle(micro)
         later = micro + self._stride
         if later < len(self._sizes) and self._sizes[later] in self._forms:
@@ -224,24 +225,24 @@ class NextRank:
 
 
 class PreviousRank:
-    """`Previous` on another rank; arguments as for `NextRank`."""
+    """`PreviousLink` to another rank; arguments as for `NextRank`."""
 
     def __init__(
         self, peer: int, *, groups: tuple[Any, Any], stride: int, device: torch.device
     ) -> None:
-        self._in = _Inbox(groups[0], peer, device)
-        self._out = _Outbox(groups[1], peer)
+        self._in = _Receiver(groups[0], peer, device)
+        self._out = _Sender(groups[1], peer)
         self._stride = stride
         self._sizes: Sequence[Hashable] = ()
         self._forms: dict[Hashable, TensorForm] = {}
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._out.settle_all()
         self._sizes = sizes
 
     def receive(self, micro: int) -> Any:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         size = self._sizes[micro]
         if size not in self._forms:
             single, parts = json.loads(self._in.bytes(micro))
@@ -260,43 +261,43 @@ class PreviousRank:
         return taken[0] if form.single else tuple(taken)
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._out.send(micro, gradients)
 
     def settle(self, micro: int) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._out.settle(micro)
 
 
 class SameRank:
-    """`Next` and `Previous` of two stages on one rank: nothing travels."""
+    """`NextLink` and `PreviousLink` of two stages on one rank: nothing is sent."""
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
         self._gradients: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, sizes: Sequence[Hashable]) -> None:
-        """See `Next`."""
+        """See `NextLink`."""
 
     def send(self, micro: int, value: Any) -> None:
-        """See `Next`."""
+        """See `NextLink`."""
         TensorForm.of(value)
         self._values[micro] = value
 
     def receive(self, micro: int) -> Any:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         value = self._values.pop(micro)
         tensors = value if isinstance(value, tuple) else (value,)
         leaves = tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
         return leaves if isinstance(value, tuple) else leaves[0]
 
     def send_back(self, micro: int, gradients: Sequence[torch.Tensor]) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""
         self._gradients[micro] = list(gradients)
 
     def gradients(self, micro: int) -> list[torch.Tensor]:
-        """See `Next`."""
+        """See `NextLink`."""
         return self._gradients.pop(micro)
 
     def settle(self, micro: int) -> None:
-        """See `Previous`."""
+        """See `PreviousLink`."""

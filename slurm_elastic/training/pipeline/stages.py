@@ -1,8 +1,8 @@
-"""One stage of a pipeline: its layers, and what it keeps of micro-batches in flight.
+"""One stage of a pipeline: its layers, and the state of micro-batches in flight.
 
-A stage is called as a part of nn.Sequential is: with one value, a tensor or a tuple
-of tensors, and gives one. Of those tensors gradients flow through the ones that ask
-for it.
+A stage is called as a part of nn.Sequential is: it takes one value, a tensor or a
+tuple of tensors, and returns one. Gradients flow through those tensors that require
+them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 class Stage(Protocol):
-    """What the engine drives."""
+    """Passes through the layers of one stage."""
 
     module: torch.nn.Module
 
     def begin(self) -> None:
-        """Before the first of a row of micro-batches."""
+        """Prepare for a sequence of micro-batches."""
 
     def forward(self, micro: int, value: Any, targets: Any) -> Any:
-        """The output; on the last stage, the loss."""
+        """Return the output; on the last stage, the loss."""
 
     def backward(self, micro: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """From gradients of the output to those of the input; parameters keep theirs."""
+        """Return the gradients of the input, given those of the output; keep the parameters'."""
 
     def end(self) -> None:
-        """After the last: nothing is in flight."""
+        """Free what the sequence needed: nothing is in flight."""
 
 
 def cut(
     layers: Sequence[tuple[str, torch.nn.Module]], lengths: Sequence[int]
 ) -> list[torch.nn.Sequential]:
-    """Consecutive layers become stages; parameters keep the names of the whole model.
+    """Return stages of consecutive layers; parameters keep the names of the whole model.
 
     Args:
         layers: (name, module) in their order.
@@ -56,8 +56,8 @@ def cut(
     """
     if sum(lengths) != len(layers) or min(lengths, default=0) < 1:
         raise LayoutError(
-            f"stages of {list(lengths)} layers do not make {len(layers)}; each layer belongs to "
-            "one stage, each stage has one at least"
+            f"lengths: {list(lengths)} is invalid: expected numbers of at least 1 that add up to "
+            f"{len(layers)} layers"
         )
     stages, first = [], 0
     for length in lengths:
@@ -66,14 +66,14 @@ def cut(
     return stages
 
 
-def asking(value: Any) -> list[torch.Tensor]:
-    """The tensors of a value through which gradients flow."""
+def differentiable(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a value that require gradients."""
     tensors = value if isinstance(value, tuple) else (value,)
     return [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def scalar(loss: Any) -> torch.Tensor:
-    """The loss, if it is one.
+    """Return the loss as a tensor of shape ().
 
     Raises:
         LayoutError: it is no tensor, or one of several numbers.
@@ -81,12 +81,15 @@ def scalar(loss: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.reshape(())
     what = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-    raise LayoutError(f"the loss of a micro-batch is of {what}; give one number, such as its sum")
+    raise LayoutError(
+        f"loss of a micro-batch: a value of {what} is invalid: expected one number; return the sum"
+        " or the mean"
+    )
 
 
 @contextlib.contextmanager
-def naming(module: torch.nn.Module, value: Any) -> Iterator[None]:
-    """Around `module(value)`: says which layer does not take what the one before it gives.
+def layer_errors(module: torch.nn.Module, value: Any) -> Iterator[None]:
+    """Replace errors of `module(value)` by one that names the layer which rejects its input.
 
     Raises:
         LayoutError: in place of the layer's own error.
@@ -96,14 +99,14 @@ def naming(module: torch.nn.Module, value: Any) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError):
-        before = "the input"
+        source = "the input"
         for name, layer in module.named_children():
             try:
                 value = layer(value)
             except (RuntimeError, TypeError, ValueError) as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise LayoutError(f"layer {name} does not take {before}: {reason}") from error
-            before = f"what layer {name} gives"
+                raise LayoutError(f"layer {name} does not accept {source}: {reason}") from error
+            source = f"the output of layer {name}"
         raise
 
 
@@ -120,30 +123,30 @@ class PlainStage:
     def __init__(self, module: torch.nn.Module, loss: Loss | None) -> None:
         self.module = module
         self._loss = loss
-        self._kept: dict[int, tuple[Any, Any]] = {}
+        self._in_flight: dict[int, tuple[Any, Any]] = {}
 
     def begin(self) -> None:
         """See `Stage`."""
-        self._kept.clear()
+        self._in_flight.clear()
         for parameter in self.module.parameters():
             parameter.grad = None
 
     def forward(self, micro: int, value: Any, targets: Any) -> Any:
         """See `Stage`."""
-        with naming(self.module, value):
+        with layer_errors(self.module, value):
             output = self.module(value)
         if self._loss is not None:
             output = scalar(self._loss(output, targets))
-        self._kept[micro] = (value, output)
+        self._in_flight[micro] = (value, output)
         return output
 
     def backward(self, micro: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Stage`."""
-        value, output = self._kept.pop(micro)
-        outputs = asking(output)
+        value, output = self._in_flight.pop(micro)
+        outputs = differentiable(output)
         if outputs:
             torch.autograd.backward(outputs, None if self._loss else list(gradients))
-        inputs = asking(value)
+        inputs = differentiable(value)
         return [torch.zeros_like(t) if t.grad is None else t.grad for t in inputs]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""PipeDream's weight stashing: each micro-batch goes back through the weights it came by.
+"""PipeDream's weight stashing: backward passes use the weights of their forward passes.
 
 In an asynchronous pipeline weights change between the forward and the backward pass of
 a micro-batch. A stage therefore keeps the versions that micro-batches in flight were
@@ -11,11 +11,11 @@ had when it entered:
 
     w(t+1) = w(t) - lr * grad f(w_1(t-n+1), ..., w_n(t-n+1))
 
-Which version that is follows from the schedule, so it is worked out on each rank and
-does not travel. With unequal replicas, whose updates take in unequal numbers of
-micro-batches, it is the newest one that has taken in none that the first stage's has
-not (our definition). Only parameters are kept: buffers, such as BatchNorm's running
-statistics, are the newest ones.
+Which version that is follows from the schedule, so each rank computes it and nothing
+is sent. With unequal replicas, whose updates contain unequal numbers of micro-batches,
+it is the newest one that contains only those of the first stage's version (our
+definition). Only parameters are kept: buffers, such as BatchNorm's running statistics,
+are the newest ones.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ import torch
 
 from slurm_elastic.training.pipeline.schedules import in_flight
 from slurm_elastic.training.pipeline.stage_layout import StageLayout
-from slurm_elastic.training.pipeline.stages import Loss, asking, naming, scalar
+from slurm_elastic.training.pipeline.stages import Loss, differentiable, layer_errors, scalar
 
 
 def newest(layout: StageLayout, stage: int, micro: int) -> int:
-    """Updates a stage has made when this micro-batch comes forward.
+    """Return the version of a stage's weights at this micro-batch's forward pass.
 
     >>> [newest(StageLayout.of(1, 1, 1), 0, micro) for micro in range(5)]
     [0, 0, 0, 1, 2]
     >>> [newest(StageLayout.of(1, 1, 1), 2, micro) for micro in range(5)]
     [0, 1, 2, 3, 4]
     """
-    mine = micro // len(layout.stages[stage])
-    return max(0, mine - in_flight(layout, stage) + 1)
+    round_ = micro // len(layout.stages[stage])
+    return max(0, round_ - in_flight(layout, stage) + 1)
 
 
 def synchronised(layout: StageLayout, stage: int, micro: int) -> int:
-    """The version with vertical sync.
+    """Return the version of a stage's weights for this micro-batch with vertical sync.
 
     >>> [synchronised(StageLayout.of(1, 1, 1), 2, micro) for micro in range(5)]
     [0, 0, 0, 1, 2]
     >>> [synchronised(StageLayout.of(2, 1), 1, micro) for micro in range(7)]
     [0, 0, 0, 0, 2, 2, 4]
     """
-    taken_in = newest(layout, 0, micro) * len(layout.stages[0])
-    return taken_in // len(layout.stages[stage])
+    contained = newest(layout, 0, micro) * len(layout.stages[0])
+    return contained // len(layout.stages[stage])
 
 
 class StashedStage:
@@ -62,10 +62,10 @@ class StashedStage:
     Args:
         module: the layers.
         loss: on the last stage.
-        mine: the micro-batches of this replica, without end.
-        version: of the weights that a micro-batch uses.
-        copies: False where no version is ever needed after an update; passes then go
-            through the parameters themselves.
+        own_micro_batch: returns the nth micro-batch of this replica.
+        version: returns the version of the weights that a micro-batch uses.
+        copies: False where no version is needed after an update; passes then use the
+            parameters themselves.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class StashedStage:
         module: torch.nn.Module,
         loss: Loss | None,
         *,
-        mine: Callable[[int], int],
+        own_micro_batch: Callable[[int], int],
         version: Callable[[int], int],
         copies: bool,
     ) -> None:
         self.module = module
         self._loss = loss
-        self._mine, self._version, self._copies = mine, version, copies
+        self._own_micro_batch, self._version, self._copies = own_micro_batch, version, copies
         self._versions: dict[int, dict[str, torch.Tensor]] = {}
-        self._kept: dict[int, tuple[Any, Any]] = {}
+        self._in_flight: dict[int, tuple[Any, Any]] = {}
         self._newest = self._begun = 0
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions kept now."""
+        """Versions that are kept."""
         return tuple(self._versions)
 
     def begin(self) -> None:
-        """See `Stage`: the weights as they are become version 0."""
-        self._kept.clear()
+        """See `Stage`: the present weights become version 0."""
+        self._in_flight.clear()
         self._versions.clear()
         self._newest = self._begun = 0
         self._versions[0] = self._snapshot()
@@ -100,22 +100,22 @@ class StashedStage:
         """See `Stage`."""
         self._begun += 1
         weights = self._versions[self._version(micro)]
-        with naming(self.module, value):
+        with layer_errors(self.module, value):
             output = torch.func.functional_call(self.module, weights, (value,))
         if self._loss is not None:
             output = scalar(self._loss(output, targets))
-        self._kept[micro] = (value, output)
+        self._in_flight[micro] = (value, output)
         return output
 
     def backward(self, micro: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """See `Stage`: gradients of this micro-batch alone, at the weights of its forward pass."""
-        value, output = self._kept.pop(micro)
-        inputs, outputs = asking(value), asking(output)
+        """See `Stage`: the gradients of this micro-batch, at the weights of its forward pass."""
+        value, output = self._in_flight.pop(micro)
+        inputs, outputs = differentiable(value), differentiable(output)
         weights = self._versions[self._version(micro)]
         names = [name for name, weight in weights.items() if weight.requires_grad]
-        found: Sequence[Any] = [None] * (len(names) + len(inputs))
-        if outputs and found:
-            found = torch.autograd.grad(
+        computed: Sequence[Any] = [None] * (len(names) + len(inputs))
+        if outputs and computed:
+            computed = torch.autograd.grad(
                 outputs,
                 [weights[name] for name in names] + inputs,
                 None if self._loss else list(gradients),
@@ -123,21 +123,26 @@ class StashedStage:
             )
         self.clear()
         parameters = dict(self.module.named_parameters())
-        for name, gradient in zip(names, found[: len(names)], strict=True):
+        for name, gradient in zip(names, computed[: len(names)], strict=True):
             parameters[name].grad = gradient
-        back = found[len(names) :]
+        back = computed[len(names) :]
         return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, back, strict=True)]
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients."""
         for parameter in self.module.parameters():
             parameter.grad = None
 
     def updated(self) -> None:
-        """The parameters have changed: a new version; those that nobody needs go."""
+        """Keep the changed parameters as a new version, and drop those that are not needed."""
         self._newest += 1
         self._versions[self._newest] = self._snapshot()
-        oldest = min([self._version(self._mine(self._begun)), *map(self._version, self._kept)])
+        oldest = min(
+            [
+                self._version(self._own_micro_batch(self._begun)),
+                *map(self._version, self._in_flight),
+            ]
+        )
         for version in [v for v in self._versions if v < oldest]:
             del self._versions[version]
 
@@ -148,7 +153,7 @@ class StashedStage:
     def _snapshot(self) -> dict[str, torch.Tensor]:
         weights = {}
         for name, parameter in self.module.named_parameters():
-            # `data`: the same memory, but changes in place are not held against the graph.
-            same = parameter.detach().clone() if self._copies else parameter.data
-            weights[name] = same.requires_grad_(parameter.requires_grad)
+            # `data`: the same memory, but autograd does not check for changes in place.
+            weight = parameter.detach().clone() if self._copies else parameter.data
+            weights[name] = weight.requires_grad_(parameter.requires_grad)
         return weights

@@ -231,9 +231,9 @@ def test_limits_that_nobody_meets(run, net, words, said):
             "--price: h100 is a type of no configuration; known: a100, v100",
         ),
         (("--price", "a100"), '--price: "a100" cannot be read; write NAME=NUMBER'),
-        (("--deadline", "nan"), '--deadline: "nan" is no number above 0'),
-        (("--budget", "-1"), '--budget: "-1" is no number above 0'),
-        (("--epochs", "0.5"), '--epochs: "0.5" is no number above 0'),
+        (("--deadline", "nan"), '--deadline: "nan" is invalid: expected a number above 0'),
+        (("--budget", "-1"), '--budget: "-1" is invalid: expected a number above 0'),
+        (("--epochs", "0.5"), '--epochs: "0.5" is invalid: expected a whole number above 0'),
         (("--batch", "7"), "--batch: nothing was measured with 7 samples per GPU; known: 10"),
         (("--global-batch", "7"), "--global-batch: nothing was measured with 7 samples per step"),
         (("--batch", "10", "--global-batch", "40"), "--global-batch goes with neither --batch"),
@@ -243,7 +243,7 @@ def test_limits_that_nobody_meets(run, net, words, said):
         (("--model", "layers=5,layers=6"), "--model: layers is given twice"),
         (
             ("--model", "layers=x,gradient-bytes=1,batch=1,compute=1"),
-            '--model: layers: "x" is no number above 0',
+            '--model: layers: "x" is invalid: expected a whole number above 0',
         ),
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute=1"),
@@ -263,7 +263,7 @@ def test_limits_that_nobody_meets(run, net, words, said):
         (("net.json",), "net.json is given twice"),
         (("none.json",), "none.json: No such file or directory"),
         (("--plot", "x.gif"), 'x.gif: no format ".gif"; end the name in .png, .svg, .pdf'),
-        (("-o", "nobody"), '--format: "nobody" is no column; known: type'),
+        (("-o", "nobody"), '--format: "nobody" is unknown; known: type'),
     ],
 )  # fmt: skip
 def test_wrong_options(run, net, words, said):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_elastic.rpc import frames, munge_auth
+from tests.support.munge_daemon import MungeDaemon
 
 Answer = Callable[[socket.socket, frames.Message], None]
 
@@ -45,7 +46,7 @@ def replying(content: dict[str, Any], **changes: Any) -> Answer:
     return answer
 
 
-def test_question_and_answer(munge: dict[str, str]) -> None:
+def test_question_and_answer(munge: MungeDaemon) -> None:
     asked: list[frames.Message] = []
 
     def answer(peer: socket.socket, message: frames.Message) -> None:
@@ -59,7 +60,7 @@ def test_question_and_answer(munge: dict[str, str]) -> None:
     assert (asked[0].uid, asked[0].gid) == (os.getuid(), os.getgid())
 
 
-def test_a_refusal_carries_its_reason(munge: dict[str, str]) -> None:
+def test_a_refusal_carries_its_reason(munge: MungeDaemon) -> None:
     with (
         serving(replying({"error": "job 7 is not elastic"})) as address,
         pytest.raises(frames.RequestRejected, match="job 7 is not elastic"),
@@ -76,12 +77,12 @@ def test_a_refusal_carries_its_reason(munge: dict[str, str]) -> None:
         (lambda peer, _: peer.sendall(b"\0\0\0\4null"), "no munge credential"),
     ],
 )
-def test_a_false_reply_is_not_believed(munge: dict[str, str], answer: Answer, words: str) -> None:
+def test_a_false_reply_is_not_believed(munge: MungeDaemon, answer: Answer, words: str) -> None:
     with serving(answer) as address, pytest.raises(frames.ControllerUntrusted, match=words):
         frames.call(address, {}, timeout_s=5)
 
 
-def test_json_that_is_no_object_is_not_believed(munge: dict[str, str]) -> None:
+def test_json_that_is_no_object_is_not_believed(munge: MungeDaemon) -> None:
     def answer(peer: socket.socket, message: frames.Message) -> None:
         frame = munge_auth.seal(b"[1]", purpose="reply", nonce=message.nonce)
         peer.sendall(len(frame).to_bytes(4, "big") + frame)
@@ -94,7 +95,7 @@ def test_json_that_is_no_object_is_not_believed(munge: dict[str, str]) -> None:
 
 
 def test_only_the_controllers_account_may_answer(
-    munge: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    munge: MungeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "trusted_uids", lambda: {os.getuid() + 1})
     with (
@@ -128,12 +129,12 @@ def test_who_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         (lambda peer, _: peer.sendall(b"\xff\xff\xff\xff"), "4294967295 bytes is announced"),
     ],
 )
-def test_a_broken_server_is_unreachable(munge: dict[str, str], answer: Answer, words: str) -> None:
+def test_a_broken_server_is_unreachable(munge: MungeDaemon, answer: Answer, words: str) -> None:
     with serving(answer) as address, pytest.raises(frames.ControllerUnreachable, match=words):
         frames.call(address, {}, timeout_s=5)
 
 
-def test_one_deadline_covers_a_trickle(munge: dict[str, str]) -> None:
+def test_one_deadline_covers_a_trickle(munge: MungeDaemon) -> None:
     def answer(peer: socket.socket, _: frames.Message) -> None:
         peer.sendall(b"\0\0\0\x40")
         try:
@@ -152,12 +153,12 @@ def test_one_deadline_covers_a_trickle(munge: dict[str, str]) -> None:
     assert time.monotonic() - began < 4
 
 
-def test_nobody_there(munge: dict[str, str]) -> None:
+def test_nobody_there(munge: MungeDaemon) -> None:
     with pytest.raises(frames.ControllerUnreachable, match="Connection refused"):
         frames.call("127.0.0.1:1", {}, timeout_s=5)
 
 
-def test_a_request_has_a_limit(munge: dict[str, str]) -> None:
+def test_a_request_has_a_limit(munge: MungeDaemon) -> None:
     with pytest.raises(frames.ChannelError, match="more than 65536"):
         frames.call("127.0.0.1:1", {"text": "x" * 70_000}, timeout_s=5)
 
@@ -190,7 +191,7 @@ def test_addresses_that_are_none(text: str) -> None:
         frames.parse_address(text)
 
 
-def test_the_frame_as_documented(munge: dict[str, str]) -> None:
+def test_the_frame_as_documented(munge: MungeDaemon) -> None:
     frame = frames.encode({"v": 1}, purpose="request", nonce="n", limit=1000)
     size = frames.frame_size(frame[: frames.HEADER_SIZE], limit=1000)
     assert size == len(frame) - 4
@@ -202,7 +203,7 @@ def test_the_frame_as_documented(munge: dict[str, str]) -> None:
 
 
 def test_of_several_the_active_one_answers_and_is_asked_first_from_then_on(
-    munge: dict[str, str],
+    munge: MungeDaemon,
 ) -> None:
     standby = replying({"error": "this controller stands by", "code": "standby"})
     with serving(standby) as one, serving(replying({"version": "1"})) as two:
@@ -213,12 +214,12 @@ def test_of_several_the_active_one_answers_and_is_asked_first_from_then_on(
         assert frames.call(f"{one},{two}", {"op": "ping"}, timeout_s=5) == {"version": "2"}
 
 
-def test_of_several_one_that_is_dead_is_passed_over(munge: dict[str, str]) -> None:
+def test_of_several_one_that_is_dead_is_passed_over(munge: MungeDaemon) -> None:
     with serving(replying({"version": "1"})) as two:
         assert frames.call(f"127.0.0.1:1, {two}", {}, timeout_s=5) == {"version": "1"}
 
 
-def test_a_refusal_of_the_active_one_is_final(munge: dict[str, str]) -> None:
+def test_a_refusal_of_the_active_one_is_final(munge: MungeDaemon) -> None:
     with (
         serving(replying({"error": "no", "code": "refused"})) as one,
         pytest.raises(frames.RequestRejected, match="no"),
@@ -226,7 +227,7 @@ def test_a_refusal_of_the_active_one_is_final(munge: dict[str, str]) -> None:
         frames.call(f"{one},127.0.0.1:1", {}, timeout_s=5)
 
 
-def test_when_none_is_active_each_says_why(munge: dict[str, str]) -> None:
+def test_when_none_is_active_each_says_why(munge: MungeDaemon) -> None:
     standby = replying(
         {"error": "this controller stands by; none is active yet", "code": "standby"}
     )

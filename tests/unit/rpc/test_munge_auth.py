@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_elastic.rpc import munge_auth
+from tests.support.munge_daemon import MungeDaemon
 
 
 @pytest.fixture(params=["library", "commands"])
@@ -22,13 +23,13 @@ def make(body: bytes = b"{}", **changes: object) -> bytes:
     return munge_auth.seal(body, **{"purpose": "request", "nonce": "n1", **changes})  # type: ignore[arg-type]
 
 
-def test_a_message_comes_back_with_its_author(munge: dict[str, str], way: str) -> None:
+def test_a_message_comes_back_with_its_author(munge: MungeDaemon, way: str) -> None:
     body = bytes(range(256)) * 5000
     opened = munge_auth.unseal(make(body), purpose="request")
     assert opened == (os.getuid(), os.getgid(), body, "n1")
 
 
-def test_a_message_is_opened_once(munge: dict[str, str], way: str) -> None:
+def test_a_message_is_opened_once(munge: MungeDaemon, way: str) -> None:
     frame = make()
     munge_auth.unseal(frame, purpose="request")
     with pytest.raises(munge_auth.UnsealError, match="a replay"):
@@ -55,13 +56,13 @@ def changed_credential(frame: bytes) -> bytes:
     ],
 )
 def test_forgeries_are_refused(
-    munge: dict[str, str], way: str, tamper: Callable[[bytes], bytes], words: str
+    munge: MungeDaemon, way: str, tamper: Callable[[bytes], bytes], words: str
 ) -> None:
     with pytest.raises(munge_auth.UnsealError, match=words):
         munge_auth.unseal(tamper(make()), purpose="request")
 
 
-def test_a_request_is_no_reply_and_a_reply_answers_one_request(munge: dict[str, str]) -> None:
+def test_a_request_is_no_reply_and_a_reply_answers_one_request(munge: MungeDaemon) -> None:
     with pytest.raises(munge_auth.UnsealError, match="is a request, not a reply"):
         munge_auth.unseal(make(), purpose="reply", nonce="n1")
     with pytest.raises(munge_auth.UnsealError, match="another request"):
@@ -69,7 +70,7 @@ def test_a_request_is_no_reply_and_a_reply_answers_one_request(munge: dict[str, 
     assert munge_auth.unseal(make(purpose="reply"), purpose="reply", nonce="n1").body == b"{}"
 
 
-def test_a_credential_of_another_program_is_refused(munge: dict[str, str]) -> None:
+def test_a_credential_of_another_program_is_refused(munge: MungeDaemon) -> None:
     credential = munge_auth._encode(b"something else", None)
     with pytest.raises(munge_auth.UnsealError, match="another program"):
         munge_auth.unseal(credential + b"\n{}", purpose="request")
@@ -78,7 +79,7 @@ def test_a_credential_of_another_program_is_refused(munge: dict[str, str]) -> No
         munge_auth.unseal(credential + b"\n{}", purpose="request")
 
 
-def test_a_message_for_another_user_stays_closed(munge: dict[str, str], way: str) -> None:
+def test_a_message_for_another_user_stays_closed(munge: MungeDaemon, way: str) -> None:
     assert munge_auth.unseal(make(uid=os.getuid()), purpose="request").body == b"{}"
     with pytest.raises(munge_auth.UnsealError, match="another user"):
         munge_auth.unseal(make(uid=os.getuid() + 4242), purpose="request")
@@ -104,14 +105,14 @@ def test_no_munge_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stopped_munged_holds_nobody_up(
-    munge: dict[str, str], way: str, monkeypatch: pytest.MonkeyPatch
+    munge: MungeDaemon, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(munge_auth, "TIMEOUT_S", 0.3)
-    os.kill(int(munge["pid"]), signal.SIGSTOP)
+    os.kill(munge.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
         with pytest.raises(munge_auth.MungeError, match="does not answer"):
             make()
         assert time.monotonic() - began < 5, "libmunge alone waits for ten seconds"
     finally:
-        os.kill(int(munge["pid"]), signal.SIGCONT)
+        os.kill(munge.pid, signal.SIGCONT)

@@ -11,7 +11,7 @@ require("python/torch")
 
 import torch  # noqa: E402
 
-from tests.support.training_runs import Esrun, Worlds  # noqa: E402
+from tests.support.training_runs import FakeLauncher, TrainingRuns  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,16 +27,16 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def worlds(tmp_path: Path) -> Iterator[Worlds]:
+def runs(tmp_path: Path) -> Iterator[TrainingRuns]:
     """Starts training runs of several ranks; none survives the test."""
-    started = Worlds(tmp_path / "run")
+    started = TrainingRuns(tmp_path / "run")
     yield started
     started.kill()
 
 
 @pytest.fixture
-def esrun(tmp_path: Path) -> Iterator[Esrun]:
+def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
     """A stand-in for esrun's end of the local socket."""
-    stand_in = Esrun(tmp_path / "socket")
+    stand_in = FakeLauncher(tmp_path / "socket")
     yield stand_in
     stand_in.close()

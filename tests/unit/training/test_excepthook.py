@@ -1,4 +1,4 @@
-"""What ends a script is told in one line."""
+"""Uncaught errors of the library are shown as one line."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ def run(where: Path, *words: str, **environment: str) -> str:
     return done.stderr
 
 
-def test_one_line_and_no_traceback(tmp_path: Path) -> None:
+def test_an_error_of_the_library_is_one_line_without_a_traceback(tmp_path: Path) -> None:
     assert run(tmp_path, "8", "2f2b") == (
-        "slurm-elastic: schedule is '2f2b'; write one of gpipe, 1f1b, pipedream\n"
+        "slurm-elastic: schedule: '2f2b' is invalid: expected one of gpipe, 1f1b, pipedream\n"
     )
-    said = run(tmp_path, "6", "pipedream")
-    assert said.startswith("slurm-elastic: layer back does not take what layer front gives: mat1")
-    assert said.count("\n") == 1
+    stderr = run(tmp_path, "6", "pipedream")
+    assert stderr.startswith(
+        "slurm-elastic: layer back does not accept the output of layer front: mat1"
+    )
+    assert stderr.count("\n") == 1
     assert "Traceback" in run(tmp_path, "8", "2f2b", SLURM_ELASTIC_TRACEBACK="1")
     assert not (tmp_path / "ckpt").exists()
 
 
-def test_errors_of_others_are_shown_in_full(tmp_path: Path) -> None:
+def test_an_error_of_torch_keeps_its_traceback(tmp_path: Path) -> None:
     assert "Traceback" in run(tmp_path, "6", "1f1b")  # torch itself, in a whole model

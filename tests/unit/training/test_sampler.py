@@ -12,8 +12,10 @@ from slurm_elastic.training.sampler import Cursor, EvenSplit, Sampler, StepShare
 
 
 def whole(sampler: Sampler, cursor: Cursor, world: int) -> list[list[StepShare]]:
-    """By step: every rank's share."""
-    parts = [sampler.shares(cursor, EvenSplit(rank=rank, world=world)) for rank in range(world)]
+    """Return the shares of all ranks, by step."""
+    parts = [
+        sampler.shares(cursor, EvenSplit(rank=rank, world_size=world)) for rank in range(world)
+    ]
     return [list(shares) for shares in zip(*parts, strict=True)]
 
 
@@ -26,16 +28,16 @@ def joined(step: list[StepShare]) -> list[int]:
     batch=st.integers(1, 70),
     epochs=st.integers(1, 3),
     seed=st.integers(0, 2**40),
-    worlds=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    runs=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_any_chain_of_worlds_sees_what_one_rank_sees(
-    samples: int, batch: int, epochs: int, seed: int, worlds: list[int], data: st.DataObject
+def test_any_sequence_of_rank_counts_trains_on_the_batches_of_one_rank(
+    samples: int, batch: int, epochs: int, seed: int, runs: list[int], data: st.DataObject
 ) -> None:
     sampler = Sampler(samples=samples, global_batch=batch, epochs=epochs, seed=seed)
     alone = [joined(step) for step in whole(sampler, Cursor(), 1)]
     cursor, seen = Cursor(), []
-    for world in worlds:
+    for world in runs:
         steps = whole(sampler, cursor, world)
         done = data.draw(st.integers(0, len(steps)))
         for step in steps[:done]:
@@ -67,13 +69,13 @@ def test_order_is_the_same_in_every_torch() -> None:
     assert sampler.order(0).tolist() == [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
 
 
-def test_micro_batches_cover_the_share() -> None:
+def test_micro_batches_cover_the_share_of_the_rank() -> None:
     def spans(count: int, micro: int | None) -> list[list[int]]:
-        return [list(p.span) for p in EvenSplit(rank=0, world=1, micro=micro).pieces(count)]
+        return [list(p.span) for p in EvenSplit(rank=0, world_size=1, micro=micro).slices(count)]
 
     assert spans(7, 3) == [[0, 1, 2], [3, 4, 5], [6]]
     assert spans(7, None) == [list(range(7))]
-    assert EvenSplit(rank=0, world=2).pieces(1) == []
+    assert EvenSplit(rank=0, world_size=2).slices(1) == []
 
 
 @given(
@@ -81,14 +83,16 @@ def test_micro_batches_cover_the_share() -> None:
     count=st.integers(1, 60),
     micro=st.none() | st.integers(1, 9),
 )
-def test_the_ends_of_a_pipeline_load_every_sample(
+def test_first_and_last_stage_of_a_pipeline_load_every_sample(
     replicas: list[int], count: int, micro: int | None
 ) -> None:
     layout = StageLayout.of(*replicas)
-    turns = [MicroBatchSplit(layout=layout, rank=rank, micro=micro) for rank in range(layout.world)]
-    losses = [i for t in turns for piece in t.pieces(count) if piece.counts for i in piece.span]
+    turns = [
+        MicroBatchSplit(layout=layout, rank=rank, micro=micro) for rank in range(layout.world_size)
+    ]
+    losses = [i for t in turns for piece in t.slices(count) if piece.counts for i in piece.span]
     assert sorted(losses) == list(range(count))
-    inputs = {i for r in layout.stages[0] for p in turns[r].pieces(count) for i in p.span}
+    inputs = {i for r in layout.stages[0] for p in turns[r].slices(count) for i in p.span}
     assert inputs == set(range(count))
     sizes = [len(span) for span in turns[0].spans(count)]
     assert min(sizes) >= 1
@@ -96,9 +100,9 @@ def test_the_ends_of_a_pipeline_load_every_sample(
     assert micro is None or max(sizes) <= micro
 
 
-def test_a_changed_batch_goes_on_where_the_last_one_ended() -> None:
+def test_a_changed_batch_continues_where_the_last_one_ended() -> None:
     sampler = Sampler(samples=20, global_batch=4, epochs=1, seed=0)
-    alone = EvenSplit(rank=0, world=1)
+    alone = EvenSplit(rank=0, world_size=1)
     first = next(sampler.shares(Cursor(), alone))
     rest = list(sampler.shares(first.after, alone, batch=6))
     assert [share.count for share in rest] == [6, 6, 4]
@@ -115,7 +119,7 @@ def test_progress_ends_at_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["samples", "global_batch", "epochs"])
-def test_impossible_plans_are_refused(name: str) -> None:
+def test_numbers_below_one_are_refused(name: str) -> None:
     plan = {"samples": 1, "global_batch": 1, "epochs": 1, "seed": 0, name: 0}
-    with pytest.raises(ValueError, match=f"{name} is 0"):
+    with pytest.raises(ValueError, match=f"{name}: 0 is invalid"):
         Sampler(**plan)

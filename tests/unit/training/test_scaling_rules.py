@@ -51,17 +51,17 @@ def test_the_directive_alone_lets_the_batch_change() -> None:
 
 def test_the_directive_in_force_counts() -> None:
     lead = size(8, 8, 8)
-    lead.hear(64)
-    assert lead.wish == 8
-    lead.hear(64, "1-8,batch=8-32")
-    assert lead.wish == 32
-    lead.hear(None, "1-8,batch=16")
-    assert lead.wish == 16
-    lead.hear(64, "some day, something else")
-    assert lead.wish == 8
-    lead.obey(16)
-    lead.hear(None, "1-4")
-    assert lead.wish == 8
+    lead.set_order(64)
+    assert lead.requested == 8
+    lead.set_order(64, "1-8,batch=8-32")
+    assert lead.requested == 32
+    lead.set_order(None, "1-8,batch=16")
+    assert lead.requested == 16
+    lead.set_order(64, "some day, something else")
+    assert lead.requested == 8
+    lead.apply(16)
+    lead.set_order(None, "1-4")
+    assert lead.requested == 8
 
 
 @given(
@@ -73,12 +73,12 @@ def test_the_directive_in_force_counts() -> None:
 def test_what_is_ordered_is_obeyed_within_the_limits(initial, between, replicas, ordered) -> None:
     low, high = between
     lead = size(initial, low, high, replicas=replicas)
-    other = size(initial, low, high, replicas=replicas, leads=False)
+    other = size(initial, low, high, replicas=replicas, is_leader=False)
     assert lead.now == other.now == min(max(initial, low), high)
     before = lead.now
     lead.ordered = other.ordered = ordered
-    wish = lead.wish + other.wish
-    assert lead.obey(wish) == other.obey(wish) == (wish != before)
+    wish = lead.requested + other.requested
+    assert lead.apply(wish) == other.apply(wish) == (wish != before)
     assert lead.now == other.now == wish
     assert low <= wish <= high
     if ordered is None:
@@ -92,9 +92,13 @@ def test_what_is_ordered_is_obeyed_within_the_limits(initial, between, replicas,
 def test_a_batch_that_a_float32_cannot_tell_is_not_ordered() -> None:
     lead = size(8, 8, 10**9)
     lead.ordered = 2**24 + 1
-    assert lead.wish == 8
+    assert lead.requested == 8
     lead.ordered = 2**24
-    assert lead.wish == 2**24 == int(torch.tensor(float(lead.wish), dtype=torch.float32).item())
+    assert (
+        lead.requested
+        == 2**24
+        == int(torch.tensor(float(lead.requested), dtype=torch.float32).item())
+    )
 
 
 def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
@@ -107,37 +111,41 @@ def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
         {"initial": 8, "limits": (2, 4), "rule": "adascale"},
         {"initial": 3, "limits": (3, 3), "replicas": 4},
     ):
-        BatchSize(**options, say=said.append).introduce()
-        BatchSize(**options, leads=False, say=said.append).introduce()
+        BatchSize(**options, log=said.append).log_initial()
+        BatchSize(**options, is_leader=False, log=said.append).log_initial()
     outside = "global_batch is 8, outside the directive's batch="
     rate = "; the learning rate is multiplied by 2"
     assert said == [
         f"global_batch is 8, the directive says batch=32: a step takes 32 samples{rate} (sqrt)",
         f"{outside}16-64: a step takes 16 samples{rate} (linear)",
         f"{outside}2-4: a step takes 4 samples; the learning rate follows its gain (adascale)",
-        "a step takes 3 samples, 1 of 4 replicas have none: raise the batch or ask for fewer GPUs",
+        "a step takes 3 samples, 1 of 4 replicas have none: raise the batch or request fewer GPUs",
     ]
     said.clear()
-    lead = size(8, 8, 64, say=said.append, rule="constant")
-    assert lead.obey(64.0)
+    lead = size(8, 8, 64, log=said.append, rule="constant")
+    assert lead.apply(64.0)
     assert said == ["a step takes 64 samples instead of 8"]
-    assert not lead.obey(64.0)
-    assert not lead.obey(0.0)
+    assert not lead.apply(64.0)
+    assert not lead.apply(0.0)
 
 
 def test_arguments_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="'sgrt'; write sqrt, adascale, linear or constant"):
+    with pytest.raises(ValueError, match="'sgrt' is invalid: expected one of sqrt, adascale"):
         size(rule="sgrt")
-    with pytest.raises(ValueError, match="global_batch is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="global_batch: 0 is invalid: expected at least 1"):
         size(0)
 
 
 def test_reports_say_how_a_replica_splits_its_share() -> None:
     lead = size(100, 1, 1000, replicas=3)
     facts = {"global_batch": 100, "initial_batch": 100, "micro_batch": 34, "accumulation": 0}
-    assert lead.facts(None) == facts
-    lead.obey(200)
-    assert lead.facts(16) == facts | {"global_batch": 200, "micro_batch": 14, "accumulation": 4}
+    assert lead.report_fields(None) == facts
+    lead.apply(200)
+    assert lead.report_fields(16) == facts | {
+        "global_batch": 200,
+        "micro_batch": 14,
+        "accumulation": 4,
+    }
 
 
 # --- the learning rate ---
@@ -147,7 +155,7 @@ def test_reports_say_how_a_replica_splits_its_share() -> None:
 @given(batch=st.integers(1, 4000), sqr=st.floats(1e-6, 1e6), var=st.floats(1e-6, 1e6))
 def test_each_rule_keeps_to_its_formula(rule, batch, sqr, var) -> None:
     lead = size(50, 1, 4000, rule=rule, noise=lambda: {"grad_sqr": sqr, "grad_var": var})
-    lead.obey(batch)
+    lead.apply(batch)
     for _ in range(WARM_UP):
         lead.advance(None, batch, last=False, gain=1.0)
     k, gain = batch / 50, lead.gain(batch)
@@ -169,9 +177,9 @@ def test_the_initial_batch_changes_nothing_at_all(rule) -> None:
 
 def test_the_small_batch_at_the_end_of_an_epoch_gets_a_small_rate() -> None:
     lead = size(8)
-    lead.obey(128)
+    lead.apply(128)
     assert [lead.factor(n) for n in (128, 32, 8, 1)] == [4.0, 2.0, 1.0, 1.0]
-    lead.obey(2)
+    lead.apply(2)
     assert lead.factor(1) == lead.factor(2) == 0.5
 
 
@@ -186,17 +194,17 @@ def test_linear_warms_up_after_a_rise_only() -> None:
         return found
 
     assert factors(10, 3) == [1.0] * 3
-    lead.obey(50)
+    lead.apply(50)
     rise = factors(50, WARM_UP + 2)
     assert rise[0] == 1.0
     assert rise[WARM_UP // 2] == pytest.approx(3.0)
     assert rise[WARM_UP:] == [5.0, 5.0]
     assert all(0 < b - a < 0.1 for a, b in pairwise(rise[:-1]))
-    lead.obey(20)
+    lead.apply(20)
     assert factors(20, 2) == [2.0, 2.0]
-    lead.obey(50)
+    lead.apply(50)
     half = factors(50, WARM_UP // 2)
-    lead.obey(60)
+    lead.apply(60)
     assert factors(60, 1)[0] == pytest.approx(half[-1], rel=0.02)
     assert size(10, 50, 50, rule="linear").factor(50) == 1.0  # from the beginning, too
 
@@ -204,7 +212,7 @@ def test_linear_warms_up_after_a_rise_only() -> None:
 def test_adascale_keeps_what_it_knows_of_the_noise() -> None:
     told: dict[str, float] = {}
     lead = size(8, rule="adascale", noise=lambda: told)
-    lead.obey(32)
+    lead.apply(32)
     assert lead.gain(32) == 1.0
     told.update(NOISE)
     assert lead.gain(32) == pytest.approx(8 / 3.5)
@@ -212,7 +220,7 @@ def test_adascale_keeps_what_it_knows_of_the_noise() -> None:
     again = size(8, rule="adascale", noise=lambda: told)
     again.load_state_dict(lead.state_dict())
     assert again.gain(32) == pytest.approx(8 / 3.5)
-    assert size(8, rule="adascale", noise=lambda: NOISE, leads=False).gain(32) == 0.0
+    assert size(8, rule="adascale", noise=lambda: NOISE, is_leader=False).gain(32) == 0.0
 
 
 def test_rates_are_scaled_for_the_update_alone() -> None:
@@ -220,7 +228,7 @@ def test_rates_are_scaled_for_the_update_alone() -> None:
     capturable = torch.tensor(0.5)
     optimizer = torch.optim.SGD([{"params": [parameter], "lr": 0.1}])
     lead = size(8)
-    lead.obey(32)
+    lead.apply(32)
     with lead.scaled(optimizer, 32):
         assert optimizer.param_groups[0]["lr"] == 0.2
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -252,7 +260,7 @@ def test_at_the_end_of_an_epoch_the_schedule_is_where_it_always_is(
     for epoch in range(1, 4):
         left = samples
         while left:
-            lead.obey(batches[step % len(batches)])
+            lead.apply(batches[step % len(batches)])
             count = min(lead.now, left)
             left -= count
             lead.advance(scheduler, count, last=not left)
@@ -265,7 +273,7 @@ def test_at_the_end_of_an_epoch_the_schedule_is_where_it_always_is(
 
 def test_adascale_advances_the_schedule_by_its_gain() -> None:
     lead, scheduler = size(8, rule="adascale", noise=lambda: NOISE), Steps()
-    lead.obey(32)
+    lead.apply(32)
     times = [lead.advance(scheduler, 32, last=False, gain=lead.gain(32)) for _ in range(6)]
     assert times == [2, 2, 2, 3, 2, 2]  # 6 times 16/7
     assert sum(times) == scheduler.count
@@ -279,7 +287,7 @@ def test_adascale_advances_the_schedule_by_its_gain() -> None:
 def test_a_resume_goes_on_as_if_nothing_had_happened(rule, batches, cut) -> None:
     def steps(lead: BatchSize, batches: list[int]) -> Iterator[tuple[float, int]]:
         for batch in batches:
-            lead.obey(batch)
+            lead.apply(batch)
             gain = lead.gain(batch)
             yield lead.factor(batch, gain=gain), lead.advance(None, batch, last=False, gain=gain)
 
@@ -297,22 +305,22 @@ def test_a_resume_goes_on_as_if_nothing_had_happened(rule, batches, cut) -> None
 def test_a_resume_under_other_conditions() -> None:
     said: list[str] = []
     before = size(8)
-    before.obey(64)
+    before.apply(64)
     before.advance(None, 60, last=False)
     kept = before.state_dict()
-    narrower = size(8, 8, 16, say=said.append)
+    narrower = size(8, 8, 16, log=said.append)
     narrower.load_state_dict(kept)
     assert narrower.now == 16
-    other = size(12, 12, 99, say=said.append)
+    other = size(12, 12, 99, log=said.append)
     other.load_state_dict(kept)
     assert other.now == 12
     assert other.advance(None, 12, last=False) == 1
-    another_rule = size(8, rule="adascale", say=said.append)
+    another_rule = size(8, rule="adascale", log=said.append)
     another_rule.load_state_dict(kept)
     assert another_rule.now == 64
     assert another_rule.advance(None, 64, last=False, gain=1.5) == 1
     for empty in (None, {}):
-        size(say=said.append).load_state_dict(empty)
+        size(log=said.append).load_state_dict(empty)
     assert said == [
         "a step took 64 samples, the directive now allows 16",
         "global_batch was 8, from now on it is 12",
@@ -351,12 +359,12 @@ def trained(optimizer: str, rule: str) -> list[torch.Tensor]:
     lead = size(INITIAL, rule=rule, noise=lambda: NOISE)
     cursor, found = Cursor(), []
     for i, batch in enumerate(BATCHES):
-        lead.obey(batch)
+        lead.apply(batch)
         plan = Sampler(samples=SAMPLES, global_batch=lead.now, epochs=2, seed=4)
         if plan.ended(cursor):
             break
         world = WORLDS[i % len(WORLDS)]
-        splits = [EvenSplit(rank=rank, world=world, micro=4) for rank in range(world)]
+        splits = [EvenSplit(rank=rank, world_size=world, micro=4) for rank in range(world)]
         shares: list[StepShare] = [next(plan.shares(cursor, split)) for split in splits]
         made.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)

@@ -17,7 +17,7 @@ from slurm_elastic.core.report import Orders
 from slurm_elastic.training import Freezing, TrainingJob, init
 from slurm_elastic.training.sampler import Sampler
 from tests.support import training_runs as harness
-from tests.support.training_runs import Esrun, Worlds
+from tests.support.training_runs import FakeLauncher, TrainingRuns
 
 SAMPLES, INITIAL, EPOCHS = 200, 10, 6
 SCHEDULE = EPOCHS * SAMPLES // INITIAL
@@ -60,7 +60,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
     follow(job, options["plan"])
     with (out / f"steps-rank{rank}.jsonl").open("a", buffering=1) as steps:
         for batch in job:
-            taken, rate = job._size.now, optimizer.param_groups[0]["lr"]
+            taken, rate = job._batch_size.now, optimizer.param_groups[0]["lr"]
             loss = job.step(batch)
             line = {"step": batch.step, "epoch": batch.epoch, "batch": taken, "loss": loss}
             line |= {"indices": batch.indices, "rate": rate, "gain": job._agreed.gain}
@@ -82,18 +82,18 @@ def follow(job: TrainingJob, plan: dict[int, int | None]) -> None:
     job._reporter.orders = planned  # type: ignore[method-assign]
 
 
-class Ranks(Worlds):
-    """Worlds that run `train` above."""
+class Ranks(TrainingRuns):
+    """TrainingRuns that run `train` above."""
 
-    def start(self, size: int, *, esrun: Esrun | None = None, **options: Any) -> None:
+    def start(self, size: int, *, launcher: FakeLauncher | None = None, **options: Any) -> None:
         port = harness._free_port()
         for rank in range(size):
             environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
             if size > 1:
                 environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            if esrun is not None:
-                environment["SLURM_ELASTIC_SOCKET"] = str(esrun.path)
+            if launcher is not None:
+                environment["SLURM_ELASTIC_SOCKET"] = str(launcher.path)
             started = harness.PROCESSES.Process(
                 target=train, args=(rank, environment, self.out, options)
             )
@@ -189,11 +189,11 @@ def make(out: Path, **options: Any) -> TrainingJob:
                 **{"global_batch": INITIAL, "epochs": 2, "seed": 3} | options)  # fmt: skip
 
 
-def test_an_order_of_esrun_is_followed_and_reported(tmp_path, esrun, monkeypatch) -> None:
+def test_an_order_of_esrun_is_followed_and_reported(tmp_path, launcher, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_ELASTIC", "1-4,batch=10-50")
-    monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(esrun.path))
-    esrun._orders["batch"] = 40
-    esrun.order("run")
+    monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(launcher.path))
+    launcher._orders["batch"] = 40
+    launcher.order("run")
     job = make(tmp_path, epochs=10**6, micro_batch=15)
     for batch in job:
         job.step(batch)
@@ -201,10 +201,10 @@ def test_an_order_of_esrun_is_followed_and_reported(tmp_path, esrun, monkeypatch
             break
     for batch in job:
         job.step(batch)
-        if any(r.get("global_batch") == 40 for r in list(esrun.reports)):
+        if any(r.get("global_batch") == 40 for r in list(launcher.reports)):
             break
     job.finish()
-    told = esrun.wait_for("training", global_batch=40)
+    told = launcher.wait_for("training", global_batch=40)
     assert (told["initial_batch"], told["micro_batch"], told["accumulation"]) == (10, 14, 2)
 
 

@@ -10,33 +10,35 @@ import pytest
 
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.signals import STOPPED
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, Esrun, Worlds, wait
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns, wait
 
 ONCE = [Counter(range(SAMPLES))] * EPOCHS
 
 
-def test_a_withdrawn_notice_leaves_no_trace(worlds: Worlds, esrun: Esrun, tmp_path: Path) -> None:
-    plain = Worlds(tmp_path / "plain")
+def test_a_withdrawn_notice_leaves_no_trace(
+    runs: TrainingRuns, launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    plain = TrainingRuns(tmp_path / "plain")
     plain.run(1)
-    worlds.start(2, esrun=esrun, step_s=0.02)
-    worlds.wait_for_step(3)
+    runs.start(2, launcher=launcher, step_s=0.02)
+    runs.wait_for_step(3)
     for notice in (7, 8):
-        esrun.order("notice", notice=notice)
-        esrun.wait_for("saving", notice=notice)
-        saved = esrun.wait_for("saved", notice=notice)
-        assert saved["checkpoint_step"] == saved["step"] == max(worlds.losses())
+        launcher.order("notice", notice=notice)
+        launcher.wait_for("saving", notice=notice)
+        saved = launcher.wait_for("saved", notice=notice)
+        assert saved["checkpoint_step"] == saved["step"] == max(runs.losses())
         assert saved["checkpoint_s"] > 0
-        esrun.order("resume")
-        esrun.wait_for("training", step=saved["step"] + 1)
-    assert worlds.join() == [0, 0], worlds.log()
-    assert worlds.samples() == ONCE
-    assert worlds.losses() == pytest.approx(plain.losses(), abs=1e-6)
+        launcher.order("resume")
+        launcher.wait_for("training", step=saved["step"] + 1)
+    assert runs.join() == [0, 0], runs.log()
+    assert runs.samples() == ONCE
+    assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
-def test_reports_are_what_the_controller_reads(worlds: Worlds, esrun: Esrun) -> None:
-    worlds.start(2, esrun=esrun, step_s=0.02, every_s=0.1)
-    assert worlds.join() == [0, 0], worlds.log()
-    reports = [Report.from_wire({"job_id": 1, "run": 0} | r) for r in esrun.reports]
+def test_reports_are_what_the_controller_reads(runs: TrainingRuns, launcher: FakeLauncher) -> None:
+    runs.start(2, launcher=launcher, step_s=0.02, every_s=0.1)
+    assert runs.join() == [0, 0], runs.log()
+    reports = [Report.from_wire({"job_id": 1, "run": 0} | r) for r in launcher.reports]
     phases = [r.phase for r in reports]
     assert phases[0] == "starting"
     assert phases[-1] == "ended"
@@ -56,78 +58,80 @@ def test_reports_are_what_the_controller_reads(worlds: Worlds, esrun: Esrun) -> 
     assert sum(r.steps_measured for r in measured) < STEPS - 2
 
 
-def test_a_rehearsal_proves_the_run_at_once(worlds: Worlds, esrun: Esrun) -> None:
-    esrun.order("rehearse")
-    worlds.start(2, esrun=esrun, step_s=0.05)
-    proven = esrun.wait_for("training", proven=True)
+def test_a_rehearsal_proves_the_run_at_once(runs: TrainingRuns, launcher: FakeLauncher) -> None:
+    launcher.order("rehearse")
+    runs.start(2, launcher=launcher, step_s=0.05)
+    proven = launcher.wait_for("training", proven=True)
     assert proven["checkpoint_step"] <= proven["step"] < STEPS
 
 
-def test_a_restored_run_says_from_where_and_is_proven(worlds: Worlds, esrun: Esrun) -> None:
-    worlds.start(1, step_s=0.02, signal_at=4, signal=signal.SIGTERM)
-    assert worlds.join() == [STOPPED], worlds.log()
-    worlds.start(1, esrun=esrun)
-    assert worlds.join() == [0], worlds.log()
-    first = esrun.wait_for("starting")
+def test_a_restored_run_says_from_where_and_is_proven(
+    runs: TrainingRuns, launcher: FakeLauncher
+) -> None:
+    runs.start(1, step_s=0.02, signal_at=4, signal=signal.SIGTERM)
+    assert runs.join() == [STOPPED], runs.log()
+    runs.start(1, launcher=launcher)
+    assert runs.join() == [0], runs.log()
+    first = launcher.wait_for("starting")
     assert first["resumed_from"] == 5
     assert first["restore_s"] > 0
-    assert esrun.wait_for("training")["proven"] is True
+    assert launcher.wait_for("training")["proven"] is True
 
 
-def test_sigusr2_alone_is_a_notice(worlds: Worlds) -> None:
-    worlds.start(2, step_s=0.02, signal_at=4, signal=signal.SIGUSR2)
-    wait(lambda: "waiting to be moved" in worlds.log(), "the save")
-    worlds.signal(signal.SIGTERM)
-    assert worlds.join() == [STOPPED] * 2, worlds.log()
-    assert worlds.saved_steps() == [max(worlds.losses())] == [5]
-    worlds.run(3)
-    assert worlds.samples() == ONCE
+def test_sigusr2_alone_is_a_notice(runs: TrainingRuns) -> None:
+    runs.start(2, step_s=0.02, signal_at=4, signal=signal.SIGUSR2)
+    wait(lambda: "waiting to be requeued" in runs.log(), "the save")
+    runs.signal(signal.SIGTERM)
+    assert runs.join() == [STOPPED] * 2, runs.log()
+    assert runs.saved_steps() == [max(runs.losses())] == [5]
+    runs.run(3)
+    assert runs.samples() == ONCE
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_sigterm_at_any_moment_loses_and_repeats_nothing(worlds: Worlds, seed: int) -> None:
+def test_sigterm_at_any_moment_loses_and_repeats_nothing(runs: TrainingRuns, seed: int) -> None:
     chance = random.Random(seed)
     for size in (2, 3):
-        worlds.start(size, step_s=0.03, workers=seed % 2)
+        runs.start(size, step_s=0.03, workers=seed % 2)
         if size == 2:
-            worlds.wait_for_step(1)
+            runs.wait_for_step(1)
         wait(lambda: chance.random() < 0.1, "a random moment")
-        worlds.signal(signal.SIGTERM)
+        runs.signal(signal.SIGTERM)
         # Before the first step nothing is to be saved, and SIGTERM may come before its handler;
         # or when all is over.
-        assert set(worlds.join()) <= {STOPPED, -signal.SIGTERM, 0}, worlds.log()
-    worlds.run(1)
-    assert worlds.samples() == ONCE
-    assert sorted(worlds.losses()) == list(range(1, STEPS + 1))
+        assert set(runs.join()) <= {STOPPED, -signal.SIGTERM, 0}, runs.log()
+    runs.run(1)
+    assert runs.samples() == ONCE
+    assert sorted(runs.losses()) == list(range(1, STEPS + 1))
 
 
-def test_loader_workers_survive_a_notice_and_end_with_the_job(worlds: Worlds) -> None:
-    worlds.start(1, step_s=0.02, workers=2)
-    worlds.wait_for_step(2)
-    (rank,) = worlds.ranks
+def test_loader_workers_survive_a_notice_and_end_with_the_job(runs: TrainingRuns) -> None:
+    runs.start(1, step_s=0.02, workers=2)
+    runs.wait_for_step(2)
+    (rank,) = runs.ranks
     workers = [int(pid) for pid in _children(rank.pid)]
     assert len(workers) == 2
     for pid in [*workers, rank.pid]:
         os.kill(pid, signal.SIGUSR2)
-    wait(lambda: "waiting to be moved" in worlds.log(), "the save")
+    wait(lambda: "waiting to be requeued" in runs.log(), "the save")
     assert _children(rank.pid) == [str(pid) for pid in workers]
     for pid in [*workers, rank.pid]:
         os.kill(pid, signal.SIGTERM)
-    assert worlds.join() == [STOPPED]
+    assert runs.join() == [STOPPED]
     wait(lambda: not any(map(_alive, workers)), "the workers' end")
 
 
-def test_a_save_that_fails_is_not_acknowledged(worlds: Worlds, esrun: Esrun) -> None:
-    worlds.start(2, esrun=esrun, step_s=0.05)
-    worlds.wait_for_step(2)
-    (worlds.out / "ckpt").write_text("a file stands where the directory should be")
-    esrun.order("notice", notice=1)
-    esrun.wait_for("saving", notice=1)
-    saving = len(esrun.reports)
-    assert worlds.join() == [0, 0], worlds.log()
-    assert "saved" not in [r["phase"] for r in esrun.reports[saving:]]
-    assert "no checkpoint at step" in worlds.log()
-    assert worlds.samples() == ONCE
+def test_a_save_that_fails_is_not_acknowledged(runs: TrainingRuns, launcher: FakeLauncher) -> None:
+    runs.start(2, launcher=launcher, step_s=0.05)
+    runs.wait_for_step(2)
+    (runs.out / "ckpt").write_text("a file stands where the directory should be")
+    launcher.order("notice", notice=1)
+    launcher.wait_for("saving", notice=1)
+    saving = len(launcher.reports)
+    assert runs.join() == [0, 0], runs.log()
+    assert "saved" not in [r["phase"] for r in launcher.reports[saving:]]
+    assert "checkpoint of step" in runs.log()
+    assert runs.samples() == ONCE
 
 
 def _children(pid: int) -> list[str]:

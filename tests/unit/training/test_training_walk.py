@@ -11,45 +11,51 @@ import pytest
 import torch
 
 from slurm_elastic.core.layout import LayoutText
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.signals import STOPPED
-from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, Esrun, Worlds
+from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
 WALK = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
 DIRECTIVE = "1-8,parallel=hybrid"
 
 
 def leg(
-    worlds: Worlds, esrun: Esrun, layout: str, *, until: int, notice: int, **options: Any
+    runs: TrainingRuns,
+    launcher: FakeLauncher,
+    layout: str,
+    *,
+    until: int,
+    notice: int,
+    **options: Any,
 ) -> None:
     """Start in this layout; from step `until` on ask for a save, then end it as Slurm would."""
     size = LayoutText.parse(layout).world
-    esrun.forget()
-    esrun.order("run")
-    esrun.tell(layout=layout)
-    worlds.start(size, esrun=esrun, step_s=0.1, directive=DIRECTIVE, **options)
-    worlds.wait_for_step(until)
-    esrun.order("notice", notice=notice)
-    esrun.wait_for("saved", notice=notice)
-    worlds.signal(signal.SIGTERM)
-    assert worlds.join() == [STOPPED] * size, worlds.log()
+    launcher.forget()
+    launcher.order("run")
+    launcher.tell(layout=layout)
+    runs.start(size, launcher=launcher, step_s=0.1, directive=DIRECTIVE, **options)
+    runs.wait_for_step(until)
+    launcher.order("notice", notice=notice)
+    launcher.wait_for("saved", notice=notice)
+    runs.signal(signal.SIGTERM)
+    assert runs.join() == [STOPPED] * size, runs.log()
 
 
-def tensors(worlds: Worlds) -> dict[str, torch.Tensor]:
+def tensors(runs: TrainingRuns) -> dict[str, torch.Tensor]:
     """Of the newest checkpoint."""
-    found = CheckpointDirectory(worlds.out / "ckpt", keep=2, say=pytest.fail).newest()
+    found = CheckpointDirectory(runs.out / "ckpt", keep=2, log=pytest.fail).newest()
     assert found is not None
     assert found.step == STEPS
     return found.read()
 
 
-def same(worlds: Worlds, plain: Worlds) -> None:
+def same(runs: TrainingRuns, plain: TrainingRuns) -> None:
     """All that a training leaves is that of the uninterrupted one."""
-    assert sorted(worlds.losses()) == list(range(1, STEPS + 1))
-    assert worlds.losses() == pytest.approx(plain.losses(), rel=1e-5)
-    assert worlds.samples() == [Counter(range(SAMPLES))] * EPOCHS
-    mine, theirs = tensors(worlds), tensors(plain)
+    assert sorted(runs.losses()) == list(range(1, STEPS + 1))
+    assert runs.losses() == pytest.approx(plain.losses(), rel=1e-5)
+    assert runs.samples() == [Counter(range(SAMPLES))] * EPOCHS
+    mine, theirs = tensors(runs), tensors(plain)
     names = {name for name in theirs if not name.startswith("blob.optim")}
     assert names == {name for name in mine if not name.startswith("blob.optim")}
     for name in names:
@@ -67,71 +73,73 @@ def same(worlds: Worlds, plain: Worlds) -> None:
     ],
 )
 def test_a_walk_over_layouts_equals_an_uninterrupted_run(
-    tmp_path: Path, esrun: Esrun, optimizer: str, more: dict[str, Any]
+    tmp_path: Path, launcher: FakeLauncher, optimizer: str, more: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"optimizer": optimizer, "model": "tied", "ballast": 1}
-    plain = Worlds(tmp_path / "plain")
+    options: dict[str, Any] = {"optimizer": optimizer, "model": "tied", "padding_kb": 1}
+    plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, **options)
-    worlds = Worlds(tmp_path / "moved")
+    runs = TrainingRuns(tmp_path / "moved")
     options |= more
     for number, layout in enumerate(WALK[:-1], start=1):
-        until = max(worlds.losses(), default=0) + 1
-        leg(worlds, esrun, layout, until=until, notice=number, **options)
-    esrun.order("run")
-    esrun.tell(layout=WALK[-1])
-    worlds.start(1, esrun=esrun, directive=DIRECTIVE, **options)
-    assert worlds.join() == [0], worlds.log()
-    assert worlds.layouts() == WALK
-    same(worlds, plain)
+        until = max(runs.losses(), default=0) + 1
+        leg(runs, launcher, layout, until=until, notice=number, **options)
+    launcher.order("run")
+    launcher.tell(layout=WALK[-1])
+    runs.start(1, launcher=launcher, directive=DIRECTIVE, **options)
+    assert runs.join() == [0], runs.log()
+    assert runs.layouts() == WALK
+    same(runs, plain)
 
 
-def test_a_layout_that_is_ordered_while_the_job_runs(tmp_path: Path, esrun: Esrun) -> None:
-    options: dict[str, Any] = {"model": "tied", "ballast": 1}
-    plain = Worlds(tmp_path / "plain")
+def test_a_layout_that_is_ordered_while_the_job_runs(
+    tmp_path: Path, launcher: FakeLauncher
+) -> None:
+    options: dict[str, Any] = {"model": "tied", "padding_kb": 1}
+    plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, **options)
-    worlds = Worlds(tmp_path / "moved")
-    options |= {"esrun": esrun, "directive": DIRECTIVE}
+    runs = TrainingRuns(tmp_path / "moved")
+    options |= {"launcher": launcher, "directive": DIRECTIVE}
     orders = ["2x1", "1x2", "1x2x2", "2x1"]
-    esrun.tell(layout=orders[0])
+    launcher.tell(layout=orders[0])
     for ordered in orders[1:]:
-        until = max(worlds.losses(), default=0) + 2
-        worlds.start(2, step_s=0.1, **options)
-        worlds.wait_for_step(until)
-        esrun.tell(layout=ordered)
-        assert worlds.join() == [AGAIN] * 2, worlds.log()
-        assert worlds.saved_steps()[-1] == max(worlds.losses())
-        assert "starting again in another layout" in worlds.log()
-    worlds.start(2, **options)
-    assert worlds.join() == [0, 0], worlds.log()
-    assert worlds.layouts() == orders
-    same(worlds, plain)
+        until = max(runs.losses(), default=0) + 2
+        runs.start(2, step_s=0.1, **options)
+        runs.wait_for_step(until)
+        launcher.tell(layout=ordered)
+        assert runs.join() == [RESTART_CODE] * 2, runs.log()
+        assert runs.saved_steps()[-1] == max(runs.losses())
+        assert "restarting in another layout" in runs.log()
+    runs.start(2, **options)
+    assert runs.join() == [0, 0], runs.log()
+    assert runs.layouts() == orders
+    same(runs, plain)
 
 
 def test_a_notice_that_is_withdrawn_leaves_a_pipeline_as_it_was(
-    tmp_path: Path, esrun: Esrun
+    tmp_path: Path, launcher: FakeLauncher
 ) -> None:
-    plain = Worlds(tmp_path / "plain")
-    plain.run(1, model="tied", ballast=1)
-    worlds = Worlds(tmp_path / "run")
-    esrun.tell(layout="1x3")
-    worlds.start(3, esrun=esrun, directive=DIRECTIVE, step_s=0.1, model="tied", ballast=1)
-    worlds.wait_for_step(3)
+    plain = TrainingRuns(tmp_path / "plain")
+    plain.run(1, model="tied", padding_kb=1)
+    runs = TrainingRuns(tmp_path / "run")
+    launcher.tell(layout="1x3")
+    runs.start(3, launcher=launcher, directive=DIRECTIVE, step_s=0.1, model="tied", padding_kb=1)
+    runs.wait_for_step(3)
     for notice in (1, 2):
-        esrun.order("notice", notice=notice)
-        saved = esrun.wait_for("saved", notice=notice)
-        assert saved["checkpoint_step"] == saved["step"] == max(worlds.losses())
-        esrun.order("resume")
-        esrun.wait_for("training", step=saved["step"] + 1)
-    assert worlds.join() == [0] * 3, worlds.log()
-    assert worlds.layouts() == ["1x3"]
-    same(worlds, plain)
+        launcher.order("notice", notice=notice)
+        saved = launcher.wait_for("saved", notice=notice)
+        assert saved["checkpoint_step"] == saved["step"] == max(runs.losses())
+        launcher.order("resume")
+        launcher.wait_for("training", step=saved["step"] + 1)
+    assert runs.join() == [0] * 3, runs.log()
+    assert runs.layouts() == ["1x3"]
+    same(runs, plain)
 
 
-def test_an_order_for_other_ranks_moves_nobody(tmp_path: Path, esrun: Esrun) -> None:
-    worlds = Worlds(tmp_path / "run")
-    esrun.tell(layout="1x2")
-    worlds.start(2, esrun=esrun, directive=DIRECTIVE, step_s=0.1)
-    worlds.wait_for_step(3)
-    esrun.tell(layout="2x2")
-    assert worlds.join() == [0, 0], worlds.log()
-    assert worlds.layouts() == ["1x2"]
+def test_an_order_for_other_ranks_moves_nobody(tmp_path: Path, launcher: FakeLauncher) -> None:
+    runs = TrainingRuns(tmp_path / "run")
+    launcher.tell(layout="1x2")
+    runs.start(2, launcher=launcher, directive=DIRECTIVE, step_s=0.1)
+    runs.wait_for_step(3)
+    launcher.tell(layout="2x2")
+    assert runs.join() == [0, 0], runs.log()
+    assert runs.layouts() == ["1x2"]

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import (
     Config,
     ConfigError,
@@ -18,7 +17,11 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers, demand
 from slurm_elastic.policies.fair import FairShare
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support import reasons
+from tests.support.reasons import words
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 LEASE = 100.0
 
@@ -97,8 +100,8 @@ def test_timers_that_cannot_be_are_one_line(text):
     with pytest.raises(ConfigError) as error:
         parse(f'[placement]\ntimers = "{text}"')
     assert str(error.value) == (
-        f'elastic.toml:2: timers "{text}" cannot be; write own, fixed, auto, nowait, full, or'
-        " NODE,RACK in leases with NODE not above RACK, e.g. 12,24"
+        f"elastic.toml:2: timers = '{text}' is invalid: expected own, fixed, auto, nowait, full, or"
+        " NODE,RACK in leases with NODE <= RACK: 12,24"
     )
 
 
@@ -157,14 +160,14 @@ def test_nobody_who_never_waits_leaves_a_trace():
     assert state["placement"] == {"waits": {}, "waiting": {}}
     plan, state = decide(c, settings("full"), {})
     assert plan.decision[1].target is None
-    assert "of any length of time" in plan.decision[1].reason
+    assert "of any length of time" in words(plan.decision[1].reason)
     assert plan.wake is None
 
 
 class Told:
     """Wants eight GPUs for job 1, else as many as there are for the others, in their order."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self):
         self.asked = []
@@ -176,7 +179,9 @@ class Told:
         for job, _, directive in question.elastic():
             size = max([s for s in directive.sizes("a100") if s <= left], default=0)
             left -= size
-            wishes = [Alternative(gpu_type="a100", gpus=size, value=1.0, reason="told")]
+            wishes = [
+                Alternative(gpu_type="a100", gpus=size, value=1.0, reason=reasons.told("told"))
+            ]
             proposals.append(Proposal(job_id=job.job_id, alternatives=tuple(wishes)))
         return tuple(proposals), state
 
@@ -218,7 +223,7 @@ def test_gpus_that_a_waiting_job_leaves_idle_are_offered_to_the_others(at_once):
     policy, plan, _ = told(c, {}, at_once=at_once)
     assert policy.asked == [(1, 2), (2,)]
     assert plan.decision[1].target is None
-    assert plan.decision[1].reason.startswith("waits for a nearer place: over 2 racks")
+    assert words(plan.decision[1].reason).startswith("waits for a nearer place: over 2 racks")
     assert plan.decision[2].target.gpus == 4
     # Nobody waits: nobody is asked twice.
     c.time += 300
@@ -237,13 +242,13 @@ def spread(**record):
 
 
 @BOTH
-def test_a_decisive_policys_job_comes_together_when_that_pays(at_once):
+def test_under_binding_proposals_a_job_comes_together_when_that_pays(at_once):
     _, plan, _ = told(spread(), {}, at_once=at_once)
     (decision,) = plan.changes
     assert decision.action is Action.MOVE
     assert decision.target.nodes == ("g3", "g4")
     # Twice as fast in one rack: it has made up for 40 s after 40 s more.
-    assert decision.reason == (
+    assert words(decision.reason) == (
         "its GPUs come together on one rack: 2 times as fast, pays back its 40 s in 80 s"
     )
 
@@ -254,7 +259,7 @@ def test_it_stays_when_it_ends_too_soon_and_says_so(at_once):
     c.jobs[0] = dataclasses.replace(c.jobs[0], start_time=c.time - 30_000)
     _, plan, _ = told(c, {}, at_once=at_once)
     assert not plan.changes
-    assert plan.decision[1].why_here == (
+    assert words(plan.decision[1].why_here) == (
         "stays spread over 2 racks: moving together would gain 100%, less in 30 s than the 40 s it"
         " costs"
     )
@@ -273,7 +278,7 @@ def test_its_remaining_time_counts_and_not_only_the_payback_window():
         assert bool(plan.changes) == moves
 
 
-def test_plain_placement_leaves_a_decisive_policys_jobs_where_they_are():
+def test_plain_placement_leaves_jobs_under_binding_proposals_where_they_are():
     config = dataclasses.replace(settings(), placement=PlacementSettings())
     c = spread()
     plan, state = decide_round(

@@ -12,6 +12,7 @@ import pytest
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.config.schema import SiaSettings as Settings
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.simulator.simulation import simulate
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
@@ -30,7 +31,7 @@ class Enough(Exception):  # noqa: N818 - it is no error
 class Replay:
     """Does what the reference did, and compares."""
 
-    decisive = True
+    capabilities = Capabilities(binding_proposals=True)
 
     def __init__(self, config, rounds, totals):
         self.policy = Sia(config)

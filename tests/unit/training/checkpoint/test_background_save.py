@@ -15,7 +15,7 @@ from slurm_elastic.training.checkpoint import dcp_files
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import differences
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import NAMES, Crew, state, together
+from tests.support.checkpoint_ranks import NAMES, CheckpointRanks, run_concurrently, state
 from tests.support.training_runs import PROCESSES, wait
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
@@ -48,66 +48,66 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made.open.set()
 
 
-def proven(root: Path, *, parts: int = 1, **options: Any) -> Crew:
+def proven(root: Path, *, parts: int = 1, **options: Any) -> CheckpointRanks:
     """A run with a first checkpoint, after step 1."""
     states = [state(**options)] if parts == 1 else [state(FRONT), state(BACK, part=1)]
-    crew = Crew(root, states, background=True)
-    crew.step(1)
-    assert crew.save(1, wait=False) == [True] * parts
-    assert [k.proven for k in crew.keepers] == [True] * parts
-    return crew
+    ranks = CheckpointRanks(root, states, background=True)
+    ranks.step(1)
+    assert ranks.save(1, wait=False) == [True] * parts
+    assert [k.proven for k in ranks.managers] == [True] * parts
+    return ranks
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_training_goes_on_and_does_not_change_what_is_saved(
     tmp_path: Path, gate: Gate, parts: int
 ) -> None:
-    crew = proven(tmp_path, parts=parts)
-    crew.step(2)
-    before = [{k: v.clone() for k, v in s.gather().items()} for s in crew.states]
-    assert crew.save(2, wait=False) == [True] * parts
+    ranks = proven(tmp_path, parts=parts)
+    ranks.step(2)
+    before = [{k: v.clone() for k, v in s.gather().items()} for s in ranks.states]
+    assert ranks.save(2, wait=False) == [True] * parts
     for _ in range(parts):
         assert gate.came.acquire(timeout=60)
-    crew.step(3)
-    keeper = crew.keepers[0]
-    assert keeper.facts()["checkpoint_step"] == 1
-    assert not keeper.due()
-    keeper._due_at = 0.0
-    assert not keeper.due()
+    ranks.step(3)
+    manager = ranks.managers[0]
+    assert manager.report_fields()["checkpoint_step"] == 1
+    assert not manager.due()
+    manager._due_at = 0.0
+    assert not manager.due()
     gate.open.set()
-    together([k.settle for k in crew.keepers])
-    assert keeper.facts()["checkpoint_step"] == 2
-    assert keeper.due()
-    found = CheckpointDirectory(tmp_path, keep=2, say=print).newest()
+    run_concurrently([k.settle for k in ranks.managers])
+    assert manager.report_fields()["checkpoint_step"] == 2
+    assert manager.due()
+    found = CheckpointDirectory(tmp_path, keep=2, log=print).newest()
     assert found is not None
     assert found.step == 2
     read = found.read()
     for part in before:
         assert differences(part, {k: read[k] for k in part}) == []
-    assert crew.said == []
+    assert ranks.log_lines == []
 
 
 def test_a_save_that_is_waited_for_comes_after_the_one_that_goes_on(
     tmp_path: Path, gate: Gate
 ) -> None:
-    crew = proven(tmp_path)
-    keeper = crew.keepers[0]
-    cost = keeper.facts()["checkpoint_s"]
-    keeper.save(Cursor(2, 0, 2), wait=False)
+    ranks = proven(tmp_path)
+    manager = ranks.managers[0]
+    cost = manager.report_fields()["checkpoint_s"]
+    manager.save(Cursor(2, 0, 2), wait=False)
     assert gate.came.acquire(timeout=60)
     threading.Timer(0.05, gate.open.set).start()
-    assert keeper.save(Cursor(3, 0, 3))
-    assert keeper.facts()["checkpoint_step"] == 3
-    assert keeper.facts()["checkpoint_s"] != cost
+    assert manager.save(Cursor(3, 0, 3))
+    assert manager.report_fields()["checkpoint_step"] == 3
+    assert manager.report_fields()["checkpoint_s"] != cost
     assert [p.name for p in sorted(tmp_path.glob("step_*"))] == ["step_00000002", "step_00000003"]
 
 
 def test_the_same_step_is_not_saved_again(tmp_path: Path) -> None:
-    crew = proven(tmp_path)
-    keeper = crew.keepers[0]
-    keeper.save(Cursor(2, 0, 2), wait=False)
-    assert keeper.save(Cursor(2, 0, 2))
-    assert keeper.facts()["checkpoint_step"] == 2
+    ranks = proven(tmp_path)
+    manager = ranks.managers[0]
+    manager.save(Cursor(2, 0, 2), wait=False)
+    assert manager.save(Cursor(2, 0, 2))
+    assert manager.report_fields()["checkpoint_step"] == 2
 
 
 @pytest.mark.parametrize(
@@ -121,74 +121,78 @@ def test_the_same_step_is_not_saved_again(tmp_path: Path) -> None:
 def test_what_fails_is_said_at_a_later_step(
     tmp_path: Path, gate: Gate, parts: int, error: Exception, reason: str
 ) -> None:
-    crew = proven(tmp_path, parts=parts)
+    ranks = proven(tmp_path, parts=parts)
     gate.error = error
     gate.open.set()
-    assert crew.save(2, wait=False) == [True] * parts
-    wait(lambda: crew.keepers[0].due() or crew.said, "the failure")
-    (line,) = crew.said
-    assert line.startswith("no checkpoint at step 2: ")
+    assert ranks.save(2, wait=False) == [True] * parts
+    wait(lambda: ranks.managers[0].due() or ranks.log_lines, "the failure")
+    (line,) = ranks.log_lines
+    assert line.startswith("checkpoint of step 2 failed: ")
     assert reason in line
-    assert line.endswith("; that of step 1 stays, training goes on")
-    together([k.settle for k in crew.keepers])
-    assert crew.keepers[0].facts()["checkpoint_step"] == 1
+    assert line.endswith("; that of step 1 stays, training continues")
+    run_concurrently([k.settle for k in ranks.managers])
+    assert ranks.managers[0].report_fields()["checkpoint_step"] == 1
     assert not list(tmp_path.glob(".tmp*"))
     gate.error = None
-    assert crew.save(3) == [True] * parts
-    assert len(crew.said) == 1
+    assert ranks.save(3) == [True] * parts
+    assert len(ranks.log_lines) == 1
 
 
 def test_the_first_save_is_waited_for(tmp_path: Path, gate: Gate) -> None:
-    keeper = Crew(tmp_path, [state()], background=True).keepers[0]
-    assert keeper.save(Cursor(1, 0, 1), wait=False)
-    assert keeper.facts()["checkpoint_step"] == 1
-    assert keeper.proven
+    manager = CheckpointRanks(tmp_path, [state()], background=True).managers[0]
+    assert manager.save(Cursor(1, 0, 1), wait=False)
+    assert manager.report_fields()["checkpoint_step"] == 1
+    assert manager.proven
 
 
 def test_without_memory_for_a_copy_training_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crew = proven(tmp_path)
+    ranks = proven(tmp_path)
 
     def full(_: object) -> None:
         raise RuntimeError("can't allocate memory\nand so on")
 
     monkeypatch.setattr(dcp_files, "copied", full)
-    keeper = crew.keepers[0]
-    assert keeper.save(Cursor(2, 0, 2), wait=False)
-    assert keeper.facts()["checkpoint_step"] == 2
-    (line,) = crew.said
-    assert line.startswith("training waits for the save of step 2, as its copy fails (can't alloc")
+    manager = ranks.managers[0]
+    assert manager.save(Cursor(2, 0, 2), wait=False)
+    assert manager.report_fields()["checkpoint_step"] == 2
+    (line,) = ranks.log_lines
+    assert line.startswith(
+        "training waits for the save of step 2, as copying the state failed (can't alloc"
+    )
 
 
 def test_what_is_kept_is_kept_as_it_was(tmp_path: Path, gate: Gate) -> None:
-    crew = proven(tmp_path)
-    keeper = crew.keepers[0]
+    ranks = proven(tmp_path)
+    manager = ranks.managers[0]
     profile = {"layers": [1.5]}
-    keeper.kept["profile"] = lambda: profile
-    keeper.kept["freezing"] = lambda: {"frozen": 2}
-    keeper.save(Cursor(2, 0, 2), wait=False)
+    manager.kept["profile"] = lambda: profile
+    manager.kept["freezing"] = lambda: {"frozen": 2}
+    manager.save(Cursor(2, 0, 2), wait=False)
     assert gate.came.acquire(timeout=60)
     profile["layers"].append(2.5)
     gate.open.set()
-    keeper.settle()
-    again = Crew(tmp_path, [state()])
+    manager.settle()
+    again = CheckpointRanks(tmp_path, [state()])
     again.restore()
-    assert again.keepers[0].restored == {"profile": {"layers": [1.5]}, "freezing": {"frozen": 2}}
+    assert again.managers[0].restored == {"profile": {"layers": [1.5]}, "freezing": {"frozen": 2}}
 
 
 def test_what_json_does_not_know_is_named(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, [state()])
-    crew.keepers[0].kept["noise"] = lambda: {1, 2}
-    assert crew.save(1) == [False]
-    assert crew.said[0].startswith("no checkpoint at step 1: noise cannot be kept in the manifest")
+    ranks = CheckpointRanks(tmp_path, [state()])
+    ranks.managers[0].kept["noise"] = lambda: {1, 2}
+    assert ranks.save(1) == [False]
+    assert ranks.log_lines[0].startswith(
+        "checkpoint of step 1 failed: noise cannot be saved in the manifest"
+    )
 
 
 def _script(root: Path, ends: bool) -> None:
     """A process whose second save hangs, or goes on when the script has ended."""
     os.dup2(os.open(root / "log", os.O_WRONLY | os.O_CREAT), 2)
-    crew = Crew(root, [state()], background=True)
-    crew.save(1)
+    ranks = CheckpointRanks(root, [state()], background=True)
+    ranks.save(1)
     honest = dcp_files.write
 
     def slow(path: Path, found: Any) -> Any:
@@ -198,7 +202,7 @@ def _script(root: Path, ends: bool) -> None:
         return honest(path, found)
 
     dcp_files.write = slow
-    crew.keepers[0].save(Cursor(2, 0, 2), wait=False)
+    ranks.managers[0].save(Cursor(2, 0, 2), wait=False)
     wait((root / "writes").exists, "the save")
     if ends:
         (root / "go").touch()
@@ -213,9 +217,9 @@ def test_the_end_during_a_save_leaves_whole_checkpoints_only(tmp_path: Path, num
     wait((tmp_path / "writes").exists, "the save")
     os.kill(process.pid, number)
     process.join()
-    again = Crew(tmp_path, [state()])
+    again = CheckpointRanks(tmp_path, [state()])
     assert [c and c.step for c in again.restore()] == [1]
-    assert again.said == []
+    assert again.log_lines == []
 
 
 def test_a_script_that_ends_early_ends_with_its_save(tmp_path: Path) -> None:
@@ -223,14 +227,16 @@ def test_a_script_that_ends_early_ends_with_its_save(tmp_path: Path) -> None:
     process.start()
     process.join()
     assert (process.exitcode, (tmp_path / "log").read_text()) == (3, "")
-    assert [c and c.step for c in Crew(tmp_path, [state()]).restore()] == [2]
+    assert [c and c.step for c in CheckpointRanks(tmp_path, [state()]).restore()] == [2]
 
 
 def _leave_alone(root: Path) -> None:
     """Rank 0 of two, whose thread waits for a writer that is gone, as its script ends."""
-    crew = Crew(root, [state(FRONT), state(BACK, part=1)], background=True, patience_s=600.0)
-    assert crew.save(1) == [True, True]
-    assert crew.keepers[0].save(Cursor(2, 0, 2), wait=False)
+    ranks = CheckpointRanks(
+        root, [state(FRONT), state(BACK, part=1)], background=True, patience_s=600.0
+    )
+    assert ranks.save(1) == [True, True]
+    assert ranks.managers[0].save(Cursor(2, 0, 2), wait=False)
     sys.exit(3)
 
 

@@ -24,14 +24,22 @@ from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManag
 from slurm_elastic.training.checkpoint.dcp_files import TensorReader
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import NAMES, Board, Crew, Seat, state, step, together
+from tests.support.checkpoint_ranks import (
+    NAMES,
+    CheckpointRanks,
+    FakeRankGroup,
+    MessageStore,
+    run_concurrently,
+    state,
+    step,
+)
 from tests.support.training_runs import PROCESSES, wait
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
 
 
-def two(root: Path, **options: Any) -> Crew:
-    return Crew(root, [state(FRONT), state(BACK, part=1)], **options)
+def two(root: Path, **options: Any) -> CheckpointRanks:
+    return CheckpointRanks(root, [state(FRONT), state(BACK, part=1)], **options)
 
 
 def trained(steps: int, **options: Any) -> TrainingState:
@@ -61,13 +69,13 @@ def test_a_walk_over_layouts_keeps_every_tensor(tmp_path: Path, tie: bool) -> No
     ]
     for done, layout in enumerate(layouts):
         parts = [state(held, part=rank, tie=tie) for rank, held in enumerate(layout)]
-        crew = Crew(tmp_path, parts)
-        cursors = crew.restore()
+        ranks = CheckpointRanks(tmp_path, parts)
+        cursors = ranks.restore()
         assert [c.step if c else 0 for c in cursors] == [done] * len(layout)
-        crew.step(done)
-        assert crew.save(done + 1) == [True] * len(layout)
-        assert [k.proven for k in crew.keepers] == [True] * len(layout)
-        assert crew.said == []
+        ranks.step(done)
+        assert ranks.save(done + 1) == [True] * len(layout)
+        assert [k.proven for k in ranks.managers] == [True] * len(layout)
+        assert ranks.log_lines == []
         alone = trained(done + 1, tie=tie)
         for part in parts:
             expected = moments(alone)
@@ -76,9 +84,9 @@ def test_a_walk_over_layouts_keeps_every_tensor(tmp_path: Path, tie: bool) -> No
 
 
 def test_torchs_own_tools_read_what_several_wrote(tmp_path: Path) -> None:
-    crew = two(tmp_path / "c")
-    crew.step(0)
-    crew.save(3)
+    ranks = two(tmp_path / "c")
+    ranks.step(0)
+    ranks.save(3)
     assert {p.name for p in (tmp_path / "c" / "step_00000003").iterdir()} == {
         ".metadata",
         "__0_0.distcp",
@@ -87,7 +95,7 @@ def test_torchs_own_tools_read_what_several_wrote(tmp_path: Path) -> None:
     }
     dcp_to_torch_save(tmp_path / "c" / "step_00000003", tmp_path / "all.pt")
     read = torch.load(tmp_path / "all.pt")
-    for part in crew.states:
+    for part in ranks.states:
         for name, tensor in moments(part).items():
             assert torch.equal(read[name], tensor), name
 
@@ -95,10 +103,10 @@ def test_torchs_own_tools_read_what_several_wrote(tmp_path: Path) -> None:
 def test_what_several_hold_is_written_once_as_the_first_has_it(tmp_path: Path) -> None:
     states = [state(), state(part=1)]
     states[1].model.norm.running_mean += 1
-    crew = Crew(tmp_path, states)
-    assert crew.save(3) == [True, True]
-    assert [k.proven for k in crew.keepers] == [True, True]
-    found = CheckpointDirectory(tmp_path, keep=1, say=print).newest()
+    ranks = CheckpointRanks(tmp_path, states)
+    assert ranks.save(3) == [True, True]
+    assert [k.proven for k in ranks.managers] == [True, True]
+    found = CheckpointDirectory(tmp_path, keep=1, log=print).newest()
     assert found is not None
     assert found.written_by(1) == {"blob.optim.1"}
     assert torch.equal(
@@ -115,20 +123,25 @@ def test_one_rank_that_reads_back_differently_leaves_all_unproven(
         read = honest(tensors, name)
         return read + 1 if name == "model.head.weight" else read
 
-    crew = two(tmp_path)
+    ranks = two(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(TensorReader, "__getitem__", lie)
-        assert crew.save(3) == [True, True]
-    assert [k.proven for k in crew.keepers] == [False, False]
-    assert crew.said == ["step 3 reads back differently: model.head.weight"]
-    assert crew.save(4) == [True, True]
-    assert [k.proven for k in crew.keepers] == [True, True]
+        assert ranks.save(3) == [True, True]
+    assert [k.proven for k in ranks.managers] == [False, False]
+    assert ranks.log_lines == [
+        (
+            "checkpoint of step 3 differs when read back: model.head.weight; "
+            "the job is not resized until one does not"
+        )
+    ]
+    assert ranks.save(4) == [True, True]
+    assert [k.proven for k in ranks.managers] == [True, True]
 
 
 def test_two_of_several_writers_stay(tmp_path: Path) -> None:
-    crew = two(tmp_path)
+    ranks = two(tmp_path)
     for number in (3, 5, 9):
-        crew.save(number)
+        ranks.save(number)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "latest",
         "step_00000005",
@@ -138,26 +151,31 @@ def test_two_of_several_writers_stay(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_write_do_not_wait(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, [state(FRONT), state(BACK, part=1), state(FRONT, part=2)], writers=[0, 1])
-    assert crew.keepers[2].save(Cursor(3, 0, 3))
-    assert together([lambda k=k: k.save(Cursor(3, 0, 3)) for k in crew.keepers[:2]]) == [True, True]
-    assert crew.restore() == [Cursor(3, 0, 3)] * 3
+    ranks = CheckpointRanks(
+        tmp_path, [state(FRONT), state(BACK, part=1), state(FRONT, part=2)], writers=[0, 1]
+    )
+    assert ranks.managers[2].save(Cursor(3, 0, 3))
+    assert run_concurrently([lambda k=k: k.save(Cursor(3, 0, 3)) for k in ranks.managers[:2]]) == [
+        True,
+        True,
+    ]
+    assert ranks.restore() == [Cursor(3, 0, 3)] * 3
 
 
 def test_a_step_is_saved_once_by_all(tmp_path: Path) -> None:
-    crew = two(tmp_path)
-    crew.save(3)
+    ranks = two(tmp_path)
+    ranks.save(3)
     before = (tmp_path / "step_00000003" / "manifest.json").stat().st_mtime_ns
-    assert crew.save(3) == [True, True]
+    assert ranks.save(3) == [True, True]
     assert (tmp_path / "step_00000003" / "manifest.json").stat().st_mtime_ns == before
-    assert crew.save(4) == [True, True]
+    assert ranks.save(4) == [True, True]
 
 
 def test_messages_do_not_pile_up(tmp_path: Path) -> None:
-    crew = two(tmp_path)
+    ranks = two(tmp_path)
     for number in range(3):
-        crew.save(number)
-    assert sum(len(v) for v in crew.board.values.values()) == 0
+        ranks.save(number)
+    assert sum(len(v) for v in ranks.store.values.values()) == 0
 
 
 def _no_space(rank: int) -> Any:
@@ -176,29 +194,29 @@ def _no_space(rank: int) -> Any:
 def test_a_disk_full_for_one_keeps_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    crew = two(tmp_path)
-    crew.save(3)
+    ranks = two(tmp_path)
+    ranks.save(3)
     with monkeypatch.context() as patch:
         patch.setattr(dcp_files, "write", _no_space(rank))
-        assert crew.save(5) == [False, False]
-    (line,) = crew.said
-    assert line.startswith(f"no checkpoint at step 5: rank {rank}: No space left on device (")
-    assert line.endswith("; that of step 3 stays, training goes on")
+        assert ranks.save(5) == [False, False]
+    (line,) = ranks.log_lines
+    assert line.startswith(f"checkpoint of step 5 failed: rank {rank}: No space left on device (")
+    assert line.endswith("; that of step 3 stays, training continues")
     assert not list(tmp_path.glob(".tmp*"))
-    assert crew.keepers[0].facts()["checkpoint_step"] == 3
-    assert crew.save(6) == [True, True]
+    assert ranks.managers[0].report_fields()["checkpoint_step"] == 3
+    assert ranks.save(6) == [True, True]
     assert [c and c.step for c in two(tmp_path).restore()] == [6, 6]
 
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_a_writer_that_never_answers_costs_one_checkpoint(tmp_path: Path, silent: int) -> None:
-    crew = two(tmp_path, patience_s=0.5)
-    crew.save(3)
-    assert crew.keepers[1 - silent].save(Cursor(5, 0, 5)) is False
+    ranks = two(tmp_path, patience_s=0.5)
+    ranks.save(3)
+    assert ranks.managers[1 - silent].save(Cursor(5, 0, 5)) is False
     assert [p.name for p in sorted(tmp_path.glob("step_*"))] == ["step_00000003"]
     if silent == 1:
-        (line,) = crew.said
-        assert re.match(r"no checkpoint at step 5: rank 1: no answer within 0 s; that of", line)
+        (line,) = ranks.log_lines
+        assert re.match(r"checkpoint of step 5 failed: rank 1: no answer within 0 s; that of", line)
 
 
 def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
@@ -209,36 +227,38 @@ def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
         def load_state_dict(self, state: Any) -> None:
             pass
 
-    crew = Crew(tmp_path, [state(FRONT, extra={"odd": Odd()}), state(BACK, part=1)])
-    assert crew.save(3) == [False, False]
-    assert crew.said[0].startswith("no checkpoint at step 3: extra 'odd' cannot be saved")
-    assert len(crew.said) == 1
+    ranks = CheckpointRanks(tmp_path, [state(FRONT, extra={"odd": Odd()}), state(BACK, part=1)])
+    assert ranks.save(3) == [False, False]
+    assert ranks.log_lines[0].startswith("checkpoint of step 3 failed: extra 'odd' cannot be saved")
+    assert len(ranks.log_lines) == 1
 
 
 def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
-    board = Board()
-    crews = [
-        module.CheckpointCoordinator(rank=r, writers=[0, 1], line=lambda: board, patience_s=5)
+    store = MessageStore()
+    coordinators = [
+        module.CheckpointCoordinator(
+            rank=r, writers=[0, 1], open_channel=lambda: store, patience_s=5
+        )
         for r in (0, 1)
     ]
-    for crew in crews:
-        crew.begin()
+    for coordinator in coordinators:
+        coordinator.begin()
     piece = dcp_files.TensorShard("model.w", (4, 2), (0, 0), torch.ones(1, 2))
     other = dcp_files.TensorShard("model.w", (4, 2), (2, 0), torch.ones(2, 2))
-    checkpoints = CheckpointDirectory(tmp_path, keep=1, say=print)
+    checkpoints = CheckpointDirectory(tmp_path, keep=1, log=print)
 
     def lead() -> str:
         with pytest.raises(CheckpointError) as caught:
-            checkpoints.write(1, [piece], {}, crews[0])
-        crews[0].fail(str(caught.value))
+            checkpoints.write(1, [piece], {}, coordinators[0])
+        coordinators[0].fail(str(caught.value))
         return str(caught.value)
 
     def follow() -> str:
         with pytest.raises(CheckpointError) as caught:
-            checkpoints.join([other], crews[1])
+            checkpoints.join([other], coordinators[1])
         return str(caught.value)
 
-    told, heard = together([lead, follow])
+    told, heard = run_concurrently([lead, follow])
     assert told == heard
     assert "model.w" in told
 
@@ -247,30 +267,30 @@ def test_a_directory_that_is_not_shared_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_APPEARS_S", 0.1)
-    crew = two(tmp_path / "here")
-    crew.keepers[1]._checkpoints.root = tmp_path / "there"
-    assert crew.save(3) == [False, False]
-    (line,) = crew.said
-    assert line.startswith("no checkpoint at step 3: rank 1: does not see ")
-    assert "all nodes must share checkpoint_dir" in line
+    ranks = two(tmp_path / "here")
+    ranks.managers[1]._checkpoints.root = tmp_path / "there"
+    assert ranks.save(3) == [False, False]
+    (line,) = ranks.log_lines
+    assert line.startswith("checkpoint of step 3 failed: rank 1: ")
+    assert "put checkpoint_dir on a file system" in line
 
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda p: os.truncate(p, 90), "torn (__1_0.distcp has 90 bytes of"),
+        (lambda p: os.truncate(p, 90), "not complete (__1_0.distcp has 90 bytes of"),
         (Path.unlink, "not complete (__1_0.distcp is missing)"),
         (lambda p: p.write_bytes(p.read_bytes()[:-1] + b"\1"), "damaged (__1_0.distcp has another"),
     ],
 )
 def test_one_writers_file_makes_or_breaks_the_whole(tmp_path: Path, harm: Any, reason: str) -> None:
-    crew = two(tmp_path)
-    crew.save(3)
-    crew.save(5)
+    ranks = two(tmp_path)
+    ranks.save(3)
+    ranks.save(5)
     harm(tmp_path / "step_00000005" / "__1_0.distcp")
     again = two(tmp_path)
     assert [c and c.step for c in again.restore()] == [3, 3]
-    (line,) = again.said
+    (line,) = again.log_lines
     assert line.startswith(f"skipped step_00000005: {reason}")
 
 
@@ -279,7 +299,7 @@ def _hang_at(root: Path, where: str) -> None:
         (root / "hangs").touch()
         time.sleep(600)
 
-    crew = two(root)
+    ranks = two(root)
     if where == "plan":
         dcp_files.divide = hang  # type: ignore[assignment]
     elif where == "one writer":
@@ -289,7 +309,7 @@ def _hang_at(root: Path, where: str) -> None:
         dcp_files.describe = hang  # type: ignore[assignment]
     else:
         module._write_text = hang
-    crew.save(9)
+    ranks.save(9)
 
 
 @pytest.mark.parametrize("where", ["plan", "one writer", "metadata", "manifest"])
@@ -302,14 +322,14 @@ def test_sigkill_between_plan_and_publish_leaves_the_one_before(tmp_path: Path, 
     victim.join()
     again = two(tmp_path)
     assert [c and c.step for c in again.restore()] == [5, 5]
-    assert again.said == []
+    assert again.log_lines == []
     assert again.save(9) == [True, True]
     assert not list(tmp_path.glob(".tmp*"))
 
 
 def test_only_what_a_part_needs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained(2)
-    Crew(tmp_path, [whole]).save(3)
+    CheckpointRanks(tmp_path, [whole]).save(3)
     read: Counter[str] = Counter()
     honest = TensorReader.__getitem__
 
@@ -318,14 +338,14 @@ def test_only_what_a_part_needs_is_read(tmp_path: Path, monkeypatch: pytest.Monk
         return honest(tensors, name)
 
     monkeypatch.setattr(TensorReader, "__getitem__", watch)
-    crew = Crew(tmp_path, [state(BACK, part=1)])
-    crew.restore()
-    assert {n for n in read if not n.startswith("blob.")} == moments(crew.states[0]).keys()
+    ranks = CheckpointRanks(tmp_path, [state(BACK, part=1)])
+    ranks.restore()
+    assert {n for n in read if not n.startswith("blob.")} == moments(ranks.states[0]).keys()
     assert set(read.values()) == {1}
 
 
 def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    Crew(tmp_path, [state()]).save(3)
+    CheckpointRanks(tmp_path, [state()]).save(3)
     wrong = state(FRONT)
     assert wrong.whole is not None
     other = TrainingState(
@@ -334,44 +354,46 @@ def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> N
         whole={**wrong.whole, "head.weight": (9, 4)},
     )
     before = {k: v.clone() for k, v in moments(other).items()}
-    with pytest.raises(CheckpointError, match=r"head\.weight is 7x4 there and 9x4 here"):
-        Crew(tmp_path, [other]).restore()
+    with pytest.raises(
+        CheckpointError, match=r"head\.weight is 7x4 in the checkpoint and 9x4 in the model"
+    ):
+        CheckpointRanks(tmp_path, [other]).restore()
     assert differences(before, moments(other)) == []
 
 
 def test_what_one_writer_wrote_before_there_were_shapes_is_read(tmp_path: Path) -> None:
     whole = trained(2)
-    Crew(tmp_path, [whole]).save(3)
+    CheckpointRanks(tmp_path, [whole]).save(3)
     path = tmp_path / "step_00000003" / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["shapes"]
     manifest["meta"]["freezing"] = {"frozen": 1}
     del manifest["meta"]["kept"]
     path.write_text(json.dumps(manifest))
-    crew = two(tmp_path)
-    crew.restore()
-    assert crew.keepers[1].restored == {"freezing": {"frozen": 1}}
-    for part in crew.states:
+    ranks = two(tmp_path)
+    ranks.restore()
+    assert ranks.managers[1].restored == {"freezing": {"frozen": 1}}
+    for part in ranks.states:
         expected = moments(whole)
         assert differences({k: expected[k] for k in moments(part)}, moments(part)) == []
 
 
 def test_a_broken_line_is_a_failed_save(tmp_path: Path) -> None:
-    class Broken(Board):
-        def hear(self, key: str, timeout_s: float) -> str | None:
+    class Broken(MessageStore):
+        def wait_for(self, key: str, timeout_s: float) -> str | None:
             raise RuntimeError("Connection reset by peer\nand so on")
 
     said: list[str] = []
-    keeper = CheckpointManager(
-        CheckpointDirectory(tmp_path, keep=2, say=said.append),
+    manager = CheckpointManager(
+        CheckpointDirectory(tmp_path, keep=2, log=said.append),
         state(FRONT),
-        Seat(0, 2, Board()),  # type: ignore[arg-type]
+        FakeRankGroup(0, 2, MessageStore()),  # type: ignore[arg-type]
         every_s=100.0,
         identity={},
-        say=said.append,
+        log=said.append,
         writers=[0, 1],
-        line=Broken(),
+        channel=Broken(),
     )
-    assert keeper.save(Cursor(3, 0, 3)) is False
+    assert manager.save(Cursor(3, 0, 3)) is False
     (line,) = said
-    assert "the way to the other writers is broken (Connection reset by peer)" in line
+    assert "the connection to the other writers is broken (Connection reset by peer)" in line

@@ -40,7 +40,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, said: list[str]) -> CheckpointDirectory:
-    return CheckpointDirectory(tmp_path, keep=2, say=said.append)
+    return CheckpointDirectory(tmp_path, keep=2, log=said.append)
 
 
 def test_what_is_read_is_what_was_written(checkpoints: CheckpointDirectory) -> None:
@@ -138,10 +138,10 @@ def _garble(path: Path) -> None:
     ("harm", "reason"),
     [
         (_tear, "not complete (no manifest)"),
-        (_cut, "torn (__0_0.distcp has 100 bytes of"),
+        (_cut, "not complete (__0_0.distcp has 100 bytes of"),
         (_flip, "damaged (__0_0.distcp has another checksum)"),
         (_lose, "not complete (.metadata is missing)"),
-        (_edit(format=2), "of format 2, this slurm-elastic reads 1; it stays"),
+        (_edit(format=2), "format 2 is invalid: expected 1; "),
         (_edit(kind="another"), "not written by slurm-elastic"),
         (_edit(files=3), "its manifest is damaged"),
         (_garble, "its manifest cannot be read"),
@@ -173,7 +173,7 @@ def test_foreign_and_newer_ones_are_never_deleted(checkpoints: CheckpointDirecto
 
 
 def test_nothing_there_is_nothing(tmp_path: Path) -> None:
-    assert CheckpointDirectory(tmp_path / "absent", keep=2, say=print).newest() is None
+    assert CheckpointDirectory(tmp_path / "absent", keep=2, log=print).newest() is None
 
 
 def _save_and_hang(root: Path, where: str) -> None:
@@ -187,7 +187,7 @@ def _save_and_hang(root: Path, where: str) -> None:
         module._write_text = hang  # type: ignore[assignment]
     else:
         module._sync = hang  # type: ignore[assignment]
-    CheckpointDirectory(root, keep=2, say=print).save(9, TENSORS, {})
+    CheckpointDirectory(root, keep=2, log=print).save(9, TENSORS, {})
 
 
 @pytest.mark.parametrize("where", ["data", "manifest", "rename"])
@@ -228,7 +228,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_keeps_what_is_there(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
-    checkpoints = CheckpointDirectory(small_disk, keep=2, say=print)
+    checkpoints = CheckpointDirectory(small_disk, keep=2, log=print)
     checkpoints.save(5, TENSORS, {})
     if not guarded:  # as with a quota, which the free space does not show
         monkeypatch.setattr(CheckpointDirectory, "_check_space", lambda *_: None)

@@ -10,9 +10,9 @@ import torch
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
 from slurm_elastic.training.checkpoint.training_state import TrainingState
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import take_up
+from tests.support.checkpoint_ranks import restore_newest
 from tests.support.training_runs import PROCESSES, _free_port
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -53,7 +53,7 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    world = World()
+    world = RankGroup()
     world.connect()
     world.join()
     mesh = None
@@ -67,27 +67,27 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
         with (root / "said").open("a") as file:
             file.write(f"{line}\n")
 
-    keeper = CheckpointManager(
-        CheckpointDirectory(root / "c", keep=9, say=say),
+    manager = CheckpointManager(
+        CheckpointDirectory(root / "c", keep=9, log=say),
         made,
         world,
         every_s=100.0,
         identity={},
-        say=say,
+        log=say,
         # One replica of each shard is enough.
         writers=range(size // replicas),
         background=True,
         patience_s=60.0,
     )
-    cursor = take_up(keeper)
+    cursor = restore_newest(manager)
     assert (cursor.step if cursor else 0) == first
-    keeper.begin()
+    manager.begin()
     train(made.model, made.optimizer, first)
-    assert keeper.save(Cursor(first + STEPS, 0, 0), wait=False)
+    assert manager.save(Cursor(first + STEPS, 0, 0), wait=False)
     if rank < size // replicas:
-        assert keeper.proven
+        assert manager.proven
     train(made.model, made.optimizer, first + STEPS)
-    keeper.settle()
+    manager.settle()
     world.leave()
     os._exit(0)
 
@@ -109,7 +109,7 @@ def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
         assert not (tmp_path / "said").exists(), (tmp_path / "said").read_text()
         train(alone.model, alone.optimizer, done)
         done += STEPS
-        found = CheckpointDirectory(tmp_path / "c", keep=9, say=print).newest()
+        found = CheckpointDirectory(tmp_path / "c", keep=9, log=print).newest()
         assert found is not None
         assert found.step == done
         read = found.read()
@@ -121,5 +121,5 @@ def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
 def test_a_name_is_not_lost_between_shards(tmp_path: Path) -> None:
     one = make(None)
     train(one.model, one.optimizer, 0)
-    saved = CheckpointDirectory(tmp_path, keep=1, say=print).save(1, one.gather(), {})
+    saved = CheckpointDirectory(tmp_path, keep=1, log=print).save(1, one.gather(), {})
     assert differences(one.gather(), saved.read()) == []

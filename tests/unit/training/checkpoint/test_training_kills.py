@@ -19,15 +19,15 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CompleteCheckpoint,
     open_checkpoint,
 )
-from slurm_elastic.training.signals import STOPPED, leave
-from tests.support.kill_points import Trap
+from slurm_elastic.training.signals import STOPPED, exit_now
+from tests.support.kill_points import KillPoint
 from tests.support.training_runs import (
     BATCH,
     PATIENCE_S,
     PROCESSES,
     SAMPLES,
-    Esrun,
-    Worlds,
+    FakeLauncher,
+    TrainingRuns,
     lines,
     wait,
 )
@@ -57,8 +57,8 @@ class Kill:
 
     Attributes:
         size: ranks.
-        trap: kills at a moment of the program; None: at some time.
-        after: steps of the attempt begun before, if there is no trap.
+        kill_point: kills at a moment of the program; None: at some time.
+        after: steps of the attempt begun before, if there is no kill_point.
         delay_s: and then so much later.
         victims: who dies.
         told: whether the others are told to end, as by srun, or have to find out.
@@ -66,7 +66,7 @@ class Kill:
     """
 
     size: int
-    trap: Trap | None
+    kill_point: KillPoint | None
     after: int
     delay_s: float
     victims: tuple[int, ...]
@@ -74,7 +74,7 @@ class Kill:
     every_s: float
 
     def __str__(self) -> str:
-        when = self.trap or f"{self.delay_s:.3f} s after begin of step {self.after}"
+        when = self.kill_point or f"{self.delay_s:.3f} s after begin of step {self.after}"
         how = "told" if self.told else "alone"
         return f"{self.size} ranks, kills {self.victims} at {when}, every {self.every_s} s, {how}"
 
@@ -93,12 +93,12 @@ def _kill(draw: random.Random, kind: str, operations: list[int]) -> Kill:
     size = draw.choice((1, 2, 2, 2, 3))
     one = (draw.randrange(size),)
     victims = draw.choice((one, one, one, tuple(range(size))))
-    step, trap = draw.randint(1, 3), None
+    step, kill_point = draw.randint(1, 3), None
     if kind == "file":
-        trap = Trap(kind="file", count=operations.pop(), step=step, victims=victims)
+        kill_point = KillPoint(kind="file", count=operations.pop(), step=step, victims=victims)
     elif kind in ("line", "start"):
         most = LINES_OF_A_START if kind == "start" else LINES_OF_A_STEP
-        trap = Trap(
+        kill_point = KillPoint(
             kind="line",
             count=draw.randint(1, most),
             step=0 if kind == "start" else step,
@@ -107,7 +107,7 @@ def _kill(draw: random.Random, kind: str, operations: list[int]) -> Kill:
         )
     return Kill(
         size=size,
-        trap=trap,
+        kill_point=kill_point,
         after=0 if kind in ("early", "start") else step,
         delay_s=draw.uniform(0, 0.3 if kind == "early" else 0.05),
         victims=victims,
@@ -117,78 +117,78 @@ def _kill(draw: random.Random, kind: str, operations: list[int]) -> Kill:
 
 
 @dataclass
-class Story:
+class KillHistory:
     """What happened, also for the message of a test that fails."""
 
-    worlds: Worlds
+    runs: TrainingRuns
     told: list[str]
     published: int = 0
 
     def __str__(self) -> str:
-        return "\n".join([*self.told, self.worlds.log()])
+        return "\n".join([*self.told, self.runs.log()])
 
 
-def attempt(worlds: Worlds, kill: Kill, story: Story, **options: Any) -> None:
+def attempt(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) -> None:
     """One attempt that ends with this kill."""
     # By the clock: slow steps, so that a fast machine is not done before.
-    pace = {} if kill.trap else {"step_s": 0.05}
-    worlds.start(kill.size, trap=kill.trap, every_s=kill.every_s, **pace, **options)
-    if kill.trap is None:
-        here = worlds.attempts
-        wait(lambda: kill.after == 0 or begun(worlds, here) >= kill.after, f"a step\n{story}")
+    pace = {} if kill.kill_point else {"step_s": 0.05}
+    runs.start(kill.size, kill_point=kill.kill_point, every_s=kill.every_s, **pace, **options)
+    if kill.kill_point is None:
+        here = runs.attempts
+        wait(lambda: kill.after == 0 or begun(runs, here) >= kill.after, f"a step\n{history}")
         time.sleep(kill.delay_s)
         for victim in kill.victims:
-            worlds.ranks[victim].kill()
-    ended(worlds, kill, story, **options)
+            runs.ranks[victim].kill()
+    ended(runs, kill, history, **options)
 
 
-def ended(worlds: Worlds, kill: Kill, story: Story, **options: Any) -> None:
+def ended(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) -> None:
     """Wait until all have died or ended; what is published then is whole, and no older."""
-    ranks = [process.sentinel for process in worlds.ranks]
-    assert connection.wait(ranks, PATIENCE_S), f"nobody died\n{kill}\n{story}"
+    ranks = [process.sentinel for process in runs.ranks]
+    assert connection.wait(ranks, PATIENCE_S), f"nobody died\n{kill}\n{history}"
     died = time.monotonic()
     if kill.told:
-        worlds.signal(signal.SIGTERM)
+        runs.signal(signal.SIGTERM)
     several = "directive" in options or "shard" in options
     if several:
         # Rank 0 may wait for a writer that is dead; srun would kill it after KillWait.
-        for process in worlds.ranks:
+        for process in runs.ranks:
             process.join(max(0.0, died + KILL_WAIT_S - time.monotonic()))
             process.kill()
-    codes = worlds.join()
+    codes = runs.join()
     took = time.monotonic() - died
-    moment = worlds.out / f"trap-{worlds.attempts}"
+    moment = runs.out / f"kill-point-{runs.attempts}"
     what = moment.read_text() if moment.exists() else ""
-    story.told.append(f"{worlds.attempts}: {kill}: {what} -> {codes} in {took:.2f} s")
+    history.told.append(f"{runs.attempts}: {kill}: {what} -> {codes} in {took:.2f} s")
     # A victim may be told before it is its turn.
-    assert any(codes[rank] == -signal.SIGKILL for rank in kill.victims), str(story)
+    assert any(codes[rank] == -signal.SIGKILL for rank in kill.victims), str(history)
     for rank, code in enumerate(codes):
         killed = several or rank in kill.victims
-        assert code in ENDED or (killed and code == -signal.SIGKILL), str(story)
-    found = newest(worlds)
+        assert code in ENDED or (killed and code == -signal.SIGKILL), str(history)
+    found = newest(runs)
     step = found.step if found else 0
-    assert step >= story.published, str(story)
-    now = begun(worlds, worlds.attempts)
+    assert step >= history.published, str(history)
+    now = begun(runs, runs.attempts)
     if kill.every_s == 0 and now and not options.get("background"):
         # With a save after every step no more than the last one is repeated.
-        assert step in (story.published + now - 1, story.published + now), str(story)
-    story.published = step
+        assert step in (history.published + now - 1, history.published + now), str(history)
+    history.published = step
 
 
-def begun(worlds: Worlds, attempt: int, rank: int = 0) -> int:
+def begun(runs: TrainingRuns, attempt: int, rank: int = 0) -> int:
     """Steps that a rank has begun in this attempt."""
-    return sum(line["attempt"] == attempt for line in lines(worlds.out / f"begun-rank{rank}.jsonl"))
+    return sum(line["attempt"] == attempt for line in lines(runs.out / f"begun-rank{rank}.jsonl"))
 
 
-def newest(worlds: Worlds) -> CompleteCheckpoint | None:
+def newest(runs: TrainingRuns) -> CompleteCheckpoint | None:
     """As a new start finds it; nothing may be torn."""
     said: list[str] = []
-    found = CheckpointDirectory(worlds.out / "ckpt", keep=2, say=said.append).newest()
+    found = CheckpointDirectory(runs.out / "ckpt", keep=2, log=said.append).newest()
     assert said == []
     return found
 
 
-def effective(worlds: Worlds) -> list[Counter[int]]:
+def effective(runs: TrainingRuns) -> list[Counter[int]]:
     """How often each sample counts, by epoch: a step counts as last computed.
 
     Checks that a step repeats the samples it had before.
@@ -196,7 +196,7 @@ def effective(worlds: Worlds) -> list[Counter[int]]:
     last: dict[int, int] = {}
     shares: dict[tuple[int, int], list[int]] = {}
     epochs: dict[int, int] = {}
-    for path in worlds.out.glob("begun-rank*.jsonl"):
+    for path in runs.out.glob("begun-rank*.jsonl"):
         for line in lines(path):
             step, attempt = line["step"], line["attempt"]
             last[step] = max(attempt, last.get(step, 0))
@@ -210,14 +210,14 @@ def effective(worlds: Worlds) -> list[Counter[int]]:
     return seen
 
 
-def same(worlds: Worlds, plain: Worlds, story: Story) -> None:
+def same(runs: TrainingRuns, plain: TrainingRuns, history: KillHistory) -> None:
     """Losses, samples, parameters and optimizer state are those of the undisturbed run."""
     expected = plain.losses()
-    assert sorted(worlds.losses()) == list(range(1, STEPS + 1)), str(story)
-    for line in lines(worlds.out / "losses.jsonl"):  # repeated ones as well
-        assert line["loss"] == pytest.approx(expected[line["step"]], abs=1e-6), str(story)
-    assert effective(worlds) == [Counter(range(SAMPLES))] * EPOCHS, str(story)
-    mine, theirs = newest(worlds), newest(plain)
+    assert sorted(runs.losses()) == list(range(1, STEPS + 1)), str(history)
+    for line in lines(runs.out / "losses.jsonl"):  # repeated ones as well
+        assert line["loss"] == pytest.approx(expected[line["step"]], abs=1e-6), str(history)
+    assert effective(runs) == [Counter(range(SAMPLES))] * EPOCHS, str(history)
+    mine, theirs = newest(runs), newest(plain)
     assert mine is not None
     assert theirs is not None
     assert mine.step == theirs.step == STEPS
@@ -231,93 +231,98 @@ def same(worlds: Worlds, plain: Worlds, story: Story) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Worlds]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingRuns]:
     """One rank, nobody killed."""
     runs = {}
     for optimizer in ("adamw", "sgd"):
-        runs[optimizer] = Worlds(tmp_path_factory.mktemp(optimizer))
-        runs[optimizer].run(1, optimizer=optimizer, epochs=EPOCHS, ballast=1)
+        runs[optimizer] = TrainingRuns(tmp_path_factory.mktemp(optimizer))
+        runs[optimizer].run(1, optimizer=optimizer, epochs=EPOCHS, padding_kb=1)
     return runs
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(len(TRAININGS)))
 def test_a_training_survives_ten_kills(
-    worlds: Worlds, undisturbed: dict[str, Worlds], seed: int
+    runs: TrainingRuns, undisturbed: dict[str, TrainingRuns], seed: int
 ) -> None:
-    story = Story(worlds, [f"seed {seed}"])
-    options = TRAININGS[seed % len(TRAININGS)] | {"epochs": EPOCHS, "ballast": 1024}
+    history = KillHistory(runs, [f"seed {seed}"])
+    options = TRAININGS[seed % len(TRAININGS)] | {"epochs": EPOCHS, "padding_kb": 1024}
     for number, kill in enumerate(kills(seed)):
         # What a killed rank's data-loader workers inherit keeps connections open for 5 s.
         workers = {"workers": 0} if number not in (3, 6) else {}
-        attempt(worlds, kill, story, **options | workers)
-    worlds.start(2, **options)
-    assert worlds.join() == [0, 0], str(story)
-    assert f"went on from step {story.published} with 2 rank(s)" in worlds.log()
-    same(worlds, undisturbed[options["optimizer"]], story)
-    left = [path for path in (worlds.out / "ckpt").iterdir() if path.name != "latest"]
+        attempt(runs, kill, history, **options | workers)
+    runs.start(2, **options)
+    assert runs.join() == [0, 0], str(history)
+    assert f"resumed from step {history.published} with 2 rank(s)" in runs.log()
+    same(runs, undisturbed[options["optimizer"]], history)
+    left = [path for path in (runs.out / "ckpt").iterdir() if path.name != "latest"]
     # Two stay, and a third if the last kill came between a save and its end.
-    assert len([open_checkpoint(path) for path in left]) <= 3, str(story)
+    assert len([open_checkpoint(path) for path in left]) <= 3, str(history)
 
 
 def test_a_training_survives_five_kills_at_its_end(
-    worlds: Worlds, undisturbed: dict[str, Worlds]
+    runs: TrainingRuns, undisturbed: dict[str, TrainingRuns]
 ) -> None:
-    story = Story(worlds, [])
-    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "ballast": 1024}
+    history = KillHistory(runs, [])
+    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1024}
     draw = random.Random(5)
     for victim in (0, 0, 0, 1, 1):
-        last = STEPS - story.published
+        last = STEPS - history.published
         count = draw.randint(1, LINES_OF_A_STEP if last else LINES_OF_A_START)
         victims = (victim,)
-        trap = Trap(kind="line", count=count, step=last, victims=victims)
-        kill = Kill(2, trap, 0, 0.0, victims, told=True, every_s=0.0)
-        attempt(worlds, kill, story, **options)
-    worlds.start(2, **options)
-    assert worlds.join() == [0, 0], str(story)
-    same(worlds, undisturbed["adamw"], story)
+        kill_point = KillPoint(kind="line", count=count, step=last, victims=victims)
+        kill = Kill(2, kill_point, 0, 0.0, victims, told=True, every_s=0.0)
+        attempt(runs, kill, history, **options)
+    runs.start(2, **options)
+    assert runs.join() == [0, 0], str(history)
+    same(runs, undisturbed["adamw"], history)
 
 
 def test_kills_of_ranks_that_wait_at_their_checkpoint(
-    worlds: Worlds, esrun: Esrun, undisturbed: dict[str, Worlds]
+    runs: TrainingRuns, launcher: FakeLauncher, undisturbed: dict[str, TrainingRuns]
 ) -> None:
-    story = Story(worlds, [])
-    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "ballast": 1}
+    history = KillHistory(runs, [])
+    options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1}
     for notice, victim in enumerate((0, 1), start=1):
-        esrun.forget()
-        esrun.order("run")
-        worlds.start(2, esrun=esrun, step_s=0.01, **options)
-        worlds.wait_for_step(story.published + 2)
-        esrun.order("notice", notice=notice)
-        saved = esrun.wait_for("saved", notice=notice)["step"]
-        worlds.ranks[victim].kill()
-        ended(worlds, Kill(2, None, 0, 0.0, (victim,), told=True, every_s=600.0), story, **options)
-        assert story.published == saved == max(worlds.losses())
-    worlds.start(2, **options)
-    assert worlds.join() == [0, 0], str(story)
-    same(worlds, undisturbed["adamw"], story)
+        launcher.forget()
+        launcher.order("run")
+        runs.start(2, launcher=launcher, step_s=0.01, **options)
+        runs.wait_for_step(history.published + 2)
+        launcher.order("notice", notice=notice)
+        saved = launcher.wait_for("saved", notice=notice)["step"]
+        runs.ranks[victim].kill()
+        ended(runs, Kill(2, None, 0, 0.0, (victim,), told=True, every_s=600.0), history, **options)
+        assert history.published == saved == max(runs.losses())
+    runs.start(2, **options)
+    assert runs.join() == [0, 0], str(history)
+    same(runs, undisturbed["adamw"], history)
 
 
 def test_kills_while_ranks_save_to_change_their_layout(
-    worlds: Worlds, esrun: Esrun, undisturbed: dict[str, Worlds]
+    runs: TrainingRuns, launcher: FakeLauncher, undisturbed: dict[str, TrainingRuns]
 ) -> None:
-    story = Story(worlds, [])
-    options: dict[str, Any] = {"optimizer": "sgd", "epochs": EPOCHS, "ballast": 1}
-    options |= {"esrun": esrun, "directive": "1-8,parallel=hybrid"}
+    history = KillHistory(runs, [])
+    options: dict[str, Any] = {"optimizer": "sgd", "epochs": EPOCHS, "padding_kb": 1}
+    options |= {"launcher": launcher, "directive": "1-8,parallel=hybrid"}
     now, then = "2x1", "1x2"
     for count, victim in ((4, 1), (12, 0), (15, 0), (16, 1)):
-        esrun.tell(layout=now)
-        trap = Trap(kind="file", count=count, step=1, victims=(victim,))
-        worlds.start(2, trap=trap, step_s=0.02, **options)
-        wait(lambda: begun(worlds, worlds.attempts) > 1, f"a step\n{story}")
-        esrun.tell(layout=then)
-        ended(worlds, Kill(2, trap, 0, 0.0, (victim,), told=True, every_s=600.0), story, **options)
+        launcher.tell(layout=now)
+        kill_point = KillPoint(kind="file", count=count, step=1, victims=(victim,))
+        runs.start(2, kill_point=kill_point, step_s=0.02, **options)
+        wait(lambda: begun(runs, runs.attempts) > 1, f"a step\n{history}")
+        launcher.tell(layout=then)
+        ended(
+            runs,
+            Kill(2, kill_point, 0, 0.0, (victim,), told=True, every_s=600.0),
+            history,
+            **options,
+        )
         now, then = then, now
-    assert story.published > 0
-    esrun.tell(layout=now)
-    worlds.start(2, **options)
-    assert worlds.join() == [0, 0], str(story)
-    same(worlds, undisturbed["sgd"], story)
+    assert history.published > 0
+    launcher.tell(layout=now)
+    runs.start(2, **options)
+    assert runs.join() == [0, 0], str(history)
+    same(runs, undisturbed["sgd"], history)
 
 
 def leave_with_children() -> None:
@@ -328,7 +333,7 @@ def leave_with_children() -> None:
     for _ in range(4):
         context.Process(target=time.sleep, args=(PATIENCE_S,)).start()
     signal.signal(signal.SIGCHLD, complain)
-    leave(STOPPED)
+    exit_now(STOPPED)
 
 
 def test_a_rank_that_leaves_takes_its_loader_workers_along() -> None:

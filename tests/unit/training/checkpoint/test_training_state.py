@@ -139,7 +139,7 @@ def test_another_model_is_refused_by_name() -> None:
     flat = make(torch.optim.SGD).gather()
     other = torch.nn.Sequential(torch.nn.Linear(4, 9))
     state = TrainingState(model=other, optimizer=torch.optim.SGD(other.parameters()))
-    with pytest.raises(CheckpointError, match=r"0\.bias is 8 there and 9 here"):
+    with pytest.raises(CheckpointError, match=r"0\.bias is 8 in the checkpoint and 9 in"):
         state.fits({name: tensor.shape for name, tensor in flat.items()})
     with pytest.raises(CheckpointError, match=r"only the checkpoint has 1\.bias"):
         state.restore(flat)
@@ -227,7 +227,7 @@ def test_whatever_a_part_lacks_is_named_before_it_is_loaded() -> None:
         front.fits({k: v for k, v in shapes.items() if k != "model.3.bias"})
     with pytest.raises(CheckpointError, match=r"only the checkpoint has 4\.bias"):
         front.fits(shapes | {"model.4.bias": (2,)})
-    with pytest.raises(CheckpointError, match=r"3\.weight is 2x9 there and 2x8 here"):
+    with pytest.raises(CheckpointError, match=r"3\.weight is 2x9 in the checkpoint and 2x8"):
         front.fits(shapes | {"model.3.weight": (2, 9)})
 
 

@@ -191,7 +191,7 @@ def test_the_script_may_choose_fewer(tmp_path: Path) -> None:
     _, frozen = run(job, choose)
     assert [frozen[step - 1] for step in (20, 21, 31, 41, 46)] == [2, 0, 1, 2, 2]
     assert len(job.penalties) == 3
-    with pytest.raises(ValueError, match="-1 layers cannot be frozen"):
+    with pytest.raises(ValueError, match="-1 layers is invalid"):
         job.freeze(-1)
 
 
@@ -307,7 +307,7 @@ def test_another_batch_thaws(tmp_path: Path, capfd) -> None:
 
 def test_the_manifest_tells_what_is_frozen(tmp_path: Path) -> None:
     run(make(tmp_path, freeze=surely(2)))
-    newest = CheckpointDirectory(tmp_path, keep=1, say=lambda _: None).newest()
+    newest = CheckpointDirectory(tmp_path, keep=1, log=lambda _: None).newest()
     assert newest is not None
     kept = json.loads(json.dumps(newest.kept["freezing"]))
     assert kept["layers"] == ["0", "3", "6"]

@@ -16,7 +16,7 @@ from slurm_elastic.models.pipedream.profile_reader import read
 from slurm_elastic.training.measure import layer_profile
 from slurm_elastic.training.measure.layer_profile import (
     LayerProfiler,
-    MeasuredLayer,
+    MeasuredLayers,
     layers_of,
     merge,
 )
@@ -28,13 +28,13 @@ def profiled(
     model: nn.Module,
     inputs: Callable[[], torch.Tensor],
     *,
-    known: MeasuredLayer | None = None,
+    earlier: MeasuredLayers | None = None,
     passes: int = 1,
     steps: int = 3,
     size: int | None = None,
 ) -> LayerProfiler:
     """After a few steps without profiling, as many with it, and two without."""
-    profiler = LayerProfiler(layers_of(model), device=CPU, known=known, skipped=2, steps=steps)
+    profiler = LayerProfiler(layers_of(model), device=CPU, earlier=earlier, skipped=2, steps=steps)
     for _ in range(2 + steps + 2):
         profiler.begin()
         for _ in range(passes):
@@ -230,7 +230,7 @@ def test_frozen_layers_keep_what_is_known_of_their_backward_pass() -> None:
     assert whole is not None
     model[0].requires_grad_(False)
     model[1].requires_grad_(False)
-    now = profiled(model, lambda: torch.randn(16, 32), known=whole).measured
+    now = profiled(model, lambda: torch.randn(16, 32), earlier=whole).measured
     assert now is not None
     assert [x.backward_s for x in now.layers[:2]] == [2 * x.backward_s for x in whole.layers[:2]]
     assert now.layers[0].activation_bytes == 16 * 512 * 4
@@ -273,8 +273,8 @@ def test_stages_are_measured_apart_and_put_together() -> None:
 
 
 def test_parts_of_other_sizes_are_brought_to_the_largest() -> None:
-    def part(size: int, seconds: float) -> MeasuredLayer:
-        return MeasuredLayer(size, (Layer("a", seconds, 2 * seconds, 10 * size, 100),))
+    def part(size: int, seconds: float) -> MeasuredLayers:
+        return MeasuredLayers(size, (Layer("a", seconds, 2 * seconds, 10 * size, 100),))
 
     assert merge([part(4, 1.0), part(8, 3.0), part(8, 4.0)], ["a"]) == part(8, 3.0)
 
@@ -283,7 +283,7 @@ def test_a_checkpoint_keeps_it_as_the_partitioner_reads_it(tmp_path: Path) -> No
     measured = profiled(uneven(), lambda: torch.randn(16, 32)).measured
     assert measured is not None
     text = json.dumps(measured.state())
-    assert MeasuredLayer.restored(json.loads(text)) == measured
+    assert MeasuredLayers.restored(json.loads(text)) == measured
     file = tmp_path / "profile.json"
     file.write_text(text)
     assert read(file) == measured.at(16)
@@ -301,15 +301,15 @@ def test_a_checkpoint_keeps_it_as_the_partitioner_reads_it(tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_profile_is_passed_over(bad: Any) -> None:
-    assert MeasuredLayer.restored(bad) is None
+    assert MeasuredLayers.restored(bad) is None
 
 
 def test_negative_times_are_no_profile() -> None:
-    state = MeasuredLayer(2, (Layer("a", 1.0, 1.0, 1, 1),)).state()
+    state = MeasuredLayers(2, (Layer("a", 1.0, 1.0, 1, 1),)).state()
     state["layers"][0]["forward_s"] = -1.0
-    assert MeasuredLayer.restored(state) is None
-    state = MeasuredLayer(2, (Layer("a", 1.0, 1.0, 1, 1),)).state() | {"micro_batch": 0}
-    assert MeasuredLayer.restored(state) is None
+    assert MeasuredLayers.restored(state) is None
+    state = MeasuredLayers(2, (Layer("a", 1.0, 1.0, 1, 1),)).state() | {"micro_batch": 0}
+    assert MeasuredLayers.restored(state) is None
 
 
 def test_the_modules_example() -> None:

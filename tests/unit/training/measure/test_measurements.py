@@ -12,7 +12,7 @@ from slurm_elastic.core.report import Report
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.measure import gradient_noise as noises
 from slurm_elastic.training.measure.gradient_noise import Consecutive, GradientNoise, squared_norm
-from slurm_elastic.training.measure.layer_profile import MeasuredLayer
+from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import (
     CLOSELY,
@@ -26,9 +26,9 @@ from slurm_elastic.training.measure.step_times import (
     StepTimer,
     peak_memory,
 )
-from slurm_elastic.training.parallel.process_group import World
+from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.reporting import Reporter
-from tests.support.training_runs import Esrun, Worlds
+from tests.support.training_runs import FakeLauncher, TrainingRuns
 
 DIMENSIONS = 400
 #: |G|^2 and the trace of a sample's covariance: the true values of what is estimated.
@@ -67,7 +67,7 @@ def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -
     passes = {"forward_s": 0.6, "backward_s": 1.2, "sync_s": 0.5}
     steps(timer, now, [9.0, 9.0, 2.0, 2.0, 2.0], **passes)
     assert micro(timer) == (2.0, 3, 1.5)
-    steps(timer, now, [2.0, 2.0], **passes, pieces=4)
+    steps(timer, now, [2.0, 2.0], **passes, micro_batches=4)
     assert micro(timer) == (2.0, 2, pytest.approx(0.45))
     steps(timer, now, [2.0])
     assert timer.take() == StepDurations(2.0, 1, None)
@@ -83,7 +83,7 @@ def test_parts_are_medians_and_a_step_without_samples_has_no_passes(now) -> None
     timer = StepTimer()
     steps(timer, now, [1.0] * 3, forward_s=1.0, backward_s=2.0, sync_s=3.0, optimizer_s=4.0)
     steps(timer, now, [1.0], forward_s=1.0, backward_s=2.0, sync_s=7.0)
-    steps(timer, now, [1.0] * 2, sync_s=7.0, pieces=0)
+    steps(timer, now, [1.0] * 2, sync_s=7.0, micro_batches=0)
     taken = timer.take()
     assert taken is not None
     found = (taken.forward_s, taken.backward_s, taken.sync_s, taken.optimizer_s)
@@ -129,7 +129,7 @@ def test_the_most_memory_is_that_of_a_moment_not_the_present_one() -> None:
 def test_few_steps_are_looked_into() -> None:
     timer, looked = StepTimer(), []
     for step in range(500):
-        if timer.looks:
+        if timer.sampled:
             looked.append(step - WARM_UP)
         timer.end()
     assert looked[:CLOSELY] == list(range(CLOSELY))
@@ -137,7 +137,7 @@ def test_few_steps_are_looked_into() -> None:
     assert [s for s in rest if s <= SOON] == list(range(EVERY, SOON + 1, EVERY))
     assert [s for s in rest if s > SOON] == list(range(SOON + SELDOM, 500 - WARM_UP, SELDOM))
     timer.on = False
-    assert not timer.looks
+    assert not timer.sampled
 
 
 @pytest.mark.parametrize(("small", "large"), [(8, 64), (16, 32), (1, 1000)])
@@ -228,16 +228,16 @@ def test_a_watched_job_knows_its_noise(pieces: int) -> None:
     generator = torch.Generator().manual_seed(pieces)
     weights = torch.nn.Parameter(torch.zeros(DIMENSIONS))
     timer, noise = StepTimer(), GradientNoise(initial_batch=32)
-    watch = StepProfiler(timer=timer, noise=noise, parameters=[weights], world=World())
+    watch = StepProfiler(timer=timer, noise=noise, parameters=[weights], rank_group=RankGroup())
     for _ in range(1500):
         weights.grad = None
         watch.begin()
         for part in sample_gradients(32, generator).chunk(pieces):
-            watch.piece()
+            watch.forward()
             summed = (part @ weights).sum()
             watch.backward()
             summed.backward()
-            watch.piece_done(len(part))
+            watch.micro_batch_done(len(part))
         small, inverse = watch.reducing()
         assert weights.grad is not None
         weights.grad.div_(32)
@@ -261,22 +261,26 @@ def test_a_watched_job_knows_its_noise(pieces: int) -> None:
     [(1, None, (64, 0)), (3, None, (22, 0)), (1, 20, (16, 3)), (2, 8, (8, 3)), (100, 8, (1, 0))],
 )
 def test_what_a_rank_runs_with(world: int, micro_batch, expected) -> None:
-    told = Reporter(rank=1, world=world, global_batch=64, micro_batch=micro_batch)._always
-    assert (told["micro_batch"], told["accumulation"]) == expected
-    assert told.get("max_micro_batch") == micro_batch
+    fields = Reporter(
+        rank=1, world_size=world, global_batch=64, micro_batch=micro_batch
+    )._common_fields
+    assert (fields["micro_batch"], fields["accumulation"]) == expected
+    assert fields.get("max_micro_batch") == micro_batch
 
 
 @pytest.mark.parametrize(("size", "micro_batch"), [(1, None), (2, None), (2, 3)])
-def test_reports_tell_it(worlds: Worlds, esrun: Esrun, size: int, micro_batch: int | None) -> None:
-    worlds.run(size, esrun=esrun, micro_batch=micro_batch, step_s=0.01)
-    measured = [r for r in esrun.reports if r.get("micro_step_s")]
-    last = [r for r in esrun.reports if r["phase"] == "training"][-1]
+def test_reports_tell_it(
+    runs: TrainingRuns, launcher: FakeLauncher, size: int, micro_batch: int | None
+) -> None:
+    runs.run(size, launcher=launcher, micro_batch=micro_batch, step_s=0.01)
+    measured = [r for r in launcher.reports if r.get("micro_step_s")]
+    last = [r for r in launcher.reports if r["phase"] == "training"][-1]
     assert measured
     assert all(0 < r["micro_step_s"] <= r["step_time_s"] for r in measured)
     for name in ("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s"):
         assert all(0 <= r[name] <= r["step_time_s"] * 10 for r in measured), name
     assert all(r["peak_memory_bytes"] > 2**20 for r in measured)
-    assert all(Report.from_wire({"job_id": 1, "run": 0} | r) for r in esrun.reports)
+    assert all(Report.from_wire({"job_id": 1, "run": 0} | r) for r in launcher.reports)
     assert last["initial_batch"] == last["global_batch"] == 12
     assert last["micro_batch"] * size * (last["accumulation"] + 1) == 12
     if size > 1:  # one rank sees fewer pairs than it wants in so short a run
@@ -284,50 +288,50 @@ def test_reports_tell_it(worlds: Worlds, esrun: Esrun, size: int, micro_batch: i
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_layers_are_told_and_kept(worlds: Worlds, esrun: Esrun, size: int) -> None:
-    worlds.run(size, esrun=esrun, step_s=0.01)
-    told = [r for r in esrun.reports if "profile" in r]
+def test_layers_are_told_and_kept(runs: TrainingRuns, launcher: FakeLauncher, size: int) -> None:
+    runs.run(size, launcher=launcher, step_s=0.01)
+    told = [r for r in launcher.reports if "profile" in r]
     assert len(told) == 1
     assert told[0]["profile_batch"] == 12 // size
     rows = {row[0]: row for row in told[0]["profile"]}
     assert list(rows) == ["front", "act", "drop", "back"]
     assert rows["front"][3:] == [12 // size * 16 * 4, 7 * 16 * 4]
-    kept = CheckpointDirectory(worlds.out / "ckpt", keep=1, say=lambda _: None).newest()
+    kept = CheckpointDirectory(runs.out / "ckpt", keep=1, log=lambda _: None).newest()
     assert kept is not None
-    measured = MeasuredLayer.restored(kept.kept["profile"])
+    measured = MeasuredLayers.restored(kept.kept["profile"])
     assert measured is not None
     assert [layer.name for layer in measured.layers] == list(rows)
-    assert "the layer profile" not in worlds.log()
+    assert "the layer profile" not in runs.log()
 
 
-def test_a_profile_too_large_to_tell_is_left_out(esrun: Esrun, monkeypatch) -> None:
-    monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(esrun.path))
-    reporter = Reporter(rank=0, world=1, global_batch=8)
+def test_a_profile_too_large_to_tell_is_left_out(launcher: FakeLauncher, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(launcher.path))
+    reporter = Reporter(rank=0, world_size=1, global_batch=8)
     reporter.orders(wait_s=60.0)  # which say to report every step
-    many = MeasuredLayer(4, tuple(Layer(f"layer{n}", 1.0, 1.0, 1, 1) for n in range(1001)))
+    many = MeasuredLayers(4, tuple(Layer(f"layer{n}", 1.0, 1.0, 1, 1) for n in range(1001)))
     assert "at most 1000 layers" in reporter.profile(many)
     reporter.timer.end()
     reporter.training(step=1, progress=0.5, checkpoint={})
-    assert reporter.profile(MeasuredLayer(4, many.layers[:2])) == ""
+    assert reporter.profile(MeasuredLayers(4, many.layers[:2])) == ""
     reporter.training(step=2, progress=0.5, checkpoint={})
     reporter.training(step=3, progress=0.5, checkpoint={})
     reporter.ended(step=3, progress=1.0, code=0, checkpoint={})
-    esrun.wait_for("ended")
-    assert [r["step"] for r in esrun.reports if "profile" in r] == [2]
+    launcher.wait_for("ended")
+    assert [r["step"] for r in launcher.reports if "profile" in r] == [2]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_stages_tell_their_parts_and_their_layers(
-    worlds: Worlds, esrun: Esrun, schedule: str
+    runs: TrainingRuns, launcher: FakeLauncher, schedule: str
 ) -> None:
     directive = "1-2,parallel=pipeline"
-    worlds.run(2, esrun=esrun, step_s=0.01, directive=directive, schedule=schedule)
-    assert worlds.layouts() == ["1x2"]
-    measured = [r for r in esrun.reports if r.get("forward_s")]
+    runs.run(2, launcher=launcher, step_s=0.01, directive=directive, schedule=schedule)
+    assert runs.layouts() == ["1x2"]
+    measured = [r for r in launcher.reports if r.get("forward_s")]
     assert measured
     for name in ("backward_s", "sync_s", "optimizer_s", "data_s"):
         assert all(r[name] > 0 for r in measured), name
     # Of one stage only, which is no micro-batch of the model.
-    assert all(r.get("micro_step_s") is None for r in esrun.reports)
-    told = [r for r in esrun.reports if "profile" in r]
+    assert all(r.get("micro_step_s") is None for r in launcher.reports)
+    told = [r for r in launcher.reports if "profile" in r]
     assert [row[0] for row in told[0]["profile"]] == ["front", "act", "drop", "back"]

@@ -17,10 +17,10 @@ from slurm_elastic.training.sampler import EvenSplit, Sampler
 COMPUTE, PREP, COLD = 1.0, 0.25, 0.5
 
 
-class Alone:
+class SingleRankGroup:
     rank, size = 0, 1
 
-    def gather(self, key, timeout_s):
+    def barrier(self, key, timeout_s):
         pass
 
 
@@ -60,11 +60,11 @@ def measure(plants, tmp_path, *blocks, steps=3, warm_up=1, batch=4):
         asked,
         sampler=Sampler(samples=len(plants), global_batch=batch, epochs=1, seed=0),
         loader=Loader(dataset=plants, workers=0, collate=None, pin=False, seed=0),
-        world=Alone(),
+        rank_group=SingleRankGroup(),
         facts={},
         clock=plants.clock,
     )
-    for _ in run.batches(EvenSplit(rank=0, world=1)):
+    for _ in run.batches(EvenSplit(rank=0, world_size=1)):
         plants.now += COMPUTE
     return {row["block"]: row["seconds"] for row in run._done}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.training.parallel import fsdp
-from tests.support.training_runs import SAMPLES, STEPS, Worlds
+from tests.support.training_runs import SAMPLES, STEPS, TrainingRuns
 
 pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupported())
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupporte
 def test_parts_train_as_one_rank_does_and_others_go_on_with_them(
     tmp_path: Path, optimizer: str
 ) -> None:
-    alone = Worlds(tmp_path / "alone")
+    alone = TrainingRuns(tmp_path / "alone")
     alone.run(1, optimizer=optimizer)
-    parts = Worlds(tmp_path / "parts")
+    parts = TrainingRuns(tmp_path / "parts")
     # Uneven shares, in uneven numbers of micro-batches; then whole replicas; then parts again.
     for size, until, shard in ((3, 6, True), (2, 12, False), (2, STEPS, True)):
         stop = {"signal_at": until, "signal": signal.SIGTERM} if until < STEPS else {}
@@ -36,7 +36,9 @@ def test_parts_train_as_one_rank_does_and_others_go_on_with_them(
 
 def test_every_rank_has_as_many_pieces() -> None:
     for count in range(1, 20):
-        splits = [fsdp.Padded(rank=rank, world=3, micro=2).pieces(count) for rank in range(3)]
+        splits = [
+            fsdp.PaddedSplit(rank=rank, world_size=3, micro=2).slices(count) for rank in range(3)
+        ]
         assert len({len(pieces) for pieces in splits}) == 1
         taken = [i for pieces in splits for piece in pieces if piece.counts for i in piece.span]
         assert sorted(taken) == list(range(count))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_elastic.job.rank_socket import AGAIN
-from tests.support.training_runs import Esrun, Worlds
+from slurm_elastic.job.rank_socket import RESTART_CODE
+from tests.support.training_runs import FakeLauncher, TrainingRuns
 
 
-def test_measured_layers_decide_the_layout(tmp_path: Path, esrun: Esrun) -> None:
-    worlds = Worlds(tmp_path / "hybrid")
+def test_measured_layers_decide_the_layout(tmp_path: Path, launcher: FakeLauncher) -> None:
+    runs = TrainingRuns(tmp_path / "hybrid")
     options = {
         "directive": "1-2,parallel=hybrid",
         # On which gradients take long and activations do not: two stages, no replicas.
@@ -17,11 +17,11 @@ def test_measured_layers_decide_the_layout(tmp_path: Path, esrun: Esrun) -> None
         "epochs": 6,
         "model": "narrow",
     }
-    worlds.start(2, esrun=esrun, **options)
-    assert worlds.join() == [AGAIN] * 2, worlds.log()
-    assert "data parallel until the layers have been measured" in worlds.log()
-    worlds.start(2, esrun=esrun, **options)
-    assert worlds.join() == [0] * 2, worlds.log()
-    assert worlds.layouts() == ["2x1", "1x2"]
-    assert "times as fast as 2x1" in worlds.log()
-    assert sorted(worlds.losses()) == list(range(1, 6 * 6 + 1))
+    runs.start(2, launcher=launcher, **options)
+    assert runs.join() == [RESTART_CODE] * 2, runs.log()
+    assert "data parallel until the layers have been measured" in runs.log()
+    runs.start(2, launcher=launcher, **options)
+    assert runs.join() == [0] * 2, runs.log()
+    assert runs.layouts() == ["2x1", "1x2"]
+    assert "times as fast as 2x1" in runs.log()
+    assert sorted(runs.losses()) == list(range(1, 6 * 6 + 1))

@@ -1,4 +1,4 @@
-"""Which layout an attempt takes."""
+"""The choice of an attempt's layout."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HEAVY = chain(
 )
 
 
-def chosen(world: int, directive: str, **options: object) -> str:
+def chosen(world: int, text: str, **options: object) -> str:
     layers = options.pop("layers", NET)
-    asked = Directive.parse(directive) if directive else None
-    return str(choose(AvailableRanks(world), layers, asked=asked, **options).text)  # type: ignore[arg-type]
+    directive = Directive.parse(text) if text else None
+    return str(choose(AvailableRanks(world), layers, directive=directive, **options).text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,16 @@ def chosen(world: int, directive: str, **options: object) -> str:
         (4, "1-8,parallel=hybrid", "4x1"),  # the layers are not known yet
     ],
 )
-def test_the_directive_says_what_may_be(world: int, directive: str, layout: str) -> None:
+def test_the_directive_determines_the_layout(world: int, directive: str, layout: str) -> None:
     assert chosen(world, directive) == layout
 
 
-def test_a_known_profile_is_partitioned() -> None:
+def test_hybrid_uses_the_partitioner_where_a_profile_is_known() -> None:
     choice = choose(
-        AvailableRanks(4, nodes=4), NET, asked=Directive.parse("1-8,parallel=hybrid"), profile=HEAVY
+        AvailableRanks(4, nodes=4),
+        NET,
+        directive=Directive.parse("1-8,parallel=hybrid"),
+        profile=HEAVY,
     )
     assert choice.text.stages > 1
     assert sum(choice.lengths) == len(NET)
@@ -60,7 +63,7 @@ def test_a_known_profile_is_partitioned() -> None:
     assert chosen(4, "1-8,parallel=hybrid", profile=other) == "4x1"
 
 
-def test_an_order_counts_if_it_can_be_followed() -> None:
+def test_an_ordered_layout_applies_if_it_fits_ranks_and_layers() -> None:
     assert chosen(4, "1-8,parallel=hybrid", ordered="2x2") == "2x2"
     assert chosen(2, "1-8,parallel=hybrid", ordered="1x2x2") == "1x2x2"
     assert chosen(3, "1-8,parallel=hybrid,unit=1", ordered="2-1") == "2-1"
@@ -70,30 +73,35 @@ def test_an_order_counts_if_it_can_be_followed() -> None:
         "x": "is none",
     }.items():
         choice = choose(
-            AvailableRanks(3), NET, asked=Directive.parse("1-8,parallel=hybrid"), ordered=ordered
+            AvailableRanks(3),
+            NET,
+            directive=Directive.parse("1-8,parallel=hybrid"),
+            ordered=ordered,
         )
         assert str(choice.text) == "3x1"
         assert why in choice.remark
 
 
 def test_a_model_that_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"parallel=hybrid: init needs the model as its layers"):
+    with pytest.raises(ValueError, match=r"parallel=hybrid in the directive needs layers in order"):
         chosen(2, "1-8,parallel=hybrid", layers=[])
     assert chosen(2, "1-8", layers=[]) == "2x1"
 
 
-def test_the_sites_bandwidths() -> None:
+def test_the_partitioner_gets_the_bandwidths_of_the_site() -> None:
     ranks = AvailableRanks(8, nodes=2)
     assert [(x.machines, x.bandwidth) for x in ranks.levels({})] == [(4, 20e9), (2, 2.5e9)]
     told = ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "2e10,5e9"})
     assert [x.bandwidth for x in told] == [4e10, 10e9]
     assert [x.machines for x in AvailableRanks(3, nodes=2).levels({})] == [3]
-    with pytest.raises(ValueError, match="SLURM_ELASTIC_BANDWIDTH is 'fast'; write two numbers"):
+    with pytest.raises(
+        ValueError, match="SLURM_ELASTIC_BANDWIDTH: 'fast' is invalid: expected two"
+    ):
         ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "fast"})
 
 
 @given(costs=st.lists(st.integers(0, 9), min_size=1, max_size=8), data=st.data())
-def test_no_other_cut_is_better_balanced(costs: list[int], data: st.DataObject) -> None:
+def test_no_other_cut_has_a_smaller_largest_part(costs: list[int], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(costs)))
     lengths = balanced(costs, parts)
     assert sum(lengths) == len(costs)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from slurm_elastic.training.parallel.process_group import CONTROL, Reducer, World
+from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
 from tests.support.training_runs import PROCESSES, _free_port
 
 BATCH = 5
@@ -27,7 +27,7 @@ def network() -> torch.nn.ModuleDict:
 def gradients(rank: int, size: int) -> tuple[dict[str, torch.Tensor | None], list[float]]:
     """What a rank has after reducing; rank 2 of 3 gets no samples at all."""
     model = network()
-    world = World()
+    world = RankGroup()
     world.connect()
     world.join()
     reducer = Reducer(model.parameters(), world)

@@ -277,47 +277,49 @@ def test_a_frozen_prefix_gets_no_gradients(tmp_path: Path) -> None:
             torch.testing.assert_close(gradient, parameter.grad, **TOLERANCE)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     one = StageLayout.of(1)
-    with pytest.raises(LayoutError, match="layout 1-1 is for 2 rank"):
+    with pytest.raises(LayoutError, match=r"layout 1-1 is invalid: expected one for 1 rank\(s\)"):
         engine(StageLayout.of(1, 1), 0)
-    with pytest.raises(LayoutError, match="known: gpipe, 1f1b, pipedream"):
+    with pytest.raises(LayoutError, match="'2f2b' is invalid: expected one of gpipe, 1f1b, pipe"):
         engine(one, 0, schedule="2f2b")
-    with pytest.raises(LayoutError, match=r"rank 0: has modules for stages \[1\]"):
+    with pytest.raises(LayoutError, match=r"rank 0: stage_modules: stages \[1\] is invalid"):
         PipelineEngine({1: cut(layers(), [7])[0]}, one, loss=loss)
-    with pytest.raises(LayoutError, match="0 micro-batches"):
+    with pytest.raises(LayoutError, match="micro_batches: 0 is invalid"):
         engine(one, 0, micro_batches=0)
-    twice = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, CLASSES)]
-    with pytest.raises(LayoutError, match="stages 0 and 1 both have a parameter weight"):
-        engine(StageLayout(((0,), (0,))), 0, twice)
-    with pytest.raises(LayoutError, match="a batch of 2 micro-batches, not of 3"):
+    same_names = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, CLASSES)]
+    with pytest.raises(LayoutError, match=r"parameter name 'weight' is invalid.* stage 0 has it"):
+        engine(StageLayout(((0,), (0,))), 0, same_names)
+    with pytest.raises(LayoutError, match="batch: 2 micro-batches is invalid: expected 3"):
         engine(one, 0, micro_batches=3).step(data(2))
-    with pytest.raises(LayoutError, match="2 sizes for 3"):
+    with pytest.raises(LayoutError, match="sizes: 2 values is invalid: expected 3"):
         engine(one, 0, micro_batches=3).step(data(3), sizes=[1, 1])
-    with pytest.raises(LayoutError, match=r"head.weight is in no stage"):
+    with pytest.raises(LayoutError, match=r"'head.weight' is invalid.* no stage has it"):
         engine(one, 0, ties=[("front.weight", "head.weight")])
-    with pytest.raises(LayoutError, match=r"front.weight and mid1.weight differ: "):
+    with pytest.raises(LayoutError, match=r"front.weight \(.*\) and mid1.weight \(.*\) are inval"):
         engine(one, 0, ties=[("front.weight", "mid1.weight")])
-    with pytest.raises(LayoutError, match="vertical sync belongs to pipedream"):
+    with pytest.raises(LayoutError, match="vertical_sync: True is invalid"):
         engine(one, 0, vertical_sync=True)
-    with pytest.raises(LayoutError, match="tied, which pipedream cannot"):
+    with pytest.raises(LayoutError, match=r"ties: mid1.weight and mid2.weight is invalid"):
         engine(one, 0, schedule="pipedream", ties=[("mid1.weight", "mid2.weight")])
     with pytest.raises(LayoutError, match="use run"):
         engine(one, 0, schedule="pipedream").step(data(1))
     with pytest.raises(LayoutError, match="no gradient of the whole model"):
         engine(one, 0, schedule="pipedream").clip_gradients(1.0)
-    with pytest.raises(LayoutError, match=r"of shape \[3\]; give one number"):
+    with pytest.raises(LayoutError, match=r"of shape \[3\] is invalid: expected one number"):
         engine(one, 0, loss=lambda out, y: out.sum(dim=1)).step(data(1))
-    with pytest.raises(LayoutError, match=r"a stage gives dict; .* cut elsewhere"):
+    with pytest.raises(LayoutError, match=r"output of a stage: dict is invalid"):
         engine(StageLayout(((0,), (0,))), 0, [Odd(), torch.nn.Identity()]).step(data(1))
     with pytest.raises(LayoutError, match="use step"):
         engine(one, 0).run(data(1), print)
-    with pytest.raises(LayoutError, match="do not make 7"):
+    with pytest.raises(LayoutError, match="that add up to 7 layers"):
         cut(layers(), [3, 3])
 
 
-def test_layers_that_do_not_chain_are_named() -> None:
+def test_a_layer_that_rejects_its_input_is_named() -> None:
     wrong = [("front", torch.nn.Linear(WIDTH, 5)), ("back", torch.nn.Linear(16, CLASSES))]
     run = engine(StageLayout.of(1), 0, list(cut(wrong, [2])))
-    with pytest.raises(LayoutError, match=r"^layer back does not take what layer front gives: mat"):
+    with pytest.raises(
+        LayoutError, match=r"^layer back does not accept the output of layer front: mat"
+    ):
         run.step(data(1))

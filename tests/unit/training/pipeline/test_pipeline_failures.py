@@ -17,8 +17,8 @@ from tests.support.pipeline_ranks import LENGTHS, PATIENCE_S, data, engine, erro
 GONE = 3
 
 
-class Trap:
-    """Dies, or hangs, when a stage is called for the third time."""
+class FailingHook:
+    """Forward hook that ends the process, or hangs, at its third call."""
 
     def __init__(self, what: str) -> None:
         self.left, self.what = 3, what
@@ -35,7 +35,7 @@ def trapped(rank: int, layout: StageLayout, schedule: str, victim: int, what: st
     modules = list(cut(layers(), LENGTHS[len(layout.stages)]))
     if rank == victim:
         for part in modules:
-            part.register_forward_pre_hook(Trap(what))
+            part.register_forward_pre_hook(FailingHook(what))
     run = engine(layout, rank, modules, schedule=schedule, micro_batches=4, timeout_s=2.5)
     for _ in range(3):
         if schedule == "pipedream":
@@ -62,7 +62,7 @@ def one_line(text: str) -> bool:
     ],
     ids=str,
 )
-def test_the_others_end_with_one_line(
+def test_ranks_end_with_a_one_line_error_when_another_dies_or_hangs(
     layout: StageLayout, schedule: str, victim: int, what: str, tmp_path: Path
 ) -> None:
     # A hanging rank is killed when the others have ended.
@@ -75,13 +75,17 @@ def test_the_others_end_with_one_line(
 
 
 DISAGREEMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"micro_batches": 4}, {"micro_batches": 5}, "micro_batches is 5 on rank 1, 4 on rank 0; all"),
+    (
+        {"micro_batches": 4},
+        {"micro_batches": 5},
+        "micro_batches: 5 on rank 1 is invalid: expected 4 as",
+    ),
     (
         {"schedule": "gpipe"},
         {"schedule": "1f1b"},
-        "schedule is 1f1b on rank 1, gpipe on rank 0; all",
+        "schedule: 1f1b on rank 1 is invalid: expected gpipe as on rank 0",
     ),
-    ({"schedule": "1f1b"}, {"schedule": "nope"}, "rank 1: schedule 'nope' is unknown"),
+    ({"schedule": "1f1b"}, {"schedule": "nope"}, "rank 1: schedule: 'nope' is invalid"),
 ]
 
 
@@ -105,31 +109,33 @@ def other_shape(rank: int) -> None:
     engine(StageLayout.of(1, 1), rank, micro_batches=2, timeout_s=3.0).step(batch)
 
 
-@pytest.mark.parametrize(("one", "other", "said"), DISAGREEMENTS)
-def test_ranks_that_disagree_all_say_so(
-    one: dict[str, Any], other: dict[str, Any], said: str, tmp_path: Path
+@pytest.mark.parametrize(("one", "other", "message"), DISAGREEMENTS)
+def test_arguments_that_differ_between_ranks_are_an_error_on_all_ranks(
+    one: dict[str, Any], other: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     spawn(tmp_path, 2, disagree, [one, other], codes=[GONE, GONE])
     for rank in range(2):
-        assert re.search(said, errors(tmp_path, rank)), errors(tmp_path, rank)
+        assert re.search(message, errors(tmp_path, rank)), errors(tmp_path, rank)
 
 
-def test_replicas_that_differ_are_named(tmp_path: Path) -> None:
+def test_replicas_with_different_parameters_are_an_error_on_all_ranks(tmp_path: Path) -> None:
     spawn(tmp_path, 2, other_replica, codes=[GONE, GONE])
-    said = (
-        r"stage 0 has other parameters on rank 1 than on rank 0: front.weight is .*\[17, 6\], not"
+    message = (
+        r"stage 0: parameters of rank 1 are invalid: expected those of rank 0: front.weight is"
+        r" .*\[17, 6\], not"
     )
     for rank in range(2):
-        assert re.search(said, errors(tmp_path, rank)), errors(tmp_path, rank)
+        assert re.search(message, errors(tmp_path, rank)), errors(tmp_path, rank)
 
 
-def test_another_shape_without_sizes_is_named(tmp_path: Path) -> None:
+def test_a_micro_batch_of_another_shape_needs_sizes(tmp_path: Path) -> None:
     spawn(tmp_path, 2, other_shape, codes=[GONE, GONE])
-    assert "tell micro-batches apart with sizes=" in errors(tmp_path, 0)
+    assert "pass sizes= where shapes differ" in errors(tmp_path, 0)
     # Rank 0 may be gone before the last group is whole on rank 1.
     assert re.search("rank 0|group of ranks 0, 1", errors(tmp_path, 1)), errors(tmp_path, 1)
 
 
-def test_layouts_that_differ_are_named(tmp_path: Path) -> None:
+def test_layouts_that_differ_between_ranks_are_an_error(tmp_path: Path) -> None:
     spawn(tmp_path, 2, no_stage, codes=[GONE, GONE])
-    assert "layout is ((1,), (0,)) on rank 1, ((0,), (1,)) on rank 0" in errors(tmp_path, 0)
+    message = "layout: ((1,), (0,)) on rank 1 is invalid: expected ((0,), (1,)) as on rank 0"
+    assert message in errors(tmp_path, 0)

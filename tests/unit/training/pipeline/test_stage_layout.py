@@ -18,7 +18,7 @@ from slurm_elastic.training.pipeline.schedules import (
 )
 from slurm_elastic.training.pipeline.weight_stashing import newest, synchronised
 
-ROOMS = ("stage_layout", "schedules", "stages", "weight_stashing")
+MODULES = ("stage_layout", "schedules", "stages", "weight_stashing")
 
 
 def compositions(total: int) -> Iterator[tuple[int, ...]]:
@@ -44,7 +44,8 @@ UNEVEN = [
 def runs_dry(layout: StageLayout, schedule: str, count: int) -> str:
     """Where ranks wait for each other for ever; "" if they all come to the end."""
     left = [
-        list(order(layout, schedule, rank=rank, count=count))[::-1] for rank in range(layout.world)
+        list(order(layout, schedule, rank=rank, count=count))[::-1]
+        for rank in range(layout.world_size)
     ]
     done: set[MicroBatchStep] = set()
     while any(left):
@@ -86,7 +87,7 @@ def test_everything_is_done_once_and_nobody_waits_for_ever(
     for count in (1, 2, 3, 5, 12):
         assert runs_dry(layout, schedule, count) == ""
         found: list[MicroBatchStep] = []
-        for rank in range(layout.world):
+        for rank in range(layout.world_size):
             mine = list(order(layout, schedule, rank=rank, count=count))
             found += [a for a in mine if a.kind is not PassKind.UPDATE]
             for stage in layout.held_by(rank):
@@ -130,29 +131,29 @@ def test_in_flight_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "message"),
     [
-        ((), "at least one stage"),
-        (((0,), ()), "stage 1 has no ranks"),
-        (((0, 0),), "a rank twice"),
-        (((0,), (2,)), "leaves out rank 1"),
-        (((1,),), "leaves out rank 0"),
+        ((), "no stages is invalid"),
+        (((0,), ()), "stage 1 without ranks is invalid"),
+        (((0, 0),), r"ranks \(0, 0\) of stage 0 are invalid"),
+        (((0,), (2,)), "rank 1 is missing"),
+        (((1,),), "rank 0 is missing"),
     ],
 )
-def test_bad_layouts_are_refused(stages: tuple[tuple[int, ...], ...], said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+def test_invalid_layouts_are_refused(stages: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
         StageLayout(stages)
 
 
-def test_numbers_below_one_are_refused() -> None:
-    with pytest.raises(LayoutError, match="stage 1 with 0 replicas"):
+def test_numbers_of_replicas_and_chunks_below_one_are_refused() -> None:
+    with pytest.raises(LayoutError, match="replicas of stage 1: 0 is invalid"):
         StageLayout.of(1, 0)
-    with pytest.raises(LayoutError, match="0 chunks"):
+    with pytest.raises(LayoutError, match="chunks per rank: 0 is invalid"):
         StageLayout.grid(replicas=1, stages=1, chunks=0)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_examples(room: str) -> None:
-    module = importlib.import_module(f"slurm_elastic.training.pipeline.{room}")
+@pytest.mark.parametrize("module_name", MODULES)
+def test_examples_in_docstrings_hold(module_name: str) -> None:
+    module = importlib.import_module(f"slurm_elastic.training.pipeline.{module_name}")
     failed, tried = doctest.testmod(module)
     assert (failed, tried > 0) == (0, True)

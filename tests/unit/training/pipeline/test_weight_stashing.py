@@ -89,7 +89,7 @@ def check(layout: StageLayout, found: list[Found], *, vertical: bool, rounds: in
         whole = [
             monolithic(layout, found, m, vertical=vertical, round_=round_) for m in range(COUNT)
         ]
-        for rank in range(layout.world):
+        for rank in range(layout.world_size):
             (stage,) = layout.held_by(rank)
             replicas = len(layout.stages[stage])
             updates = -(-COUNT // replicas)
@@ -109,7 +109,7 @@ def check(layout: StageLayout, found: list[Found], *, vertical: bool, rounds: in
 def test_gradients_are_those_of_the_forward_passes_weights(
     layout: StageLayout, vertical: bool, tmp_path: Path
 ) -> None:
-    found = spawn(tmp_path, layout.world, run, layout, vertical, True, 2)
+    found = spawn(tmp_path, layout.world_size, run, layout, vertical, True, 2)
     assert check(layout, found, vertical=vertical, rounds=2)
     # The other rule gives something else, and so do weights of no rule.
     assert not check(layout, found, vertical=not vertical, rounds=2)
@@ -127,12 +127,12 @@ def test_gradients_are_those_of_the_forward_passes_weights(
 
 @pytest.mark.parametrize("layout", STRAIGHT, ids=str)
 def test_without_stashing_gradients_are_nobodys(layout: StageLayout, tmp_path: Path) -> None:
-    found = spawn(tmp_path, layout.world, run, layout, False, False)
+    found = spawn(tmp_path, layout.world_size, run, layout, False, False)
     assert not check(layout, found, vertical=False)
     worst = 0.0
     for micro in range(COUNT):
         _, whole = monolithic(layout, found, micro, vertical=False)
-        for rank in range(layout.world):
+        for rank in range(layout.world_size):
             for name, gradient in found[rank]["gradients"][micro].items():
                 worst = max(worst, float((gradient - whole[name]).abs().max()))
     assert worst > 1e-4

@@ -1,0 +1,25 @@
+"""`make generate`: completion, manual pages and the example configuration, from the definitions.
+
+Options and verbs come from the click commands and from esrun's help, keys of the configuration from
+the schema. The templates hold the prose. A line `@name ARGUMENTS` of a template stands for a
+generated part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contrib.generate import completion, manual
+from slurm_elastic.config import documentation
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def documents() -> dict[Path, str]:
+    """Return the text of each generated file."""
+    pages = {ROOT / "docs" / "man" / name: text for name, text in manual.pages().items()}
+    return {
+        ROOT / "etc" / "elastic.toml": documentation.example(),
+        ROOT / "contrib" / "completion" / "selastic.bash": completion.script(),
+        **pages,
+    }
