@@ -336,7 +336,7 @@ def test_layers_own_what_follows_them_and_what_they_share_last() -> None:
     ]
     prefix.set(0)
     assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["blocks.1.bias"]
-    with pytest.raises(ValueError, match="3 layers cannot be frozen: the model has 3"):
+    with pytest.raises(ValueError, match="frozen layers: 3 is invalid: expected 0 to 2"):
         prefix.set(3)
 
 

@@ -23,9 +23,9 @@ def run(budget: OverheadBudget, now: list[float], *, steps: int, look_s: float) 
     for step in range(1, steps + 1):
         now[0] += 1.0
         if budget.due(step):
-            with budget.paying():
+            with budget.timed():
                 now[0] += look_s
-            budget.looked(step)
+            budget.finish_check(step)
             looks.append(step)
     return [b - a for a, b in itertools.pairwise(looks)]
 

@@ -11,7 +11,11 @@ from slurm_elastic.core.layers import Layer
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.measure import gradient_noise as noises
-from slurm_elastic.training.measure.gradient_noise import Consecutive, GradientNoise, squared_norm
+from slurm_elastic.training.measure.gradient_noise import (
+    ConsecutiveSteps,
+    GradientNoise,
+    squared_norm,
+)
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import (
@@ -160,10 +164,10 @@ def test_two_batch_sizes_tell_norm_and_variance(small: int, large: int) -> None:
 def test_consecutive_steps_tell_them_too() -> None:
     generator = torch.Generator().manual_seed(1)
     noise = GradientNoise(initial_batch=64)
-    pairs = Consecutive(noise)
+    pairs = ConsecutiveSteps(noise)
     for step in range(600):
         mean = sample_gradients(64, generator).mean(0)
-        pairs.see([mean[:100], mean[100:]], 64, keep=step % 2 == 0)
+        pairs.observe([mean[:100], mean[100:]], 64, keep=step % 2 == 0)
     fields = noise.fields()
     assert fields["grad_var"] == pytest.approx(TRACE / 64, rel=0.1)
     assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.15)
@@ -171,9 +175,9 @@ def test_consecutive_steps_tell_them_too() -> None:
 
 def test_steps_of_different_sizes_are_not_compared() -> None:
     noise = GradientNoise(initial_batch=64)
-    pairs = Consecutive(noise)
+    pairs = ConsecutiveSteps(noise)
     for step in range(40):
-        pairs.see([torch.ones(3)], 64 + step % 2, keep=True)
+        pairs.observe([torch.ones(3)], 64 + step % 2, keep=True)
     assert noise.fields() == {}
 
 
