@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.plan import Measurement, Proposal
 from slurm_elastic.models.communication import ClosedForm, Communication, GangLink, uplink_shares
@@ -39,6 +38,7 @@ from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns,
 from slurm_elastic.simulator.gangs.gang_results import GangResult
 from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
 from tests.support import published_data
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 CLUSTERS = {"A64": "2x4x8", "B128": "2x8x8"}
 LEASE_S = 3600.0

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.clusters import Cluster, node
 from slurm_elastic.config.schema import Config, ControllerSettings, ElasticBatchSettings
 from slurm_elastic.core.application import Application, Learned, Observation, TypeProfile
 from slurm_elastic.models.speedup import SpeedModel
@@ -49,6 +48,7 @@ from slurm_elastic.simulator.workloads.application_profiles import (
 )
 from slurm_elastic.simulator.workloads.builtin_profiles import Family, Gpu
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.synthetic_clusters import Cluster, node
 
 HOURS = 8.0
 INTERVAL_S = 600.0

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.clusters import Cluster, busy
 from slurm_elastic import round as rounds
 from slurm_elastic.config.schema import Config, ResizeSettings, TopologySettings
 from slurm_elastic.core.plan import Plan
@@ -34,6 +33,7 @@ from slurm_elastic.placement.assignment import Assignment
 from slurm_elastic.policies import utility_curves
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Question
+from tests.support.synthetic_clusters import Cluster, busy
 
 
 def main() -> None:

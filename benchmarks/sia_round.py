@@ -7,12 +7,12 @@ import json
 import random
 import time
 
-from benchmarks.clusters import Cluster, node
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.application import Application, Learned, Noise, Observation, TypeProfile
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.sia import Sia
+from tests.support.synthetic_clusters import Cluster, node
 
 TYPES = ("a100", "rtx", "t4")
 

@@ -32,6 +32,7 @@ from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.sia import sia as sia_policy
 from slurm_elastic.policies.sia.goodput_rows import Goodputs
 from slurm_elastic.simulator import simulation
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.results import Result
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
@@ -42,7 +43,6 @@ from slurm_elastic.simulator.workloads import (
     generate,
     workload,
 )
-from slurm_elastic.simulator.workloads.applications import describe
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
 from tests.support import published_data
 

@@ -1,9 +1,8 @@
-"""`make demo`: elastic jobs on a real Slurm cluster, watched, drawn and judged.
+"""`make demo`: elastic jobs on a real Slurm cluster, shown live, checked and drawn.
 
-`__main__` plays it: `cluster` (the containers) → `scene` (who submits what,
-when) → `director` and `watch` (it happens) → `screen` (people look at it) →
-`accounting`, `logs`, `verdict` (what is proven) → `timeline` (the picture).
+`runner` runs it: `demo_cluster` (the containers), `scenario` (which jobs are submitted when),
+`scenario_runner` and `cluster_watch` (carry it out and observe it), `screen` (live display),
+`sacct`, `training_logs`, `checks` (the verdict), `timeline` (the picture).
 
-The verdict comes from sacct and from what the jobs wrote, never from what the
-controller says of itself.
+The verdict uses sacct and the jobs' own logs only, not what the controller reports.
 """

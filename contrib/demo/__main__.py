@@ -1,4 +1,4 @@
-"""`python -m contrib.demo`, better known as `make demo`."""
+"""Command line of the demo: `python -m contrib.demo`, as `make demo` calls it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from contrib.demo.errors import DemoError
-from contrib.demo.performance import Options, perform
+from contrib.demo.demo_cluster import DemoError
+from contrib.demo.runner import DemoOptions, run_demo
 
 _INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play the demo; 0 if the verdict is good, 1 if not or if it cannot be played."""
+    """Run the demo and return the exit code: 0 if all checks hold, 1 if not or if it failed."""
     options = _options(arguments)
     begun = time.monotonic()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no arrows
+        sys.stdout.reconfigure(errors="replace")  # for terminals without arrows
     try:
-        good = perform(options)
+        all_hold = run_demo(options)
     except DemoError as error:
         if str(error):
             print(f"demo: {error}", file=sys.stderr)
@@ -32,27 +32,30 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:  # nobody reads on: `make demo | head`
+    except BrokenPipeError:  # as of `make demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     print(f"in all {time.monotonic() - begun:.0f} s")
-    return 0 if good else 1
+    return 0 if all_hold else 1
 
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _options(arguments: list[str] | None) -> Options:
+def _options(arguments: list[str] | None) -> DemoOptions:
     parser = argparse.ArgumentParser(
         prog="make demo ARGS=…",
-        description="Watch elastic jobs on a real Slurm cluster in containers, and have it proven "
-        "from sacct and the jobs' own logs that nothing was lost.",
-        epilog="Exit code: 0 if every check holds, 1 if not, 3 if Docker cannot be had.",
+        description="Run elastic jobs on a real Slurm cluster in containers, and check from "
+        "sacct and the jobs' own logs that nothing was lost.",
+        epilog="Exit code: 0 if every check holds, 1 if not, 3 if Docker is missing.",
     )
-    parser.add_argument("--name", default="demo", help="of the cluster (%(default)s)")
+    parser.add_argument("--name", default="demo", help="name of the cluster (%(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("demo-out"), help="where the picture goes (%(default)s)"
+        "--out",
+        type=Path,
+        default=Path("demo-out"),
+        help="folder for picture and logs (%(default)s)",
     )
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--short", action="store_true", help="one job that grows, nothing else")
@@ -60,10 +63,10 @@ def _options(arguments: list[str] | None) -> Options:
         "--break",
         dest="sabotage",
         choices=("skip-sample", "kill-job"),
-        help="play the short scene and break it, to see that the verdict notices",
+        help="run the short scenario and damage a job, to see that the checks fail",
     )
     given = parser.parse_args(arguments)
-    return Options(
+    return DemoOptions(
         name=given.name,
         out=given.out,
         keep=given.keep,
@@ -73,5 +76,5 @@ def _options(arguments: list[str] | None) -> Options:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the cluster is taken down then, too
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the cluster is removed then as well
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The picture: which job held which GPU when."""
+"""Picture of which job held which GPU when."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-from contrib.demo.accounting import Attempt, Change
-from contrib.demo.blocks import Block, Placements, beginning, blocks, waits
-from contrib.demo.rows import Rack, rows
-from contrib.demo.watch import clock
+from contrib.demo.cluster_watch import clock
+from contrib.demo.gpu_blocks import Block, Placements, beginning, blocks, waits
+from contrib.demo.gpu_rows import Rack, rows
+from contrib.demo.sacct import Attempt, Change
 
 _INK, _FAINT, _LINE, _NODE_LINE = "#1f1f1f", "#6e6e6e", "#ececec", "#bdbdbd"
 _LEFT = 0.105
@@ -24,16 +24,16 @@ _LEGEND = (
     "One row per GPU.  Colour: alice's elastic jobs and how many GPUs they hold.  "
     "Grey: bob's rigid jobs.  White: idle.  Notch: checkpoint"
 )
-#: Shares of the picture's width: half a letter above the rows; and below which a name has no room.
+#: Parts of the picture's width: half a letter above the rows, a narrow block, one without text.
 _HALF_LETTER, _NARROW, _TINY = 0.0043, 0.055, 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
-    """All that the picture shows.
+class Timeline:
+    """Contents of the picture.
 
     Attributes:
-        placements: GPUs of each run by node, by (job, run), as far as they were seen.
+        placements: GPUs of each run by node, by (job, run), as far as observed.
         saves: (job, epoch seconds) of checkpoints.
         elastic: names of the elastic jobs.
     """
@@ -48,11 +48,11 @@ class Play:
     elastic: Sequence[str]
 
 
-def draw(play: Play, paths: Iterable[Path]) -> None:
-    """Draw and save, in the formats that the paths' suffixes say."""
-    row = rows(play.racks)
-    every = blocks(play.attempts, row, play.placements)
-    last = max((block.end for block in every), default=1.0)
+def draw(content: Timeline, paths: Iterable[Path]) -> None:
+    """Draw and save, in the formats of the paths' suffixes."""
+    row = rows(content.racks)
+    all_blocks = blocks(content.attempts, row, content.placements)
+    last = max((block.end for block in all_blocks), default=1.0)
     style = {"font.size": 8.5, "font.family": "DejaVu Sans", "svg.hashsalt": "demo"}
     with plt.rc_context(style):
         figure, (axes, queue) = plt.subplots(
@@ -63,14 +63,14 @@ def draw(play: Play, paths: Iterable[Path]) -> None:
             gridspec_kw={"height_ratios": [max(1, len(row)), 3.2], "hspace": 0.03},
         )
         axes.set_xlim(0, last)
-        _cluster(axes, play.racks)
-        for block in every:
-            _block(axes, block, play, last)
-        _saves(axes, play, every, last)
-        _changes(axes, play, last)
-        _queue(queue, play, last)
+        _cluster(axes, content.racks)
+        for block in all_blocks:
+            _block(axes, block, content, last)
+        _saves(axes, content, all_blocks, last)
+        _changes(axes, content, last)
+        _queue(queue, content, last)
         _clock(queue, last)
-        figure.suptitle(play.title, x=0.012, y=0.985, ha="left", fontsize=13, weight="bold")
+        figure.suptitle(content.title, x=0.012, y=0.985, ha="left", fontsize=13, weight="bold")
         figure.text(0.012, 0.932, _LEGEND, color=_FAINT)
         figure.subplots_adjust(left=_LEFT, right=0.985, top=0.835, bottom=0.075)
         for path in paths:
@@ -79,7 +79,7 @@ def draw(play: Play, paths: Iterable[Path]) -> None:
 
 
 def _cluster(axes: Axes, racks: Sequence[Rack]) -> None:
-    """Rows, nodes and racks."""
+    """Draw rows, nodes and racks."""
     top = 0
     for rack in racks:
         rack_top = top
@@ -101,7 +101,7 @@ def _cluster(axes: Axes, racks: Sequence[Rack]) -> None:
 def _beside(
     axes: Axes, text: str, y: float, points: float = -6, *, rotation: float = 0, color: str = _INK
 ) -> None:
-    """A word to the left of the rows."""
+    """Write a word to the left of the rows."""
     axes.annotate(
         text,
         (0, y),
@@ -114,10 +114,10 @@ def _beside(
     )
 
 
-def _block(axes: Axes, block: Block, play: Play, last: float) -> None:
+def _block(axes: Axes, block: Block, content: Timeline, last: float) -> None:
     height, width = block.bottom - block.top + 1, max(last / 300, block.end - block.start)
     gap = last / 1000
-    elastic = block.name in play.elastic
+    elastic = block.name in content.elastic
     axes.add_patch(
         FancyBboxPatch(
             (block.start + gap, block.top + 0.07),
@@ -125,7 +125,7 @@ def _block(axes: Axes, block: Block, play: Play, last: float) -> None:
             height - 0.14,
             boxstyle=f"round,pad=0,rounding_size={last / 400}",
             mutation_aspect=60 / last,
-            facecolor=play.colours[block.name],
+            facecolor=content.colours[block.name],
             edgecolor="none",
             zorder=2,
         )
@@ -148,31 +148,31 @@ def _block(axes: Axes, block: Block, play: Play, last: float) -> None:
     )
 
 
-def _saves(axes: Axes, play: Play, every: Sequence[Block], last: float) -> None:
-    """A mark on a job's uppermost row, where it wrote a checkpoint."""
-    zero, inset = beginning(play.attempts), last / 150
-    for name, at in play.saves:
-        for block in every:
+def _saves(axes: Axes, content: Timeline, all_blocks: Sequence[Block], last: float) -> None:
+    """Mark each checkpoint on the uppermost row of its job."""
+    zero, inset = beginning(content.attempts), last / 150
+    for name, at in content.saves:
+        for block in all_blocks:
             if block.name == name and block.first and block.start <= at - zero <= block.end + 1:
                 x = min(max(at - zero, block.start + inset), block.end - inset)
                 depth = 0.42 if block.bottom > block.top else 0.28
                 axes.plot([x, x], [block.top + 0.07, block.top + depth], color="white", lw=1.6)
 
 
-def _changes(axes: Axes, play: Play, last: float) -> None:
-    """Above the rows, what the jobs did."""
+def _changes(axes: Axes, content: Timeline, last: float) -> None:
+    """Label the changes of elastic jobs above the rows."""
     ends = [-last] * 3
-    for x, name, what in sorted(_deeds(play)):
-        half = _HALF_LETTER * last * (len(name) + len(what) + 2)
+    for x, name, verb in sorted(_labels(content)):
+        half = _HALF_LETTER * last * (len(name) + len(verb) + 2)
         level = next((i for i, end in enumerate(ends) if x - half > end), len(ends) - 1)
         ends[level] = x + half
         top = -0.3 - 1.05 * level
-        colour = play.colours[name]
+        colour = content.colours[name]
         axes.plot([x, x], [top, 0], color=colour, lw=1.2, clip_on=False, zorder=6 - level)
         axes.text(
             x,
             top,
-            f"{name} {what}",
+            f"{name} {verb}",
             color=colour,
             ha="center",
             va="bottom",
@@ -182,33 +182,33 @@ def _changes(axes: Axes, play: Play, last: float) -> None:
         )
 
 
-def _deeds(play: Play) -> Iterator[tuple[float, str, str]]:
-    """(when, job, what it did)."""
-    zero = beginning(play.attempts)
+def _labels(content: Timeline) -> Iterator[tuple[float, str, str]]:
+    """Yield (time, job, verb) of each label."""
+    zero = beginning(content.attempts)
     verbs = {"grow": "grows", "shrink": "shrinks", "move": "moves", "preempt": "resumes"}
-    for change in play.changes:
+    for change in content.changes:
         if change.kind == "preempt" and change.before.end is not None:
-            yield change.before.end - zero, change.name, "gives way"
+            yield change.before.end - zero, change.name, "is preempted"
         if change.after.start is not None:
             yield change.after.start - zero, change.name, verbs.get(change.kind, "restarts")
 
 
-def _queue(axes: Axes, play: Play, last: float) -> None:
-    """Who waited when, below the rows."""
+def _queue(axes: Axes, content: Timeline, last: float) -> None:
+    """Draw the waits below the rows."""
     lanes: list[float] = []
-    for wait in waits(play.attempts):
+    for wait in waits(content.attempts):
         if wait.end - wait.start < 1:
             continue
         lane = next((i for i, free in enumerate(lanes) if free <= wait.start), len(lanes))
         lanes[lane : lane + 1] = [wait.end]
-        colour = play.colours[wait.name]
+        colour = content.colours[wait.name]
         axes.barh(
             lane + 0.5,
             wait.end - wait.start,
             left=wait.start,
             height=0.7,
             facecolor="none",
-            edgecolor=colour if wait.name in play.elastic else "#a0a0a0",
+            edgecolor=colour if wait.name in content.elastic else "#a0a0a0",
             hatch="//////",
             lw=0.9,
         )
@@ -228,7 +228,7 @@ def _queue(axes: Axes, play: Play, last: float) -> None:
 
 
 def _clock(axes: Axes, last: float) -> None:
-    """Minutes and seconds along the bottom."""
+    """Draw minutes and seconds along the bottom."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     step = 10 if last < 180 else 30

@@ -12,7 +12,7 @@ What it writes lets anyone check that nothing was lost (`docs/examples/check_run
 """
 
 # Before torch: the library starts torch faster than torch does.
-from slurm_elastic.training import Freezing, init  # isort: skip
+from slurm_elastic.training import CriterionInputs, Freezing, init  # isort: skip
 
 import argparse
 import json
@@ -24,8 +24,6 @@ import emulate
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-
-from slurm_elastic.training.freezing.criteria import CriterionInputs
 
 
 def arguments() -> argparse.Namespace:

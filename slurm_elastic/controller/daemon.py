@@ -45,7 +45,7 @@ from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.site_check import CheckAnswer
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.slurm.limits import LimitBook
+from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
@@ -237,7 +237,8 @@ class Daemon:
         while not self._stop:
             try:
                 return Reader(
-                    reservation_prefix=self._config.slurm.reservation_prefix, limits=LimitBook()
+                    reservation_prefix=self._config.slurm.reservation_prefix,
+                    limits=AccountingLimits(),
                 )
             except SlurmUnreachable as error:
                 if not said:
@@ -291,7 +292,7 @@ class Daemon:
             pyslurm=pyslurm_version(),
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
-            problems=[*view.notes, *network_problems(view)],
+            problems=[*(str(n.parameters["error"]) for n in view.notes), *network_problems(view)],
         )
         return dict(answer)
 

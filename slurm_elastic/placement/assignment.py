@@ -1,10 +1,8 @@
-"""From a policy's ranked wishes to targets: one pass over the jobs, each at the first that fits.
+"""Assignment of targets: one pass over the jobs, each gets its first alternative that fits.
 
-What a job holds stays its own until it has been given something else, so a
-refused offer falls back to the next alternative and at last to the present
-allocation, never to idle GPUs. Jobs that give GPUs up come first, then those
-that move, start, grow. A job that gave up GPUs which then nobody took gets
-them back.
+A job keeps its allocation until it has been given another one, so a refused alternative falls
+back to the next, and at last to the present allocation, never to idle GPUs. Jobs that give GPUs
+up come first, then those that move, start, grow. A shrink whose GPUs no other job takes is undone.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import numpy as np
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import fit, takes
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import RoundJob
@@ -29,30 +28,30 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class JobOutcome:
-    """What one job is given, and what was refused on the way.
+    """Target of one job, and the refusals on the way to it.
 
     Attributes:
-        waits: why it rather waits for a nearer place than takes one that is free, or "".
-        stays: why it does not move together although it could, or "".
+        waits: why it waits for a nearer place instead of taking a free one, or None.
+        stays: why it does not move to fewer nodes or racks although it could, or None.
     """
 
     tenant: RoundJob
     target: Allocation | None
-    reason: str = ""
+    reason: Reason | None = None
     wished: Alternative | None = None
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[Reason] = field(default_factory=list)
     promised: bool = False
-    waits: str = ""
-    stays: str = ""
+    waits: Reason | None = None
+    stays: Reason | None = None
 
     @property
     def changed(self) -> bool:
-        """Whether the job shall hold something else than now."""
+        """Whether the target differs from what the job holds."""
         return self.target != self.tenant.current
 
     @property
     def shrinks(self) -> bool:
-        """Whether it gives up GPUs that its directive lets it hold."""
+        """Whether the job gives up GPUs that its directive allows."""
         now, then = self.tenant.current, self.target
         if now is None or not self.tenant.allowed(now):
             return False
@@ -62,12 +61,12 @@ class JobOutcome:
 
 
 class Assignment:
-    """The targets of one round while they are worked out on the ledger `later`.
+    """Targets of one round, booked on the free resources `later` as they are found.
 
     Attributes:
         at_once: starts may use GPUs that are given up in the same round.
-        judging: changes have to pay; False for a policy that has weighed them already.
-        gate: whether a job rather waits for a nearer place.
+        judging: a change must be worth its cost; False where proposals are binding.
+        gate: decides whether a job waits for a nearer place.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Assignment:
             self._first_fitting(outcome, proposal.alternatives)
 
     def grow(self, proposals: Iterable[Proposal]) -> bool:
-        """Offer idle GPUs to jobs that were already given a target; whether anybody grew."""
+        """Offer idle GPUs to jobs that have a target; return whether any job grew."""
         grown = False
         for proposal in proposals:
             outcome = self.outcomes[proposal.job_id]
@@ -113,7 +112,7 @@ class Assignment:
         return grown
 
     def restore(self) -> None:
-        """Give back what jobs gave up for nobody."""
+        """Undo shrinks whose freed GPUs no other job takes."""
         for outcome in self.outcomes.values():
             tenant, target, current = outcome.tenant, outcome.target, outcome.tenant.current
             if current is None or not outcome.shrinks:
@@ -121,13 +120,13 @@ class Assignment:
             self.later.give(tenant.need, target)
             if self._holds(tenant, current):
                 outcome.target = current
-                outcome.reason = "nobody needs its GPUs more"
+                outcome.reason = Reason("shrink-undone")
             elif target is not None:
                 outcome.target = self._between(tenant, target, current) or target
             self.later.take(tenant.need, outcome.target)
 
     def retry(self, proposals: Iterable[Proposal]) -> None:
-        """Ask those again who found no place to grow, now that others have settled."""
+        """Try again to grow jobs that found no place, now that others have their targets."""
         for proposal in proposals:
             outcome = self.outcomes[proposal.job_id]
             current = outcome.tenant.current
@@ -143,7 +142,7 @@ class Assignment:
                 self._first_fitting(outcome, better)
 
     def keep(self, tenant: RoundJob, promised: Allocation) -> None:
-        """Go on with what a job was promised in an earlier round, if that still fits and pays."""
+        """Take the target promised in an earlier round, if it still fits and pays."""
         self.later.give(tenant.need, tenant.current)
         good = (
             tenant.allowed(promised)
@@ -151,18 +150,16 @@ class Assignment:
             and not self._unworthy(tenant, promised)
         )
         if good:
-            outcome = JobOutcome(
-                tenant, promised, reason="takes the GPUs that were given up for it"
-            )
+            outcome = JobOutcome(tenant, promised, reason=Reason("takes-promised-gpus"))
             outcome.promised = True
             self.outcomes[tenant.job.job_id] = outcome
         self.later.take(tenant.need, promised if good else tenant.current)
 
     def welfare(self) -> float:
-        """Sum of the changes' utility gains less their costs; no starts, no earlier promises.
+        """Return the changes' utility gains less their costs; without starts and earlier promises.
 
-        In the policy's terms (docs/policies.md): log speed, and the share of the payback window
-        that each change stands still.
+        As docs/policies.md defines: log-speed, and the part of the payback window in which each
+        changed job does not train.
         """
         total = 0.0
         for outcome in self.outcomes.values():
@@ -178,7 +175,7 @@ class Assignment:
         return total
 
     def idle(self) -> dict[str, int]:
-        """GPUs by type that elastic jobs could still get."""
+        """Return the idle GPUs by type that elastic jobs may have."""
         free = np.where(self.frame.open, np.maximum(self.later.gpus, 0), 0)
         return {t: int(free[self.frame.of_type(t)].sum()) for t in self.frame.types}
 
@@ -200,10 +197,13 @@ class Assignment:
                 else self.find(tenant, alternative.gpu_type, alternative.gpus)
             )
             if found is None:
-                where = f" on {', '.join(place.nodes)}" if place else ""
                 outcome.refusals.append(
-                    f"no place that it may use has {alternative.gpus}"
-                    f" {alternative.gpu_type or 'GPUs'} free{where}"
+                    Reason(
+                        "no-place",
+                        gpus=alternative.gpus,
+                        gpu_type=alternative.gpu_type,
+                        nodes=place.nodes if place else None,
+                    )
                 )
                 continue
             refusal = self._unworthy(tenant, found)
@@ -216,19 +216,22 @@ class Assignment:
             break
         self.later.take(tenant.need, outcome.target)
 
-    def waits(self, outcome: JobOutcome, found: Allocation) -> str:
-        """Why a job rather waits for a nearer place than takes this one, or ""; noted."""
+    def waits(self, outcome: JobOutcome, found: Allocation) -> Reason | None:
+        """Return why a job waits for a nearer place instead of taking this one, and note it."""
         refusal = self.gate.refusal(outcome.tenant, found)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 
-    def wait(self, tenant: RoundJob, refusal: str) -> None:
-        """A pending job rather waits for a nearer place."""
-        words = _nearer(refusal)
-        self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=words, waits=words)
+    def wait(self, tenant: RoundJob, refusal: Reason) -> None:
+        """Let a pending job wait for a nearer place."""
+        reason = _nearer(refusal)
+        self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=reason, waits=reason)
 
     def find(self, tenant: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
-        """A place on `later`; a start takes what is free now, a shrink its own nodes first."""
+        """Return a place for the job, None if there is none.
+
+        A start takes what is free now, a shrink the job's own nodes first.
+        """
         current = tenant.current
         ledger = self._ledger(tenant)
         unit = tenant.directive.unit_for(gpu_type)
@@ -241,7 +244,7 @@ class Assignment:
         return current if found == current else found
 
     def exactly(self, tenant: RoundJob, place: Allocation) -> Allocation | None:
-        """A finished place on `later`, if the job may have it now; None: it may not."""
+        """Return the place that the policy chose if the job may have it now, else None."""
         seat = tenant.seat(self.frame)
         if not tenant.allowed(place) or not takes(
             seat,
@@ -254,11 +257,11 @@ class Assignment:
         return place
 
     def _ledger(self, tenant: RoundJob) -> FreeResources:
-        """What a job may take; a start only what is free now as well."""
+        """Return the resources that a job may take; for a start, only those free now as well."""
         return self.later if tenant.current or self.at_once else self.later.meet(self.now)
 
     def _settled(self, tenant: RoundJob) -> Mask:
-        """Nodes where Slurm will find free exactly what `later`, the job taken off, has free."""
+        """Return the mask of nodes with as many GPUs free now, its own included, as on `later`."""
         free = self.frame.free
         if tenant.current:
             free = free.copy()
@@ -266,40 +269,48 @@ class Assignment:
                 free[i] += gpus
         return np.asarray(free == self.later.gpus)
 
-    def _unworthy(self, tenant: RoundJob, target: Allocation) -> str:
-        """Why a change does not pay, or ""."""
+    def _unworthy(self, tenant: RoundJob, target: Allocation) -> Reason | None:
+        """Return why a change does not pay, or None."""
         current = tenant.current
         if not self.judging or current is None or not tenant.allowed(current):
-            return ""
+            return None
         if target.gpus < current.gpus and target.gpu_type == current.gpu_type:
-            return ""
+            return None
         gain = tenant.speed(self.frame, target) / tenant.speed(self.frame, current) - 1
-        what = "moving" if target.gpus == current.gpus else f"growing to {target.gpus}"
+        change = "move" if target.gpus == current.gpus else "grow"
         if target.gpu_type != current.gpu_type:
-            what = f"changing to {target.gpus} {target.gpu_type}"
+            change = "type"
+        gpus, gpu_type = target.gpus, target.gpu_type
         if gain <= _EPSILON:
-            return f"{what} would gain nothing"
+            return Reason("change-gains-nothing", change=change, gpus=gpus, gpu_type=gpu_type)
         if gain < self.config.resize.min_gain:
-            return f"{what} would gain only {gain:.0%}"
-        if gain * tenant.window_s <= tenant.cost_s:
-            return (
-                f"{what} would gain {gain:.0%}, less in {minutes(tenant.window_s)} than the"
-                f" {tenant.cost_s:.0f} s it costs"
+            return Reason(
+                "change-gains-little", change=change, gpus=gpus, gpu_type=gpu_type, gain=gain
             )
-        return ""
+        if gain * tenant.window_s <= tenant.cost_s:
+            return Reason(
+                "change-not-paid-back",
+                change=change,
+                gpus=gpus,
+                gpu_type=gpu_type,
+                gain=gain,
+                window_s=tenant.window_s,
+                cost_s=tenant.cost_s,
+            )
+        return None
 
     def _holds(self, tenant: RoundJob, allocation: Allocation) -> bool:
-        """Whether an allocation of the job's own nodes is still free on `later`."""
+        """Return whether an allocation on the job's own nodes is still free on `later`."""
         room = self.later.room(tenant.need)
         shares = self.frame.shares(allocation.shares)
-        return all(room[i] >= g for i, g in shares.items()) and not self.later.within_limits(
+        return all(room[i] >= g for i, g in shares.items()) and not self.later.exceeds_limits(
             tenant.need, allocation
         )
 
     def _between(
         self, tenant: RoundJob, target: Allocation, current: Allocation
     ) -> Allocation | None:
-        """The largest size between target and present that still fits on the job's own nodes."""
+        """Return the largest size between target and present that fits on the job's own nodes."""
         if target.gpu_type != current.gpu_type:
             return None
         sizes = [
@@ -314,13 +325,8 @@ class Assignment:
         return None
 
 
-def _nearer(refusal: str) -> str:
-    return f"waits for a nearer place: {refusal}"
-
-
-def minutes(seconds: float) -> str:
-    """A duration as people say it: `40 s`, `20 min`."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def _nearer(refusal: Reason) -> Reason:
+    return Reason("waits-for-nearer-place", reason=refusal)
 
 
 def _same_shape(alternative: Alternative, current: Allocation) -> bool:

@@ -33,7 +33,7 @@ from slurm_elastic.placement.node_arrays import Ints, Mask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDemand:
-    """What a job needs of the nodes it is put on; `own` must be given back to the ledger first.
+    """Demands of a job on its nodes; its `own` GPUs must be given back to the resources first.
 
     Attributes:
         allowed: nodes that may give it GPUs it does not hold yet.
@@ -62,7 +62,7 @@ def fit(
     settled: Mask | None = None,
     caps: Mapping[int, int] | None = None,
 ) -> Allocation | None:
-    """The best place for this many GPUs of a type, or None.
+    """Return the best place for this many GPUs of a type, or None.
 
     Args:
         seat: the job.
@@ -70,7 +70,7 @@ def fit(
         gpus: > 0.
         ledger: with the job's own GPUs given back.
         unit: GPUs per replica.
-        settled: nodes that nobody is about to enter or leave; None: no uneven shares.
+        settled: mask of nodes that no job is about to enter or leave; None: no uneven shares.
         caps: at most this many GPUs on these node indices.
     """
     frame = ledger.frame
@@ -101,7 +101,7 @@ def fit(
     if chosen is None:
         return None
     allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
-    return None if ledger.within_limits(seat.need, allocation) else allocation
+    return None if ledger.exceeds_limits(seat.need, allocation) else allocation
 
 
 def takes(
@@ -112,7 +112,7 @@ def takes(
     unit: int = 1,
     settled: Mask | None = None,
 ) -> bool:
-    """Whether a job may have exactly this place, and Slurm would give it just that.
+    """Return whether a job may have exactly this place, and Slurm would allocate just that.
 
     Args:
         seat: the job; `sprawl` does not bind, as its policy chose the place.
@@ -138,11 +138,11 @@ def takes(
             return False
         if any(gpus % unit for gpus in shares.values()):
             return False
-    return not ledger.within_limits(seat.need, place)
+    return not ledger.exceeds_limits(seat.need, place)
 
 
 def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
-    """Whether these are the same number of GPUs on each node, with no replica torn (rule 1)."""
+    """Return whether each node has the same number of GPUs, with no replica split (rule 1)."""
     counts = list(shares)
     split = (len(counts), counts[0])
     return min(counts) == max(counts) and split in even_splits(sum(counts), most, unit)
@@ -150,7 +150,7 @@ def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
 
 @lru_cache(maxsize=65536)
 def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], ...]:
-    """(nodes, GPUs on each) of all even shares with whole replicas, fewest nodes first.
+    """Return (nodes, GPUs on each) of all even shares with whole replicas, fewest nodes first.
 
     >>> even_splits(12, 8), even_splits(12, 8, 4), even_splits(32, 8, 16)
     (((2, 6), (3, 4), (4, 3), (6, 2), (12, 1)), ((3, 4),), ((4, 8), (8, 4), (16, 2), (32, 1)))
@@ -167,7 +167,7 @@ def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], .
 def _pick(
     seat: NodeDemand, fits: Mask, nodes: int, share: int, ledger: FreeResources, *, replica: int
 ) -> list[int] | None:
-    """`nodes` of the nodes that fit, by rules 2 and 3; `replica`: nodes that one replica takes."""
+    """Choose `nodes` of the nodes that fit, by rules 2 and 3; `replica`: nodes of one replica."""
     candidates = np.flatnonzero(fits)
     if len(candidates) < nodes:
         return None
@@ -209,17 +209,17 @@ def _pick(
 
 
 def _apart(candidates: Ints, share: int, ledger: FreeResources) -> Mask:
-    """Where the node's GPUs for this share would not, as far as is known, be of one domain."""
+    """Return the nodes whose free GPUs of one link domain are, as far as is known, too few."""
     together = ledger.frame.together
     if together is None:
         return np.zeros(len(candidates), dtype=bool)
-    # What is known is how things are now: of nodes that nobody enters or leaves meanwhile.
+    # Domains are known for the present: valid on nodes that no job enters or leaves.
     still = ledger.gpus[candidates] == ledger.frame.free[candidates]
     return np.asarray(~(still & (together[candidates] >= share)))
 
 
 def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int) -> list[int]:
-    """Fewest racks: those where the job already is, then the emptiest; whole replicas first."""
+    """Choose nodes on the fewest racks: the job's own, then the emptiest; whole replicas first."""
     chosen: list[int] = []
     rest: list[int] = []
     for r in best_first:
@@ -233,7 +233,7 @@ def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int)
 def _uneven(
     seat: NodeDemand, room: Ints, gpus: int, unit: int, ledger: FreeResources
 ) -> dict[int, int] | None:
-    """Rule 4: nodes whose free GPUs add up to exactly what is asked, in one rack if possible."""
+    """Choose nodes whose free GPUs add up to the demand, in one rack if possible (rule 4)."""
     exact = np.flatnonzero((room > 0) & (room == ledger.gpus) & (room % unit == 0))
     if not len(exact) or seat.required:
         return None

@@ -1,8 +1,8 @@
-"""Binding proposals carried out; what waiting jobs leave idle is offered to the others.
+"""Placement of binding proposals; GPUs that waiting jobs leave idle are offered to the others.
 
-Under `[placement] mode = "delay"` a job may refuse what its policy chose. The policy is then
-asked once more, about the others alone, with all GPUs that they may have; who waits keeps what
-it has. So a refusal idles no GPUs for which the policy knows somebody.
+Under `[placement] mode = "delay"` a job may refuse the place that it would get. It keeps what it
+has, and the policy is asked once more, about the other jobs alone, with all GPUs that these may
+have. So a refusal leaves no GPUs idle that the policy would give to another job.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.eligibility import RoundJob
 from slurm_elastic.placement.swap import exchange
 
-#: How often a policy is asked again after jobs refused what they were offered.
+#: Most further questions to the policy after refusals.
 _MOST_OFFERS = 8
 
-#: Asks the policy about these jobs with all GPUs that are free or theirs; and its new state.
+#: Asks the policy about these jobs, with all GPUs that are free or theirs; also its new state.
 Ask = Callable[[Sequence[int]], tuple[Sequence[Proposal], Mapping[str, Any]]]
 
 
@@ -33,15 +33,15 @@ def carry_out(
     *,
     moves: bool,
 ) -> None:
-    """Fill the assignment.
+    """Give each job the first of its alternatives for which there is room.
 
     Args:
         assignment: nothing of these jobs is on it yet.
         asked: the jobs of the proposals.
         proposals: the policy's first answer.
         tenants: all elastic jobs.
-        ask: for another.
-        moves: whether others may change nodes to make room.
+        ask: for further answers.
+        moves: whether other jobs may change nodes to make room.
     """
     before, kept = assignment.later.copy(), dict(assignment.outcomes)
     for offers in range(_MOST_OFFERS + 1):

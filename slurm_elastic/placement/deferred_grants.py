@@ -1,9 +1,9 @@
-"""What a job was promised in one round and can only take in a later one.
+"""Targets promised to a job in one round that it can take only in a later one.
 
-When jobs give up GPUs for another one's growth, that one waits until they are
-free. The promise keeps its target over the rounds in between, so that the
-change that paid for the others' losses does happen; it is dropped when the
-target no longer fits or pays, or after `PATIENCE` times `keep_s`.
+When jobs give up GPUs so that another one grows, that one waits until they are free. The promise
+keeps its target over the rounds in between, so that the change that paid for the others' losses
+does happen; it is dropped when the target no longer fits or pays, or after `PATIENCE` times
+`keep_s`.
 
 Promises are part of a round's state: job key → type, shares, until (epoch s).
 """
@@ -23,19 +23,19 @@ Promise = Mapping[str, Any]
 
 
 def valid(promised: Mapping[str, Promise], at: float) -> dict[str, Promise]:
-    """Those that have not run out."""
+    """Return the promises that have not expired."""
     return {key: p for key, p in promised.items() if p["until"] > at}
 
 
 def allocation(promise: Promise) -> Allocation:
-    """The promised target."""
+    """Return the promised target."""
     return Allocation.of(promise["gpu_type"], {n: int(g) for n, g in promise["shares"]})
 
 
 def made(
     plan: Plan, outcomes: Iterable[JobOutcome], before: Mapping[str, Promise], config: Config
 ) -> dict[str, Promise]:
-    """Targets of this round that could not be begun; earlier promises keep their time."""
+    """Return the targets of this round that could not begin; earlier promises keep their time."""
     promised: dict[str, Promise] = {}
     for outcome in outcomes:
         job, target = outcome.tenant.job, outcome.target

@@ -1,8 +1,8 @@
-"""Who holds what while a round is decided: free GPUs, CPUs, memory and the limits.
+"""Free GPUs, CPUs, memory and limits while a round is decided.
 
-A round keeps two (`ResourceViews`). *Later* shows the cluster once all that is decided or under
-way has happened; targets are chosen there. *Now* shows what is free this
-moment; nobody starts or grows into GPUs that Slurm does not yet call free.
+A round keeps two views (`ResourceViews`). `later` is the cluster once all that is decided or under
+way has happened; targets are chosen there. `now` is what is free at present: no job starts on, or
+grows into, GPUs that Slurm does not yet show as free.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from slurm_elastic.core.cluster import Allocation, Job, JobState, Limit
 from slurm_elastic.core.plan import FreeCapacity
 from slurm_elastic.placement.node_arrays import Ints, NodeArrays
 
-#: Holds resources in Slurm's books.
+#: States in which a job holds resources in Slurm.
 HOLDING = frozenset({JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED})
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceNeed:
-    """What comes with each GPU of a job: CPUs, and memory in MB."""
+    """CPUs and memory (MB) of a job for each of its GPUs."""
 
     job_id: int
     cpus_per_gpu: float = 0.0
@@ -30,23 +30,23 @@ class ResourceNeed:
 
     @classmethod
     def of(cls, job: Job) -> ResourceNeed:
-        """The needs of a job; a pending rigid one asks for at least its CPUs."""
+        """Return the needs of a job; a pending rigid one asks for at least its CPUs."""
         cpus = job.cpus_per_gpu
         if job.submission is None and job.gpus:
             cpus = max(cpus, job.cpus / job.gpus)
         return cls(job.job_id, cpus, job.memory_per_gpu_mb)
 
     def cpus(self, gpus: int) -> int:
-        """CPUs that go with this many GPUs on one node."""
+        """Return the CPUs for this many GPUs on one node."""
         return math.ceil(self.cpus_per_gpu * gpus - 1e-6)
 
     def memory(self, gpus: int) -> int:
-        """MB that go with this many GPUs on one node."""
+        """Return the MB for this many GPUs on one node."""
         return math.ceil(self.memory_per_gpu_mb * gpus - 1e-6)
 
 
 class FreeResources:
-    """Free resources by node index, and what is left under each limit. Mutable; `copy` is cheap.
+    """Free resources by node index, and the rest under each limit. Mutable; `copy` is cheap.
 
     Attributes:
         gpus, cpus, memory: free; negative where more is promised than is there.
@@ -91,7 +91,7 @@ class FreeResources:
         )
 
     def copy(self) -> FreeResources:
-        """An independent ledger with the same contents."""
+        """Return independent resources with the same contents."""
         other = object.__new__(FreeResources)
         other.__dict__.update(self.__dict__)
         other.gpus, other.cpus, other.memory = (
@@ -103,7 +103,7 @@ class FreeResources:
         return other
 
     def meet(self, other: FreeResources) -> FreeResources:
-        """What is free on both."""
+        """Return what is free on both."""
         both = self.copy()
         both.gpus = np.minimum(self.gpus, other.gpus)
         both.cpus = np.minimum(self.cpus, other.cpus)
@@ -112,15 +112,15 @@ class FreeResources:
         return both
 
     def take(self, need: ResourceNeed, allocation: Allocation | None) -> None:
-        """Let a job have an allocation (unchecked)."""
+        """Allocate to a job, unchecked."""
         self._move(need, allocation, 1)
 
     def give(self, need: ResourceNeed, allocation: Allocation | None) -> None:
-        """Take an allocation back from a job."""
+        """Free an allocation of a job."""
         self._move(need, allocation, -1)
 
     def room(self, need: ResourceNeed) -> Ints:
-        """GPUs that this job could have on each node, CPUs and memory allowing."""
+        """Return the GPUs that a job could have on each node, CPUs and memory allowing."""
         room = self.gpus
         if need.cpus_per_gpu > 0:
             room = np.minimum(room, _floor(self.cpus, need.cpus_per_gpu))
@@ -129,19 +129,19 @@ class FreeResources:
         return np.maximum(room, 0)
 
     def limits_of(self, job_id: int) -> tuple[int, ...]:
-        """Indices of the limits that count a job."""
+        """Return the indices of the limits that count a job."""
         return tuple(self._limits_of.get(job_id, ()))
 
-    def within_limits(self, need: ResourceNeed, allocation: Allocation) -> str:
-        """Name of the first limit that this allocation would exceed, or ""."""
+    def exceeds_limits(self, need: ResourceNeed, allocation: Allocation) -> bool:
+        """Return whether this allocation would exceed a limit."""
         for i in self._limits_of.get(need.job_id, ()):
             used = _use(self.limits[i], need, allocation)
             if used and used > self.left[i] + 1e-6:
-                return self.limits[i].name
-        return ""
+                return True
+        return False
 
     def most_gpus(self, job_id: int, gpu_type: str) -> float:
-        """GPUs of a type that the limits leave to a job that holds none now."""
+        """Return the GPUs of a type that the limits leave to a job that holds none now."""
         left = math.inf
         for i in self._limits_of.get(job_id, ()):
             if self.limits[i].resource in ("gpu", f"gpu:{gpu_type}"):
@@ -166,36 +166,36 @@ class FreeResources:
 
 @dataclass(frozen=True, slots=True)
 class ResourceViews:
-    """The two ledgers of a round: `later`, when all is done, and `now`, this moment."""
+    """Free resources of a round: `later`, when all changes are done, and `now`."""
 
     later: FreeResources
     now: FreeResources
 
     def copy(self) -> ResourceViews:
-        """Independent books with the same contents."""
+        """Return independent views with the same contents."""
         return ResourceViews(self.later.copy(), self.now.copy())
 
     def take(self, need: ResourceNeed, allocation: Allocation | None) -> None:
-        """Let a job have an allocation."""
+        """Allocate to a job, on both."""
         self.later.take(need, allocation)
         self.now.take(need, allocation)
 
     def give(self, need: ResourceNeed, allocation: Allocation | None) -> None:
-        """Take an allocation back from a job."""
+        """Free an allocation of a job, on both."""
         self.later.give(need, allocation)
         self.now.give(need, allocation)
 
     def change(
         self, need: ResourceNeed, current: Allocation | None, target: Allocation | None
     ) -> None:
-        """A job is on its way: it holds both now and its target later."""
+        """Book a change under way: the job holds both allocations now and its target later."""
         self.give(need, current)
         self.later.take(need, target)
         self.now.take(need, union(current, target))
 
 
 def union(one: Allocation | None, other: Allocation | None) -> Allocation | None:
-    """Both at once, node by node the larger share: what a job may hold during a change."""
+    """Return the larger share of each node: what a job may hold during a change."""
     if one is None or other is None:
         return one or other
     shares = dict(one.shares)
@@ -205,7 +205,7 @@ def union(one: Allocation | None, other: Allocation | None) -> Allocation | None
 
 
 def _holding(job: Job) -> Allocation:
-    """A holding job's allocation; one without GPUs is counted by its nodes as far as known."""
+    """Return the allocation of a job that holds resources, empty where it is not known."""
     return job.allocation or Allocation("", ())
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from slurm_elastic.core.cluster import Job, Partition, Snapshot
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.fabric import Fabric
-from slurm_elastic.placement.link_domains import free_together
 from slurm_elastic.topology import Topology
 
 Ints = NDArray[np.int64]
@@ -28,12 +27,12 @@ _ONE_OF = re.compile(r"[\w.:-]+(\|[\w.:-]+)*", re.ASCII)
 
 
 class NodeArrays:
-    """What does not change while a round is decided.
+    """Nodes of a snapshot, constant while a round is decided.
 
     Attributes:
         names: node names; `index` maps back.
-        gpus, cpus, memory: what each node has (memory in MB).
-        free: GPUs that Slurm calls free on each node.
+        gpus, cpus, memory: of each node (memory in MB).
+        free: GPUs that Slurm shows as free on each node.
         open: nodes that elastic jobs may grow into: available and not PLANNED.
         types: GPU types present, sorted; `type_of` indexes them, -1 on nodes without GPUs.
         per_node: for each type the most GPUs that one node has.
@@ -58,7 +57,7 @@ class NodeArrays:
         self.type_of = _ints([numbers[n.gpu_type] if n.gpus else -1 for n in nodes])
         self.per_node: Mapping[str, int] = snapshot.per_node
         self.rack: Ints = self.topology.rack
-        self.together = free_together(snapshot, fabric) if fabric else None
+        self.together = _free_in_one_domain(snapshot, fabric) if fabric else None
         self._ours = frozenset(r.name for r in snapshot.reservations if r.ours)
         self._coming = [
             (r.start_time, frozenset(r.nodes))
@@ -71,20 +70,20 @@ class NodeArrays:
         self._none: Mask = np.zeros(len(nodes), dtype=bool)
 
     def partition(self, name: str) -> Partition | None:
-        """A partition of the snapshot by name."""
+        """Return a partition of the snapshot; None if there is none of that name."""
         return self._partitions.get(name)
 
     def of_type(self, gpu_type: str) -> Mask:
-        """Nodes with GPUs of this type; every GPU node for a job that takes any ("")."""
+        """Return the mask of nodes with GPUs of this type; "" is any type."""
         found = self._of_type.get(gpu_type)
         if found is None:
             return self._none if gpu_type else self.type_of >= 0
         return found
 
     def crowd(self, nodes: Sequence[str], job_id: int) -> int:
-        """Other jobs on the most used of the switches' uplinks that a job on these nodes crosses.
+        """Return the number of other jobs on the most used switch uplink that these nodes cross.
 
-        As things stand: what else is decided in the same round is not in it.
+        Of the snapshot: other decisions of the same round are not counted.
         """
         most = 0
         for link in self.topology.links(nodes):
@@ -94,7 +93,7 @@ class NodeArrays:
 
     @cached_property
     def _users(self) -> Mapping[str, tuple[int, ...]]:
-        """Who crosses which uplink."""
+        """Job ids by uplink that they cross."""
         places = {
             job.job_id: [n for n in job.allocation.nodes if n in self.index]
             for job in self.snapshot.jobs
@@ -103,11 +102,11 @@ class NodeArrays:
         return self.topology.users(places)
 
     def shares(self, shares: tuple[tuple[str, int], ...]) -> dict[int, int]:
-        """An allocation's shares by node index; nodes that left the cluster are dropped."""
+        """Return an allocation's shares by node index, without nodes that left the cluster."""
         return {self.index[n]: g for n, g in shares if n in self.index}
 
     def own_constraints(self, job: Job) -> tuple[tuple[str, ...], tuple[str, ...], str, str]:
-        """(required, excluded, features, reservation) as the job's own user wrote them.
+        """Return (required, excluded, features, reservation) as the job's user wrote them.
 
         For an elastic job those of its submission: node list and reservation in force may be the
         controller's. Without a record of it (only Comment carries the directive) the node list
@@ -127,10 +126,10 @@ class NodeArrays:
         )
 
     def allowed(self, job: Job, *, planned: bool = False) -> Mask:
-        """Where the job may get GPUs that it does not hold yet, whatever their type.
+        """Return the mask of nodes on which a job may get further GPUs, of any type.
 
-        Nowhere (it keeps to its present nodes) when its partition is down, it runs in its
-        user's reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
+        Empty (it keeps to its present nodes) when its partition is down, it runs in its user's
+        reservation, or its features are more than `a&b` or `a|b`. Not on nodes that are
         reserved for others before its time limit ends: Slurm would not start it there.
 
         Args:
@@ -186,8 +185,38 @@ class NodeArrays:
         return np.asarray(mask & (self.available if planned else self.open))
 
 
+def _free_in_one_domain(snapshot: Snapshot, fabric: Fabric) -> Ints | None:
+    """Return the most free GPUs of one link domain (NVLink island, PCIe switch) of each node.
+
+    Slurm picks the GPUs on a node, best-linked first where gres.conf tells links; a request
+    cannot name them. So placement only prefers such nodes among otherwise equal ones.
+
+    Args:
+        snapshot: the cluster; nodes in its order.
+        fabric: which GPUs are linked.
+
+    Returns:
+        [N], -1 where domains, or the indexes of the GPUs that jobs hold, are not known; None when
+        they are known nowhere.
+    """
+    known = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
+    if not known:
+        return None
+    taken: dict[str, set[int]] = {name: set() for name in known}
+    for job in snapshot.jobs:
+        for name, indexes in job.indexes.items() if job.allocation else ():
+            if name in taken:
+                taken[name].update(indexes)
+    most = np.full(len(snapshot.nodes), -1, dtype=np.int64)
+    for i, node in enumerate(snapshot.nodes):
+        if node.name in known and len(taken[node.name]) == node.used_gpus:
+            free = (len(set(d) - taken[node.name]) for d in known[node.name])
+            most[i] = max(free)
+    return most
+
+
 def _features(text: str) -> tuple[bool, tuple[str, ...]] | None:
-    """(all of them?, names) of a feature expression; None when it is more complex than that."""
+    """Return (whether all are required, names) of a feature expression; None if more complex."""
     text = text.strip()
     if not text:
         return True, ()

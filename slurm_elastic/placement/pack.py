@@ -1,10 +1,9 @@
 """Where binding proposals are placed when all changes happen at once.
 
 Sia (SOSP'23, section 3.4): whole nodes first, what remains on as few GPUs as it needs. A
-job that keeps its type and size keeps its place. When that leaves somebody without a
-place although there are GPUs enough, all jobs of that type are placed anew, largest
-first: with sizes that are powers of two or whole nodes everybody then fits.
-Only other sizes are ever scattered over what is left.
+job that keeps its type and size keeps its place. When that leaves a job without a place although
+there are GPUs enough, all jobs of that type are placed anew, largest first: sizes that are powers
+of two or whole nodes then all fit. Only other sizes are ever scattered over what is left.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
@@ -25,7 +25,7 @@ from slurm_elastic.placement.node_arrays import Ints
 
 @dataclass(slots=True)
 class _Wish:
-    """One job's alternatives from the present one on."""
+    """Alternatives of one job, from index `at` on."""
 
     outcome: JobOutcome
     alternatives: Sequence[Alternative]
@@ -43,10 +43,10 @@ def carry_out(
     *,
     moves: bool = True,
 ) -> None:
-    """Give every job the first of its alternatives for which there are GPUs.
+    """Give each job the first of its alternatives for which there are GPUs.
 
-    With `moves`, others may change nodes, not their shape, to make room; so may jobs that are
-    restarting: that costs nothing here.
+    With `moves`, other jobs may change nodes, not their shape, to make room; so may jobs that
+    are restarting, at no cost here.
     """
     later = assignment.later
     staying: list[JobOutcome] = []
@@ -78,22 +78,22 @@ def carry_out(
 
 
 def _stays(first: Alternative, current: Allocation) -> bool:
-    """Whether a job keeps its type and size, and its place if it was given one."""
+    """Return whether a job keeps its type and size, and its place if it was given one."""
     if first.shares:
         return first.place == current
     return (first.gpu_type, first.gpus) == (current.gpu_type, current.gpus)
 
 
 def _present(current: Allocation | None) -> tuple[Alternative, ...]:
-    """What a job falls back to when nothing that it was to get is there."""
+    """Return the alternative of keeping the present shape, if there is one."""
     if current is None:
         return ()
-    reason = "nothing that its policy wants for it is free"
+    reason = Reason("no-choice-free")
     return (Alternative(gpu_type=current.gpu_type, gpus=current.gpus, value=0.0, reason=reason),)
 
 
 class _Packing:
-    """The jobs of one GPU type."""
+    """Placement of the jobs of one GPU type."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Packing:
         self._tenants = tenants
 
     def place(self, wishes: Sequence[_Wish], *, moves: bool) -> list[_Wish]:
-        """Place them; those for which there is no room."""
+        """Place jobs; return those for which there is no room."""
         later = self._assignment.later
         waiting: list[_Wish] = []
         refused: list[_Wish] = []
@@ -120,7 +120,7 @@ class _Packing:
             if place is not None:
                 exact = self._assignment.exactly(outcome.tenant, place)
                 if exact is None:
-                    outcome.refusals.append(f"{', '.join(place.nodes)} are not free for it")
+                    outcome.refusals.append(Reason("nodes-not-free", nodes=place.nodes))
                     refused.append(wish)
                 else:
                     self._settle(outcome, exact)
@@ -137,7 +137,7 @@ class _Packing:
         for wish in waiting:
             found = self._scattered(wish.outcome.tenant, wish.chosen.gpus, later)
             if found is None:
-                wish.outcome.refusals.append("there are not enough free GPUs for it")
+                wish.outcome.refusals.append(Reason("gpus-short"))
                 refused.append(wish)
             elif self._waits(wish.outcome, found):
                 refused.append(wish)
@@ -158,7 +158,7 @@ class _Packing:
         self._staying.append(outcome)
 
     def _again(self, waiting: Sequence[_Wish]) -> bool:
-        """Place all jobs of the type anew, with these; False: not even that helps."""
+        """Place all jobs of the type anew, with these; return whether all fit."""
         later = self._assignment.later.copy()
         there = [*self._staying, *self._restarting()]
         jobs = [(o, o.target.gpus) for o in there if o.target and self._movable(o)]
@@ -181,7 +181,7 @@ class _Packing:
 
     def _restarting(self) -> list[JobOutcome]:
         return [
-            JobOutcome(t, t.current, "changes nodes so that others find whole ones")
+            JobOutcome(t, t.current, Reason("makes-room"))
             for t in self._tenants.values()
             if t.standing is Eligibility.MOVING
             and t.job.job_id not in self._assignment.outcomes
@@ -190,7 +190,7 @@ class _Packing:
         ]
 
     def _movable(self, outcome: JobOutcome) -> bool:
-        """Whether it is of this type, and a new place would not change the shape that it holds."""
+        """Return whether a job is of this type and a new place would keep its shape."""
         target = outcome.target
         if target is None or target.gpu_type != self._type:
             return False
@@ -213,7 +213,7 @@ class _Packing:
         return self._frame.shares(tenant.current.shares) if tenant.current else {}
 
     def _clean(self, tenant: RoundJob, gpus: int, ledger: FreeResources) -> Allocation | None:
-        """Whole nodes, and the rest on the node that has least to spare; own nodes first."""
+        """Choose whole nodes, and the rest on the node with the least to spare; own nodes first."""
         if not self._most:
             return None
         room = self._room(tenant, ledger).tolist()
@@ -246,13 +246,13 @@ class _Packing:
 
     @property
     def _near(self) -> bool:
-        """Whether racks count: Sia's packing knows none."""
+        """Return whether racks count: Sia's packing has none."""
         return self._assignment.config.placement.mode == "delay"
 
     def _order(
         self, whole: Sequence[int], own: Mapping[int, int], count: int
     ) -> Callable[[int], tuple[int, ...]]:
-        """Own nodes first; where racks count, those of the tightest rack that has enough before."""
+        """Order nodes: own ones first; where racks count, those of the tightest rack with room."""
         if not self._near:
             return lambda i: (i not in own,)
         racks = Counter(int(self._frame.rack[i]) for i in whole)
@@ -264,7 +264,7 @@ class _Packing:
         return lambda i: (-racks[int(self._frame.rack[i])], int(self._frame.rack[i]), i not in own)
 
     def _scattered(self, tenant: RoundJob, gpus: int, ledger: FreeResources) -> Allocation | None:
-        """As few nodes as take it, whatever is free on them."""
+        """Choose as few nodes as possible, whatever is free on them."""
         room = self._room(tenant, ledger).tolist()
         chosen: dict[int, int] = {}
         for i in sorted(range(len(room)), key=lambda i: (-room[i], i)):
@@ -279,4 +279,4 @@ class _Packing:
         self, tenant: RoundJob, chosen: Mapping[int, int], ledger: FreeResources
     ) -> Allocation | None:
         found = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
-        return None if ledger.within_limits(tenant.need, found) else found
+        return None if ledger.exceeds_limits(tenant.need, found) else found

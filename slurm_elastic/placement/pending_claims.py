@@ -1,14 +1,13 @@
-"""The good neighbour: what a round owes to pending jobs that are not elastic's to start.
+"""GPUs kept, and elastic jobs changed, so that pending jobs can start.
 
-Pending jobs that only wait for room are looked at in Slurm's order. One that
-fits beside what is decided gets a claim: nobody grows into its GPUs. For one
-that does not fit, elastic jobs give way (placement/victim_selection.py) if that lets it
-start in the shape it asked for; if it does not, nothing is changed for it.
+Pending jobs that only wait for room are considered in Slurm's order. One that fits beside what
+is decided gets a claim: no other job grows into its GPUs. For one that does not fit, elastic jobs
+give way (placement/victim_selection.py) if that lets it start in the shape that it asked for;
+otherwise nothing is changed for it.
 
-A claim runs out `keep_s` after all its GPUs became free: then Slurm had its
-reasons, and the job is not waited for again for `PATIENCE` times that.
-With `queue = "controller"` pending elastic jobs stand in the same line, with
-their MIN, and may preempt jobs of lower priority, as rigid ones may then.
+A claim expires `keep_s` after all its GPUs became free: Slurm did not start the job, and no GPUs
+are kept for it for `PATIENCE` times that. With `queue = "controller"` pending elastic jobs are in
+the same queue, with their MIN, and may preempt jobs of lower priority, as rigid ones may then.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from functools import partial
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Claim
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
@@ -33,33 +33,33 @@ from slurm_elastic.placement.victim_selection import (
     ways_for,
 )
 
-#: Slurm's reasons for a job that waits only for room and for its turn.
+#: Slurm's reasons of jobs that wait only for resources and their turn.
 WAITS_FOR_ROOM = frozenset({"", "None", "Resources", "Priority"})
-#: Multiples of `keep_s`: how long GPUs may take to become free, and how long a job whose claim
-#: ran out is not waited for again.
+#: Multiples of `keep_s`: how long GPUs may take to become free, and how long no GPUs are kept
+#: for a job whose claim expired.
 PATIENCE = 10.0
-#: Pending jobs that are looked at in a round, and attempts to make others give way, in all.
+#: Pending jobs considered in a round, and attempts to make others give way, in all.
 _MOST_LOOKED_AT = 512
 _MOST_TRIALS = 512
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingClaims:
-    """What a round owes to pending jobs.
+    """Decisions of a round about pending jobs.
 
     Attributes:
         claims: GPUs kept for pending jobs.
-        ways: by job id, what elastic jobs do for them.
-        ready: ids of our own pending jobs whose MIN is free.
+        ways: changes of elastic jobs for their sake, by id of the elastic job.
+        ready: ids of pending elastic jobs whose MIN is free.
         picky: by id, why one of ours rather waits than takes the place that is free; nothing is
             kept for it.
-        refused: until when (epoch s) a job is not waited for, by its key.
+        refused: until when (epoch s) no GPUs are kept for a job, by its key.
     """
 
     claims: list[Claim] = field(default_factory=list)
     ways: dict[int, Concession] = field(default_factory=dict)
     ready: list[int] = field(default_factory=list)
-    picky: dict[int, str] = field(default_factory=dict)
+    picky: dict[int, Reason] = field(default_factory=dict)
     refused: dict[str, float] = field(default_factory=dict)
 
 
@@ -74,16 +74,16 @@ def neighbours(
     at_once: bool = False,
     binding: bool = False,
 ) -> PendingClaims:
-    """Decide what is owed.
+    """Decide for which pending jobs GPUs are kept, and which elastic jobs give way.
 
     Args:
-        books: who holds what; claims and ways are booked on them.
+        books: free resources; claims and ways are booked on them.
         tenants: the elastic jobs.
         config: `[resize]` and `queue` matter.
-        gate: whether one of ours rather waits for a nearer place; None: never.
+        gate: decides whether an elastic job waits for a nearer place; None: never.
         claims: those of the last round, which go on.
-        refused: until when jobs are not waited for, by their key.
-        at_once: what is decided happens at the same instant: what is free later is free now.
+        refused: until when no GPUs are kept for a job, by its key.
+        at_once: all changes happen at the same instant: what is free later is free now.
         binding: the policy's proposals are: it alone decides when pending elastic jobs start.
     """
     frame = books.later.frame
@@ -141,9 +141,9 @@ def neighbours(
     return found
 
 
-def _refusal(gate: DelayGate | None, tenant: RoundJob | None, place: Allocation) -> str:
-    """Why a job of ours rather waits than takes a place, or ""."""
-    return gate.refusal(tenant, place) if gate and tenant else ""
+def _refusal(gate: DelayGate | None, tenant: RoundJob | None, place: Allocation) -> Reason | None:
+    """Return why a job of ours waits instead of taking a place, or None."""
+    return gate.refusal(tenant, place) if gate and tenant else None
 
 
 def _is_ours(tenant: RoundJob | None) -> bool:
@@ -151,7 +151,7 @@ def _is_ours(tenant: RoundJob | None) -> bool:
 
 
 def _waiting(tenants: Mapping[int, RoundJob], jobs: Iterable[Job], at: float) -> list[Job]:
-    """Pending jobs that could start if there were room, in the order in which Slurm tries them."""
+    """Return the pending jobs that could start if there were room, in Slurm's order."""
     waiting = []
     for job in jobs:
         if job.state is not JobState.PENDING or job.gpus <= 0 or job.dependency:
@@ -167,10 +167,9 @@ def _waiting(tenants: Mapping[int, RoundJob], jobs: Iterable[Job], at: float) ->
 
 
 def _forms(frame: NodeArrays, job: Job, tenant: RoundJob | None) -> list[StartShape]:
-    """The shapes in which a pending job may start: ours at MIN, any other as it asks.
+    """Return the shapes in which a pending job may start: an elastic one at MIN, others as asked.
 
-    What a rigid job asks for is known as GPUs and nodes: it is taken to want equal shares on the
-    fewest nodes that allow them.
+    A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed.
     """
     required, *_ = frame.own_constraints(job)
     partition = frame.partition(job.partition)
@@ -200,12 +199,12 @@ def _give_way(
     donors: ConcessionSearch,
     books: ResourceViews,
     *,
-    refusal: Callable[[Allocation], str],
+    refusal: Callable[[Allocation], Reason | None],
     preempt: Iterable[bool],
 ) -> tuple[tuple[Concession, ...], Allocation | None]:
-    """Ask elastic jobs to give way, for a place that is not refused; what they do is booked.
+    """Book changes of elastic jobs that make room, at a place that is not refused.
 
-    Whether jobs of lower priority may lose everything is tried in the order of `preempt`.
+    `preempt`: whether jobs of lower priority may lose all GPUs, tried in this order.
     """
     forms = tuple(forms)
     for may in preempt:
@@ -232,7 +231,7 @@ def _ran_out(claim: Claim | None, at: float, config: Config) -> bool:
 def _claim(
     job: Job, place: Allocation, before: Claim | None, at: float, config: Config, *, free_now: bool
 ) -> Claim:
-    """A claim's clock starts when all its GPUs are free."""
+    """Return the job's claim; its time runs from when all its GPUs are free."""
     until = before.until if before and free_now else at + config.resize.keep_s
     since = before.since if before else at
     return Claim(job_id=job.job_id, shares=place.shares, since=since, until=until)

@@ -1,9 +1,9 @@
-"""What a site lets elasticity take: shares of its GPUs, and resizes per hour. Pure.
+"""Site limits on elasticity: shares of the GPUs, and resizes per hour. Pure.
 
 *Above MIN* (our definition) are the GPUs that an elastic job holds beyond the MIN of its directive
-in force: MIN is never anybody's to refuse. A share is a cap on their sum, so that it holds for
-every policy as the limits of Slurm's own accounting do. Resizes that people's jobs make so that
-a pending job can start are never refused, but count.
+in force: MIN is never refused. A share is a cap on their sum, so that it holds for
+every policy as the limits of Slurm's own accounting do. Resizes so that a pending job can start
+are never refused, but count.
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ from slurm_elastic.config import schema
 from slurm_elastic.core.cluster import Job, JobState, Limit, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
-from slurm_elastic.placement.eligibility import clock
+from slurm_elastic.core.reason import Reason
 
 HOUR_S = 3600.0
-_WOULD = {
-    Action.GROW: "grow to",
-    Action.SHRINK: "shrink to",
-    Action.MOVE: "move to",
-    Action.PREEMPT: "wait",
-}
+_RESIZES = frozenset((Action.GROW, Action.SHRINK, Action.MOVE, Action.PREEMPT))
 
 
 def shares(
     snapshot: Snapshot, records: Mapping[int, JobRecord], limits: schema.LimitSettings
 ) -> tuple[Limit, ...]:
-    """Caps on GPUs above MIN: of the site, of each partition named, of each user.
+    """Return caps on GPUs above MIN: of the site, of each partition named, of each user.
 
     Args:
-        snapshot: nodes for the totals; elastic jobs, also those that are left alone.
-        records: for directives that people have put in place of the submitted ones.
+        snapshot: nodes for the totals; elastic jobs, also unmanaged ones.
+        records: for directives that were changed after submission.
         limits: `[limits]`.
     """
     if limits.share >= 1 and limits.user_share >= 1 and not limits.partition_shares:
@@ -49,23 +44,22 @@ def shares(
     total = sum(n.gpus for n in snapshot.nodes)
     found = []
     if limits.share < 1:
-        found.append(_cap("elasticity", limits.share, total, jobs, spared))
+        found.append(_cap("site", "", limits.share * total, jobs, spared))
     for partition in snapshot.partitions:
         share = limits.partition_shares.get(partition.name)
         if share is not None:
             size = sum(snapshot.node[n].gpus for n in partition.nodes if n in snapshot.node)
             mine = [j for j in jobs if j.partition == partition.name]
-            name = f"elasticity in partition {partition.name}"
-            found.append(_cap(name, share, size, mine, spared))
+            found.append(_cap("partition", partition.name, share * size, mine, spared))
     if limits.user_share < 1:
         for user in sorted({j.user for j in jobs}):
             mine = [j for j in jobs if j.user == user]
-            found.append(_cap(f"{user}'s elasticity", limits.user_share, total, mine, spared))
+            found.append(_cap("user", user, limits.user_share * total, mine, spared))
     return tuple(found)
 
 
 def above_min(limit: Limit, snapshot: Snapshot) -> int:
-    """GPUs that count against such a cap now."""
+    """Return the GPUs of a job that count against such a cap now."""
     held = ((j, snapshot.job[j].allocation) for j in limit.jobs if j in snapshot.job)
     return sum(max(0, a.gpus - limit.spared.get(j, 0)) for j, a in held if a)
 
@@ -73,7 +67,7 @@ def above_min(limit: Limit, snapshot: Snapshot) -> int:
 def resized(
     snapshot: Snapshot, records: Mapping[int, JobRecord]
 ) -> Mapping[str, tuple[float, ...]]:
-    """When the jobs that are there were resized (epoch s), by user."""
+    """Return the times (epoch s) at which the snapshot's jobs were resized, by user."""
     found: dict[str, tuple[float, ...]] = {}
     for job in snapshot.jobs:
         record = records.get(job.job_id)
@@ -90,17 +84,17 @@ def refused(
     spent: Mapping[str, Sequence[float]],
     limits: schema.LimitSettings,
     all_others: bool = False,
-) -> Mapping[int, str]:
-    """Jobs that have to stay as they are for the plan to keep to the resizes of this hour.
+) -> Mapping[int, Reason]:
+    """Return the jobs that must stay unchanged for the plan to keep to the resizes of this hour.
 
     Args:
-        plan: made without a look at them.
+        plan: made without regard to them.
         snapshot: it was made for.
         ways: ids of jobs that are resized so that a pending job can start: never refused.
         spent: by user, when jobs were resized (epoch s).
         limits: `[limits]`.
-        all_others: whether nobody else may change either, so that the next plan keeps to the
-            limits whatever its policy thinks of next.
+        all_others: whether no other job may change either, so that the next plan keeps to the
+            limits whatever its policy proposes.
 
     Returns:
         Why, by job id: all other running jobs of the same users as well, or they would change
@@ -113,7 +107,7 @@ def refused(
     every = sorted(t for times in recent.values() for t in times)
     left_all = limits.resizes - len(every)
     left: dict[str, int] = {}
-    wanted = [d for d in plan.changes if d.action in _WOULD and d.job_id not in giving]
+    wanted = [d for d in plan.changes if d.action in _RESIZES and d.job_id not in giving]
     allowed, over = set[int](), Counter[str]()
     for decision in wanted:
         user = snapshot.job[decision.job_id].user
@@ -140,34 +134,49 @@ def refused(
             if by_user
             else (every, limits.resizes)
         )
-        who = job.user if by_user else "the site"
-        found[job.job_id] = _words(meant.get(job.job_id), who, times, most)
+        owner = job.user if by_user else None
+        found[job.job_id] = _used_up(meant.get(job.job_id), owner, times, most)
     return found
 
 
-def _words(decision: Decision | None, who: str, times: Sequence[float], most: int) -> str:
-    used = min(len(times), most)
-    until = f", until {clock(times[-most] + HOUR_S)}" if 0 < most <= len(times) else ""
-    text = f"{who} has used {used} of {most} resizes this hour{until}"
-    if used < most:
-        text = f"{who} has used {used} of {most} resizes this hour, and others come first"
+def _used_up(
+    decision: Decision | None, user: str | None, times: Sequence[float], most: int
+) -> Reason:
+    """Return why a job may not change; of the site without a user."""
+    reason = Reason(
+        "resizes-used",
+        scope="user" if user is not None else "site",
+        user=user,
+        used=min(len(times), most),
+        most=most,
+        until=times[-most] + HOUR_S if 0 < most <= len(times) else None,
+    )
     if decision is None:
-        return text
-    target = f" {decision.target.gpus} {decision.target.gpu_type}" if decision.target else ""
-    return f"would {_WOULD[decision.action]}{target.rstrip()}, but {text}"
+        return reason
+    return Reason(
+        "change-refused",
+        action=decision.action.value,
+        gpus=decision.target.gpus if decision.target else 0,
+        gpu_type=decision.target.gpu_type if decision.target else "",
+        reason=reason,
+    )
 
 
 def _cap(
-    who: str, share: float, gpus: int, jobs: Sequence[Job], spared: Mapping[int, int]
+    scope: str,
+    name: str,
+    cap: float,
+    jobs: Sequence[Job],
+    spared: Mapping[int, int],
 ) -> Limit:
-    cap = math.floor(share * gpus + 1e-9)
     ids = frozenset(j.job_id for j in jobs)
     return Limit(
-        name=f"{who} may have {cap} GPUs above MIN ([limits])",
+        name=name,
         resource="gpu",
-        cap=cap,
+        cap=math.floor(cap + 1e-9),
         jobs=ids,
         spared={i: spared[i] for i in ids},
+        scope=scope,
     )
 
 

@@ -1,8 +1,8 @@
 """The cheapest set of changes to elastic jobs that lets one pending job start.
 
 Moves that cost no GPUs, shrinks never below MIN, and preemption where that is
-allowed. The cost of a change (our definition): the seconds it stands still
-plus the log-speed it loses over the payback window, as in docs/policies.md.
+allowed. The cost of a change (our definition): the seconds without training plus the log-speed
+lost over the payback window, as in docs/policies.md.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 #: Nodes tried for a job that needs one node, and sizes tried for a job that has to shrink.
 _MOST_NODES = 8
 _MOST_SIZES = 16
-#: Cost of a preemption: more than any shrink, so that fewer preemptions always win.
+#: Cost of a preemption: above any shrink, so that fewer preemptions always win.
 _PREEMPTION_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class StartShape:
-    """One shape in which a pending job would start, and where."""
+    """One shape in which a pending job would start, and its nodes."""
 
     seat: NodeDemand
     gpu_type: str
@@ -37,20 +37,20 @@ class StartShape:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for forms that fit in the same places; masks are shared by equal constraints."""
+        """Key, equal for shapes that fit in the same places; equal constraints share masks."""
         seat = self.seat
         nodes = (seat.required, seat.min_nodes, seat.max_nodes, id(seat.allowed))
         each = (seat.need.cpus_per_gpu, seat.need.memory_per_gpu_mb)
         return (self.gpu_type, self.gpus, self.unit, *nodes, *each)
 
     def place(self, ledger: FreeResources) -> Allocation | None:
-        """Where it would start on this ledger."""
+        """Return the place in which it would start on these resources; None: none."""
         return fit(self.seat, self.gpu_type, self.gpus, ledger, unit=self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concession:
-    """What an elastic job has to do for somebody: its target (None: wait), and for whom."""
+    """Change of an elastic job for another job's sake: its target (None: wait), and that job."""
 
     tenant: RoundJob
     target: Allocation | None
@@ -59,10 +59,10 @@ class Concession:
 
 
 class ConcessionSearch:
-    """The elastic jobs that may be asked to give way, by node; each is asked once a round.
+    """Elastic jobs that may give way, by node; each at most once a round.
 
     Attributes:
-        held: GPUs that they hold, by node index.
+        held: GPUs that these jobs hold, by node index.
         trials: attempts made so far.
     """
 
@@ -79,7 +79,7 @@ class ConcessionSearch:
                     self.held[i] += gpus
 
     def spend(self, way: Concession, books: ResourceViews) -> None:
-        """Book a way; its job gives nothing more."""
+        """Book a concession; its job makes no further one."""
         tenant = way.tenant
         books.change(tenant.need, tenant.current, way.target)
         for i, gpus in self.frame.shares(tenant.current.shares if tenant.current else ()).items():
@@ -90,14 +90,14 @@ class ConcessionSearch:
 def ways_for(
     job: Job, form: StartShape, donors: ConcessionSearch, books: ResourceViews, *, preempt: bool
 ) -> tuple[tuple[Concession, ...], Allocation] | None:
-    """The cheapest ways found that let a job start, and its place; nothing is changed.
+    """Return the cheapest concessions found that let a job start, and its place; book nothing.
 
     Args:
         job: pending.
         form: the shape it would start in.
-        donors: who may be asked.
-        books: who holds what; nobody moves into what is not free now.
-        preempt: jobs of lower priority may lose everything, unless they changed just now.
+        donors: jobs that may give way.
+        books: free resources; no job moves into what is not free now.
+        preempt: jobs of lower priority may lose all GPUs, unless they changed just now.
     """
     later = books.later
     frame = later.frame
@@ -116,7 +116,7 @@ def ways_for(
         missing = np.maximum(0, share - room[candidates])
         order = candidates[np.lexsort((candidates, missing))].tolist()
         best: tuple[float, tuple[Concession, ...], Allocation] | None = None
-        # One node: each of the likeliest is tried. Several: the likeliest ones, one try.
+        # One node: each of the most promising is tried. Several: the most promising, one try.
         starts = range(min(_MOST_NODES, len(order))) if nodes == 1 else range(1)
         for start in starts:
             donors.trials += 1
@@ -135,7 +135,7 @@ def ways_for(
 
 @dataclass(slots=True)
 class _Trial:
-    """One attempt on a copy of the books."""
+    """One attempt on a copy of the resources."""
 
     job: Job
     form: StartShape
@@ -146,7 +146,7 @@ class _Trial:
     chosen: list[int] = field(default_factory=list)
 
     def clear(self, order: Sequence[int], nodes: int, share: int) -> bool:
-        """Free `share` GPUs on `nodes` of these nodes; whether that was possible."""
+        """Free `share` GPUs on `nodes` of these nodes; return whether that was possible."""
         need = self.form.seat.need
         for i in order:
             before = self.books.copy(), dict(self.ways)
@@ -164,7 +164,7 @@ class _Trial:
         return False
 
     def _cheapest(self, node: int, share: int) -> Concession | None:
-        """The change that frees GPUs on a node at the least cost per GPU freed.
+        """Return the change that frees GPUs on a node at the least cost per GPU freed.
 
         Preemption comes last, of the job with the lowest priority.
         """
@@ -190,7 +190,7 @@ class _Trial:
         return min(found, key=lambda f: f[:3])[3] if found else None
 
     def _missing(self, node: int, share: int, giver: ResourceNeed) -> int:
-        """GPUs that a job has to give on a node for the share to fit, CPUs and memory too."""
+        """Return the GPUs that a job must free on a node, so that CPUs and memory suffice, too."""
         need, later = self.form.seat.need, self.books.later
         missing = float(share - later.gpus[node])
         if giver.cpus_per_gpu > 0:
@@ -201,7 +201,7 @@ class _Trial:
         return max(1, math.ceil(missing - 1e-6))
 
     def _way(self, tenant: RoundJob, node: int, freed: int) -> Concession | None:
-        """The largest size, elsewhere or smaller, in which a job leaves `freed` GPUs on a node."""
+        """Return the largest size, moved or shrunk, at which a job frees `freed` GPUs on a node."""
         current, frame = tenant.current, self.donors.frame
         assert current is not None
         unit = tenant.directive.unit_for(current.gpu_type)

@@ -1,11 +1,10 @@
-"""`fair`: every job its MIN, then GPU by GPU to the job that gains most from one more.
+"""Policy `fair`: each job gets its MIN, then GPU by GPU the job that gains most from one more.
 
 Gains are in utility per GPU (policies/utility_curves.py), so the division maximises
-the product of the jobs' speed-ups: jobs that scale alike get alike, one that
-stops scaling stops growing, and nobody is starved for a faster one. A GPU that
-a job holds already counts for more, by what both sides of a trade would lose
-to restarting, so that nobody's GPUs go back and forth (docs/policies.md,
-docs/adr/0002-fair-share.md).
+the product of the jobs' speed-ups: jobs that scale alike get equal shares, one that stops scaling
+stops growing, and none is starved for a faster one. A GPU that a job holds already counts for
+more, by what both sides of a trade would lose to restarting, so that GPUs do not go back and forth
+(docs/policies.md, docs/adr/0002-fair-share.md).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job, JobState, Limit
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.utility_curves import UtilityCurve, curve
@@ -28,13 +28,13 @@ from slurm_elastic.policies.utility_curves import UtilityCurve, curve
 #: Sizes offered between the best and the present one: in growing steps from both ends.
 _STEPS_BETWEEN = 5
 _EPSILON = 1e-9
-#: Utility per GPU is rounded to so many digits: equal jobs tie exactly, and ties are decided.
+#: Digits of utility per GPU, so that equal jobs tie exactly and the tie rules decide.
 _DIGITS = 9
 
 
 @dataclass(slots=True)
 class _Share:
-    """One job's share while it is worked out.
+    """Share of one job while GPUs are divided.
 
     Attributes:
         cost_s: seconds that a change of it costs.
@@ -42,7 +42,7 @@ class _Share:
         at: index into the sizes of its curve; -1 while it has nothing.
         held: GPUs it holds now of the type it is to run on.
         before: the shape to fall back to when a change of type is refused.
-        short: why it gets nothing.
+        short: why it gets nothing; None: it gets something.
     """
 
     job: Job
@@ -57,10 +57,10 @@ class _Share:
     at: int = -1
     held: int = 0
     before: tuple[str, int] | None = None
-    short: str = ""
+    short: Reason | None = None
 
     def on(self, gpu_type: str) -> UtilityCurve | None:
-        """Its curve on a type; None where it cannot run."""
+        """Return its curve on a type; None where it cannot run."""
         sizes = self.directive.sizes(gpu_type)
         per_node = self.per_node.get(gpu_type, 0)
         if not sizes or not per_node:
@@ -75,7 +75,7 @@ class _Share:
         )
 
     def put(self, gpu_type: str, on: UtilityCurve, at: int) -> None:
-        """Let it run on a type with a size."""
+        """Set its type and size."""
         self.gpu_type, self.curve, self.at = gpu_type, on, at
         held = self.job.allocation
         self.held = held.gpus if held and held.gpu_type == gpu_type else 0
@@ -86,7 +86,7 @@ class _Share:
 
 
 class _Pool:
-    """GPUs by type and the limits on GPUs, as far as they are not given away yet."""
+    """GPUs by type, and the limits on them, that are not allocated yet."""
 
     def __init__(self, question: Question) -> None:
         self.free = dict(question.capacity)
@@ -105,7 +105,7 @@ class _Pool:
                 self._left.append(limit.cap - sum(_used(limit, j) for j in others if j))
 
     def most(self, job_id: int, gpu_type: str) -> int:
-        """GPUs of this type that the job could get on top of what it was given."""
+        """Return the GPUs of this type that the job could get beyond its share."""
         left = float(self.free.get(gpu_type, 0))
         for i in self._limits_of.get(job_id, ()):
             limit = self._limits[i]
@@ -126,7 +126,7 @@ class _Pool:
 
 
 class FairShare:
-    """The policy; it remembers nothing."""
+    """The policy; it keeps no state."""
 
     capabilities = Capabilities(batch_chosen_by="user")
 
@@ -147,7 +147,7 @@ class FairShare:
         return tuple(_proposal(share) for share in shares), state
 
     def _shares(self, question: Question) -> list[_Share]:
-        """Running jobs first, then by priority and age."""
+        """Return the jobs' shares: running ones first, then by priority and age."""
         per_node = question.snapshot.per_node
         everything = tuple(sorted(per_node))
         max_nodes = {p.name: p.max_nodes for p in question.snapshot.partitions}
@@ -168,7 +168,7 @@ class FairShare:
         return shares
 
     def _fill(self, shares: Iterable[_Share], pool: _Pool) -> None:
-        """Hand out what is left, best marginal utility first; ties go to the lowest job id."""
+        """Divide the remaining GPUs by marginal utility; ties go to the lowest job id."""
         heap: list[tuple[float, int, int, int]] = []
         by_id = {s.job.job_id: s for s in shares}
         for share in by_id.values():
@@ -187,7 +187,7 @@ class FairShare:
                     self._offer(heap, share)
 
     def _offer(self, heap: list[tuple[float, int, int, int]], share: _Share) -> None:
-        """Put the next step of a job's envelope on the heap."""
+        """Push the next step of a job's envelope onto the heap."""
         on = share.curve
         if on is None or share.at < 0:
             return
@@ -206,7 +206,7 @@ class FairShare:
         heapq.heappush(heap, (-round(gain, _DIGITS), 0 if own else 1, share.job.job_id, end))
 
     def _change_types(self, shares: Iterable[_Share], pool: _Pool) -> bool:
-        """Move jobs to left-over GPUs of another type where that pays; whether any was."""
+        """Move jobs to remaining GPUs of another type where that pays; return whether any moved."""
         wishes = []
         for share in shares:
             if share.curve is None or share.at < 0 or share.job.state is not JobState.RUNNING:
@@ -229,7 +229,7 @@ class FairShare:
         return bool(changed)
 
     def _gain_on(self, share: _Share, gpu_type: str, pool: _Pool) -> float:
-        """Log-speed that a job wins on another type's idle GPUs, beyond what is worth it; or 0."""
+        """Return the log-speed won on another type's idle GPUs less the least of a change, or 0."""
         least = share.directive.sizes(gpu_type)
         if gpu_type == share.gpu_type or not least or share.curve is None:
             return 0.0
@@ -249,7 +249,7 @@ def _minimum(share: _Share, pool: _Pool) -> None:
         names = (held.gpu_type,)
     elif share.job.gpu_type in names and not share.directive.types:
         names = (share.job.gpu_type,)
-    share.short = "its directive names no type of GPU that this cluster has"
+    share.short = Reason("no-gpu-type")
     for name in names:
         on = share.on(name)
         if on is None:
@@ -259,15 +259,15 @@ def _minimum(share: _Share, pool: _Pool) -> None:
             share.put(name, on, 0)
             pool.take(share.job.job_id, name, least)
             return
-        share.short = f"waits for {least} {name or 'GPUs'}, its MIN"
+        share.short = Reason("waits-for-min", gpus=least, gpu_type=name)
 
 
 def _proposal(share: _Share) -> Proposal:
-    """Best, next smaller sizes, present shape; a pending job's MIN and at last waiting."""
+    """Rank best, next smaller sizes, present shape; for a pending job MIN, and at last waiting."""
     held, on = share.job.allocation, share.curve
     found: dict[tuple[str, int], Alternative] = {}
 
-    def add(gpu_type: str, gpus: int, reason: str) -> None:
+    def add(gpu_type: str, gpus: int, reason: Reason | None) -> None:
         value = -math.inf
         if on is not None and gpu_type == share.gpu_type and gpus >= on.sizes[0]:
             value = float(on.utility[on.at(gpus)])
@@ -278,19 +278,19 @@ def _proposal(share: _Share) -> Proposal:
     if on is not None and share.at >= 0:
         add(share.gpu_type, share.gpus, _why(share, on))
         if share.before and (not held or share.before[1] > held.gpus):
-            add(*share.before, "its share on its present type")
+            add(*share.before, Reason("share-on-present-type"))
         floor = on.at(share.held) if share.held else 0
         steps = [2**i for i in range(_STEPS_BETWEEN)]
         between = {share.at - step for step in steps} | {floor + step for step in steps}
         for index in sorted(between, reverse=True):
             if floor < index < share.at:
-                add(share.gpu_type, int(on.sizes[index]), "the next size that finds a place")
+                add(share.gpu_type, int(on.sizes[index]), Reason("next-size"))
     if held:
-        add(held.gpu_type, held.gpus, "nothing else is better for it")
+        add(held.gpu_type, held.gpus, Reason("nothing-better"))
     else:
         if on is not None and share.at >= 0:
-            add(share.gpu_type, int(on.sizes[0]), "its MIN")
-        add("", 0, share.short if share.at < 0 else "nothing that it could run on is free")
+            add(share.gpu_type, int(on.sizes[0]), Reason("min-first"))
+        add("", 0, share.short if share.at < 0 else Reason("nothing-free"))
     return Proposal(job_id=share.job.job_id, alternatives=tuple(found.values()))
 
 
@@ -307,21 +307,21 @@ def _used(limit: Limit, job: Job) -> int:
 
 
 def _largest(on: UtilityCurve, gpus: int) -> int:
-    """Index of the largest vertex within this many GPUs; -1: none is."""
+    """Return the index of the largest vertex within this many GPUs; -1: there is none."""
     return max((i for i in on.vertices if on.sizes[i] <= gpus), default=-1)
 
 
-def _why(share: _Share, on: UtilityCurve) -> str:
-    """The reason for a share, in words."""
+def _why(share: _Share, on: UtilityCurve) -> Reason:
+    """Return the reason for a share."""
     gpus, most = share.gpus, share.directive.max_gpus
     if share.before:
-        return f"{share.gpu_type} GPUs are idle and make it faster"
+        return Reason("idle-type-helps", gpu_type=share.gpu_type)
     if gpus == most:
         held = share.job.allocation
         grows = held is not None and held.gpus < gpus
-        return f"idle GPUs bring it to its MAX of {gpus}" if grows else f"{gpus} is its MAX"
+        return Reason("grows-to-max", gpus=gpus) if grows else Reason("holds-max", gpus=gpus)
     if not share.at:
-        return f"{gpus} is its MIN; each further GPU helps another job more"
+        return Reason("min-share", gpus=gpus)
     if share.at == on.vertices[-1]:
-        return "more GPUs would not make it faster"
-    return f"its fair share is {gpus} of at most {most}"
+        return Reason("more-not-faster")
+    return Reason("fair-share", gpus=gpus, most=most)

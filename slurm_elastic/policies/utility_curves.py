@@ -1,4 +1,4 @@
-"""What more GPUs are worth to one job: utility over its legal sizes, and its concave envelope.
+"""Utility of GPUs to one job: over its legal sizes, and its concave envelope.
 
 Utility (our definition, docs/policies.md) is the logarithm of the job's speed
 relative to its speed at MIN on the same type: 0 at MIN, 0.69 at twice that
@@ -25,7 +25,7 @@ _FINE_NODES = 8
 
 @dataclass(frozen=True, slots=True)
 class UtilityCurve:
-    """One job on one type.
+    """Utility of one job on one GPU type.
 
     Attributes:
         sizes: sizes worth considering, ascending; the first is MIN on this type.
@@ -40,16 +40,16 @@ class UtilityCurve:
     vertices: tuple[int, ...]
 
     def at(self, gpus: int) -> int:
-        """Index of the largest size within this many GPUs; -1: none is."""
+        """Return the index of the largest size within this many GPUs; -1: there is none."""
         return int(np.searchsorted(self.sizes, gpus, side="right")) - 1
 
     def best(self, begin: int, gpus: int) -> int:
-        """Index of the fastest size from index `begin` on within this many GPUs."""
+        """Return the index of the fastest size from index `begin` on within this many GPUs."""
         return begin + int(np.argmax(self.utility[begin : max(begin, self.at(gpus)) + 1]))
 
 
-# Depends on its arguments only; models are immutable, and shared by equal jobs and rounds. Each
-# report makes a new one, so this fills up: 4,096 take 13 MB, a round of 2,000 jobs on two types.
+# Models are immutable, and shared by equal jobs and rounds. Each report makes a new one, so the
+# cache fills up: 4,096 entries take 13 MB, a round of 2,000 jobs on two types.
 @lru_cache(maxsize=4096)
 def curve(
     model: SpeedModel,
@@ -60,7 +60,7 @@ def curve(
     per_node: int,
     max_nodes: int | None = None,
 ) -> UtilityCurve | None:
-    """The curve of a job on a type, or None when it cannot run there.
+    """Return the curve of a job on a type, or None when it cannot run there.
 
     Args:
         model: of the job.
@@ -89,7 +89,7 @@ def curve(
 
 @lru_cache(maxsize=256)
 def _fewest_nodes(per_node: int, unit: int) -> Ints:
-    """The fewest nodes of an even share with whole replicas, by GPUs; 0: there is none."""
+    """Return the fewest nodes of an even share with whole replicas, by GPUs; 0: there is none."""
     fewest = np.zeros(_MOST_GPUS + 1, dtype=np.int64)
     for share in range(1, per_node + 1):
         if share % unit == 0 if unit <= per_node else unit % share == 0:

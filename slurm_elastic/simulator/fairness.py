@@ -22,6 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from slurm_elastic.core.application import JobClass
+from slurm_elastic.simulator.applications import MOST_GPUS, whole_nodes
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import Floats, GroundTruth
 from slurm_elastic.simulator.workloads.application_profiles import (
@@ -29,7 +30,6 @@ from slurm_elastic.simulator.workloads.application_profiles import (
     Shape,
     smallest_rotation,
 )
-from slurm_elastic.simulator.workloads.applications import MOST_GPUS, whole_nodes
 from slurm_elastic.simulator.workloads.cluster_text import Cluster
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from slurm_elastic.simulator.applications import DescribedApplication, describe
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth import freezing_truth
 from slurm_elastic.simulator.truth.freezing_truth import MAX_PENALTY, Belief, FreezingTruth
@@ -13,7 +14,6 @@ from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads.application_profiles import Profiles
-from slurm_elastic.simulator.workloads.applications import DescribedApplication, describe
 from slurm_elastic.simulator.workloads.cluster_text import Cluster
 from slurm_elastic.simulator.workloads.workload import Workload, WorkloadError
 

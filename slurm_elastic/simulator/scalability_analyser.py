@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from slurm_elastic.core.application import Observation
+from slurm_elastic.simulator.applications import MOST_GPUS, whole_nodes
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads.application_profiles import ApplicationProfileError
-from slurm_elastic.simulator.workloads.applications import MOST_GPUS, whole_nodes
 from slurm_elastic.simulator.workloads.cluster_text import Cluster, Group
 
 _BATCHES = 4

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 from slurm_elastic.core.application import JobClass, Learned, Noise, Observation
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.simulator.applications import DescribedApplication
 from slurm_elastic.simulator.batch_split import BatchSplitter
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads.application_profiles import Shape, smallest_rotation
-from slurm_elastic.simulator.workloads.applications import DescribedApplication
 from slurm_elastic.simulator.workloads.workload import SubmittedJob
 
 #: Shorter waits are rounding errors.

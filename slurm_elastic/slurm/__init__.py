@@ -1,1 +1,1 @@
-"""The only rooms that know slurmctld."""
+"""The only package that talks to slurmctld and slurmdbd."""

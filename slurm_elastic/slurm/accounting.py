@@ -1,6 +1,6 @@
-"""What Slurm's accounting says of runs: when they began and ended, and what they held.
+"""Runs of jobs in Slurm's accounting: when they began and ended, and which GPUs they held.
 
-One run is one row of `sacct -D`. Of what users write only AdminComment is read, which they cannot
+One run is one row of `sacct -D`. The only text column read is AdminComment, which users cannot
 change: a job's name could forge rows.
 """
 
@@ -19,7 +19,7 @@ _COLUMNS = "JobIDRaw,JobID,User,Restarts,Start,End,ElapsedRaw,AllocTRES,AdminCom
 
 
 class AccountingError(Exception):
-    """sacct gave no answer; the text says why, in one line."""
+    """Failure of sacct; the message says why, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,10 @@ class AccountedRun:
     Attributes:
         run: restart count.
         start, end: epoch s, whole; end None: it still runs.
-        seconds: between them without the time it was suspended, as Slurm counts it.
-        gpus: that it held; None: AllocTRES has none (`AccountingStorageTRES=gres/gpu` is missing).
-        gpu_type: "" where AllocTRES does not say.
-        submitted: `at` of its AdminComment; None: it is not ours.
+        seconds: run time without suspended time, as Slurm counts it.
+        gpus: GPUs held; None: AllocTRES has none (`AccountingStorageTRES=gres/gpu` is missing).
+        gpu_type: "" if AllocTRES does not name it.
+        submitted: `at` of its AdminComment; None: not an elastic job.
     """
 
     job_id: int
@@ -50,20 +50,20 @@ class AccountedRun:
 def runs(
     since: float, *, users: Collection[str] = (), mine: bool = False, timeout_s: float = 60.0
 ) -> list[AccountedRun]:
-    """Runs that held something after `since` (epoch s).
+    """Return the runs that held resources after `since` (epoch s).
 
     Args:
         since: the earliest end.
-        users: only theirs; (): everybody's.
-        mine: only the caller's own.
-        timeout_s: for sacct.
+        users: users whose runs are wanted; (): all users.
+        mine: only runs of the calling user.
+        timeout_s: time for sacct, in seconds.
 
     Raises:
         AccountingError: sacct failed.
     """
-    whose = () if mine else ("-u", ",".join(users)) if users else ("-a",)
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))  # epoch s it does not take
-    command = ("sacct", *whose, "-DXPn", f"-S{start}", "-Enow", f"--format={_COLUMNS}")
+    user_options = () if mine else ("-u", ",".join(users)) if users else ("-a",)
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))  # sacct takes no epoch s
+    command = ("sacct", *user_options, "-DXPn", f"-S{start}", "-Enow", f"--format={_COLUMNS}")
     try:
         done = subprocess.run(
             command,
@@ -78,13 +78,13 @@ def runs(
     except OSError as error:
         raise AccountingError(f"sacct: {error.strerror}") from None
     if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise AccountingError(f"sacct: {said or f'exit code {done.returncode}'}")
+        error_text = " ".join(done.stderr.decode(errors="replace").split())
+        raise AccountingError(f"sacct: {error_text or f'exit code {done.returncode}'}")
     return attributed(parse(done.stdout.decode(errors="replace")))
 
 
 def parse(text: str) -> Iterator[AccountedRun]:
-    """Rows of sacct with an allocation; what makes no sense is left out.
+    """Yield the rows of sacct that have an allocation; rows that cannot be read are left out.
 
     >>> row = "7|7|alice|1|100|110|10|cpu=4,gres/gpu:a100=2,gres/gpu=2|"
     >>> [(r.run, r.seconds, r.gpus, r.gpu_type) for r in parse(row)]
@@ -114,16 +114,16 @@ def parse(text: str) -> Iterator[AccountedRun]:
         )
 
 
-def attributed(found: Iterable[AccountedRun]) -> list[AccountedRun]:
-    """With `submitted` of each job on all its rows: Slurm forgets AdminComment on some."""
-    rows = list(found)
-    told = {r.job_id: r.submitted for r in rows if r.submitted is not None}
-    return [dataclasses.replace(r, submitted=told.get(r.job_id)) for r in rows]
+def attributed(rows: Iterable[AccountedRun]) -> list[AccountedRun]:
+    """Return the runs with a job's `submitted` on each: Slurm loses AdminComment on some rows."""
+    rows = list(rows)
+    submitted = {r.job_id: r.submitted for r in rows if r.submitted is not None}
+    return [dataclasses.replace(r, submitted=submitted.get(r.job_id)) for r in rows]
 
 
 def _submitted(admin: str) -> int | None:
     try:
-        found = parse_admin_comment(admin)
+        submission = parse_admin_comment(admin)
     except SubmissionError:
         return None
-    return int(found.submitted) if found else None
+    return int(submission.submitted) if submission else None

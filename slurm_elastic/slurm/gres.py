@@ -1,8 +1,8 @@
-r"""Which GPUs of a node are linked to each other, as gres.conf tells with `Links=`.
+r"""Links between the GPUs of a node, from `Links=` of gres.conf.
 
-slurmctld does not pass links on: the file is read where the controller runs, and
-nothing is known where it is not there, or where slurmd finds the links by itself
-(AutoDetect=). `[topology] domains` of elastic.toml says it then.
+slurmctld does not report links: the file is read on the controller's host. Links are unknown
+where the file is missing, or where slurmd detects them (AutoDetect=); then `[topology] domains`
+of elastic.toml gives them.
 
 >>> parse_link_domains(
 ...     "NodeName=g[01-02] Name=gpu File=/dev/nvidia0 Links=-1,4,0\n"
@@ -23,9 +23,9 @@ import networkx as nx
 from slurm_elastic.core.nodelist import expand
 
 _SLURM_CONF = "/etc/slurm/slurm.conf"
-#: A line without NodeName is about all nodes.
+#: Key of lines without NodeName, which hold for all nodes.
 _EVERYWHERE = ""
-#: Of a node; more is a slip of the pen.
+#: Per node; lines with more are taken for a typing error.
 _MOST_GPUS = 1024
 
 Domains = tuple[tuple[int, ...], ...]
@@ -33,17 +33,17 @@ Domains = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class LinkDomains:
-    """Link domains by node; "" for those that have no lines of their own."""
+    """Link domains by node; key "" holds for nodes without lines of their own."""
 
-    found: dict[str, Domains] = field(default_factory=dict)
+    by_node: dict[str, Domains] = field(default_factory=dict)
 
     def of(self, node: str) -> Domains:
-        """Indexes of the GPUs of each domain; () when not known."""
-        return self.found.get(node) or self.found.get(_EVERYWHERE, ())
+        """Return the indexes of the GPUs of each domain of a node; () if unknown."""
+        return self.by_node.get(node) or self.by_node.get(_EVERYWHERE, ())
 
 
 def read_link_domains() -> LinkDomains:
-    """From gres.conf beside slurm.conf ($SLURM_CONF); nothing when it cannot be read."""
+    """Read gres.conf beside slurm.conf ($SLURM_CONF); no domains if it cannot be read."""
     path = Path(os.environ.get("SLURM_CONF") or _SLURM_CONF).with_name("gres.conf")
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -53,7 +53,7 @@ def read_link_domains() -> LinkDomains:
 
 
 def parse_link_domains(text: str) -> LinkDomains:
-    """Read the text of gres.conf; lines that make no sense are left to slurmd to refuse."""
+    """Read the text of gres.conf; lines that cannot be parsed are left out."""
     graphs: dict[str, nx.Graph[int]] = {}
     counts: dict[str, int] = {}
     linked: set[str] = set()
@@ -86,7 +86,7 @@ def _domains(graph: nx.Graph[int], gpus: int) -> Domains:
 
 
 def _lines(text: str) -> Iterator[dict[str, str]]:
-    """Each line's `Key=value` pairs, keys in lower case."""
+    """Yield each line's `Key=value` pairs, keys in lower case."""
     for line in text.replace("\\\n", " ").splitlines():
         words = line.partition("#")[0].split()
         pairs = {k.lower(): v for k, eq, v in (w.partition("=") for w in words) if eq}

@@ -1,8 +1,7 @@
 """Association and QOS limits, as caps over sets of jobs.
 
-Slurm itself holds back a job that would exceed a GPU or node limit, however it
-was reshaped, but lets an operator's update exceed CPU and memory limits: so all
-of them are read here and obeyed by placement.
+Slurm keeps a job pending that would exceed a GPU or node limit, however it was reshaped, but
+accepts an operator's update beyond CPU and memory limits: so placement keeps to all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import structlog
 from slurm_elastic.core.cluster import Job, JobState, Limit
 
 _RESOURCES = {"gres/gpu": "gpu", "node": "node", "cpu": "cpu", "mem": "mem"}
-#: Columns of what each single job may have.
+#: Columns with the limits of one job.
 _EACH = "MaxTRES,MaxWall"
 _NO_CAP = 2.0**63
 _WALL = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{2}):([0-9]{2})")
@@ -39,7 +38,7 @@ class QosRow:
 
 @dataclass(frozen=True, slots=True)
 class AssociationRow:
-    """One association; `user` "" for an account's own, `partition` "" for any."""
+    """One association; `user` is "" for a whole account, `partition` is "" for all partitions."""
 
     account: str
     user: str
@@ -51,13 +50,13 @@ class AssociationRow:
 
 
 @dataclass
-class LimitBook:
-    """The accounting database's limits, read again every `refresh_s` seconds.
+class AccountingLimits:
+    """Limits of the accounting database, read again every `refresh_s` seconds.
 
-    Without slurmdbd there are none. When it stops answering the last known ones stay in force.
+    Without slurmdbd there are none. While it does not answer, the last known limits stay in force.
 
     Attributes:
-        cluster: whose associations count, where several clusters share a slurmdbd; "" for all.
+        cluster: cluster whose associations count, if several share a slurmdbd; "" for all.
     """
 
     refresh_s: float = 60.0
@@ -70,31 +69,27 @@ class LimitBook:
     def limits(
         self, jobs: Iterable[Job], partition_qos: Mapping[str, str] | None = None
     ) -> tuple[Limit, ...]:
-        """Caps that apply to jobs running or pending now; those over no job are left out."""
+        """Return the caps that apply to jobs running or pending now."""
         if self._read is None or time.monotonic() - self._read > self.refresh_s:
             self._refresh()
-        alive = [j for j in jobs if j.state is not JobState.ENDED]
-        return (
-            *_qos_limits(self.qos, alive, partition_qos or {}),
-            *_association_limits(self.associations, alive),
-        )
+        return caps(self.qos, self.associations, jobs, partition_qos)
 
     def _refresh(self) -> None:
         self._read = time.monotonic()
-        mine = (f"cluster={self.cluster}",) if self.cluster else ()
+        where = (f"cluster={self.cluster}",) if self.cluster else ()
         try:
-            self.qos = parse_qos(self._ask("qos", f"Name,GrpTRES,MaxTRESPU,MaxTRESPA,{_EACH}"))
+            self.qos = parse_qos(self._show("qos", f"Name,GrpTRES,MaxTRESPU,MaxTRESPA,{_EACH}"))
             self.associations = parse_associations(
-                self._ask("assoc", f"Account,User,Partition,ParentName,GrpTRES,{_EACH}", *mine)
+                self._show("assoc", f"Account,User,Partition,ParentName,GrpTRES,{_EACH}", *where)
             )
         except (OSError, subprocess.SubprocessError) as error:
             structlog.get_logger("limits").warning(
                 f"sacctmgr gave no limits ({error}); the last known ones stay in force"
             )
 
-    def _ask(self, what: str, columns: str, *where: str) -> str:
+    def _show(self, entity: str, columns: str, *where: str) -> str:
         done = subprocess.run(
-            ["sacctmgr", "-nP", "show", what, *where, f"format={columns}"],
+            ["sacctmgr", "-nP", "show", entity, *where, f"format={columns}"],
             capture_output=True,
             timeout=self.timeout_s,
             check=True,
@@ -103,19 +98,40 @@ class LimitBook:
         return done.stdout.decode(errors="replace")
 
 
+def caps(
+    qos: Iterable[QosRow],
+    associations: Iterable[AssociationRow],
+    jobs: Iterable[Job],
+    partition_qos: Mapping[str, str] | None = None,
+) -> tuple[Limit, ...]:
+    """Return the caps over jobs running or pending now; caps over no job are left out.
+
+    Args:
+        qos: all QOS.
+        associations: all associations.
+        jobs: all jobs.
+        partition_qos: QOS by name of its partition.
+    """
+    live = [j for j in jobs if j.state is not JobState.ENDED]
+    return (
+        *_qos_limits(qos, live, partition_qos or {}),
+        *_association_limits(associations, live),
+    )
+
+
 def parse_qos(text: str) -> tuple[QosRow, ...]:
-    """Lines of `sacctmgr -nP show qos`."""
-    found = []
+    """Parse the lines of `sacctmgr -nP show qos`."""
+    rows = []
     for line in text.splitlines():
         if line.count("|") == 5:
             name, *tres, wall = line.split("|")
             group, user, account, each = map(parse_tres, tres)
-            found.append(QosRow(name, group, user, account, each, parse_wall(wall)))
-    return tuple(found)
+            rows.append(QosRow(name, group, user, account, each, parse_wall(wall)))
+    return tuple(rows)
 
 
 def parse_associations(text: str) -> tuple[AssociationRow, ...]:
-    """Lines of `sacctmgr -nP show assoc`."""
+    """Parse the lines of `sacctmgr -nP show assoc`."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 6]
     return tuple(
         AssociationRow(r[0], r[1], r[2], r[3], parse_tres(r[4]), parse_tres(r[5]), parse_wall(r[6]))
@@ -124,20 +140,20 @@ def parse_associations(text: str) -> tuple[AssociationRow, ...]:
 
 
 def parse_wall(text: str) -> int | None:
-    """Seconds of a limit on a job's time; None where there is none.
+    """Return a time limit in seconds; None for no limit.
 
     >>> parse_wall("1-02:00:00"), parse_wall("00:30:00"), parse_wall("")
     (93600, 1800, None)
     """
-    found = _WALL.fullmatch(text)
-    if found is None:
+    match = _WALL.fullmatch(text)
+    if match is None:
         return None
-    days, hours, minutes, seconds = (int(n or 0) for n in found.groups())
+    days, hours, minutes, seconds = (int(n or 0) for n in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def parse_tres(text: str) -> dict[str, int]:
-    """Caps in Slurm's notation, memory in MB; resources that no resize changes are left out.
+    """Return caps from Slurm's notation, memory in MB, of the resources that a resize can change.
 
     >>> parse_tres("cpu=8,gres/gpu:a100=4,gres/gpu=6,mem=2G,billing=9")
     {'cpu': 8, 'gpu:a100': 4, 'gpu': 6, 'mem': 2048}
@@ -152,7 +168,7 @@ def parse_tres(text: str) -> dict[str, int]:
         factor = _UNITS.get(value[-1].upper())
         try:
             number = float(value[:-1]) * factor if factor else float(value)
-        except ValueError:  # "UNLIMITED", or what a later Slurm may say
+        except ValueError:  # "UNLIMITED", or a word of a later Slurm
             continue
         if 0 <= number < _NO_CAP:  # -1 clears a limit
             caps[f"{resource}:{gpu_type}" if gpu_type else resource] = int(number)

@@ -1,4 +1,4 @@
-"""Reads of slurmctld's state, in bulk, through pyslurm.
+"""Bulk reads of slurmctld's state, through pyslurm.
 
 This module alone imports pyslurm (GPL-2.0-only). Strings that users can write
 are hostile: a field that is not UTF-8 reads as empty, never as an error.
@@ -13,58 +13,32 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import structlog
-
-from slurm_elastic.core.cluster import (
-    Job,
-    JobState,
-    Limit,
-    Reservation,
-    Snapshot,
-    Switch,
-)
-from slurm_elastic.core.submission import (
-    Submission,
-    SubmissionError,
-    parse_admin_comment,
-    parse_comment,
-)
+from slurm_elastic.core.cluster import Job, Limit, Reservation, Snapshot, Switch
 from slurm_elastic.slurm import pyslurm_records
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
-from slurm_elastic.slurm.limits import LimitBook
+from slurm_elastic.slurm.job_parser import JobParser
+from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.scontrol import SlurmUnreachable
 from slurm_elastic.slurm.switches import read_switches
 
-_STATES = {
-    "PENDING": JobState.PENDING,
-    "RUNNING": JobState.RUNNING,
-    "CONFIGURING": JobState.RUNNING,
-    "COMPLETING": JobState.COMPLETING,
-    "SUSPENDED": JobState.SUSPENDED,
-    "STOPPED": JobState.SUSPENDED,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING,
-    "RESV_DEL_HOLD": JobState.PENDING,
-}
-#: After the prefix of our reservations: one that says which controller is active.
+#: After the prefix of our reservations: name of the one that marks the active controller.
 LEASE = "active_"
 #: The switch tree and link domains change when an administrator edits them.
 _TOPOLOGY_S = 600.0
 
 
 class Reader:
-    """A connection to slurmctld for reading. Thread-safe: one call at a time.
+    """Connection to slurmctld for reading. Thread-safe: one call at a time.
 
     Args:
-        reservation_prefix: of our own reservations.
-        limits: where the accounting database's limits come from; None: no limits.
+        reservation_prefix: beginning of the names of our own reservations.
+        limits: limits of the accounting database; None: no limits.
 
     Raises:
         SlurmUnreachable: pyslurm is missing or finds no usable slurm.conf.
     """
 
-    def __init__(self, *, reservation_prefix: str, limits: LimitBook | None = None) -> None:
+    def __init__(self, *, reservation_prefix: str, limits: AccountingLimits | None = None) -> None:
         os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"  # else a bad slurm.conf ends the process
         try:
             import pyslurm  # noqa: PLC0415 - must not be imported where it is missing
@@ -77,39 +51,27 @@ class Reader:
         self._prefix = reservation_prefix
         self._limits = limits
         self._lock = threading.Lock()
-        self._log = structlog.get_logger("snapshot")
         self._switches: tuple[Switch, ...] = ()
         self._links = LinkDomains()
         self._switches_read = 0.0
-        self._submissions: dict[tuple[int, float, str], tuple[Submission | None, str]] = {}
-        self._names: dict[int, str] = {}
-        #: Jobs as last read, and what tells whether they have changed.
-        self._known: dict[int, tuple[object, Job]] = {}
-        #: What `leases` found, or a reading of all reservations since.
+        self._parser = JobParser()
+        #: Leases when reservations were last read.
         self.leases_seen: tuple[Reservation, ...] = ()
-        #: Jobs whose record makes no sense, said once.
-        self._unreadable: set[int] = set()
         try:
             pyslurm.slurm_init()
         except pyslurm.PyslurmError as error:
             raise SlurmUnreachable(f"slurm.conf cannot be used: {error}") from None
 
     def jobs(self) -> dict[int, Job]:
-        """All jobs that slurmctld knows, by raw id.
+        """Return all jobs of slurmctld, by raw id.
 
         Raises:
             SlurmUnreachable: no answer (after about 9 s with slurmctld down, 2 s with munge down).
         """
-        raw = self._load(self._pyslurm.Jobs)
-        jobs = [j for j in map(self._read, raw.values()) if j is not None]
-        self._known = {j.job_id: known for j in jobs if (known := self._known.get(j.job_id))}
-        self._unreadable &= {j.job_id for j in jobs}
-        current = {(j.job_id, j.submit_time) for j in jobs}
-        self._submissions = {k: v for k, v in self._submissions.items() if k[:2] in current}
-        return {j.job_id: j for j in jobs}
+        return self._parser.jobs(self._load(self._pyslurm.Jobs).values())
 
     def pulse(self) -> frozenset[tuple[int, str, int]]:
-        """(job, state, restarts) of all jobs: differs when something has begun or ended.
+        """Return (job, state, restarts) of all jobs: it differs when a job has begun or ended.
 
         A third of the work of `jobs`.
         """
@@ -117,14 +79,14 @@ class Reader:
         return frozenset((int(j.id), str(j.state), int(j.requeue_count or 0)) for j in raw)
 
     def snapshot(self, jobs: Mapping[int, Job] | None = None) -> Snapshot:
-        """The whole cluster, in four bulk reads.
+        """Return the whole cluster, from four bulk reads.
 
         Args:
-            jobs: read just now; None: read them too.
+            jobs: jobs that were read just now; None: read them as well.
         """
         jobs = self.jobs() if jobs is None else jobs
         reservations = self.reservations()
-        foreign = {n for r in reservations if not r.ours and _now_in(r) for n in r.nodes}
+        foreign = {n for r in reservations if not r.ours and _active(r) for n in r.nodes}
         used = _used(jobs.values())
         switches = self._topology()
         nodes = tuple(
@@ -154,17 +116,17 @@ class Reader:
         return self._limits.limits(jobs.values(), partition_qos)
 
     def down(self) -> frozenset[str]:
-        """Nodes on which no job may start now."""
+        """Return the nodes on which no job can start now."""
         nodes = self._load(self._pyslurm.Nodes).values()
         return frozenset(str(n.name) for n in nodes if not pyslurm_records.usable(str(n.state)))
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """All reservations but leases of controllers."""
+        """Return all reservations but the leases of controllers."""
         every = self._every_reservation()
         return tuple(r for r in every if r not in self.leases_seen)
 
     def leases(self) -> tuple[Reservation, ...]:
-        """The reservations by which controllers agree who is active (`controller.lease`).
+        """Return the reservations that mark the active controller (`controller.leader`).
 
         Raises:
             SlurmUnreachable: no answer.
@@ -173,7 +135,7 @@ class Reader:
         return self.leases_seen
 
     def some_node(self) -> str:
-        """The name of a node, whatever its state; "": there is none.
+        """Return the name of a node in any state; "" if there is none.
 
         Raises:
             SlurmUnreachable: no answer.
@@ -181,13 +143,13 @@ class Reader:
         return max((str(n.name) for n in self._load(self._pyslurm.Nodes).values()), default="")
 
     def _every_reservation(self) -> tuple[Reservation, ...]:
-        every = self._load(self._pyslurm.Reservations).values()
-        found = tuple(self._reservation(r) for r in every)
-        self.leases_seen = tuple(r for r in found if r.name.startswith(self._prefix + LEASE))
-        return found
+        records = self._load(self._pyslurm.Reservations).values()
+        reservations = tuple(self._reservation(r) for r in records)
+        self.leases_seen = tuple(r for r in reservations if r.name.startswith(self._prefix + LEASE))
+        return reservations
 
     def settings(self) -> dict[str, Any]:
-        """What the controller needs of slurm.conf: PrivateData, KillWait, ClusterName.
+        """Return the settings of slurm.conf that the controller needs, and Slurm's version.
 
         Raises:
             SlurmUnreachable: no answer.
@@ -214,139 +176,6 @@ class Reader:
             self._switches_read = time.monotonic()
         return self._switches
 
-    def _user(self, raw: Any) -> str:
-        uid = int(raw.user_id or 0)
-        if uid not in self._names:
-            self._names[uid] = pyslurm_records.text(raw, "user_name") or str(uid)
-        return self._names[uid]
-
-    def _read(self, raw: Any) -> Job | None:
-        """The value of last time while the record says the same: most do, and that is soon seen."""
-        try:
-            mark = pyslurm_records.mark(raw, time.time())
-        except (ValueError, TypeError, AttributeError, OverflowError):
-            return self._readable(raw)  # says what is wrong with it
-        known = self._known.get(mark[0])
-        if known is not None and known[0] == mark:
-            return known[1]
-        job = self._readable(raw)
-        if job is not None and job.job_id not in self._unreadable:
-            self._known[job.job_id] = (mark, job)
-        return job
-
-    def _readable(self, raw: Any) -> Job | None:
-        """A job that makes no sense is left alone, with a line in the log: the others go on."""
-        try:
-            return self._job(raw)
-        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-            why = f"{error!r:.200}"
-        if int(raw.id) not in self._unreadable:
-            self._unreadable.add(int(raw.id))
-            self._log.error(f"JobId={raw.id} Unreadable={why}")
-        try:
-            return pyslurm_records.unreadable(raw, _STATES.get(raw.state, JobState.ENDED), why)
-        except (ValueError, TypeError, AttributeError, KeyError):
-            return None
-
-    def _job(self, raw: Any) -> Job:
-        state = _STATES.get(raw.state, JobState.ENDED)
-        if state is JobState.ENDED:
-            return self._ended(raw)
-        submission, problem = self._submission(raw)
-        if submission and not problem:
-            problem = pyslurm_records.unmanageable(raw)
-        allocation = None
-        layout = {}
-        if state is not JobState.PENDING:
-            layout = raw.get_resource_layout_per_node()
-            allocation = pyslurm_records.allocation(layout)
-            if allocation is None and submission and state is JobState.RUNNING:
-                problem = problem or "holds GPUs of several types"
-        tres = raw.requested_tres
-        wanted, gpu_type = pyslurm_records.asked(raw, tres)
-        gpus = wanted
-        if allocation:
-            gpus, gpu_type = allocation.gpus, allocation.gpu_type
-        cpus = int(raw.cpus or 0)
-        memory = sum(int(n.get("memory") or 0) for n in layout.values())
-        memory = memory or pyslurm_records.memory(raw, wanted)
-        begin = float(raw.eligible_time or 0)
-        return Job(
-            job_id=int(raw.id),
-            display_id=pyslurm_records.display_id(raw),
-            name=pyslurm_records.text(raw, "name"),
-            user=self._user(raw),
-            uid=int(raw.user_id or 0),
-            state=state,
-            partition=pyslurm_records.text(raw, "partition"),
-            account=pyslurm_records.text(raw, "account"),
-            qos=pyslurm_records.text(raw, "qos"),
-            reason=pyslurm_records.reason(raw),
-            priority=int(raw.priority or 0),
-            nice=int(raw.nice or 0),
-            submit_time=float(raw.submit_time or 0),
-            start_time=pyslurm_records.epoch(raw.start_time)
-            if state is not JobState.PENDING
-            else None,
-            end_time=pyslurm_records.epoch(raw.end_time),
-            begin_time=begin if state is JobState.PENDING and begin > time.time() else None,
-            time_limit_s=pyslurm_records.limit_s(raw.time_limit),
-            run=int(raw.requeue_count or 0),
-            submission=submission,
-            managed=not problem,
-            unmanaged_reason=problem,
-            allocation=allocation,
-            devices=pyslurm_records.devices(layout),
-            gpus=gpus,
-            gpu_type=gpu_type,
-            min_nodes=pyslurm_records.min_nodes(raw, tres),
-            cpus=cpus,
-            cpus_per_gpu=cpus / gpus if gpus else 1.0,
-            memory_per_gpu_mb=memory / gpus if gpus else 0.0,
-            required_nodes=pyslurm_records.named_nodes(raw, "required_nodes"),
-            excluded_nodes=pyslurm_records.named_nodes(raw, "excluded_nodes"),
-            features="&".join(raw.constraints or ()),
-            reservation=pyslurm_records.text(raw, "reservation"),
-            dependency="yes" if raw.dependencies else "",
-            comment=pyslurm_records.text(raw, "comment"),
-            extra=pyslurm_records.text(raw, "extra"),
-            requeueable=bool(raw.is_requeueable),
-            exit_code=pyslurm_records.exit_code(raw),
-        )
-
-    def _ended(self, raw: Any) -> Job:
-        """What history needs of a job that is over."""
-        submission, _ = self._submission(raw)
-        return Job(
-            job_id=int(raw.id),
-            display_id=pyslurm_records.display_id(raw),
-            name=pyslurm_records.text(raw, "name"),
-            user=self._user(raw),
-            uid=int(raw.user_id or 0),
-            state=JobState.ENDED,
-            partition=pyslurm_records.text(raw, "partition"),
-            submit_time=float(raw.submit_time or 0),
-            start_time=pyslurm_records.epoch(raw.start_time),
-            end_time=pyslurm_records.epoch(raw.end_time),
-            run=int(raw.requeue_count or 0),
-            submission=submission,
-        )
-
-    def _submission(self, raw: Any) -> tuple[Submission | None, str]:
-        """Directive and shape, parsed once per job; a malformed one leaves the job alone."""
-        admin, comment = (
-            pyslurm_records.text(raw, "admin_comment"),
-            pyslurm_records.text(raw, "comment"),
-        )
-        key = (int(raw.id), float(raw.submit_time or 0), admin + "\0" + comment)
-        if key not in self._submissions:
-            try:
-                found = parse_admin_comment(admin) or parse_comment(comment)
-                self._submissions[key] = (found, "")
-            except SubmissionError as error:
-                self._submissions[key] = (None, str(error))
-        return self._submissions[key]
-
     def _reservation(self, raw: Any) -> Reservation:
         name = pyslurm_records.text(raw, "name")
         return Reservation(
@@ -363,14 +192,14 @@ class Reader:
 def _used(jobs: Iterable[Job]) -> dict[str, int]:
     used: dict[str, int] = {}
     for job in jobs:
-        # With GPUs of several types it has no allocation in our sense, but holds them all the same.
+        # A job with GPUs of several types has no `allocation`; the GPUs that it holds count here.
         typed = job.allocation.shares if job.allocation else None
         for node, gpus in typed or ((n, len(held)) for n, held in job.indexes.items()):
             used[node] = used.get(node, 0) + gpus
     return used
 
 
-def _now_in(reservation: Reservation) -> bool:
+def _active(reservation: Reservation) -> bool:
     return reservation.start_time <= time.time() < reservation.end_time
 
 
@@ -379,7 +208,7 @@ def _one_line(error: Exception) -> str:
 
 
 def pyslurm_version() -> str:
-    """Of the installed pyslurm, "" when it is missing."""
+    """Return the version of the installed pyslurm; "" if it is missing."""
     try:
         return importlib.metadata.version("pyslurm")
     except importlib.metadata.PackageNotFoundError:

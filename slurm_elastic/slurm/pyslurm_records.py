@@ -1,4 +1,4 @@
-"""What one record of pyslurm says, in our own values. Pure; no pyslurm needed.
+"""Conversion of pyslurm's records into values of this project. Pure; no pyslurm needed.
 
 Strings that users can write are hostile: one that is not UTF-8 reads as empty.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition
 from slurm_elastic.core.nodelist import expand
+from slurm_elastic.core.reason import Reason
 
 _UNUSABLE = (
     "DOWN",
@@ -24,16 +25,16 @@ _UNUSABLE = (
     "RESPOND",
     "INVAL",
 )
-#: What Slurm says of a job that only waits for room while a reservation of ours, for a few
-#: seconds, lies on the nodes it could get.
+#: Slurm's reason of a job that waits for free GPUs only, while one of our reservations is for a
+#: few seconds on nodes that it could get.
 _BEHIND_OURS = "ReqNodeNotAvail, May be reserved for other job"
-#: What it says when some nodes are down. Without a node list of its own the job waits for room on
-#: the others; and Slurm goes on saying so long after the nodes have come back.
+#: Slurm's reason when some nodes are down. A job without a node list waits for free GPUs on the
+#: others; Slurm keeps this reason long after the nodes have come back.
 _SOME_DOWN = "ReqNodeNotAvail, UnavailableNodes:"
 
 
-#: All that a `Job` is made from, but for what `mark` adds.
-SAID = (
+#: Fields from which a `Job` is made, without those that `mark` adds.
+COMPARED = (
     *("id", "state", "submit_time", "start_time", "end_time", "eligible_time", "requeue_count"),
     *("admin_comment", "comment", "extra", "name", "user_id", "partition", "account", "qos"),
     *("priority", "nice", "time_limit", "state_reason", "reservation", "constraints"),
@@ -42,47 +43,52 @@ SAID = (
     *("is_requeueable", "is_batch_job", "heterogeneous_id", "exit_code", "exit_code_signal"),
     *("array_id", "array_task_id", "array_tasks_waiting"),
 )
-_said = attrgetter(*SAID)
-#: What a job in these states asks for cannot change any more.
+_compared = attrgetter(*COMPARED)
+#: States in which the requested resources of a job cannot change any more.
 _FIXED = frozenset({"RUNNING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"})
 
 
 def mark(raw: Any, now: float) -> tuple[Any, ...]:
-    """What tells one state of a job from another: two records with one mark make the same `Job`.
+    """Return a mark of a job's record: records with equal marks make equal `Job`s.
 
-    Its resources in words take as long to read as all the rest together: they are left out where
-    they cannot change. The GPUs that a running job holds change only with its nodes.
+    Reading the requested resources takes as long as all other fields together: they are left out
+    where they cannot change. The GPUs that a running job holds change only with its nodes.
 
     Args:
-        raw: pyslurm's.
-        now: epoch s; a job that waits for its begin time does so no longer once that has passed.
+        raw: record of pyslurm.
+        now: epoch s; whether the job's begin time has passed is part of the mark.
 
     Returns:
-        Only to be compared; the job's id comes first.
+        Values to compare; the job's id comes first.
 
     Raises:
-        UnicodeError: a user wrote something that is not UTF-8.
+        UnicodeError: a field is not UTF-8.
     """
-    said: tuple[Any, ...] = _said(raw)
+    compared: tuple[Any, ...] = _compared(raw)
     if raw.state in _FIXED:
-        return said
+        return compared
     tres = raw.requested_tres
-    return (*said, asked(raw, tres), min_nodes(raw, tres), (raw.eligible_time or 0) > now)
+    return (
+        *compared,
+        requested_gpus(raw, tres),
+        min_nodes(raw, tres),
+        (raw.eligible_time or 0) > now,
+    )
 
 
-def unmanageable(raw: Any) -> str:
-    """Why an elastic job must be left alone, or ""."""
+def unmanageable(raw: Any) -> Reason | None:
+    """Return why an elastic job cannot be managed, or None."""
     if not raw.is_batch_job:
-        return "interactive: only batch jobs can be requeued"
+        return Reason("interactive")
     if raw.heterogeneous_id:
-        return "a component of a heterogeneous job"
+        return Reason("heterogeneous")
     if not raw.is_requeueable:
-        return "submitted with --no-requeue"
+        return Reason("no-requeue")
     if raw.state == "RUNNING" and text(raw, "state_reason").startswith("JobHeld"):
-        return "held by its owner or an administrator: a requeue would leave it in the queue"
+        return Reason("held-while-running")
     if raw.state == "PENDING" and raw.array_id is not None and raw.array_tasks_waiting:
-        return "tasks of an array that never ran: Slurm starts them"
-    return ""
+        return Reason("array-waits")
+    return None
 
 
 def node(
@@ -92,10 +98,10 @@ def node(
     reserved: bool,
     domains: tuple[tuple[int, ...], ...] = (),
 ) -> Node:
-    """One node.
+    """Convert the record of a node.
 
     Args:
-        raw: pyslurm's.
+        raw: record of pyslurm.
         used_by_jobs: GPUs that jobs hold on it; slurmctld itself counts them only with
             AccountingStorageTRES=gres/gpu.
         reserved: in a reservation that is not ours.
@@ -127,7 +133,7 @@ def node(
 
 
 def unreadable(raw: Any, state: JobState, why: str) -> Job:
-    """What is left of a job that makes no sense: it is left alone, and its GPUs are in use."""
+    """Return an unmanaged job for a record that cannot be parsed; its GPUs count as used."""
     layout = (
         {} if state in (JobState.PENDING, JobState.ENDED) else raw.get_resource_layout_per_node()
     )
@@ -141,7 +147,7 @@ def unreadable(raw: Any, state: JobState, why: str) -> Job:
         state=state,
         partition="",
         managed=False,
-        unmanaged_reason=f"cannot be read: {why}",
+        unmanaged_reason=Reason("record-unreadable", error=why),
         allocation=held,
         devices=devices(layout),
         gpus=held.gpus if held else 0,
@@ -150,12 +156,12 @@ def unreadable(raw: Any, state: JobState, why: str) -> Job:
 
 
 def usable(state: str) -> bool:
-    """Whether Slurm starts jobs on a node in this state."""
+    """Return whether Slurm starts jobs on a node in this state."""
     return not any(word in state for word in _UNUSABLE)
 
 
 def partition(raw: Any) -> Partition:
-    """One partition."""
+    """Convert the record of a partition."""
     return Partition(
         name=str(raw.name),
         nodes=expand(raw.nodes or ""),
@@ -166,40 +172,40 @@ def partition(raw: Any) -> Partition:
 
 
 def allocation(layout: Mapping[str, Mapping[str, Any]]) -> Allocation | None:
-    """None without GPUs, or with more than one type."""
+    """Return GPUs per node; None without GPUs, or with more than one type."""
     types: set[str] = set()
     shares: dict[str, int] = {}
     for node, content in layout.items():
-        for name, what in (content.get("gres") or {}).items():
+        for name, gres in (content.get("gres") or {}).items():
             kind, _, rest = name.partition(":")
-            if kind == "gpu" and int(what["count"]):
+            if kind == "gpu" and int(gres["count"]):
                 types.add(rest.partition(":")[0])
-                shares[node] = shares.get(node, 0) + int(what["count"])
+                shares[node] = shares.get(node, 0) + int(gres["count"])
     return Allocation.of(types.pop(), shares) if len(types) == 1 else None
 
 
 def devices(layout: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """Indexes of the GPUs held on each node, in Slurm's words."""
-    found = []
+    """Return the indexes of the GPUs held on each node, in Slurm's notation."""
+    held = []
     for node, content in layout.items():
-        for name, what in (content.get("gres") or {}).items():
-            text = str(what.get("indexes") or "")
-            if name.partition(":")[0] == "gpu" and text[:1].isdigit():
-                found.append((node, text))
-    return tuple(found)
+        for name, gres in (content.get("gres") or {}).items():
+            indexes = str(gres.get("indexes") or "")
+            if name.partition(":")[0] == "gpu" and indexes[:1].isdigit():
+                held.append((node, indexes))
+    return tuple(held)
 
 
-def asked(raw: Any, tres: Any) -> tuple[int, str]:
-    """GPUs and their type that a job asks for, over all nodes.
+def requested_gpus(raw: Any, tres: Any) -> tuple[int, str]:
+    """Return the GPUs that a job requests over all nodes, and their type ("" for any).
 
     Args:
         raw: pyslurm's record.
-        tres: its `requested_tres`, which is parsed anew by each look at it.
+        tres: its `requested_tres`; pyslurm parses that anew at each access.
     """
-    found = {k: int(v.count) for k, v in (tres.gres if tres else {}).items()}
-    typed = [(k.partition(":")[2], v) for k, v in found.items() if k.startswith("gpu:")]
-    if found.get("gpu"):
-        return found["gpu"], typed[0][0] if len(typed) == 1 else ""
+    total_gres = {k: int(v.count) for k, v in (tres.gres if tres else {}).items()}
+    types = [k.partition(":")[2] for k in total_gres if k.startswith("gpu:")]
+    if total_gres.get("gpu"):
+        return total_gres["gpu"], types[0] if len(types) == 1 else ""
     per_node = {k.removeprefix("gres/"): int(v) for k, v in (raw.gres_per_node or {}).items()}
     gpus = {k: v for k, v in per_node.items() if k == "gpu" or k.startswith("gpu:")}
     total = sum(gpus.values()) * int(raw.num_nodes or 1)
@@ -207,16 +213,16 @@ def asked(raw: Any, tres: Any) -> tuple[int, str]:
 
 
 def min_nodes(raw: Any, tres: Any) -> int:
-    """Nodes that a job asks for at least.
+    """Return the smallest number of nodes that a job requests.
 
-    From its resources: the number shown beside them goes stale when slurmctld is restarted.
+    Read from its resources: `num_nodes` is wrong after a restart of slurmctld.
     """
-    asked_for = int(tres.node.count or 0) if tres and tres.node else 0
-    return asked_for or int(raw.num_nodes or 1)
+    requested = int(tres.node.count or 0) if tres and tres.node else 0
+    return requested or int(raw.num_nodes or 1)
 
 
 def memory(raw: Any, gpus: int) -> int:
-    """MB over all nodes that a pending job asks for."""
+    """Return the memory that a pending job requests, in MB over all nodes."""
     if raw.memory_per_node:
         return int(raw.memory_per_node) * int(raw.num_nodes or 1)
     if raw.memory_per_cpu:
@@ -226,7 +232,7 @@ def memory(raw: Any, gpus: int) -> int:
 
 
 def display_id(raw: Any) -> str:
-    """What people type: `4711`, `4711_3`."""
+    """Return the id that users type: `4711`, `4711_3`."""
     if raw.array_id is None:
         return str(raw.id)
     # a pending array has no task number yet; pyslurm shows task 0 as None as well
@@ -237,17 +243,17 @@ def display_id(raw: Any) -> str:
 
 
 def text(raw: Any, name: str) -> str:
-    """A field that users may have written; "" when it is not UTF-8."""
+    """Return a field that users may have written; "" if it is not UTF-8."""
     try:
-        found = str(getattr(raw, name) or "")
-        found.encode()
+        value = str(getattr(raw, name) or "")
+        value.encode()
     except UnicodeError:
         return ""
-    return found
+    return value
 
 
 def named_nodes(raw: Any, name: str) -> tuple[str, ...]:
-    """Nodes that a user named; () when the list cannot be read."""
+    """Return the nodes that a user named; () if the list cannot be parsed."""
     try:
         return expand(text(raw, name))
     except ValueError:
@@ -255,29 +261,29 @@ def named_nodes(raw: Any, name: str) -> tuple[str, ...]:
 
 
 def reason(raw: Any) -> str:
-    """Why a job waits, in Slurm's word."""
-    said = text(raw, "state_reason")
-    for_room = said.startswith(_SOME_DOWN) and not text(raw, "required_nodes")
-    return "Resources" if said == _BEHIND_OURS or for_room else said
+    """Return why a job waits, in Slurm's notation."""
+    state_reason = text(raw, "state_reason")
+    any_node = state_reason.startswith(_SOME_DOWN) and not text(raw, "required_nodes")
+    return "Resources" if state_reason == _BEHIND_OURS or any_node else state_reason
 
 
 def exit_code(raw: Any) -> int:
-    """Of the last attempt, 128 + n for signal n; 0 for none, and where somebody requeued it."""
+    """Return the last attempt's exit code: 128 + n for signal n; 0 if none or requeued."""
     signal = int(raw.exit_code_signal or 0)
     return 128 + signal if signal else int(raw.exit_code or 0)
 
 
 def number(value: Any) -> int | None:
-    """A count, None for Slurm's words such as UNLIMITED."""
+    """Return a count; None for Slurm's words such as UNLIMITED."""
     return int(value) if isinstance(value, int) else None
 
 
 def limit_s(minutes: Any) -> int | None:
-    """Seconds of a time limit in minutes; None for unlimited."""
+    """Return the seconds of a time limit in minutes; None for unlimited."""
     known = number(minutes)
     return known * 60 if known is not None else None
 
 
 def epoch(value: Any) -> float | None:
-    """A point in time, None for none."""
+    """Return a point in time as float; None for none."""
     return float(value) if value else None

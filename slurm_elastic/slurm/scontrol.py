@@ -1,8 +1,7 @@
-"""Every write to Slurm: one place, with a timeout and one line per failure.
+"""All writes to Slurm, each with a timeout and one line per failure.
 
-A call that returns has been accepted by slurmctld. An accepted update is not
-atomic and some fields are ignored silently, so callers read back what they
-wrote; this module does not guess.
+A call that returns was accepted by slurmctld. An accepted update is not atomic, and some fields
+are ignored without an error, so callers read back what they wrote.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import structlog
 
 from slurm_elastic.core.cluster import Job
 
-#: Reservations of ours: they do not wait for running jobs, end without killing anybody (FLEX),
-#: and leave pending jobs that still name them free to start (NO_HOLD_JOBS_AFTER).
+#: Of our reservations: they do not wait for running jobs, end without killing jobs (FLEX), and
+#: let pending jobs that still name them start afterwards (NO_HOLD_JOBS_AFTER).
 RESERVATION_FLAGS = "IGNORE_JOBS,FLEX,NO_HOLD_JOBS_AFTER"
 
 #: Exit code of timeout(1) when it had to kill.
@@ -26,35 +25,36 @@ _UNREACHABLE = ("Unable to contact slurm controller", "Socket timed out", "Conne
 
 
 class ScontrolError(Exception):
-    """slurmctld refused a write; the text is its own."""
+    """Refusal of a write by slurmctld, with its text."""
 
 
 class SlurmUnreachable(ScontrolError):  # noqa: N818 - reads as what it is
-    """slurmctld did not answer; the write may or may not have happened."""
+    """No answer from slurmctld; the write may or may not have happened."""
 
 
 class NotActive(Exception):  # noqa: N818 - reads as what it is
-    """This controller is not, or no longer, the active one: nothing was written.
+    """Failure because this controller is not, or no longer, the active one; nothing was written.
 
-    No `ScontrolError`: nobody shall take it for an answer of slurmctld and go on.
+    Not a `ScontrolError`: code that handles slurmctld's refusals must not catch it.
     """
 
 
 def always() -> float:
-    """The right to write of a controller that is alone: seconds that it lasts."""
+    """Return the right to write of a controller without a standby: infinite seconds."""
     return math.inf
 
 
 class Scontrol:
-    """Writes to Slurm on behalf of the controller's account.
+    """Writes to Slurm as the controller's account.
 
-    Array tasks go by the name that people type: the raw id of an array's last task is the
-    array's own, and would mean all of them.
+    Array tasks are named `4711_3`, not by raw id: the raw id of an array's last task is also that
+    of the array, and would mean all tasks.
 
     Args:
         timeout_s: seconds before a call counts as unanswered.
-        right: asked right before every call; seconds for which this process may still write,
-            or NotActive. A call is killed when they are over, even if this process is stopped.
+        right: called before every write; returns the seconds for which this process may still
+            write, or raises NotActive. The write is killed when they are over, even if this
+            process is stopped.
     """
 
     def __init__(self, *, timeout_s: float = 30.0, right: Callable[[], float] = always) -> None:
@@ -66,16 +66,15 @@ class Scontrol:
         self._run("update", f"jobid={job.display_id}", *(f"{k}={v}" for k, v in fields.items()))
 
     def requeue(self, job: Job) -> None:
-        """Send a running batch job back to the queue, there to wait for about two minutes.
+        """Send a running batch job back to the queue, where it waits for about two minutes.
 
-        `Incomplete` keeps Slurm from resurrecting a job that has just ended. The wait
-        (cred_expire, 121 s by default) is what makes a dead controller harmless: the job is
-        never held, and starts by itself.
+        `Incomplete` keeps Slurm from restarting a job that has just ended. The job is never held:
+        after the wait (cred_expire, 121 s by default) it starts, even if the controller is dead.
         """
         self._run("requeue", "Incomplete", job.display_id)
 
     def release(self, job: Job) -> None:
-        """Lift a hold of ours, and give the job back the priority that Slurm computes."""
+        """Lift a hold of ours, and restore the priority that Slurm computes."""
         self._run("release", job.display_id)
 
     def hold(self, job: Job) -> None:
@@ -85,7 +84,7 @@ class Scontrol:
     def create_reservation(
         self, name: str, *, nodes: str, users: str, minutes: int, comment: str
     ) -> None:
-        """Keep whole nodes for `users` from now on, whoever runs there already."""
+        """Reserve whole nodes for `users` from now on; jobs that run there go on."""
         self._run(
             "create",
             "reservation",
@@ -107,11 +106,12 @@ class Scontrol:
         self._run("delete", f"ReservationName={name}")
 
     def _run(self, *words: str) -> None:
-        strange = next((w for w in words if not w.isprintable()), None)
-        if strange is not None:  # of a name that a user made; nothing of ours is called so
-            raise ScontrolError(f"scontrol {words[0]}: {strange!r:.100} is no word for it")
+        unprintable = next((w for w in words if not w.isprintable()), None)
+        if unprintable is not None:  # a user's name with control characters
+            problem = f"{unprintable!r:.100} is invalid: expected printable characters"
+            raise ScontrolError(f"scontrol {words[0]}: {problem}")
         limit = min(self._timeout_s, self._right())
-        # Not subprocess's own timeout alone: a stopped process cannot kill its child.
+        # timeout(1) as well as subprocess's timeout: a stopped process cannot kill its child.
         killed = ["timeout", "-s", "KILL", f"{limit:.3f}"] if self._right is not always else []
         try:
             done = subprocess.run(
@@ -136,11 +136,11 @@ class Scontrol:
 
 
 class LeaseWrites(Scontrol):
-    """Writes of the lease itself (`controller.lease`): not bound by the right that it gives.
+    """Writes of the leader lease (`controller.leader`), which need no right to write.
 
     Args:
-        timeout_s: seconds before a call counts as unanswered; it is killed then.
-        account: the controller's own.
+        timeout_s: seconds before a call counts as unanswered and is killed.
+        account: the controller's account.
     """
 
     def __init__(self, *, timeout_s: float, account: str) -> None:
@@ -148,11 +148,11 @@ class LeaseWrites(Scontrol):
         self._account = account
 
     def create_lease(self, name: str, *, node: str, comment: str) -> None:
-        """Make a reservation that keeps nothing from anybody; refused if the name exists.
+        """Create a reservation that blocks no job; refused if the name exists.
 
-        It begins in 2098, further ahead than Slurm looks for a job without a time limit (a
-        year), for a minute, over what runs and what is reserved. A node has to be named: Slurm
-        makes none without, and when it may choose it wants an idle one.
+        It is for one minute in 2098, further ahead than Slurm looks for a job without a time limit
+        (a year), and may overlap jobs and reservations. Slurm needs the name of a node: when it
+        chooses one itself, that has to be idle.
         """
         self._run(
             "create",

@@ -1,4 +1,4 @@
-"""A job's shape in the words of `scontrol update`, and whether Slurm took it.
+"""A job's shape as fields of `scontrol update`, and the check that Slurm applied it.
 
 Every submit form (`--gres`, `--gpus`, `--gpus-per-task`, …) becomes one: GPUs
 per node and one Slurm task per node; esrun starts the ranks inside. Pure.
@@ -14,19 +14,19 @@ from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.nodelist import fold
 
-#: Above every priority that Slurm computes; a resized job is the first to be looked at.
+#: Above every priority that Slurm computes, so that a resized job is scheduled first.
 FIRST = "4000000000"
 
 Fields = dict[str, str]
 
 
 def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
-    """Fields that give a pending job the size of `target`, on nodes still to be named.
+    """Return the fields that give a pending job the size of `target`, on nodes set later.
 
     Args:
         job: pending, with its submission.
         target: GPUs on nodes, one type.
-        time_limit_s: what is left of the job's time; None: leave the limit as it is.
+        time_limit_s: time left for the job; None: keep its limit.
     """
     counts = {g for _, g in target.shares}
     per_node = max(counts)
@@ -44,7 +44,7 @@ def sized(job: Job, target: Allocation, *, time_limit_s: int | None) -> Fields:
 
 
 def pinned(target: Allocation, *, reservation: str) -> Fields:
-    """Fields that start a job, already of the right size, on its planned nodes at once."""
+    """Return the fields that start a job, already of the right size, on its planned nodes now."""
     return {
         "ReqNodeList": ",".join(target.nodes),
         "ReservationName": reservation,
@@ -54,19 +54,19 @@ def pinned(target: Allocation, *, reservation: str) -> Fields:
 
 
 def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) -> Fields:
-    """Fields that put a pending job back into the queue as its user submitted it, at MIN.
+    """Return the fields that queue a pending job again as its user submitted it, at MIN GPUs.
 
-    Its own node lists and reservation are restored, and nothing of ours stays.
+    Restores the submitted node list and reservation.
 
     Args:
         job: pending, with its submission.
-        directive: in force.
-        gpus_per_node: by type, of the partition's smallest node of that type.
+        directive: directive in force.
+        gpus_per_node: GPUs of the partition's smallest node, by type.
     """
     shape = _shape(job)
     gpus = directive.min_gpus
     types = [t for t in directive.types or sorted(gpus_per_node) if directive.allows(gpus, t)]
-    gpu_type = types[0] if len(types) == 1 else asked_type(shape)
+    gpu_type = types[0] if len(types) == 1 else submitted_type(shape)
     room = [gpus_per_node[t] for t in ([gpu_type] if gpu_type else types) if t in gpus_per_node]
     fits = min(room, default=gpus)
     if gpus > fits and not gpu_type and types:  # several nodes might mean several types
@@ -85,12 +85,12 @@ def queued(job: Job, directive: Directive, *, gpus_per_node: Mapping[str, int]) 
 
 
 def remaining_s(job: Job, now: float, *, spare_s: int = 0) -> int | None:
-    """What is left of a running job's time limit: so that all attempts together keep to it.
+    """Return the seconds left of a running job's time limit, which holds for all attempts together.
 
     Args:
         job: running.
         now: epoch seconds.
-        spare_s: what `rounded_off_s` gave when this attempt's limit was set.
+        spare_s: `rounded_off_s` of this attempt's limit when it was set.
     """
     if job.time_limit_s is None or job.start_time is None:
         return job.time_limit_s
@@ -98,12 +98,12 @@ def remaining_s(job: Job, now: float, *, spare_s: int = 0) -> int | None:
 
 
 def rounded_off_s(seconds: int | None) -> int:
-    """What `time_fields` rounds off: not lost, a later attempt gets it."""
+    """Return the seconds that `time_fields` rounds off; a later attempt gets them."""
     return seconds % 60 if seconds is not None and seconds > 60 else 0
 
 
 def difference(job: Job, target: Allocation) -> str:
-    """What a pending job's shape lacks of `target`, as Slurm reports it; "" when it is right."""
+    """Return how a pending job's shape differs from `target`, as Slurm reports it; "" if equal."""
     if job.gpus != target.gpus:
         return f"asks for {job.gpus} GPUs instead of {target.gpus}"
     if target.gpu_type and job.gpu_type != target.gpu_type:
@@ -114,7 +114,7 @@ def difference(job: Job, target: Allocation) -> str:
 
 
 def per_gpu(job: Job) -> tuple[float | None, float | None]:
-    """(CPUs, MB) that the job's user wants with each GPU; None: Slurm scales it by itself."""
+    """Return (CPUs, MB) that the user requests per GPU; None: Slurm scales it itself."""
     shape = _shape(job)
     gpus = max(1, submitted_gpus(job))
     nodes = int(shape.get("min_nodes", 1))
@@ -129,7 +129,7 @@ def per_gpu(job: Job) -> tuple[float | None, float | None]:
 
 
 def _companions(job: Job, gpus_on_node: int) -> Fields:
-    """CPUs and memory that go with that many GPUs on one node."""
+    """Return the fields for CPUs and memory that go with so many GPUs on one node."""
     cpus, memory = per_gpu(job)
     fields: Fields = {}
     if cpus is not None:
@@ -143,9 +143,9 @@ def _companions(job: Job, gpus_on_node: int) -> Fields:
 
 
 def time_fields(job: Job, seconds: int | None) -> Fields:
-    """TimeLimit, whole minutes rounded down; nothing for an unlimited job.
+    """Return TimeLimit in whole minutes, rounded down; nothing for an unlimited job.
 
-    A least time that its user gave (`--time-min`) must not exceed it.
+    A shortest time that its user gave (`--time-min`) must not exceed it.
     """
     if seconds is None:
         return {}
@@ -164,7 +164,7 @@ def _shape(job: Job) -> Mapping[str, int | str]:
 
 
 def submitted_gpus(job: Job) -> int:
-    """GPUs the job was submitted with; its own shape, else MIN."""
+    """Return the GPUs that the job was submitted with, from its shape, else MIN."""
     shape = _shape(job)
     nodes = int(shape.get("min_nodes", 1))
     tasks = int(shape.get("num_tasks") or int(shape.get("ntasks_per_node", 1)) * nodes)
@@ -175,8 +175,8 @@ def submitted_gpus(job: Job) -> int:
     return job.directive.min_gpus if job.directive else 1
 
 
-def asked_type(shape: Mapping[str, int | str]) -> str:
-    """The GPU type a job was submitted for, "" for any."""
+def submitted_type(shape: Mapping[str, int | str]) -> str:
+    """Return the GPU type that a job was submitted for; "" for any."""
     for field in ("tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket"):
         name = _gpus_in(str(shape.get(field, "")))[1]
         if name:
@@ -185,7 +185,7 @@ def asked_type(shape: Mapping[str, int | str]) -> str:
 
 
 def _gpus_in(text: str) -> tuple[int, str]:
-    """(count, type) in `gres/gpu:a100:4`, `gres/gpu:4`, `gres:gpu`, …; (0, "") without GPUs."""
+    """Return (count, type) of `gres/gpu:a100:4`, `gres/gpu:4`, `gres:gpu`; (0, "") without GPUs."""
     for item in text.split(","):
         words = item.replace("=", ":").replace("/", ":").split(":")
         if words[:2] != ["gres", "gpu"]:
@@ -198,7 +198,7 @@ def _gpus_in(text: str) -> tuple[int, str]:
 
 
 def describe(target: Allocation | None) -> str:
-    """For logs: `8 a100 on g[01-02]`, or `the queue`."""
+    """Return `8 a100 on g[01-02]`, or `the queue`, for logs."""
     if target is None:
         return "the queue"
     return f"{target.gpus} {target.gpu_type or 'GPUs'} on {fold(target.nodes)}"

@@ -1,7 +1,7 @@
-"""What a site's Slurm is set to, gathered with Slurm's own commands for `selastic check`.
+"""Settings of a site's Slurm, read with Slurm's own commands for `selastic check`.
 
-Needs neither pyslurm nor a running controller. Whatever cannot be had is left
-empty with the reason: a check must never fail because something else does.
+Needs neither pyslurm nor a running controller. A value that cannot be read is left empty, with the
+reason: `selastic check` then still shows the others.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _INCLUDE_DEPTH = 5
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSite:
-    """A site's Slurm.
+    """Settings of a site's Slurm that `selastic check` looks at.
 
     Attributes:
-        settings: of slurm.conf as slurmctld has them; unset ones are "".
+        settings: settings of slurm.conf, from slurmctld; unset ones are "".
         error: why there are no settings, else "".
-        switches: whether a switch tree is known.
+        switches: whether a switch tree is configured.
         admin_level: of the controller's account: None, Operator, Administrator, or "" for unknown.
-        plugstack: the lines that load plugins on this host, includes resolved.
+        plugstack: lines that load plugins on this host, includes resolved.
         plugstack_error: why there are none, else "".
     """
 
@@ -64,7 +64,7 @@ def gather(account: str = "selastic", *, timeout_s: float = 20.0) -> SlurmSite:
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """The output of `scontrol show config` as a mapping; the first of equal keys counts."""
+    """Return the output of `scontrol show config` as a mapping; the first of equal keys counts."""
     settings: dict[str, str] = {}
     for line in text.splitlines():
         match = _SETTING.match(line)
@@ -75,7 +75,7 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def parse_admin_level(text: str, account: str) -> str:
-    """The account's level in the output of `sacctmgr -nP show user … format=user,adminlevel`."""
+    """Return an account's admin level from `sacctmgr -nP show user … format=user,adminlevel`."""
     for line in text.splitlines():
         user, _, level = line.partition("|")
         if user == account:
@@ -84,7 +84,7 @@ def parse_admin_level(text: str, account: str) -> str:
 
 
 def seconds(value: str) -> float | None:
-    """`30 sec`, `5 min` or `UNLIMITED` (infinite) in seconds; None for anything else."""
+    """Return the seconds of `30 sec`, `5 min` or `UNLIMITED` (infinite); None for anything else."""
     if value.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
     match = re.fullmatch(r"([0-9]{1,12})(?: (sec|min))?", value)
@@ -92,13 +92,13 @@ def seconds(value: str) -> float | None:
 
 
 def options(value: str) -> dict[str, str]:
-    """`a=1,b,c=2` as a mapping; flags have the value ""."""
+    """Return `a=1,b,c=2` as a mapping; flags have the value ""."""
     pairs = (word.partition("=") for word in value.split(",") if word)
     return {key.strip(): setting.strip() for key, _, setting in pairs}
 
 
 def _plugstack(path: Path, depth: int = 0) -> tuple[tuple[str, ...], str]:
-    """Lines of plugstack.conf and of what it includes."""
+    """Return the lines of plugstack.conf and of its includes, and why it cannot be read, or ""."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -118,7 +118,7 @@ def _plugstack(path: Path, depth: int = 0) -> tuple[tuple[str, ...], str]:
 
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
-    """Output and, when it failed, one line why."""
+    """Return a command's output and, if it failed, one line why."""
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
@@ -130,5 +130,5 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[str, str]:
     output = done.stdout.decode(errors="surrogateescape")
     if done.returncode == 0:
         return output, ""
-    said = " ".join(done.stderr.decode(errors="replace").split())
-    return "", f"{command[0]}: {said or f'exit code {done.returncode}'}"
+    error_text = " ".join(done.stderr.decode(errors="replace").split())
+    return "", f"{command[0]}: {error_text or f'exit code {done.returncode}'}"

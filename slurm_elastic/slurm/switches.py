@@ -1,4 +1,4 @@
-"""Slurm's switch tree, as `scontrol show topology` prints it; pyslurm has no class for it."""
+"""Slurm's switch tree, from `scontrol show topology`; pyslurm has no class for it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def read_switches() -> tuple[Switch, ...]:
 
 
 def parse_topology(text: str) -> tuple[Switch, ...]:
-    """Lines like `SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]`.
+    """Parse lines like `SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1-2]`.
 
-    Blocks are switches as well: `BlockName=b1 BlockIndex=0 Nodes=node[1-2] BlockSize=2`, and above
-    them, where BlockSizes= has several, `AggregatedBlock=b[1-2] …` with the nodes of its blocks.
+    Blocks count as switches: `BlockName=b1 BlockIndex=0 Nodes=node[1-2] BlockSize=2`, and above
+    them, if BlockSizes= has several values, `AggregatedBlock=b[1-2] …` with their nodes.
     """
     switches: list[Switch] = []
-    larger: list[tuple[str, tuple[str, ...]]] = []
+    aggregated_blocks: list[tuple[str, tuple[str, ...]]] = []
     for line in text.splitlines():
         pairs = dict(word.partition("=")[::2] for word in line.split())
         try:
@@ -43,10 +43,10 @@ def parse_topology(text: str) -> tuple[Switch, ...]:
             elif "BlockName" in pairs:
                 switches.append(Switch(pairs["BlockName"], 0, expand(pairs.get("Nodes", ""))))
             elif "AggregatedBlock" in pairs:
-                larger.append((pairs["AggregatedBlock"], expand(pairs.get("Nodes", ""))))
+                aggregated_blocks.append((pairs["AggregatedBlock"], expand(pairs.get("Nodes", ""))))
         except ValueError as error:
             structlog.get_logger("topology").warning(f"{line.split()[0]} is left out: {error}")
-    return (*switches, *_aggregated(switches, larger))
+    return (*switches, *_aggregated(switches, aggregated_blocks))
 
 
 def _switch(pairs: Mapping[str, str]) -> Switch:
@@ -60,20 +60,20 @@ def _switch(pairs: Mapping[str, str]) -> Switch:
 
 
 def _aggregated(
-    blocks: list[Switch], larger: list[tuple[str, tuple[str, ...]]]
+    blocks: list[Switch], aggregated_blocks: list[tuple[str, tuple[str, ...]]]
 ) -> tuple[Switch, ...]:
-    """Aggregated blocks as switches above those whose nodes they hold, the smallest first.
+    """Return aggregated blocks as switches above the blocks that they contain, the smallest first.
 
-    Slurm names no children. One with the nodes of a single block adds nothing and is left out.
+    Slurm does not name their children. An aggregated block of a single block is left out.
     """
-    made: list[Switch] = []
-    tops = list(blocks)
-    for name, nodes in sorted(larger, key=lambda block: len(block[1])):
-        held = set(nodes)
-        children = [b for b in tops if b.nodes and held.issuperset(b.nodes)]
+    aggregated: list[Switch] = []
+    roots = list(blocks)
+    for name, nodes in sorted(aggregated_blocks, key=lambda block: len(block[1])):
+        members = set(nodes)
+        children = [b for b in roots if b.nodes and members.issuperset(b.nodes)]
         if len(children) > 1:
             level = 1 + max(b.level for b in children)
             switch = Switch(name, level, nodes, tuple(b.name for b in children))
-            tops = [*(b for b in tops if b not in children), switch]
-            made.append(switch)
-    return tuple(made)
+            roots = [*(b for b in roots if b not in children), switch]
+            aggregated.append(switch)
+    return tuple(aggregated)

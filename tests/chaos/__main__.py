@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import KINDS, Schedule, schedule
-from tests.support.cluster import CLUSTER_DIR, Cluster
+from tests.support.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
 #: Beside selasticd's log: file → (node, command that prints it).
 EVIDENCE = {
@@ -67,7 +67,7 @@ def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
     def say(text: str) -> None:
         print(f"{time.time() - begun:7.1f} s  {text}", flush=True)
 
-    campaign = Campaign(Cluster(args.name), plan, say)
+    campaign = Campaign(SlurmCluster(args.name), plan, say)
     record = {"commit": _commit()} | campaign.run()
     if args.evidence:
         _keep(campaign, args.evidence)

@@ -15,7 +15,7 @@ from tests.chaos.invariants import GUARDED, HELD, LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
 from tests.chaos.surroundings import Site
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 #: After the last fault: Slurm's own wait for a requeued job is two minutes, a job a minute long.
 SETTLE_S = 420.0
@@ -45,7 +45,7 @@ class Campaign:
         say: told a line at a time.
     """
 
-    cluster: Cluster
+    cluster: SlurmCluster
     plan: Schedule
     say: Callable[[str], None]
     hits: list[Hit] = field(default_factory=list)

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from tests.chaos.histories import History
 from tests.chaos.schedule import Submission
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 HOME = "/shared/scratch/chaos"
 #: Checkpoints: leads to /small where the cluster has that (`cluster up --small-disk`).
@@ -85,7 +85,7 @@ class Load:
         asking: names whose sbatch has not come back yet.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
         self.jobs: dict[str, Submission] = {}
         self.accepted: dict[str, tuple[int, float]] = {}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.load import HOME, SMALL
-from tests.support.cluster import Cluster
 from tests.support.selasticd import CREW, PYTHON, eager
+from tests.support.slurm_cluster import SlurmCluster
 
 DRIVERS = Path(__file__).parent / "drivers"
 #: The ledger's own small file system; filled by `ledger-full`.
@@ -45,7 +45,7 @@ class Site:
         unreachable: nodes that slurmctld gave up while jobs ran on there: it runs those twice.
     """
 
-    def __init__(self, cluster: Cluster, queue: str) -> None:
+    def __init__(self, cluster: SlurmCluster, queue: str) -> None:
         self.cluster, self.queue = cluster, queue
         self.home = cluster.exec("mktemp -d /tmp/chaosd.XXXXXX", user="selastic").stdout.strip()
         self.log_path = f"{self.home}/log"

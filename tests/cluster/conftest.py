@@ -7,16 +7,16 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.cluster import (
+from tests.support.needs import lack
+from tests.support.selasticd import Daemon, running
+from tests.support.slurm_cluster import (
     CLUSTER_DIR,
     FIRST_WORKER,
     PATIENCE,
-    Cluster,
+    SlurmCluster,
     cluster_name,
     worker_name,
 )
-from tests.support.needs import lack
-from tests.support.selasticd import Daemon, running
 
 CANNOT_HAVE_DOCKER = 3  # exit code of `cluster`
 #: Files that take minutes, the longest first: they begin first, so that no worker is left alone
@@ -37,7 +37,7 @@ TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[SlurmCluster]:
     """The cluster, brought up if it is down (see the class `Cluster`); skips without Docker.
 
     A cluster that is up is taken as it is: after an edit of the project, run
@@ -54,13 +54,13 @@ def cluster() -> Iterator[Cluster]:
             lack("docker")
         if done.returncode:
             pytest.fail(done.stderr.strip())
-    yield Cluster(name)
+    yield SlurmCluster(name)
     if own:
         subprocess.run([*command, "down"], capture_output=True, check=True)
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     """Run selasticd, which acts as soon as it can, for the tests of a file."""
     with running(cluster) as daemon:
         yield daemon

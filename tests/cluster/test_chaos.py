@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.campaign import Campaign
 from tests.chaos.schedule import schedule
-from tests.support.cluster import Cluster, until
+from tests.support.slurm_cluster import SlurmCluster, until
 
 #: What Slurm itself mends within seconds; the rest takes minutes: make chaos.
 KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user-hold", "drain",
@@ -12,13 +12,13 @@ KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user
 
 
 @pytest.fixture
-def quiet(cluster: Cluster) -> Cluster:
+def quiet(cluster: SlurmCluster) -> SlurmCluster:
     """A cluster on which nobody else runs anything."""
     until(lambda: not cluster.exec("squeue -h").stdout.strip(), what="other jobs run here")
     return cluster
 
 
-def test_a_minute_of_faults_breaks_nothing(quiet: Cluster) -> None:
+def test_a_minute_of_faults_breaks_nothing(quiet: SlurmCluster) -> None:
     said: list[str] = []
     record = Campaign(quiet, schedule(8, 1.0, only=KINDS), said.append).run()
     assert record["breaches"] == [], "\n".join(said)

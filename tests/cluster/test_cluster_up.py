@@ -2,12 +2,12 @@
 
 import json
 
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 NODES = {"g01": "a100", "g02": "a100", "g03": "v100", "g04": "a100", "g05": "v100", "g06": "v100"}
 
 
-def test_nodes_have_their_gpus_and_answer(cluster: Cluster) -> None:
+def test_nodes_have_their_gpus_and_answer(cluster: SlurmCluster) -> None:
     lines = cluster.exec("sinfo -h -N -o '%N %G %T'").stdout.split("\n")[:-1]
     nodes = {name: (gres, state) for name, gres, state in map(str.split, lines)}
     assert {name: gres for name, (gres, _) in nodes.items()} == {
@@ -16,7 +16,7 @@ def test_nodes_have_their_gpus_and_answer(cluster: Cluster) -> None:
     assert {state for _, state in nodes.values()} <= {"idle", "mixed", "allocated"}
 
 
-def test_topology_has_two_racks_below_a_spine(cluster: Cluster) -> None:
+def test_topology_has_two_racks_below_a_spine(cluster: SlurmCluster) -> None:
     text = cluster.exec("scontrol -o show topology").stdout
     switches = {line.split()[0]: line for line in text.splitlines()}
     assert set(switches) == {"SwitchName=rack1", "SwitchName=rack2", "SwitchName=spine"}
@@ -24,14 +24,14 @@ def test_topology_has_two_racks_below_a_spine(cluster: Cluster) -> None:
     assert "Nodes=g04,g05,g06" in switches["SwitchName=rack2"]
 
 
-def test_users_have_accounts_and_the_operator_its_level(cluster: Cluster) -> None:
+def test_users_have_accounts_and_the_operator_its_level(cluster: SlurmCluster) -> None:
     text = cluster.exec("sacctmgr -nP show assoc format=account,user").stdout
     assert {"research|alice", "teaching|bob", "operators|selastic"} <= set(text.splitlines())
     text = cluster.exec("sacctmgr -nP show user selastic format=adminlevel").stdout
     assert text.strip() == "Operator"
 
 
-def test_a_step_sees_its_gpus_only(cluster: Cluster) -> None:
+def test_a_step_sees_its_gpus_only(cluster: SlurmCluster) -> None:
     done = cluster.exec(
         "srun -l -N2 --ntasks-per-node=1 --gres=gpu:v100:2"
         " sh -c 'echo $USER $CUDA_VISIBLE_DEVICES'",
@@ -40,7 +40,7 @@ def test_a_step_sees_its_gpus_only(cluster: Cluster) -> None:
     assert sorted(done.stdout.splitlines()) == ["0: alice 0,1", "1: alice 0,1"]
 
 
-def test_accounting_counts_gpus(cluster: Cluster) -> None:
+def test_accounting_counts_gpus(cluster: SlurmCluster) -> None:
     job = cluster.sbatch("true", "--gres=gpu:a100:3")
     cluster.wait(job, "COMPLETED")
     for _ in range(20):  # slurmdbd hears of it a moment later
@@ -50,7 +50,7 @@ def test_accounting_counts_gpus(cluster: Cluster) -> None:
     assert {"gres/gpu=3", "gres/gpu:a100=3"} <= set(tres.split(","))
 
 
-def test_a_qos_limit_holds(cluster: Cluster) -> None:
+def test_a_qos_limit_holds(cluster: SlurmCluster) -> None:
     first = cluster.sbatch("sleep 60", "--qos=small", "--gres=gpu:4")
     cluster.wait(first, "RUNNING")
     second = cluster.sbatch("sleep 60", "--qos=small", "--gres=gpu:1")
@@ -61,7 +61,7 @@ def test_a_qos_limit_holds(cluster: Cluster) -> None:
     assert said == "QOSMaxGRESPerUser"
 
 
-def test_pyslurm_reads_the_nodes(cluster: Cluster) -> None:
+def test_pyslurm_reads_the_nodes(cluster: SlurmCluster) -> None:
     script = (
         "import json, pyslurm; "
         "print(json.dumps({n.name: n.configured_gres for n in pyslurm.Nodes.load().values()}))"
@@ -70,7 +70,7 @@ def test_pyslurm_reads_the_nodes(cluster: Cluster) -> None:
     assert json.loads(done.stdout) == {name: {f"gpu:{gpu}": 4} for name, gpu in NODES.items()}
 
 
-def test_the_shared_volume_is_shared(cluster: Cluster) -> None:
+def test_the_shared_volume_is_shared(cluster: SlurmCluster) -> None:
     cluster.exec("echo hello >/shared/scratch/smoke", user="alice", node="g01")
     assert cluster.exec("cat /shared/scratch/smoke", user="bob", node="g06").stdout == "hello\n"
     cluster.exec("rm /shared/scratch/smoke", user="alice")

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 SLEEP = "srun --overlap sleep 300"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _controller(cluster: Cluster) -> Iterator[None]:
+def _controller(cluster: SlurmCluster) -> Iterator[None]:
     """Runs during these tests; stopped after them if it did not run before."""
     ran = cluster.exec("cluster-start selasticd-status", check=False).returncode == 0
     cluster.exec("cluster-start selasticd-start")
@@ -23,7 +23,7 @@ def _controller(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def job(cluster: Cluster) -> int:
+def job(cluster: SlurmCluster) -> int:
     """An elastic job of alice's, running and known to the controller."""
     number = cluster.sbatch(SLEEP, "--elastic=1-4", "--job-name=te\x1b[31mst", "--chdir=/tmp")
     cluster.wait(number, "RUNNING")
@@ -38,16 +38,16 @@ def _soon(happens, seconds: float = 20.0) -> None:
         time.sleep(0.5)
 
 
-def _row(cluster: Cluster, number: int) -> dict:
+def _row(cluster: SlurmCluster, number: int) -> dict:
     rows = json.loads(cluster.exec("selastic status --json").stdout)["jobs"]
     return next((r for r in rows if r["job_id"] == number), {})
 
 
-def _as(cluster: Cluster, user: str, *words: str):
+def _as(cluster: SlurmCluster, user: str, *words: str):
     return cluster.exec(["selastic", *words], user=user, check=False)
 
 
-def test_status_shows_the_job_and_every_gpu(cluster: Cluster, job: int) -> None:
+def test_status_shows_the_job_and_every_gpu(cluster: SlurmCluster, job: int) -> None:
     answer = json.loads(_as(cluster, "bob", "status", "--json").stdout)
     (partition,) = answer["partitions"]
     parts = ("elastic", "rigid", "idle", "unavailable")
@@ -59,7 +59,7 @@ def test_status_shows_the_job_and_every_gpu(cluster: Cluster, job: int) -> None:
     assert "\x1b" not in text
 
 
-def test_explain_show_plan_and_usage_know_the_job(cluster: Cluster, job: int) -> None:
+def test_explain_show_plan_and_usage_know_the_job(cluster: SlurmCluster, job: int) -> None:
     assert f"{job} te?[31mst holds 1 " in _as(cluster, "bob", "explain", str(job)).stdout
     shown = _as(cluster, "bob", "show", "job", str(job)).stdout
     assert f"JobId={job} " in shown
@@ -69,7 +69,7 @@ def test_explain_show_plan_and_usage_know_the_job(cluster: Cluster, job: int) ->
     _soon(lambda: f"\n{job}|alice|" in _as(cluster, "bob", "usage", "-P", "--user=alice").stdout)
 
 
-def test_munge_tells_owners_from_others(cluster: Cluster, job: int) -> None:
+def test_munge_tells_owners_from_others(cluster: SlurmCluster, job: int) -> None:
     refused = _as(cluster, "bob", "hold", str(job))
     assert refused.returncode == 1
     assert refused.stderr == f"selastic: job {job}: only its owner or an operator may hold it\n"
@@ -87,13 +87,13 @@ def test_munge_tells_owners_from_others(cluster: Cluster, job: int) -> None:
     assert f"JobId={job} Uid=2002 Refused=hold: not the owner" in log
 
 
-def test_reconfigure_is_for_operators(cluster: Cluster) -> None:
+def test_reconfigure_is_for_operators(cluster: SlurmCluster) -> None:
     done = _as(cluster, "root", "reconfigure")
     assert (done.returncode, done.stderr) == (0, "")
     assert "configuration read again" in done.stdout
 
 
-def test_array_tasks_are_named_as_people_name_them(cluster: Cluster) -> None:
+def test_array_tasks_are_named_as_people_name_them(cluster: SlurmCluster) -> None:
     array = cluster.sbatch(SLEEP, "--elastic=1-2", "--array=1-2", "--chdir=/tmp")
     names = [f"{array}_1", f"{array}_2"]
     shown = ["selastic", "status", "-Ph", "-o", "jobid"]
@@ -104,18 +104,20 @@ def test_array_tasks_are_named_as_people_name_them(cluster: Cluster) -> None:
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
 
 
-def test_check_finds_nothing_that_breaks_here(cluster: Cluster) -> None:
+def test_check_finds_nothing_that_breaks_here(cluster: SlurmCluster) -> None:
     done = _as(cluster, "selastic", "check")
     assert done.returncode == 0, done.stdout
     assert "does not answer" not in done.stdout
 
 
-def test_a_compute_node_can_ask_too(cluster: Cluster) -> None:
+def test_a_compute_node_can_ask_too(cluster: SlurmCluster) -> None:
     done = cluster.exec(["selastic", "status"], user="alice", node="g01")
     assert "PARTITION gpu" in done.stdout
 
 
-def test_without_the_controller_there_is_one_line_and_check_still_works(cluster: Cluster) -> None:
+def test_without_the_controller_there_is_one_line_and_check_still_works(
+    cluster: SlurmCluster,
+) -> None:
     cluster.exec("cluster-start selasticd-stop")
     try:
         done = _as(cluster, "alice", "status")

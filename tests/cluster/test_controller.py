@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, gpus, held, running, shown, sound
+from tests.support.slurm_cluster import SlurmCluster, until
 
 SLEEP = "exec sleep 600"
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     cluster.exec(
         """
         sacctmgr -iQ add account capped Cluster=elastic
@@ -46,20 +46,22 @@ def _clean(daemon: Daemon) -> Iterator[None]:
         yield
 
 
-def elastic(cluster: Cluster, *options: str, directive: str = "1-8", user: str = "alice") -> int:
+def elastic(
+    cluster: SlurmCluster, *options: str, directive: str = "1-8", user: str = "alice"
+) -> int:
     return cluster.sbatch(SLEEP, f"--elastic={directive}", "-o/dev/null", *options, user=user)
 
 
-def rigid(cluster: Cluster, *options: str, user: str = "bob", seconds: int = 300) -> int:
+def rigid(cluster: SlurmCluster, *options: str, user: str = "bob", seconds: int = 300) -> int:
     return cluster.sbatch(f"exec sleep {seconds}", "-o/dev/null", *options, user=user)
 
 
-def attempt(cluster: Cluster, job: int | str) -> tuple[int, int]:
+def attempt(cluster: SlurmCluster, job: int | str) -> tuple[int, int]:
     found = shown(cluster, job)
     return found["start_time"]["number"], found["restart_cnt"]
 
 
-def settled(cluster: Cluster, sizes: dict[int, int], seconds: float = 40) -> None:
+def settled(cluster: SlurmCluster, sizes: dict[int, int], seconds: float = 40) -> None:
     until(
         lambda: {j: gpus(cluster, j) for j in sizes} == sizes,
         seconds=seconds,
@@ -71,7 +73,7 @@ def settled(cluster: Cluster, sizes: dict[int, int], seconds: float = 40) -> Non
 
 
 def test_an_elastic_job_gives_way_and_the_rigid_ones_are_left_in_peace(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     first = rigid(cluster, "--gres=gpu:a100:4", "-w", "g04")
     cluster.wait(first, "RUNNING")
@@ -92,7 +94,7 @@ def test_an_elastic_job_gives_way_and_the_rigid_ones_are_left_in_peace(
 
 
 def test_what_was_freed_is_kept_for_the_job_it_was_freed_for(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     fast = elastic(cluster, "--gres=gpu:a100:1", "-w", "g01", directive="1-4,types=a100")
     slow = elastic(cluster, "--gres=gpu:a100:1", "-w", "g02", "-Jslow", directive="1-4,types=a100")
@@ -109,7 +111,7 @@ def test_what_was_freed_is_kept_for_the_job_it_was_freed_for(
 # --- limits ---
 
 
-def test_growth_ends_at_every_limit(daemon: Daemon, cluster: Cluster) -> None:
+def test_growth_ends_at_every_limit(daemon: Daemon, cluster: SlurmCluster) -> None:
     """Of QOS, account, partition, and of the partition's QOS; CPUs count too."""
     begun = len(daemon.log())
     v100, a100 = {"directive": "1-8,types=v100"}, {"directive": "1-8,types=a100"}
@@ -130,7 +132,7 @@ def test_growth_ends_at_every_limit(daemon: Daemon, cluster: Cluster) -> None:
 
 
 def test_nobody_grows_into_nodes_that_backfill_has_planned(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     rigid(cluster, "--gres=gpu:a100:1", "-w", "g01", "-t2")
     big = rigid(cluster, "-N3", "--ntasks-per-node=1", "--gres=gpu:a100:4", "-t5")
@@ -150,7 +152,7 @@ def test_nobody_grows_into_nodes_that_backfill_has_planned(
 
 
 def test_cpus_and_memory_come_along_and_reservations_are_kept(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     """A node that lacks CPUs or memory is not free; neither is somebody's reservation."""
     reserve = "scontrol create reservation ReservationName=hers Users=alice Nodes=g05"
@@ -176,7 +178,9 @@ def test_cpus_and_memory_come_along_and_reservations_are_kept(
         cluster.exec("scontrol delete ReservationName=hers")
 
 
-def test_nodes_reserved_before_its_end_are_not_grown_into(daemon: Daemon, cluster: Cluster) -> None:
+def test_nodes_reserved_before_its_end_are_not_grown_into(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
     cluster.exec(
         "scontrol create reservation ReservationName=soon Users=bob Nodes=g02,g05"
         " StartTime=now+20minutes Duration=10"
@@ -193,7 +197,7 @@ def test_nodes_reserved_before_its_end_are_not_grown_into(daemon: Daemon, cluste
 
 
 def test_node_lists_exclusions_features_and_dependencies_are_obeyed(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     first = rigid(cluster, "--gres=gpu:1", "-wg01", seconds=2, user="alice")
     after = elastic(cluster, f"--dependency=afterok:{first}", "-wg02", directive="1-4")
@@ -210,7 +214,7 @@ def test_node_lists_exclusions_features_and_dependencies_are_obeyed(
 # --- arrays, and jobs that are none of ours ---
 
 
-def test_array_tasks_are_resized_one_by_one(daemon: Daemon, cluster: Cluster) -> None:
+def test_array_tasks_are_resized_one_by_one(daemon: Daemon, cluster: SlurmCluster) -> None:
     """The last task has the array's own id: what is done to it must not reach the others."""
     array = elastic(cluster, "--array=1-3", "-C", "v100", "-Jraw")
     tasks = [f"{array}_{i}" for i in (1, 2, 3)]

@@ -5,7 +5,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 TESTS = Path(__file__).parents[1]
 FILES = ("test_training_walk.py", "pipeline/test_weight_stashing.py")
@@ -13,7 +13,7 @@ SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\
 HOME = "/tmp/debian-torch"
 
 
-def test_the_walk_and_weight_stashing(cluster: Cluster) -> None:
+def test_the_walk_and_weight_stashing(cluster: SlurmCluster) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(TESTS / "unit" / "training", "tests/unit/training")

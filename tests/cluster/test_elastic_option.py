@@ -10,8 +10,8 @@ import pytest
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import Submission, parse_admin_comment
-from tests.support.cluster import Cluster
 from tests.support.directives import DIRECTIVES, octets
+from tests.support.slurm_cluster import SlurmCluster
 
 # Submits one held job per directive and tells what sbatch said.
 SUBMIT_ALL = """
@@ -29,7 +29,7 @@ print(json.dumps(said))
 """
 
 
-def submit_all(cluster: Cluster, texts: list[bytes]) -> list[tuple[int, list[str]]]:
+def submit_all(cluster: SlurmCluster, texts: list[bytes]) -> list[tuple[int, list[str]]]:
     done = cluster.exec(
         ["python3", "-c", SUBMIT_ALL],
         user="bob",
@@ -39,23 +39,23 @@ def submit_all(cluster: Cluster, texts: list[bytes]) -> list[tuple[int, list[str
     return [(code, said.splitlines()) for code, said in json.loads(done.stdout)]
 
 
-def job(cluster: Cluster, number: int | str) -> dict[str, Any]:
+def job(cluster: SlurmCluster, number: int | str) -> dict[str, Any]:
     """What slurmctld says of a job."""
     done = cluster.exec(["scontrol", "--json", "show", "job", str(number)])
     return json.loads(done.stdout)["jobs"][0]
 
 
-def submission(cluster: Cluster, number: int | str) -> Submission | None:
+def submission(cluster: SlurmCluster, number: int | str) -> Submission | None:
     return parse_admin_comment(job(cluster, number)["admin_comment"])
 
 
-def directive(cluster: Cluster, number: int | str) -> str:
+def directive(cluster: SlurmCluster, number: int | str) -> str:
     """The directive on record, "" for a rigid job."""
     recorded = submission(cluster, number)
     return str(recorded.directive) if recorded else ""
 
 
-def refused(cluster: Cluster, *options: str, script: str = "true") -> str:
+def refused(cluster: SlurmCluster, *options: str, script: str = "true") -> str:
     """Submit what must be refused; return the one line that says why."""
     done = cluster.exec(
         ["sbatch", "-H", "-o/dev/null", *options],
@@ -70,7 +70,7 @@ def refused(cluster: Cluster, *options: str, script: str = "true") -> str:
 
 
 @pytest.fixture
-def held(cluster: Cluster) -> Any:
+def held(cluster: SlurmCluster) -> Any:
     """Submit a held job and return its number."""
 
     def submit(*options: str, script: str = "true") -> int:
@@ -80,7 +80,7 @@ def held(cluster: Cluster) -> Any:
 
 
 @pytest.fixture
-def directory(cluster: Cluster) -> Iterator[str]:
+def directory(cluster: SlurmCluster) -> Iterator[str]:
     """An empty directory of alice's on the shared volume."""
     path = f"/shared/home/alice/option-{time.monotonic_ns()}"
     cluster.exec(["mkdir", path], user="alice")
@@ -88,30 +88,35 @@ def directory(cluster: Cluster) -> Iterator[str]:
     cluster.exec(["rm", "-rf", path], user="alice")
 
 
-def test_every_valid_example_passes(cluster: Cluster) -> None:
+def passed_on(text: bytes) -> str:
+    """Return the value that the SPANK plugin passes on: cut, and printable ASCII."""
+    return re.sub(rb"[^\x20-\x7e]", b"?", text[:511]).decode("ascii")
+
+
+def test_every_valid_example_passes(cluster: SlurmCluster) -> None:
     texts = [octets(row) for row in DIRECTIVES["valid"]]
     for text, (_, lines) in zip(texts, submit_all(cluster, texts), strict=True):
         # Slurm itself may find no such nodes; the directive is not what it complains about.
         assert not [line for line in lines if "elastic: --elastic" in line], text
 
 
-def test_every_invalid_example_is_refused_with_pythons_words(cluster: Cluster) -> None:
+def test_every_invalid_example_is_refused_with_pythons_words(cluster: SlurmCluster) -> None:
     texts = [text for row in DIRECTIVES["invalid"] if b"\0" not in (text := octets(row))]
     for text, (code, lines) in zip(texts, submit_all(cluster, texts), strict=True):
         with pytest.raises(DirectiveError) as caught:
-            Directive.parse(text.decode("utf-8", "surrogateescape"))
-        assert code == 255, (text, lines)
+            Directive.parse(passed_on(text))
+        assert code == 1, (text, lines)
         assert lines[0] == f"sbatch: error: elastic: {caught.value}"
 
 
-def test_help_says_what_it_is(cluster: Cluster) -> None:
+def test_help_says_what_it_is(cluster: SlurmCluster) -> None:
     for command in ("sbatch", "salloc", "srun"):
         text = cluster.exec([command, "--help"]).stdout
         assert "--elastic=MIN-MAX[,key=value...]" in text
         assert "[elastic]" in text
 
 
-def test_the_directive_alone_suffices(cluster: Cluster) -> None:
+def test_the_directive_alone_suffices(cluster: SlurmCluster) -> None:
     done = cluster.exec(
         ["sbatch", "-H", "-o/dev/null"],
         user="alice",
@@ -159,7 +164,7 @@ def test_the_directive_alone_suffices(cluster: Cluster) -> None:
         ),
     ],
 )
-def test_submit_forms(cluster: Cluster, held: Any, options, form, value, shape) -> None:
+def test_submit_forms(cluster: SlurmCluster, held: Any, options, form, value, shape) -> None:
     number = held("--elastic=2-16", *options.split())
     assert job(cluster, number)[form] == value
     recorded = submission(cluster, number)
@@ -184,23 +189,23 @@ def test_submit_forms(cluster: Cluster, held: Any, options, form, value, shape) 
         ("--reservation=selastic_1", "belongs to the elastic controller"),
     ],
 )
-def test_refusals(cluster: Cluster, options: str, message: str) -> None:
+def test_refusals(cluster: SlurmCluster, options: str, message: str) -> None:
     assert message in refused(cluster, *options.split())
 
 
-def test_heterogeneous_jobs_are_refused(cluster: Cluster) -> None:
+def test_heterogeneous_jobs_are_refused(cluster: SlurmCluster) -> None:
     script = "#SBATCH --elastic=2-4\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n1\ntrue"
     assert "heterogeneous jobs cannot be resized" in refused(cluster, script=script)
 
 
-def test_every_array_task_has_the_record(cluster: Cluster) -> None:
+def test_every_array_task_has_the_record(cluster: SlurmCluster) -> None:
     number = cluster.sbatch("sleep 60", "--elastic=1-2", "--array=1-2", "-o/dev/null")
     assert cluster.wait(number, "RUNNING\nRUNNING")
     for task in (f"{number}_1", f"{number}_2"):
         assert directive(cluster, task) == "1-2"
 
 
-def test_command_line_beats_environment_beats_script(cluster: Cluster, held: Any) -> None:
+def test_command_line_beats_environment_beats_script(cluster: SlurmCluster, held: Any) -> None:
     script = "#SBATCH --elastic=3\ntrue"
 
     def chosen(*options: str, environment: str = "") -> str:
@@ -222,7 +227,7 @@ def test_command_line_beats_environment_beats_script(cluster: Cluster, held: Any
     assert line.endswith("elastic: --elastic=3: differs from --elastic=2 given before; keep one")
 
 
-def test_faulty_environment_is_refused(cluster: Cluster) -> None:
+def test_faulty_environment_is_refused(cluster: SlurmCluster) -> None:
     done = cluster.exec(
         "SLURM_ELASTIC=$'4-2\\e[31m' sbatch -H --wrap=true", user="alice", check=False
     )
@@ -244,7 +249,7 @@ def test_faulty_environment_is_refused(cluster: Cluster) -> None:
     ],
 )
 def test_output_is_appended(
-    cluster: Cluster, directory: str, options: str, line: str, environment: str, appends: bool
+    cluster: SlurmCluster, directory: str, options: str, line: str, environment: str, appends: bool
 ) -> None:
     command = f"cd {directory}; echo old >out; {environment} sbatch -W -o out {options}"
     script = f"#!/bin/bash\n#SBATCH {line}\necho new ${{SBATCH_OPEN_MODE:-clean}}\n"
@@ -254,7 +259,7 @@ def test_output_is_appended(
     assert text == ("old\n" if appends else "") + f"new {kept}\n"
 
 
-def test_job_starts_at_min_and_survives_a_requeue(cluster: Cluster, directory: str) -> None:
+def test_job_starts_at_min_and_survives_a_requeue(cluster: SlurmCluster, directory: str) -> None:
     script = f"echo $SLURM_RESTART_COUNT $CUDA_VISIBLE_DEVICES >>{directory}/out; sleep 60"
     number = cluster.sbatch(script, "--elastic=2-4", "-o", f"{directory}/log")
     cluster.wait(number, "RUNNING")
@@ -268,7 +273,7 @@ def test_job_starts_at_min_and_survives_a_requeue(cluster: Cluster, directory: s
     assert text == "0,1\n"
 
 
-def test_several_nodes_hold_one_type(cluster: Cluster) -> None:
+def test_several_nodes_hold_one_type(cluster: SlurmCluster) -> None:
     types = {}
     for line in cluster.exec("sinfo -h -N -o '%N %G'").stdout.splitlines():
         name, gres = line.split()
@@ -285,7 +290,7 @@ def test_several_nodes_hold_one_type(cluster: Cluster) -> None:
         cluster.cancel()
 
 
-def test_jobs_of_an_elastic_job_are_not_elastic(cluster: Cluster, directory: str) -> None:
+def test_jobs_of_an_elastic_job_are_not_elastic(cluster: SlurmCluster, directory: str) -> None:
     script = (
         "sbatch --parsable -H -o/dev/null --wrap=true >plain;"
         " sbatch --parsable -H -o/dev/null --elastic=3 --wrap=true >own"
@@ -299,7 +304,7 @@ def test_jobs_of_an_elastic_job_are_not_elastic(cluster: Cluster, directory: str
 
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
-def test_interactive_jobs_run_unmanaged(cluster: Cluster, command: str) -> None:
+def test_interactive_jobs_run_unmanaged(cluster: SlurmCluster, command: str) -> None:
     count = "scontrol --json show job $SLURM_JOB_ID"
     done = cluster.exec([command, "--elastic=2-4", "bash", "-c", count], user="alice")
     assert "elastic: only batch jobs can be resized: this one gets 2 and keeps" in done.stderr
@@ -308,7 +313,16 @@ def test_interactive_jobs_run_unmanaged(cluster: Cluster, command: str) -> None:
     assert record["tres_per_node"] == "gres/gpu:2"
 
 
-def test_owner_cannot_touch_record_nor_enter_reservation(cluster: Cluster, held: Any) -> None:
+@pytest.mark.parametrize("command", ["srun", "salloc"])
+def test_interactive_jobs_with_a_faulty_directive_are_refused(
+    cluster: SlurmCluster, command: str
+) -> None:
+    done = cluster.exec([command, "--elastic=4-2", "true"], user="alice", check=False)
+    assert done.returncode == 1
+    assert "elastic: --elastic=4-2: MIN 4 is larger than MAX 2; write 2-4" in done.stderr
+
+
+def test_owner_cannot_touch_record_nor_enter_reservation(cluster: SlurmCluster, held: Any) -> None:
     number = held("--elastic=2-4", "--comment=mine")
     update = ["scontrol", "update", f"jobid={number}"]
     forged = '{"elastic":"1-999","shape":{},"v":1}'
@@ -333,14 +347,14 @@ def test_owner_cannot_touch_record_nor_enter_reservation(cluster: Cluster, held:
         cluster.exec(["scontrol", "delete", f"ReservationName={name}"], user="selastic")
 
 
-def test_portable_form(cluster: Cluster, held: Any) -> None:
+def test_portable_form(cluster: SlurmCluster, held: Any) -> None:
     number = held("--comment=elastic:2-4,notice=9 my words")
     assert directive(cluster, number) == "2-4,notice=9"
     assert job(cluster, number)["comment"] == "my words"
     assert job(cluster, held("--comment=elastic: a plan"))["admin_comment"] == ""
 
 
-def test_esbatch(cluster: Cluster, directory: str) -> None:
+def test_esbatch(cluster: SlurmCluster, directory: str) -> None:
     script = "#!/bin/bash\n#SBATCH --elastic=2-4\n#SBATCH --comment=mine\necho $SLURM_JOB_NAME $@\n"
     cluster.exec(f"cat >{directory}/train.sh", user="alice", stdin=script)
     command = f"cd {directory}; esbatch --wait --parsable -o out -t 5 train.sh --lr 1"

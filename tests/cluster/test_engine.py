@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, until
+from tests.support.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "resize.py"
 STATES = ["RESERVE", "NOTIFY", "REQUEUE", "DRAIN", "RESHAPE", "COOL", "RELEASE", "VERIFY", "CLEAR"]
 
 
-def drive(cluster: Cluster, ledger: str, *options: str, rc: int = 0) -> list[dict]:
+def drive(cluster: SlurmCluster, ledger: str, *options: str, rc: int = 0) -> list[dict]:
     cluster.exec("mkdir -p /tmp/drivers && cat >/tmp/drivers/resize.py", stdin=DRIVER.read_text())
     command = ["/opt/slurm-elastic/bin/python", "/tmp/drivers/resize.py", "--ledger", ledger]
     done = cluster.exec([*command, *options], user="selastic", check=False, timeout=200)
@@ -21,11 +21,11 @@ def drive(cluster: Cluster, ledger: str, *options: str, rc: int = 0) -> list[dic
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def fresh_ledger(cluster: Cluster) -> str:
+def fresh_ledger(cluster: SlurmCluster) -> str:
     return cluster.exec("mktemp -u /tmp/ledger.XXXX", user="selastic").stdout.strip()
 
 
-def running(cluster: Cluster, job: int) -> dict[str, int]:
+def running(cluster: SlurmCluster, job: int) -> dict[str, int]:
     """GPUs by node that a job holds."""
     shown = json.loads(cluster.exec(["scontrol", "show", "job", str(job), "-d", "--json"]).stdout)
     (found,) = shown["jobs"]
@@ -36,23 +36,25 @@ def running(cluster: Cluster, job: int) -> dict[str, int]:
     return dict(zip(nodes, counts, strict=True))
 
 
-def field(cluster: Cluster, job: int, name: str):
+def field(cluster: SlurmCluster, job: int, name: str):
     shown = json.loads(cluster.exec(["scontrol", "show", "job", str(job), "--json"]).stdout)
     return shown["jobs"][0][name]
 
 
-def reservations(cluster: Cluster) -> str:
+def reservations(cluster: SlurmCluster) -> str:
     return cluster.exec("scontrol -o show res | grep -o selastic_[0-9]* || true").stdout.strip()
 
 
-def elastic(cluster: Cluster, *options: str, directive: str = "1-8", seconds: int = 600) -> int:
+def elastic(
+    cluster: SlurmCluster, *options: str, directive: str = "1-8", seconds: int = 600
+) -> int:
     job = cluster.sbatch(f"exec sleep {seconds}", f"--elastic={directive}", "-o/dev/null", *options)
     cluster.wait(job, "RUNNING")
     return job
 
 
 @pytest.fixture(autouse=True)
-def _no_reservation_left(cluster: Cluster) -> Iterator[None]:
+def _no_reservation_left(cluster: SlurmCluster) -> Iterator[None]:
     yield
     cluster.cancel()
     for name in reservations(cluster).split():
@@ -72,7 +74,9 @@ def _no_reservation_left(cluster: Cluster) -> Iterator[None]:
     ],
     ids=lambda form: form[0].split("=")[0] + ("+" if len(form) > 2 else ""),
 )
-def test_every_submit_form_grows_spreads_and_shrinks(cluster: Cluster, form: list[str]) -> None:
+def test_every_submit_form_grows_spreads_and_shrinks(
+    cluster: SlurmCluster, form: list[str]
+) -> None:
     job = elastic(cluster, *form)
     ledger = fresh_ledger(cluster)
     for shares in ({"g05": 4, "g06": 4}, {"g05": 4, "g06": 2}, {"g03": 1}):
@@ -83,7 +87,7 @@ def test_every_submit_form_grows_spreads_and_shrinks(cluster: Cluster, form: lis
     assert field(cluster, job, "priority")["number"] < 4_000_000_000
 
 
-def test_cpus_memory_and_time_follow(cluster: Cluster) -> None:
+def test_cpus_memory_and_time_follow(cluster: SlurmCluster) -> None:
     job = elastic(cluster, "--gres=gpu:v100:1", "-c2", "--mem=1000", "-t10", "--nice=7")
     drive(cluster, fresh_ledger(cluster), "--plan", json.dumps({job: ["v100", {"g05": 4}]}))
     assert field(cluster, job, "cpus")["number"] == 8
@@ -92,7 +96,7 @@ def test_cpus_memory_and_time_follow(cluster: Cluster) -> None:
     assert field(cluster, job, "nice") == 7
 
 
-def test_jobs_swap_places(cluster: Cluster) -> None:
+def test_jobs_swap_places(cluster: SlurmCluster) -> None:
     one = elastic(cluster, "--gres=gpu:a100:4", "-w", "g01")
     two = elastic(cluster, "--gres=gpu:a100:4", "-w", "g02")
     plan = {one: ["a100", {"g02": 4}], two: ["a100", {"g01": 4}]}
@@ -101,7 +105,7 @@ def test_jobs_swap_places(cluster: Cluster) -> None:
     assert (running(cluster, one), running(cluster, two)) == ({"g02": 4}, {"g01": 4})
 
 
-def test_a_job_grows_into_what_another_gives(cluster: Cluster) -> None:
+def test_a_job_grows_into_what_another_gives(cluster: SlurmCluster) -> None:
     one = elastic(cluster, "--gres=gpu:a100:4", "-w", "g01", "-N1")
     two = elastic(cluster, "--gres=gpu:a100:2", "-w", "g02")
     plan = {two: ["a100", {"g01": 2, "g02": 2}], one: ["a100", {"g01": 2}]}
@@ -109,7 +113,7 @@ def test_a_job_grows_into_what_another_gives(cluster: Cluster) -> None:
     assert (running(cluster, one), running(cluster, two)) == ({"g01": 2}, {"g01": 2, "g02": 2})
 
 
-def test_taken_gpus_are_noticed_before_the_job_is_touched(cluster: Cluster) -> None:
+def test_taken_gpus_are_noticed_before_the_job_is_touched(cluster: SlurmCluster) -> None:
     job = elastic(cluster, "--gres=gpu:a100:1", "-w", "g01")
     rigid = cluster.sbatch("exec sleep 60", "--gres=gpu:a100:4", "-w", "g02", "-o/dev/null")
     cluster.wait(rigid, "RUNNING")
@@ -121,7 +125,7 @@ def test_taken_gpus_are_noticed_before_the_job_is_touched(cluster: Cluster) -> N
     assert reservations(cluster) == ""
 
 
-def test_a_preempted_job_starts_by_itself_when_its_lease_ends(cluster: Cluster) -> None:
+def test_a_preempted_job_starts_by_itself_when_its_lease_ends(cluster: SlurmCluster) -> None:
     job = elastic(cluster, "--gres=gpu:a100:4")
     (ended,) = drive(cluster, fresh_ledger(cluster), "--plan", json.dumps({job: None}))
     assert ended["state"] == "DONE"
@@ -131,7 +135,7 @@ def test_a_preempted_job_starts_by_itself_when_its_lease_ends(cluster: Cluster) 
     until(lambda: sum(running(cluster, job).values()) == 1)
 
 
-def begin_and_die(cluster: Cluster, seconds: int) -> tuple[str, dict[str, int]]:
+def begin_and_die(cluster: SlurmCluster, seconds: int) -> tuple[str, dict[str, int]]:
     """Nine jobs on their way, one in each state, when the controller is killed."""
     ledger = fresh_ledger(cluster)
     jobs = {state: elastic(cluster, "--gres=gpu:1", seconds=seconds) for state in STATES}
@@ -148,7 +152,7 @@ def begin_and_die(cluster: Cluster, seconds: int) -> tuple[str, dict[str, int]]:
     return ledger, jobs
 
 
-def test_killed_in_every_state_and_started_again(cluster: Cluster) -> None:
+def test_killed_in_every_state_and_started_again(cluster: SlurmCluster) -> None:
     ledger, jobs = begin_and_die(cluster, 600)
     drive(cluster, ledger)
     for state, job in jobs.items():
@@ -157,7 +161,7 @@ def test_killed_in_every_state_and_started_again(cluster: Cluster) -> None:
     assert reservations(cluster) == ""
 
 
-def test_killed_in_every_state_and_never_started_again(cluster: Cluster) -> None:
+def test_killed_in_every_state_and_never_started_again(cluster: SlurmCluster) -> None:
     """Slurm alone brings every job back and to its end. A later controller clears what is left."""
     _, jobs = begin_and_die(cluster, 40)  # longer than it takes to start them all
     for state, job in jobs.items():
@@ -166,7 +170,7 @@ def test_killed_in_every_state_and_never_started_again(cluster: Cluster) -> None
     assert reservations(cluster) == ""
 
 
-def test_killed_and_started_with_an_empty_ledger(cluster: Cluster) -> None:
+def test_killed_and_started_with_an_empty_ledger(cluster: SlurmCluster) -> None:
     """What bears our mark is found in Slurm itself; Slurm starts the jobs after its own wait."""
     _, jobs = begin_and_die(cluster, 600)
     drive(cluster, fresh_ledger(cluster))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 ADDRESS = "ctld:7391"
 DIRECTORY = "/shared/scratch/esrun"
@@ -86,7 +86,7 @@ while True:
 class StandIn:
     """The controller's part, played by the test."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
         self.seq = 0
 
@@ -115,14 +115,14 @@ class StandIn:
 
 
 @pytest.fixture
-def directory(cluster: Cluster) -> Iterator[str]:
+def directory(cluster: SlurmCluster) -> Iterator[str]:
     cluster.exec(f"install -d -o alice -g alice {DIRECTORY}")
     yield DIRECTORY
     cluster.exec(f"rm -rf {DIRECTORY}")
 
 
 @pytest.fixture
-def controller(cluster: Cluster, directory: str) -> Iterator[StandIn]:
+def controller(cluster: SlurmCluster, directory: str) -> Iterator[StandIn]:
     cluster.exec(f"install -d -o selastic -g selastic {directory}/stand-in")
     cluster.exec(f"cat >{directory}/stand_in.py", stdin=STAND_IN, user="alice")
     start = f"python3 {directory}/stand_in.py </dev/null >/tmp/stand-in.log 2>&1 & echo $!"
@@ -133,7 +133,7 @@ def controller(cluster: Cluster, directory: str) -> Iterator[StandIn]:
     cluster.exec(f"kill {pid}")
 
 
-def submit(cluster: Cluster, script: str, *options: str, name: str = "job") -> int:
+def submit(cluster: SlurmCluster, script: str, *options: str, name: str = "job") -> int:
     """Submit from a directory of its own, with the stand-in as its controller.
 
     Not by `--export=NAME=…`: slurmd would fetch the user's environment with clone(2), which
@@ -151,11 +151,11 @@ def submit(cluster: Cluster, script: str, *options: str, name: str = "job") -> i
     )
 
 
-def output(cluster: Cluster, name: str = "job", file: str = "out") -> str:
+def output(cluster: SlurmCluster, name: str = "job", file: str = "out") -> str:
     return cluster.exec(f"cat {DIRECTORY}/{name}/{file} 2>/dev/null || true").stdout
 
 
-def wait_output(cluster: Cluster, text: str, *, name: str = "job", file: str = "out") -> str:
+def wait_output(cluster: SlurmCluster, text: str, *, name: str = "job", file: str = "out") -> str:
     end = time.monotonic() + 60
     while text not in (found := output(cluster, name, file)):
         assert time.monotonic() < end, f"{text!r} is not in {file}:\n{found}"
@@ -163,7 +163,7 @@ def wait_output(cluster: Cluster, text: str, *, name: str = "job", file: str = "
     return found
 
 
-def requeue(cluster: Cluster, job: int, *shape: str) -> float:
+def requeue(cluster: SlurmCluster, job: int, *shape: str) -> float:
     """Restart a job in a new shape, as the controller does; seconds until it was PENDING."""
     began = time.monotonic()
     cluster.exec(f"scontrol requeuehold Incomplete {job}")
@@ -189,7 +189,7 @@ def ranks(text: str) -> list[list[str]]:
     return sorted(lines, key=lambda words: int(words[1].split("/")[0]))
 
 
-def test_every_rank_finds_its_place_and_one_gpu(cluster: Cluster, directory: str) -> None:
+def test_every_rank_finds_its_place_and_one_gpu(cluster: SlurmCluster, directory: str) -> None:
     job = submit(cluster, RANK_LINE, "-N2", "--gres=gpu:a100:2")
     cluster.wait(job, "COMPLETED")
     found = ranks(output(cluster))
@@ -204,7 +204,7 @@ def test_every_rank_finds_its_place_and_one_gpu(cluster: Cluster, directory: str
     assert {tuple(words[6:]) for words in found} == {(f"elastic-{job}", "0")}
 
 
-def test_uneven_gpus_and_fewer_cpus_than_ranks(cluster: Cluster, directory: str) -> None:
+def test_uneven_gpus_and_fewer_cpus_than_ranks(cluster: SlurmCluster, directory: str) -> None:
     cluster.wait(submit(cluster, RANK_LINE, "-N2", "--gpus=a100:6", "-c1", "-n2"), "COMPLETED")
     found = ranks(output(cluster))
     counts = {words[0]: words[2].split("/")[1] for words in found}
@@ -215,13 +215,13 @@ def test_uneven_gpus_and_fewer_cpus_than_ranks(cluster: Cluster, directory: str)
         assert mine == [f"gpu={gpu}" for gpu in range(int(count))]
 
 
-def test_gpus_per_task_is_understood(cluster: Cluster, directory: str) -> None:
+def test_gpus_per_task_is_understood(cluster: SlurmCluster, directory: str) -> None:
     job = submit(cluster, RANK_LINE, "-N2", "-n2", "--gpus-per-task=2", "-c2", "--mem=800")
     cluster.wait(job, "COMPLETED")
     assert [words[1] for words in ranks(output(cluster))] == ["0/4", "1/4", "2/4", "3/4"]
 
 
-def test_a_job_without_gpus_runs_its_tasks(cluster: Cluster, directory: str) -> None:
+def test_a_job_without_gpus_runs_its_tasks(cluster: SlurmCluster, directory: str) -> None:
     cluster.wait(submit(cluster, RANK_LINE, "-N2", "-n3"), "COMPLETED")
     assert [words[1] for words in ranks(output(cluster))] == ["0/3", "1/3", "2/3"]
 
@@ -249,7 +249,9 @@ FORMS = {
 }
 
 
-def test_a_requeue_with_a_new_shape_leaves_nothing_stale(cluster: Cluster, directory: str) -> None:
+def test_a_requeue_with_a_new_shape_leaves_nothing_stale(
+    cluster: SlurmCluster, directory: str
+) -> None:
     """Each form of submission, grown from one GPU to two nodes of two."""
     stale = (
         "env | grep -E '^SLURM_(GPUS|GPUS_PER_NODE|NTASKS_PER_NODE|NTASKS_PER_GPU|CPUS_PER_GPU)='"
@@ -280,14 +282,14 @@ def test_a_requeue_with_a_new_shape_leaves_nothing_stale(cluster: Cluster, direc
     ],
 )
 def test_the_first_failing_rank_decides(
-    cluster: Cluster, directory: str, program: str, code: int
+    cluster: SlurmCluster, directory: str, program: str, code: int
 ) -> None:
     job = submit(cluster, f"esrun sh -c '{program}'\necho code $?", "-N2", "--gres=gpu:2")
     cluster.wait(job, "COMPLETED")
     assert f"code {code}\n" in output(cluster)
 
 
-def test_usr1_for_esrun_reaches_the_ranks(cluster: Cluster, directory: str) -> None:
+def test_usr1_for_esrun_reaches_the_ranks(cluster: SlurmCluster, directory: str) -> None:
     program = 'trap "echo got it; exit 3" USR1; touch up-$RANK; while :; do sleep 0.1; done'
     script = (
         f"esrun sh -c '{program}' &\nuntil [ -e up-0 ] && [ -e up-1 ]; do sleep 0.1; done\n"
@@ -299,7 +301,7 @@ def test_usr1_for_esrun_reaches_the_ranks(cluster: Cluster, directory: str) -> N
     assert "code 3\n" in text
 
 
-def test_sigterm_for_esrun_alone_ends_the_ranks(cluster: Cluster, directory: str) -> None:
+def test_sigterm_for_esrun_alone_ends_the_ranks(cluster: SlurmCluster, directory: str) -> None:
     script = (
         "esrun sh -c 'touch up-$RANK; exec sleep 60' &\n"
         "until [ -e up-0 ] && [ -e up-3 ]; do sleep 0.1; done\n"
@@ -309,12 +311,12 @@ def test_sigterm_for_esrun_alone_ends_the_ranks(cluster: Cluster, directory: str
     assert "code 143\n" in output(cluster)
 
 
-def test_a_silent_controller_changes_nothing(cluster: Cluster, directory: str) -> None:
+def test_a_silent_controller_changes_nothing(cluster: SlurmCluster, directory: str) -> None:
     job = submit(cluster, "esrun sh -c 'sleep 3; echo done'", "--gres=gpu:1")
     cluster.wait(job, "COMPLETED")
     text = output(cluster)
     assert "done\n" in text
-    assert text.count("goes on without it") == 1
+    assert text.count("continues without it") == 1
 
 
 LIBRARY = """
@@ -332,7 +334,9 @@ print("then", link.orders().action, flush=True)
 """
 
 
-def test_the_library_reports_and_is_given_orders(cluster: Cluster, controller: StandIn) -> None:
+def test_the_library_reports_and_is_given_orders(
+    cluster: SlurmCluster, controller: StandIn
+) -> None:
     program = f"{DIRECTORY}/library.py"
     cluster.exec(f"cat >{program}", stdin=LIBRARY, user="alice")
     script = f"esrun sh -c '[ $RANK != 0 ] || /opt/slurm-elastic/bin/python3 {program}'"
@@ -353,7 +357,7 @@ def test_the_library_reports_and_is_given_orders(cluster: Cluster, controller: S
 
 
 def test_a_script_proves_itself_in_a_rehearsal_and_is_moved(
-    cluster: Cluster, controller: StandIn
+    cluster: SlurmCluster, controller: StandIn
 ) -> None:
     job = submit(cluster, "esrun --checkpoint 'ckpt/*.json' python3 script.py", "-N2", "--gpus=2")
     assert not controller.wait_for(job, kind="script", step=1)["proven"]
@@ -376,7 +380,9 @@ def test_a_script_proves_itself_in_a_rehearsal_and_is_moved(
     assert "room for job 9" in output(cluster)
 
 
-def test_a_script_that_starts_afresh_is_found_out(cluster: Cluster, controller: StandIn) -> None:
+def test_a_script_that_starts_afresh_is_found_out(
+    cluster: SlurmCluster, controller: StandIn
+) -> None:
     job = submit(
         cluster, "esrun --checkpoint 'ckpt/*.json' python3 script.py forgetful", "--gpus=1"
     )
@@ -392,7 +398,7 @@ def test_a_script_that_starts_afresh_is_found_out(cluster: Cluster, controller: 
 
 
 def test_the_signal_asks_the_ranks_and_not_their_workers(
-    cluster: Cluster, controller: StandIn
+    cluster: SlurmCluster, controller: StandIn
 ) -> None:
     command = "esrun --checkpoint 'ckpt/*.json' --signal USR2 python3 script.py signal worker"
     job = submit(cluster, command, "-N2", "--gres=gpu:2")
@@ -411,7 +417,7 @@ def test_the_signal_asks_the_ranks_and_not_their_workers(
 
 
 def test_a_parked_rank_that_ignores_sigterm_costs_no_killwait(
-    cluster: Cluster, controller: StandIn
+    cluster: SlurmCluster, controller: StandIn
 ) -> None:
     command = "esrun --checkpoint 'ckpt/*.json' python3 script.py stubborn"
     job = submit(cluster, command, "--gres=gpu:2")
@@ -421,7 +427,9 @@ def test_a_parked_rank_that_ignores_sigterm_costs_no_killwait(
     assert requeue(cluster, job) < 10
 
 
-def test_another_user_cannot_play_the_controller(cluster: Cluster, controller: StandIn) -> None:
+def test_another_user_cannot_play_the_controller(
+    cluster: SlurmCluster, controller: StandIn
+) -> None:
     own = 's/7391/7392/; s#^here = .*#here = pathlib.Path("/tmp/bob")#'
     bob = cluster.exec(
         f"mkdir -p /tmp/bob; sed '{own}' {DIRECTORY}/stand_in.py >/tmp/bob/stand_in.py; "

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster
 from tests.support.selasticd import Daemon, eager
+from tests.support.slurm_cluster import SlurmCluster
 
 PROJECT = "/opt/src/slurm-elastic"
 EXAMPLES = f"{PROJECT}/docs/examples"
@@ -65,7 +65,7 @@ class Examples:
         explained: what `selastic explain` said of the one without checkpoints.
     """
 
-    def __init__(self, cluster: Cluster, daemon: Daemon) -> None:
+    def __init__(self, cluster: SlurmCluster, daemon: Daemon) -> None:
         self.cluster = cluster
         self.daemon = daemon
         self.jobs: dict[str, int] = {}
@@ -133,7 +133,7 @@ def losses(lines: list[dict[str, Any]]) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def examples(cluster: Cluster) -> Iterator[Examples]:
+def examples(cluster: SlurmCluster) -> Iterator[Examples]:
     cluster.exec(f"rm -rf {STAGE}; install -d -o alice -g alice {STAGE} {STAGE}/paced")
     names = list(SUBMITTED)
     if cluster.exec("python3 -c 'import lightning'", node="g01", check=False).returncode:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, held, running, shown
+from tests.support.slurm_cluster import SlurmCluster, until
 
 #: Fails as soon as it runs, and sends itself back.
 HOPELESS = """
@@ -26,12 +26,12 @@ sleep 60
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, crew=("alice",)) as daemon:
         yield daemon
 
 
-def again(cluster: Cluster, job: int, run: int) -> None:
+def again(cluster: SlurmCluster, job: int, run: int) -> None:
     """Once a job is back in the queue, do not let it wait for two minutes."""
 
     def back() -> bool:
@@ -43,7 +43,9 @@ def again(cluster: Cluster, job: int, run: int) -> None:
     cluster.exec(f"sleep 2; scontrol update jobid={job} StartTime=now", user="alice")
 
 
-def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(cluster: Cluster, daemon: Daemon) -> None:
+def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(
+    cluster: SlurmCluster, daemon: Daemon
+) -> None:
     options = ("--elastic=1", "-o/dev/null", "-Ca100&rack2")
     hopeless = cluster.sbatch(HOPELESS, "-Jreal", *options)
     stubborn = cluster.sbatch(STUBBORN, "-Jreal", *options)
@@ -70,7 +72,7 @@ def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(cluster: Cluster, daemo
     assert shown(cluster, stubborn)["state_reason"] != "JobHeldUser"
 
 
-def test_limits_hold_and_are_read_again(cluster: Cluster, daemon: Daemon) -> None:
+def test_limits_hold_and_are_read_again(cluster: SlurmCluster, daemon: Daemon) -> None:
     def limit(text: str) -> None:
         daemon.configure(eager(extra=f"[limits]\n{text}\n"))
         cluster.exec(["selastic", "--config", f"{daemon.home}/elastic.toml", "reconfigure"])
@@ -100,7 +102,7 @@ def test_limits_hold_and_are_read_again(cluster: Cluster, daemon: Daemon) -> Non
 
 
 def test_a_shrunk_job_gets_a_longer_limit_and_gives_it_back(
-    cluster: Cluster, daemon: Daemon
+    cluster: SlurmCluster, daemon: Daemon
 ) -> None:
     stated = eager(extra="[limits]\nvain_attempts = 0\n")
     stated = stated.replace("[resize]", "[resize]\nextend_time = true")

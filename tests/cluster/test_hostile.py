@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import ADDRESS, PYTHON, Daemon, running
+from tests.support.slurm_cluster import SlurmCluster, until
 
 DRIVER = Path(__file__).parent / "drivers" / "hostile.py"
 PLACE = "/shared/scratch/hostile.py"
@@ -37,14 +37,14 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\S* (debug|info|warnin
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
     with running(cluster, crew=()) as daemon:
         yield daemon
     cluster.exec("rm -rf /shared/scratch/hostile*")
 
 
-def jobs_of(cluster: Cluster) -> dict[int, dict[str, Any]]:
+def jobs_of(cluster: SlurmCluster) -> dict[int, dict[str, Any]]:
     """All jobs as slurmctld shows them, without what is not ASCII."""
     text = cluster.exec(r"scontrol show job -d --json | LC_ALL=C tr -d '\200-\377'").stdout
     return {job["job_id"]: job for job in json.loads(text, strict=False)["jobs"]}
@@ -57,7 +57,7 @@ def gpus(job: dict[str, Any]) -> int:
     return sum(int(g.split("(")[0].split(":")[-1]) for g in job["gres_detail"])
 
 
-def output(cluster: Cluster, *words: str, user: str) -> str:
+def output(cluster: SlurmCluster, *words: str, user: str) -> str:
     """What a command prints, all of it printable."""
     pipe = ["bash", "-c", '"$@" 2>&1 | base64 -w0', "-"]
     done = cluster.exec([*pipe, *words], user=user)
@@ -68,7 +68,7 @@ def output(cluster: Cluster, *words: str, user: str) -> str:
 
 
 def test_hostile_jobs_are_resized_and_nothing_else_happens(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     rigid = cluster.sbatch(
         "exec sleep 600", "-o/dev/null", "--gres=gpu:1", "-wg05", "--comment=mine", user="bob"
@@ -116,7 +116,7 @@ def test_hostile_jobs_are_resized_and_nothing_else_happens(
     log_is_sound(daemon, cluster)
 
 
-def looks(cluster: Cluster, jobs: list[int]) -> None:
+def looks(cluster: SlurmCluster, jobs: list[int]) -> None:
     """Nothing of it reaches anybody's terminal, and every JSON is one."""
     for user in ("alice", "root"):
         for words in (["status"], ["plan"], ["history"], ["usage"]):
@@ -129,7 +129,7 @@ def looks(cluster: Cluster, jobs: list[int]) -> None:
     assert str(jobs[0]) in text
 
 
-def attacks(cluster: Cluster, job: int) -> None:
+def attacks(cluster: SlurmCluster, job: int) -> None:
     """Bob can tell nobody anything of alice's job, nor can he pass for the controller."""
     done = cluster.exec([PYTHON, PLACE, "attack", ADDRESS, str(job)], user="bob")
     for request, answer in json.loads(done.stdout).items():
@@ -144,7 +144,7 @@ def attacks(cluster: Cluster, job: int) -> None:
         cluster.exec(f"kill {pid}; rm -f /tmp/pose", check=False)
 
 
-def log_is_sound(daemon: Daemon, cluster: Cluster) -> None:
+def log_is_sound(daemon: Daemon, cluster: SlurmCluster) -> None:
     """One event, one line: none is forged, none carries control characters."""
     time.sleep(0)
     text = base64.b64decode(cluster.exec(f"base64 -w0 {daemon.log_path}").stdout).decode("utf-8")

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, running
+from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 #: Learns so slowly that rounding, which differs from layout to layout, is not blown up by it.
@@ -18,17 +18,17 @@ OUT = "/shared/home/alice/hybrid"
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, eager(), crew=()) as daemon:
         yield daemon
 
 
-def losses(cluster: Cluster, out: str) -> list[dict]:
+def losses(cluster: SlurmCluster, out: str) -> list[dict]:
     text = cluster.exec(f"cat {out}/losses.jsonl 2>/dev/null || true").stdout
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_controller_walks_a_job_over_layouts(cluster: Cluster, daemon: Daemon) -> None:
+def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: Daemon) -> None:
     cluster.exec(f"rm -rf {OUT} {OUT}.log {OUT}-alone", user="alice")
     job = cluster.sbatch(
         f"export OMP_NUM_THREADS=1\n"

@@ -14,8 +14,8 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.cluster import PATIENCE, Cluster, until
 from tests.support.selasticd import Daemon, eager, gpus, reservations, running
+from tests.support.slurm_cluster import PATIENCE, SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 HOME = "/shared/home/alice/icefrog"
@@ -43,13 +43,19 @@ def configuration(mode: str) -> str:
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, configuration("observe"), crew=()) as daemon:
         yield daemon
 
 
 def train(
-    cluster: Cluster, name: str, kind: str, gpus: int, epochs: int, more: str = "", *options: str
+    cluster: SlurmCluster,
+    name: str,
+    kind: str,
+    gpus: int,
+    epochs: int,
+    more: str = "",
+    *options: str,
 ) -> int:
     """All are of one application: the name of the job."""
     out = f"{HOME}/{name}-{kind}"
@@ -71,7 +77,7 @@ def measured(daemon: Daemon, job: int) -> bool:
     return bool(model and model["observed"])
 
 
-def ended(cluster: Cluster, job: int) -> float:
+def ended(cluster: SlurmCluster, job: int) -> float:
     """When (epoch s), as accounting knows."""
     command = ["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State,End"]
     found: list[str] = []
@@ -84,7 +90,7 @@ def ended(cluster: Cluster, job: int) -> float:
     return datetime.fromisoformat(found[1]).timestamp()
 
 
-def losses(cluster: Cluster, name: str, kind: str) -> list[float]:
+def losses(cluster: SlurmCluster, name: str, kind: str) -> list[float]:
     """Of every step, in order."""
     lines = cluster.exec(f"cat {HOME}/{name}-{kind}/losses.jsonl").stdout.splitlines()
     steps = {line["step"]: line["loss"] for line in map(json.loads, lines)}
@@ -97,7 +103,9 @@ def descent(run: list[float]) -> float:
     return sum(run[:16]) / 16 - sum(run[-16:]) / 16
 
 
-def test_what_a_frozen_job_frees_goes_to_its_neighbour(daemon: Daemon, cluster: Cluster) -> None:
+def test_what_a_frozen_job_frees_goes_to_its_neighbour(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
     cluster.exec(
         f"rm -rf {HOME}; mkdir {HOME}; cat >{HOME}/devices.toml", user="alice", stdin=DEVICES
     )

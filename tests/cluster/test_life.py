@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, gpus, held, reservations, running, shown, sound
+from tests.support.slurm_cluster import SlurmCluster, until
 
 FIRST = 4_000_000_000
 SCRATCH = "/shared/scratch/life"
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, eager(mode="observe")) as daemon:
         yield daemon
 
@@ -30,7 +30,7 @@ def act(daemon: Daemon) -> None:
     daemon.signal("HUP")
 
 
-def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
+def submit(cluster: SlurmCluster, *options: str, directive: str = "1-4") -> int:
     job = cluster.sbatch(
         "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
     )
@@ -42,7 +42,7 @@ def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
 
 
 def test_observe_changes_nothing_advise_only_says_act_acts(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     begun = len(daemon.log())
     daemon.configure(eager(mode="observe"))
@@ -63,7 +63,7 @@ def test_observe_changes_nothing_advise_only_says_act_acts(
     until(lambda: gpus(cluster, job) == 4)
 
 
-def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: Cluster) -> None:
+def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: SlurmCluster) -> None:
     for text, complaint in (
         ('[controller]\nmode = "ect"\n', 'elastic.toml:2: mode "ect" is unknown'),
         ("[controller\n", "elastic.toml"),
@@ -84,7 +84,7 @@ def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: Clus
 
 @pytest.mark.parametrize("state", ["NOTIFY", "COOL", "VERIFY"])
 def test_stopped_in_a_change_and_started_again(
-    daemon: Daemon, cluster: Cluster, act: None, state: str
+    daemon: Daemon, cluster: SlurmCluster, act: None, state: str
 ) -> None:
     job = submit(cluster, "-Jslow")
     daemon.when(job, state, f"kill {daemon.pid}; while kill -0 {daemon.pid}; do sleep 0.05; done")
@@ -99,7 +99,7 @@ def test_stopped_in_a_change_and_started_again(
 
 
 @pytest.fixture
-def training(cluster: Cluster) -> Iterator[int]:
+def training(cluster: SlurmCluster) -> Iterator[int]:
     """Trains for about half a minute on one emulated v100, faster on more."""
     cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
     options = ["--samples=2048", "--epochs=2", "--rate=100", "--workers=0"]
@@ -117,7 +117,7 @@ def training(cluster: Cluster) -> Iterator[int]:
     cluster.exec(f"rm -rf {SCRATCH}")
 
 
-def every_sample_once(cluster: Cluster) -> str:
+def every_sample_once(cluster: SlurmCluster) -> str:
     check = "python3 /opt/src/slurm-elastic/docs/examples/check_run.py"
     done = cluster.exec(f"{check} {SCRATCH}/out --samples 2048 --epochs 2", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -125,7 +125,7 @@ def every_sample_once(cluster: Cluster) -> str:
 
 
 def test_the_controller_and_a_node_die_and_nothing_is_lost(
-    daemon: Daemon, cluster: Cluster, act: None, training: int
+    daemon: Daemon, cluster: SlurmCluster, act: None, training: int
 ) -> None:
     """The one in the middle of a resize; the other under a job that was resized to it."""
     unlucky = cluster.sbatch(
@@ -151,7 +151,7 @@ def test_the_controller_and_a_node_die_and_nothing_is_lost(
 
 
 def test_without_a_controller_nobody_waits_for_ever(
-    daemon: Daemon, cluster: Cluster, training: int
+    daemon: Daemon, cluster: SlurmCluster, training: int
 ) -> None:
     """One job has a lease: Slurm starts it at its MIN. One has saved and waits: it goes on."""
     begun = len(daemon.log())

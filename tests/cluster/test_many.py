@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from tests.support.cluster import CLUSTER_DIR, PATIENCE, Cluster
+from tests.support.slurm_cluster import CLUSTER_DIR, PATIENCE, SlurmCluster
 
 ROOT = CLUSTER_DIR.parents[1]
 #: On a calm machine it takes half as long.
 TIMEOUT_S = 250 * PATIENCE
 
 
-def test_all_land_as_planned_and_nobody_steals(cluster: Cluster) -> None:
-    farm = Cluster(f"{cluster.name}-farm")
+def test_all_land_as_planned_and_nobody_steals(cluster: SlurmCluster) -> None:
+    farm = SlurmCluster(f"{cluster.name}-farm")
     bench = [sys.executable, "-m", "benchmarks.transitions", "--json", "--cluster", farm.name]
     try:
         done = subprocess.run(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, held, reservations, running
 from tests.support.slow_links import slow
+from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 #: Samples per second of a v100, and times the emulated communication.
@@ -38,12 +38,12 @@ def configuration(mode: str, policy: str = "fair") -> str:
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, configuration("observe"), crew=()) as daemon:
         yield daemon
 
 
-def train(cluster: Cluster, application: str, *options: str, gpus: int = 4) -> int:
+def train(cluster: SlurmCluster, application: str, *options: str, gpus: int = 4) -> int:
     """On v100, spread as the options say."""
     out = f"/shared/home/alice/near-{application}"
     rate, communication = APPLICATIONS[application]
@@ -57,7 +57,7 @@ def train(cluster: Cluster, application: str, *options: str, gpus: int = 4) -> i
     )
 
 
-def fill(cluster: Cluster, node: str, gpus: int) -> int:
+def fill(cluster: SlurmCluster, node: str, gpus: int) -> int:
     """Take GPUs of a node away; 0 of none."""
     kind = "v100" if node in RACK else "a100"
     job = cluster.sbatch(
@@ -67,13 +67,13 @@ def fill(cluster: Cluster, node: str, gpus: int) -> int:
     return job
 
 
-def free(cluster: Cluster, job: int) -> None:
+def free(cluster: SlurmCluster, job: int) -> None:
     """Give them back."""
     cluster.exec(["scancel", str(job)])
     cluster.wait(job, "CANCELLED")
 
 
-def racks(cluster: Cluster, job: int) -> set[str]:
+def racks(cluster: SlurmCluster, job: int) -> set[str]:
     """Where it runs; empty while it does not."""
     return {RACK[node] for node in held(cluster, job)}
 
@@ -104,7 +104,7 @@ def act(daemon: Daemon, policy: str = "fair") -> None:
     daemon.start()
 
 
-def sides(daemon: Daemon, cluster: Cluster, wish: str, near: int) -> int:
+def sides(daemon: Daemon, cluster: SlurmCluster, wish: str, near: int) -> int:
     """Two GPUs are free in each rack: chatty waits, quiet starts. Then `near` goes; chatty's id."""
     chatty = train(cluster, "chatty", "--gres=gpu:v100:4")
     until(lambda: wish in daemon.ask("explain", str(chatty), check=False), what=wish)
@@ -118,7 +118,7 @@ def sides(daemon: Daemon, cluster: Cluster, wish: str, near: int) -> int:
     return chatty
 
 
-def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: Cluster) -> None:
+def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: SlurmCluster) -> None:
     # Two GPUs are free on g03 and two on g05: chatty gets those, then quiet two on g03 and on g06.
     rest = {node: fill(cluster, node, 4) for node in ("g01", "g02", "g04")}
     rest |= {f"{node}.{i}": fill(cluster, node, 2) for node in ("g03", "g05", "g06") for i in "12"}
@@ -165,7 +165,7 @@ def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: Cluster) -
     until(lambda: not reservations(cluster), what="reservations are left")
 
 
-def test_a_slow_uplink_is_left(daemon: Daemon, cluster: Cluster) -> None:
+def test_a_slow_uplink_is_left(daemon: Daemon, cluster: SlurmCluster) -> None:
     """Nothing is emulated: what one rack sends to the other goes through a narrow pipe."""
     for node in ("g01", "g02", "g04"):
         fill(cluster, node, 4)
@@ -186,7 +186,7 @@ def test_a_slow_uplink_is_left(daemon: Daemon, cluster: Cluster) -> None:
         print(f"slow uplink: {spread_s:.2f} s a step over it, {step_s(daemon, job):.2f} s without")
 
 
-def test_a_round_is_held_when_a_wait_ends(daemon: Daemon, cluster: Cluster) -> None:
+def test_a_round_is_held_when_a_wait_ends(daemon: Daemon, cluster: SlurmCluster) -> None:
     """Not only every ten minutes; two GPUs are free in each rack."""
     for node in ("g01", "g02", "g04", "g06"):
         fill(cluster, node, 4)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import (
     Daemon,
     gpus,
@@ -18,6 +17,7 @@ from tests.support.selasticd import (
     sound,
     together,
 )
+from tests.support.slurm_cluster import SlurmCluster, until
 
 FIRST = 4_000_000_000
 #: After a requeue, unless it is told otherwise.
@@ -31,7 +31,7 @@ def _clean(daemon: Daemon) -> Iterator[None]:
         yield
 
 
-def submit(cluster: Cluster, node: str, *options: str, directive: str = "1-4") -> int:
+def submit(cluster: SlurmCluster, node: str, *options: str, directive: str = "1-4") -> int:
     """Begins on one GPU of a node, whose other three are free."""
     options = (f"--elastic={directive}", "-o/dev/null", f"-w{node}", *options)
     return cluster.sbatch("exec sleep 600", *options)
@@ -42,7 +42,7 @@ def ended(daemon: Daemon, job: int) -> str:
     return daemon.wait_for(rf"JobId={job} Transition=\d+ State=(DONE|UNDONE|ENDED) .*").group(0)
 
 
-def is_itself_again(cluster: Cluster, job: int, node: str) -> None:
+def is_itself_again(cluster: SlurmCluster, job: int, node: str) -> None:
     """Nothing of ours is left on a pending job but its time limit."""
     found = shown(cluster, job)
     assert found["required_nodes"] == node
@@ -52,7 +52,9 @@ def is_itself_again(cluster: Cluster, job: int, node: str) -> None:
     assert "gres/gpu=1" in found["tres_req_str"]
 
 
-def test_while_a_job_cools_down_its_owner_may_do_anything(daemon: Daemon, cluster: Cluster) -> None:
+def test_while_a_job_cools_down_its_owner_may_do_anything(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
     acts = {
         "held": "scontrol hold {}",
         "released": "scontrol release {}",
@@ -86,7 +88,7 @@ def test_while_a_job_cools_down_its_owner_may_do_anything(daemon: Daemon, cluste
     cluster.wait(job["held"], "RUNNING")
 
 
-def test_before_and_after_a_change(daemon: Daemon, cluster: Cluster) -> None:
+def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = {
         "about to start": submit(cluster, "g01"),
         "hidden": cluster.sbatch(
@@ -136,7 +138,7 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: Cluster) -> None:
     until(lambda: gpus(cluster, job["held"]) == 4)
 
 
-def test_administrators_may_do_anything_too(daemon: Daemon, cluster: Cluster) -> None:
+def test_administrators_may_do_anything_too(daemon: Daemon, cluster: SlurmCluster) -> None:
     """A target is drained on the way, a node under a running job, a reservation is deleted."""
     moving = submit(cluster, "g01", "-Crack1", directive="1-8,types=a100")
     stays = submit(cluster, "g04", directive="1-2")
@@ -162,7 +164,9 @@ def test_administrators_may_do_anything_too(daemon: Daemon, cluster: Cluster) ->
         cluster.exec("scontrol update node=g02,g04 state=resume")
 
 
-def test_requeued_by_its_owner_it_starts_as_submitted(daemon: Daemon, cluster: Cluster) -> None:
+def test_requeued_by_its_owner_it_starts_as_submitted(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
     job = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Ca100&rack2")
     until(lambda: gpus(cluster, job) == 4)
     begun = len(daemon.log())
@@ -180,7 +184,7 @@ def test_requeued_by_its_owner_it_starts_as_submitted(daemon: Daemon, cluster: C
     assert "g05" in held(cluster, job)
 
 
-def test_hold_release_and_update(daemon: Daemon, cluster: Cluster) -> None:
+def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = submit(cluster, "g04")
     until(lambda: gpus(cluster, job) == 4)
     daemon.ask("update", str(job), "--elastic=1-2")
@@ -195,7 +199,7 @@ def test_hold_release_and_update(daemon: Daemon, cluster: Cluster) -> None:
     until(lambda: gpus(cluster, job) == 4)
 
 
-def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: Cluster) -> None:
+def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: SlurmCluster) -> None:
     rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:1")
     stays = submit(cluster, "g02", "--gres=gpu:1")
     cluster.exec(["scontrol", "update", f"jobid={stays}", "Requeue=0"], user="alice")

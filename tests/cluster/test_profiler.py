@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
 from tests.support.slow_links import slow
+from tests.support.slurm_cluster import SlurmCluster
 
 DRIVER = Path(__file__).parent / "drivers" / "planted.py"
 HOME = "/shared/home/alice/profiler"
@@ -25,7 +25,7 @@ FOUND, OTHERS = 0.15, 0.05
 class Planted:
     """Trainings with known delays on two nodes of one rack."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
         cluster.exec(f"rm -rf {HOME} && mkdir {HOME}", user="alice")
         cluster.exec(["tee", f"{HOME}/planted.py"], user="alice", stdin=DRIVER.read_text())
@@ -59,7 +59,7 @@ class Planted:
 
 
 @pytest.fixture(scope="module")
-def planted(cluster: Cluster) -> Planted:
+def planted(cluster: SlurmCluster) -> Planted:
     return Planted(cluster)
 
 
@@ -92,7 +92,7 @@ def test_a_slow_loader_and_cold_reads_are_told_apart(planted: Planted) -> None:
     check(found["1@1"], prep=BATCH * 0.1, fetch=BATCH * 0.12)
 
 
-def test_a_slow_network_is_the_networks(cluster: Cluster, planted: Planted) -> None:
+def test_a_slow_network_is_the_networks(cluster: SlurmCluster, planted: Planted) -> None:
     width, mbit = 256, 7.5
     both = [NODES, NODES[::-1]]
     with slow(cluster, both, kbit_s=mbit * 1e3):

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, gpus, held, running, shown, sound
+from tests.support.slurm_cluster import SlurmCluster, until
 
 FIRST = 4_000_000_000
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, eager(queue="controller")) as daemon:
         yield daemon
 
@@ -23,11 +23,11 @@ def _clean(daemon: Daemon) -> Iterator[None]:
         yield
 
 
-def submit(cluster: Cluster, *options: str, directive: str = "4-8,types=a100") -> int:
+def submit(cluster: SlurmCluster, *options: str, directive: str = "4-8,types=a100") -> int:
     return cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", *options)
 
 
-def fill(cluster: Cluster, *nodes: str) -> list[int]:
+def fill(cluster: SlurmCluster, *nodes: str) -> list[int]:
     """Rigid jobs on whole nodes."""
     jobs = [
         cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:4", "-w", node, user="bob")
@@ -38,13 +38,13 @@ def fill(cluster: Cluster, *nodes: str) -> list[int]:
     return jobs
 
 
-def leased(cluster: Cluster, job: int) -> bool:
+def leased(cluster: SlurmCluster, job: int) -> bool:
     found = shown(cluster, job)
     return found["state_reason"] == "BeginTime" and found["eligible_time"]["number"] > time.time()
 
 
 def test_waiting_jobs_are_leased_renewed_and_started_by_the_controller(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     rigid = fill(cluster, "g01", "g02", "g04")
     job = submit(cluster, "--nice=5", "--exclude=g02,g04")
@@ -80,7 +80,7 @@ def test_waiting_jobs_are_leased_renewed_and_started_by_the_controller(
 
 
 def test_one_that_is_preempted_comes_back_as_it_was_submitted(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     fill(cluster, "g01", "g02")
     job = submit(cluster, "-C", "rack2", "--exclude=g01,g05", "--time=30")
@@ -98,7 +98,7 @@ def test_one_that_is_preempted_comes_back_as_it_was_submitted(
     assert held(cluster, job) == {"g04": 4}
 
 
-def test_held_and_retired_jobs_are_given_to_slurm(daemon: Daemon, cluster: Cluster) -> None:
+def test_held_and_retired_jobs_are_given_to_slurm(daemon: Daemon, cluster: SlurmCluster) -> None:
     rigid = fill(cluster, "g01", "g02", "g04")
     job, other = submit(cluster), submit(cluster)
     until(lambda: leased(cluster, job) and leased(cluster, other))
@@ -117,7 +117,7 @@ def test_held_and_retired_jobs_are_given_to_slurm(daemon: Daemon, cluster: Clust
 
 
 def test_the_queue_goes_back_to_slurm_when_the_configuration_says_so(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     fill(cluster, "g01", "g02", "g04")
     job = submit(cluster)
@@ -130,7 +130,9 @@ def test_the_queue_goes_back_to_slurm_when_the_configuration_says_so(
     until(lambda: leased(cluster, job))
 
 
-def test_a_start_that_a_crash_interrupted_is_finished(daemon: Daemon, cluster: Cluster) -> None:
+def test_a_start_that_a_crash_interrupted_is_finished(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
     """In RESHAPE it has left nothing behind; it must not be taken for a job that lost its nodes."""
     (rigid,) = fill(cluster, "g04")
     job = submit(cluster, "-C", "a100&rack2")

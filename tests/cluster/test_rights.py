@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, gpus
+from tests.support.slurm_cluster import SlurmCluster, until
 
 CONF = "/etc/slurm/slurm.conf"
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -38,7 +38,7 @@ def used(log: str) -> set[str]:
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     daemon = Daemon(cluster, eager())
     try:
         yield daemon
@@ -46,7 +46,7 @@ def daemon(cluster: Cluster) -> Iterator[Daemon]:
         daemon.close()
 
 
-def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: Cluster) -> None:
+def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: SlurmCluster) -> None:
     level = "sacctmgr -i modify user selastic set adminlevel={}"
     job = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-wg01")
     cluster.wait(job, "RUNNING")
@@ -68,7 +68,7 @@ def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: Cluste
 
 
 @pytest.fixture
-def private(cluster: Cluster) -> Iterator[None]:
+def private(cluster: SlurmCluster) -> Iterator[None]:
     """PrivateData=jobs,usage,nodes for a while."""
     shows = "for _ in $(seq 100); do scontrol show config | grep -q '{}' && break; sleep 0.2; done"
     cluster.exec(f"cp {CONF} {CONF}.kept && echo PrivateData=jobs,usage,nodes >>{CONF}")
@@ -81,7 +81,7 @@ def private(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("private")
-def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: Cluster) -> None:
+def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jsecretive", "-wg01")
     mine = cluster.sbatch(
         "exec sleep 600", "--elastic=1-2", "-o/dev/null", "-Jbobs", "-wg02", user="bob"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import ADDRESS, PYTHON, Daemon, eager, held, reservations, running
+from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 TYPES = {"g01": "a100", "g03": "v100"}
@@ -42,12 +42,12 @@ def configuration(mode: str) -> str:
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, configuration("observe"), crew=()) as daemon:
         yield daemon
 
 
-def train(cluster: Cluster, application: str, kind: str, *options: str) -> int:
+def train(cluster: SlurmCluster, application: str, kind: str, *options: str) -> int:
     """One GPU of this type, and up to two of any."""
     other = {"a100": "v100", "v100": "a100"}[kind]
     out = f"/shared/home/alice/sia-{application}-{kind}"
@@ -80,12 +80,14 @@ def measured(daemon: Daemon, job: int) -> bool:
     return bool(found and found["proven"] and found["model"] and found["model"]["observed"])
 
 
-def kind(cluster: Cluster, job: int) -> str:
+def kind(cluster: SlurmCluster, job: int) -> str:
     """The GPU type it runs on, "" while it does not."""
     return "".join({TYPES[node] for node in held(cluster, job)})
 
 
-def test_each_application_ends_on_the_type_that_suits_it(daemon: Daemon, cluster: Cluster) -> None:
+def test_each_application_ends_on_the_type_that_suits_it(
+    daemon: Daemon, cluster: SlurmCluster
+) -> None:
     fillers = [
         cluster.sbatch("exec sleep 600", "-o/dev/null", *options, user="bob") for options in FILLERS
     ]

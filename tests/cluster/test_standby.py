@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import CREW, PYTHON, Daemon, eager, gpus, held, reservations, shown
+from tests.support.slurm_cluster import SlurmCluster, until
 
 BOTH = "ctld:7321,g06:7321"
 #: Seconds: the wait of one who stands by; and all that a takeover may take on a loaded machine.
@@ -31,7 +31,7 @@ class Second(Daemon):
 class Pair:
     """Both, and whoever is active."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
         self.all = [
             Daemon(cluster, CONFIG, crew=()),
@@ -74,7 +74,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(cluster: Cluster) -> Iterator[Pair]:
+def pair(cluster: SlurmCluster) -> Iterator[Pair]:
     pair = Pair(cluster)
     try:
         for one in pair.all:
@@ -94,18 +94,18 @@ def writes(log: str) -> list[str]:
     return [x for x in log.splitlines() if " scontrol words=" in x and "selastic_active_" not in x]
 
 
-def leases(cluster: Cluster) -> list[str]:
+def leases(cluster: SlurmCluster) -> list[str]:
     shown = cluster.exec("scontrol -o show res | grep -o 'selastic_active_[0-9]*' || true")
     return shown.stdout.split()
 
 
-def submit(cluster: Cluster, directive: str = "1-4") -> int:
+def submit(cluster: SlurmCluster, directive: str = "1-4") -> int:
     job = cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2")
     cluster.wait(job, "RUNNING")
     return job
 
 
-def paused_in_a_start(cluster: Cluster, active: Daemon) -> int:
+def paused_in_a_start(cluster: SlurmCluster, active: Daemon) -> int:
     """A job that grows, and a controller that sees no more of it: a third of a second to hit."""
     for _ in range(5):
         job = submit(cluster)
@@ -118,7 +118,7 @@ def paused_in_a_start(cluster: Cluster, active: Daemon) -> int:
 
 
 def test_a_paused_controller_is_replaced_and_does_not_write_again(
-    cluster: Cluster, pair: Pair
+    cluster: SlurmCluster, pair: Pair
 ) -> None:
     active, other = pair.active()
     rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:1", "-Cv100", user="bob")
@@ -143,7 +143,7 @@ def test_a_paused_controller_is_replaced_and_does_not_write_again(
     assert shown(cluster, rigid)["restart_cnt"] == 0
 
 
-def test_what_people_ordered_outlives_the_controller(cluster: Cluster, pair: Pair) -> None:
+def test_what_people_ordered_outlives_the_controller(cluster: SlurmCluster, pair: Pair) -> None:
     active, other = pair.active()
     job = submit(cluster, "1-1")
     wait(lambda: f" {job} " in pair.ask("status"), "it is not shown")
@@ -168,7 +168,7 @@ def test_what_people_ordered_outlives_the_controller(cluster: Cluster, pair: Pai
     active.wait_for("stands by; Active=", after=begun, timeout=LONG)
 
 
-def test_an_orderly_stop_hands_over(cluster: Cluster, pair: Pair) -> None:
+def test_an_orderly_stop_hands_over(cluster: SlurmCluster, pair: Pair) -> None:
     active, other = pair.active()
     begun = len(other.log())
     other.signal("HUP")

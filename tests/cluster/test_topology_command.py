@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, eager, running
+from tests.support.slurm_cluster import SlurmCluster, until
 
 NETWORK = """
 [topology]
@@ -19,13 +19,13 @@ SLEEP = "exec sleep 300"
 
 
 @pytest.fixture(scope="module")
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, eager(mode="observe", extra=NETWORK), crew=()) as daemon:
         yield daemon
 
 
 @pytest.fixture
-def jobs(cluster: Cluster) -> tuple[int, int, int]:
+def jobs(cluster: SlurmCluster) -> tuple[int, int, int]:
     """An elastic one on g01, and two rigid ones that both lie over g04 and another rack's node."""
     elastic = cluster.sbatch(SLEEP, "--elastic=1-4", "-w", "g01", "-o/dev/null")
     wide = ["-N2", "--ntasks-per-node=1", "-o/dev/null"]
@@ -91,7 +91,7 @@ def test_people_read_it_and_check_tells_what_is_wrong(
 
 
 def test_a_picture_where_matplotlib_is_and_a_clear_line_where_not(
-    daemon: Daemon, cluster: Cluster
+    daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     python = "/opt/slurm-elastic/bin/python -c 'import matplotlib'"
     there = cluster.exec(python, check=False).returncode == 0
@@ -100,7 +100,7 @@ def test_a_picture_where_matplotlib_is_and_a_clear_line_where_not(
     assert ("--plot needs matplotlib: python3 -m pip install" in said) is not there
 
 
-def test_a_broken_speed_changes_nothing(daemon: Daemon, cluster: Cluster) -> None:
+def test_a_broken_speed_changes_nothing(daemon: Daemon, cluster: SlurmCluster) -> None:
     good = eager(mode="observe", extra=NETWORK)
     daemon.configure(good.replace("rack = 200", "rack = -1"))
     try:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.slurm_cluster import SlurmCluster
 
 PROJECT = "/opt/src/slurm-elastic"
 SIZE = "--samples 1024 --epochs 2 --global-batch 32"
@@ -14,7 +14,7 @@ STEPS = 64
 class Run:
     """One job of train_library.py and its directory."""
 
-    def __init__(self, cluster: Cluster, name: str, *, rate: int = 40) -> None:
+    def __init__(self, cluster: SlurmCluster, name: str, *, rate: int = 40) -> None:
         self.cluster = cluster
         self.out = f"/shared/home/alice/training-{name}"
         cluster.exec(f"rm -rf {self.out} {self.out}.log", user="alice")
@@ -78,7 +78,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def reference(cluster: Cluster) -> str:
+def reference(cluster: SlurmCluster) -> str:
     """OUT of an uninterrupted run on one rank."""
     out = "/shared/home/alice/training-reference"
     cluster.exec(
@@ -89,7 +89,9 @@ def reference(cluster: Cluster) -> str:
     return out
 
 
-def test_requeues_in_other_shapes_lose_and_repeat_nothing(cluster: Cluster, reference: str) -> None:
+def test_requeues_in_other_shapes_lose_and_repeat_nothing(
+    cluster: SlurmCluster, reference: str
+) -> None:
     run = Run(cluster, "shapes")
     run.wait_for(8)
     run.requeue(nodes=1, gpus=3)  # SIGTERM finds it training
@@ -104,7 +106,7 @@ def test_requeues_in_other_shapes_lose_and_repeat_nothing(cluster: Cluster, refe
     assert run.log().count("resumed from step") == 2
 
 
-def test_a_cancelled_job_has_saved(cluster: Cluster) -> None:
+def test_a_cancelled_job_has_saved(cluster: SlurmCluster) -> None:
     run = Run(cluster, "cancelled")
     run.wait_for(5)
     cluster.exec(f"scancel {run.job}", user="alice")
@@ -116,7 +118,7 @@ def test_a_cancelled_job_has_saved(cluster: Cluster) -> None:
     assert kept == run.step()
 
 
-def test_ranks_see_the_emulated_devices(cluster: Cluster) -> None:
+def test_ranks_see_the_emulated_devices(cluster: SlurmCluster) -> None:
     """Two a100 take half as long as two v100."""
     times = {}
     for kind in ("a100", "v100"):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import PYTHON, Daemon, eager, gpus, shown, sound
+from tests.support.slurm_cluster import SlurmCluster, until
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
@@ -41,7 +41,7 @@ def _clean(daemon: Daemon) -> Iterator[None]:
             daemon.start()
 
 
-def submit(cluster: Cluster, *options: str, directive: str = "1-4") -> int:
+def submit(cluster: SlurmCluster, *options: str, directive: str = "1-4") -> int:
     job = cluster.sbatch(
         "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
     )
@@ -71,7 +71,9 @@ def lines(log: str, pattern: str) -> list[str]:
     ],
     ids=["policy", "key", "value", "section", "toml", "missing"],
 )
-def test_a_broken_configuration_is_one_line(cluster: Cluster, text: str | None, said: str) -> None:
+def test_a_broken_configuration_is_one_line(
+    cluster: SlurmCluster, text: str | None, said: str
+) -> None:
     cluster.exec("rm -f /tmp/broken.toml", user="selastic")
     if text is not None:
         cluster.exec("cat >/tmp/broken.toml", stdin=text, user="selastic")
@@ -84,7 +86,7 @@ def test_a_broken_configuration_is_one_line(cluster: Cluster, text: str | None, 
         assert said in checked.stderr
 
 
-def test_a_second_selasticd_says_who_is_in_the_way(cluster: Cluster, daemon: Daemon) -> None:
+def test_a_second_selasticd_says_who_is_in_the_way(cluster: SlurmCluster, daemon: Daemon) -> None:
     command = f"selasticd --config {daemon.home}/elastic.toml"
     done = cluster.exec(command, user="selastic", check=False)
     assert done.returncode == 1
@@ -100,7 +102,7 @@ def test_a_second_selasticd_says_who_is_in_the_way(cluster: Cluster, daemon: Dae
 # --- Slurm and munge ---
 
 
-def test_slurmctld_is_down_at_the_start(cluster: Cluster, daemon: Daemon) -> None:
+def test_slurmctld_is_down_at_the_start(cluster: SlurmCluster, daemon: Daemon) -> None:
     daemon.stop()
     job = submit(cluster)
     time.sleep(6)  # slurmctld forgets what is younger
@@ -118,7 +120,7 @@ def test_slurmctld_is_down_at_the_start(cluster: Cluster, daemon: Daemon) -> Non
     assert len(lines(daemon.log()[begun:], "error")) == 1
 
 
-def test_slurmctld_dies_in_a_change(cluster: Cluster, daemon: Daemon) -> None:
+def test_slurmctld_dies_in_a_change(cluster: SlurmCluster, daemon: Daemon) -> None:
     job = submit(cluster, "-Jraw")
     time.sleep(6)  # slurmctld forgets what is younger
     begun = len(daemon.log())
@@ -128,7 +130,7 @@ def test_slurmctld_dies_in_a_change(cluster: Cluster, daemon: Daemon) -> None:
     assert len(lines(daemon.log()[begun:], "nothing is changed until it answers")) <= 1
 
 
-def test_munged_is_down(cluster: Cluster, daemon: Daemon) -> None:
+def test_munged_is_down(cluster: SlurmCluster, daemon: Daemon) -> None:
     job = submit(cluster, "-Jraw")
     begun = len(daemon.log())
     cluster.exec("pkill munged")
@@ -146,7 +148,7 @@ def test_munged_is_down(cluster: Cluster, daemon: Daemon) -> None:
 
 
 @pytest.fixture
-def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
+def shm(cluster: SlurmCluster, daemon: Daemon) -> Iterator[str]:
     """A state directory on a small file system of its own."""
     cluster.exec(f"mkdir -p {SHM}", user="selastic")
     daemon.stop()
@@ -159,7 +161,7 @@ def shm(cluster: Cluster, daemon: Daemon) -> Iterator[str]:
     daemon.start()
 
 
-def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
+def test_the_disk_is_full(cluster: SlurmCluster, daemon: Daemon, shm: str) -> None:
     """What has begun ends well, who was only asked to save goes on, and nothing new is begun."""
     begun = len(daemon.log())
     daemon.configure(eager(mode="advise").replace("{state}", SHM))
@@ -203,7 +205,7 @@ def test_the_disk_is_full(cluster: Cluster, daemon: Daemon, shm: str) -> None:
     ids=["noise", "truncated", "damaged", "newer", "directory"],
 )
 def test_a_ledger_that_cannot_be_used_is_one_line(
-    cluster: Cluster, daemon: Daemon, spoil: str, said: str
+    cluster: SlurmCluster, daemon: Daemon, spoil: str, said: str
 ) -> None:
     state = cluster.exec("mktemp -d /tmp/state.XXXX", user="selastic").stdout.strip()
     whole = f"c('{daemon.home}/ledger.sqlite').backup(c('{state}/ledger.sqlite'))"  # WAL included
@@ -218,7 +220,7 @@ def test_a_ledger_that_cannot_be_used_is_one_line(
     assert re.search(f"^selasticd: ledger {state}/ledger.sqlite: .*{said}", done.stderr)
 
 
-def test_rubbish_within_the_ledger_is_left_out(cluster: Cluster, daemon: Daemon) -> None:
+def test_rubbish_within_the_ledger_is_left_out(cluster: SlurmCluster, daemon: Daemon) -> None:
     job = submit(cluster)
     until(lambda: gpus(cluster, job) == 4)
     daemon.stop()
@@ -240,13 +242,13 @@ def test_rubbish_within_the_ledger_is_left_out(cluster: Cluster, daemon: Daemon)
 # --- lies ---
 
 
-def tell(cluster: Cluster, user: str, *reports: dict) -> list[str]:
+def tell(cluster: SlurmCluster, user: str, *reports: dict) -> list[str]:
     text = "".join(f"{report!r}\n".replace("inf", "1e999") for report in reports)
     done = cluster.exec([PYTHON, "-c", REPORTER], user=user, stdin=text)
     return done.stdout.splitlines()
 
 
-def test_lies_harm_nobody(cluster: Cluster, daemon: Daemon) -> None:
+def test_lies_harm_nobody(cluster: SlurmCluster, daemon: Daemon) -> None:
     job = submit(cluster)
     until(lambda: f"JobId={job}" in daemon.ask("show", str(job), check=False))
     fast = {"job_id": job, "run": 0, "phase": "training", "proven": True, "gpus": 1}

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, until
 from tests.support.selasticd import Daemon, gpus, running, shown
+from tests.support.slurm_cluster import SlurmCluster, until
 
 
 @pytest.fixture
-def daemon(cluster: Cluster) -> Iterator[Daemon]:
+def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, crew=("alice",)) as daemon:
         yield daemon
         cluster.exec("scontrol update nodename=g05 state=resume", check=False)
 
 
-def test_usage_and_sacct_agree(cluster: Cluster, daemon: Daemon) -> None:
+def test_usage_and_sacct_agree(cluster: SlurmCluster, daemon: Daemon) -> None:
     def submit(seconds: int, directive: str, *options: str) -> int:
         words = (f"--elastic={directive}", "-o/dev/null", *options)
         return cluster.sbatch(f"exec sleep {seconds}", *words)

@@ -273,9 +273,9 @@ def one(rng: random.Random) -> str:
 
 def _shown(controller: Controller) -> None:
     """Every answer, to an operator and to alice, printed."""
-    desk = RequestHandler(controller, check=lambda _: {}, reconfigure=lambda: "")
-    history = desk._history({})
-    segments = desk._segments({})
+    handler = RequestHandler(controller, check=lambda _: {}, reconfigure=lambda: "")
+    history = handler._history({})
+    segments = handler._segments({})
     for viewer in (Viewer(uid=0), Viewer(uid=ALICE, operator=False, private=True)):
         ask = {"history": history, "segments": segments}
         view = controller.view

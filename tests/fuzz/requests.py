@@ -11,8 +11,9 @@ from pathlib import Path
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from tests.fuzz.grammar import BREAKERS, Directives
-from tests.fuzz.submit import BAD, CLUSTER_DIR, GRES, LOG, RESERVATIONS, TEXTS, Cluster
+from tests.fuzz.submit import BAD, CLUSTER_DIR, GRES, LOG, RESERVATIONS, TEXTS
 from tests.fuzz.tally import MOST_CRASHES, Tally
+from tests.support.slurm_cluster import SlurmCluster
 
 BATCH = 200
 SOURCE = Path(__file__).with_name("fuzz_requests.c")
@@ -54,7 +55,7 @@ SOUND = (b"2-16", b"8-16", b"1-4,types=a100:v100", b"12", b"2-8,unit=2")
 def run(seconds: float, seed: int) -> Tally:
     """Submit as bob for so long."""
     tally, draw, supply = Tally(), random.Random(seed), Directives(seed)
-    cluster = Cluster(os.environ.get("SELASTIC_CLUSTER", "selastic"))
+    cluster = SlurmCluster(os.environ.get("SELASTIC_CLUSTER", "selastic"))
     status = [str(CLUSTER_DIR / "cluster"), "--name", cluster.name, "status"]
     if subprocess.run(status, capture_output=True, check=False).returncode:
         tally.notes["no cluster is up"] += 1

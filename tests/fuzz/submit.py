@@ -16,7 +16,7 @@ from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
 from tests.fuzz.grammar import BREAKERS, Directives
 from tests.fuzz.tally import MOST_CRASHES, Tally
-from tests.support.cluster import CLUSTER_DIR, Cluster
+from tests.support.slurm_cluster import CLUSTER_DIR, SlurmCluster
 
 BATCH = 200
 RUNNER = Path(__file__).with_name("fuzz_commands.py")
@@ -186,7 +186,7 @@ class Commands:
 def run(seconds: float, seed: int) -> Tally:
     """Try commands as bob for so long."""
     tally = Tally()
-    cluster = Cluster(os.environ.get("SELASTIC_CLUSTER", "selastic"))
+    cluster = SlurmCluster(os.environ.get("SELASTIC_CLUSTER", "selastic"))
     status = [str(CLUSTER_DIR / "cluster"), "--name", cluster.name, "status"]
     if subprocess.run(status, capture_output=True, check=False).returncode:
         tally.notes["no cluster is up"] += 1
@@ -260,7 +260,7 @@ def _judge(case: Case, code: int, err: bytes) -> str:
     return "" if ours or code else "says nothing"
 
 
-def _after(cluster: Cluster, submitted: dict[int, Case], begun: int) -> list[str]:
+def _after(cluster: SlurmCluster, submitted: dict[int, Case], begun: int) -> list[str]:
     """What is wrong with the jobs that were submitted, and with the log; cancels the jobs."""
     faults = []
     if submitted:
@@ -280,11 +280,11 @@ def _after(cluster: Cluster, submitted: dict[int, Case], begun: int) -> list[str
     return faults[:5]
 
 
-def _jobs(cluster: Cluster) -> dict[int, str]:
+def _jobs(cluster: SlurmCluster) -> dict[int, str]:
     """AdminComment by job."""
     text = cluster.exec(f"squeue --json {ASCII}").stdout
     return {job["job_id"]: job["admin_comment"] for job in json.loads(text, strict=False)["jobs"]}
 
 
-def _daemon(cluster: Cluster) -> str:
+def _daemon(cluster: SlurmCluster) -> str:
     return cluster.exec("pgrep -x slurmctld-wlm || pgrep -o slurmctld").stdout

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clusters import Cluster, node
 from benchmarks.elastic_batch import plain
 from slurm_elastic.config.schema import (
     Config,
@@ -22,6 +21,7 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.policies.elastic_batch.division import divide, greedy
 from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as Policy
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node
 
 TYPES = ("a100", "v100")
 

@@ -5,11 +5,18 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sia_properties import CASES, TYPES, config, invent, question
 
 from slurm_elastic.core.application import LayerCost, Prefixes
 from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.sia.sia import Sia
+from tests.support.reasons import words
+from tests.support.sia_strategies import (
+    CASES,
+    TYPES,
+    random_cluster,
+    random_config,
+    random_question,
+)
 
 
 def freezing(rng, cluster, share=0.7):
@@ -40,38 +47,38 @@ def freezing(rng, cluster, share=0.7):
 @given(*CASES)
 def test_it_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, seed):
     rng = random.Random(seed)
-    settled = config(rng)
-    cluster = invent(rng, nodes, jobs)
+    config = random_config(rng)
+    cluster = random_cluster(rng, nodes, jobs)
     freezing(rng, cluster)
-    asked = question(cluster, seed)
-    proposals, state = IceFrog(settled).decide(asked, {})
+    asked = random_question(cluster, seed)
+    proposals, state = IceFrog(config).decide(asked, {})
     assert {p.job_id for p in proposals} == set(asked.jobs)
     used = dict.fromkeys(TYPES, 0)
     for proposal in proposals:
         job = asked.snapshot.job[proposal.job_id]
         for alternative in proposal.alternatives:
-            assert alternative.reason
+            assert words(alternative.reason)
             if alternative.gpus:
                 assert job.directive.allows(alternative.gpus, alternative.gpu_type)
         best = proposal.alternatives[0]
         if best.gpus:
             used[best.gpu_type] += best.gpus
         learned = cluster.records[proposal.job_id].learned
-        if "frozen" in best.reason:
+        if "frozen" in words(best.reason):
             prefixes = learned.prefixes
             frozen = int(best.reason.partition("layers 1-")[2].partition(" ")[0])
             assert 0 < frozen <= min(prefixes.certified, prefixes.layers - 1)
             assert dict(prefixes.penalties)[frozen] <= prefixes.max_penalty
     assert all(used[t] <= asked.capacity[t] for t in TYPES)
-    assert IceFrog(settled).decide(asked, dict(state))[0] == proposals
+    assert IceFrog(config).decide(asked, dict(state))[0] == proposals
 
 
 @settings(max_examples=60, deadline=None)
 @given(*CASES, st.booleans())
 def test_when_nobody_may_freeze_it_decides_what_sia_decides(nodes, jobs, seed, certified):
     rng = random.Random(seed)
-    settled = config(rng)
-    cluster = invent(rng, nodes, jobs)
+    config = random_config(rng)
+    cluster = random_cluster(rng, nodes, jobs)
     if certified:
         freezing(rng, cluster)
         for job_id, record in cluster.records.items():
@@ -79,5 +86,5 @@ def test_when_nobody_may_freeze_it_decides_what_sia_decides(nodes, jobs, seed, c
                 none = dataclasses.replace(record.learned.prefixes, penalties=())
                 learned = dataclasses.replace(record.learned, prefixes=none)
                 cluster.records[job_id] = dataclasses.replace(record, learned=learned)
-    asked = question(cluster, seed)
-    assert IceFrog(settled).decide(asked, {}) == Sia(settled).decide(asked, {})
+    asked = random_question(cluster, seed)
+    assert IceFrog(config).decide(asked, {}) == Sia(config).decide(asked, {})

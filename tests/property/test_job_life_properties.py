@@ -6,13 +6,13 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.cluster import Allocation, JobState
 from slurm_elastic.core.plan import Action
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 ROUND_S = 30.0
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.trainings import training
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.application import JobClass
 from slurm_elastic.policies import policy_protocol
@@ -16,11 +15,12 @@ from slurm_elastic.round import decide_round
 from slurm_elastic.simulator import simulation
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.synthetic_applications import synthetic_application
 
 PROFILES = {
-    "short": training("short", seconds=300.0, restart_s=10.0),
-    "long": training("long", seconds=3000.0, restart_s=70.0),
-    "pipe": training(
+    "short": synthetic_application("short", seconds=300.0, restart_s=10.0),
+    "long": synthetic_application("long", seconds=3000.0, restart_s=70.0),
+    "pipe": synthetic_application(
         "pipe", seconds=2000.0, units={"t4": 4, "a100": 2}, micro_batches=8, restart_s=0.0
     ),
 }

@@ -1,4 +1,4 @@
-"""A server of the controller's socket with plain seals, and requests to it."""
+"""A running server of the controller's socket, and requests to it without munge."""
 
 import json
 import socket
@@ -11,9 +11,12 @@ from tests.support.fake_controller import FakeLog
 
 
 @contextmanager
-def serving(desk, log=None, seals=None, rate=1e6):
+def serving(backend, log=None, seals=None, rate=1e6):
     server = socket_server.Server(
-        schema.ApiSettings(listen="127.0.0.1:0", rate_per_user=rate), desk, log or FakeLog(), seals
+        schema.ApiSettings(listen="127.0.0.1:0", rate_per_user=rate),
+        backend,
+        log or FakeLog(),
+        seals,
     )
     server.start()
     try:
@@ -23,7 +26,7 @@ def serving(desk, log=None, seals=None, rate=1e6):
 
 
 def ask(server, uid, op, timeout=5.0, v=1, **args):
-    """One request with plain seals."""
+    """Return the answer to one request without munge."""
     body = json.dumps({"uid": uid, "nonce": "n", "content": {"v": v, "op": op, **args}}).encode()
     with socket.create_connection(server.address, timeout=timeout) as sock:
         sock.sendall(struct.pack("!I", len(body)) + body)

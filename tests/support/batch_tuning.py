@@ -32,22 +32,24 @@ class TuningController:
     """Parts of a controller that tune the batches of running jobs; its ledger is in memory."""
 
     def __init__(self, *, tunes=True, policy="sia"):
-        self.book = JobStore(Ledger(":memory:"), schema.parse(f'[controller]\npolicy = "{policy}"'))
-        self.book.learning.adaptive_batches = tunes
+        self.store = JobStore(
+            Ledger(":memory:"), schema.parse(f'[controller]\npolicy = "{policy}"')
+        )
+        self.store.learning.adaptive_batches = tunes
         self.outbox, self.reports = OrderOutbox(), {}
         self.tuner = BatchTuner(self.outbox.tell)
 
     def hear(self, of, told):
-        self.book.take(told, of, 0.0)
+        self.store.take(told, of, 0.0)
         self.reports[of.job_id] = told
 
     def records(self, *jobs):
-        return self.book.records(Snapshot(time=1000.0, nodes=NODES, jobs=jobs), {})
+        return self.store.records(Snapshot(time=1000.0, nodes=NODES, jobs=jobs), {})
 
     def round(self, *jobs, act=True, leave=()):
         snapshot = Snapshot(time=1000.0, nodes=NODES, jobs=jobs)
         return self.tuner.round(
-            snapshot, self.book.records(snapshot, {}), self.reports, act=act, leave=leave
+            snapshot, self.store.records(snapshot, {}), self.reports, act=act, leave=leave
         )
 
     def batch(self, job_id=7, run=0):

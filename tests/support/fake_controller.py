@@ -1,17 +1,24 @@
-"""A controller that knows two users' jobs, and a munge that believes what it is told."""
+"""A backend with the jobs of two users, a log, and authentication that accepts any claimed uid."""
 
 import json
 import threading
 
 from slurm_elastic.controller.server.request_auth import RequestAuthError
-from slurm_elastic.controller.server.socket_server import RequestRefusedError
+from slurm_elastic.controller.server.requests import (
+    JOB_COMMANDS,
+    OPERATOR_COMMANDS,
+    QUESTIONS,
+    RequestRefusedError,
+)
 from slurm_elastic.core.report import Orders
 from slurm_elastic.rpc.frames import Message
 
 ALICE, BOB, OPERATOR = 2001, 2002, 2000
 
 
-class FakeDesk:
+class FakeBackend:
+    """RequestBackend that keeps what it is asked; `args` of a question select a failure."""
+
     def __init__(self, owners=None):
         self.owners = owners or {4711: ALICE, 4722: BOB}
         self.is_private = False
@@ -43,6 +50,7 @@ class FakeDesk:
         return Orders(seq=self.seq, reason=f"of {job_id}.{run}")
 
     def question(self, uid, op, args):
+        assert op in QUESTIONS
         self.asked.append((uid, op, args))
         if args.get("fail") == "refuse":
             raise RequestRefusedError("not now: ask later")
@@ -53,11 +61,14 @@ class FakeDesk:
         return {"op": op, "job_ids": args.get("job_ids")}
 
     def command(self, uid, op, args):
+        assert op in (*JOB_COMMANDS, *OPERATOR_COMMANDS)
         self.asked.append((uid, op, args))
         return {"results": [{"job_id": i, "ok": True, "text": op} for i in args.get("job_ids", ())]}
 
 
 class FakeLog:
+    """EventLog that keeps its lines, each with its level."""
+
     def __init__(self):
         self.lines = []
 
@@ -74,8 +85,8 @@ class FakeLog:
         return [text for kind, text in self.lines if level in (None, kind)]
 
 
-class PlainSeals:
-    """Frames are JSON: {"uid": …, "nonce": …, "content": …}. Whoever says it is root, is root."""
+class PlainAuth:
+    """RequestAuth for frames of JSON {"uid": …, "nonce": …, "content": …}; any uid is accepted."""
 
     def trouble(self):
         return ""

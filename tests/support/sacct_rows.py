@@ -1,4 +1,4 @@
-"""What sacct said of a small performance."""
+"""Output of sacct for a small run of the demo."""
 
 ROWS = """\
 5|gpt|alice|REQUEUED|0:0|100|102|135|billing=4,cpu=4,gres/gpu:a100=4,gres/gpu=4,mem=2000M,node=1|g01|00:00:00

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.cluster import PATIENCE, Cluster, until
+from tests.support.slurm_cluster import PATIENCE, SlurmCluster, until
 
 CREW = Path(__file__).parents[1] / "cluster" / "drivers" / "crew.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
@@ -52,7 +52,7 @@ class Daemon:
     NODE = "ctld"
 
     def __init__(
-        self, cluster: Cluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
+        self, cluster: SlurmCluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
     ) -> None:
         self.cluster = cluster
         make = "d=$(mktemp -d /tmp/selasticd.XXXXXX) && chmod 755 $d && echo $d"
@@ -162,7 +162,7 @@ class Daemon:
 
 @contextmanager
 def running(
-    cluster: Cluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
+    cluster: SlurmCluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
 ) -> Iterator[Daemon]:
     """Run a `Daemon` until the end of the context."""
     daemon = Daemon(cluster, text, crew=crew)
@@ -189,7 +189,7 @@ def eager(*, mode: str = "act", queue: str = "slurm", keep: float = 120, extra: 
     return EAGER.format(mode=mode, queue=queue, keep=keep, state="{state}") + extra
 
 
-def shown(cluster: Cluster, job: int | str) -> dict[str, Any]:
+def shown(cluster: SlurmCluster, job: int | str) -> dict[str, Any]:
     """One job as slurmctld shows it."""
     text = cluster.exec(["scontrol", "show", "job", str(job), "-d", "--json"]).stdout
     task = int(str(job).partition("_")[2] or -1)  # Slurm shows the whole array
@@ -197,7 +197,7 @@ def shown(cluster: Cluster, job: int | str) -> dict[str, Any]:
     return next((j for j in jobs if task in (-1, j["array_task_id"]["number"])), jobs[0])
 
 
-def held(cluster: Cluster, job: int | str) -> dict[str, int]:
+def held(cluster: SlurmCluster, job: int | str) -> dict[str, int]:
     """GPUs by node that a running job has."""
     found = shown(cluster, job)
     if found["job_state"] != ["RUNNING"]:
@@ -209,12 +209,12 @@ def held(cluster: Cluster, job: int | str) -> dict[str, int]:
     return dict(zip(nodes, counts, strict=True))
 
 
-def gpus(cluster: Cluster, job: int | str) -> int:
+def gpus(cluster: SlurmCluster, job: int | str) -> int:
     """GPUs that a running job has."""
     return sum(held(cluster, job).values())
 
 
-def reservations(cluster: Cluster) -> list[str]:
+def reservations(cluster: SlurmCluster) -> list[str]:
     """Names of ours."""
     text = cluster.exec("scontrol -o show res | grep -oE 'selastic_[0-9]+' || true").stdout
     return sorted(set(text.split()))

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 from clusterlib.lifecycle import container
 
-from tests.support.cluster import Cluster
 from tests.support.needs import require
+from tests.support.slurm_cluster import SlurmCluster
 
 _DEVICE = "eth0"
 
 
-def _tc(cluster: Cluster, node: str, *words: str, check: bool = True) -> None:
+def _tc(cluster: SlurmCluster, node: str, *words: str, check: bool = True) -> None:
     pid = _docker("inspect", "-f", "{{.State.Pid}}", container(cluster.name, node))
     command = ["nsenter", "-t", pid, "-n", "tc", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -26,7 +26,9 @@ def _docker(*words: str) -> str:
 
 
 @contextmanager
-def slow(cluster: Cluster, pairs: Iterable[tuple[str, str]], *, kbit_s: float) -> Iterator[None]:
+def slow(
+    cluster: SlurmCluster, pairs: Iterable[tuple[str, str]], *, kbit_s: float
+) -> Iterator[None]:
     """What the first node of each pair sends to the second shares this rate, node by node.
 
     Skips the test where the host does not let us shape its containers' interfaces.

@@ -12,7 +12,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.errors import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.simulate import simulation_inputs
+from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -165,11 +165,9 @@ def _write(found: Sequence[_Found], jobs_csv: str | None, plot: str | None, titl
         plots.draw_comparison(drawn, Path(plot), title=jobs)
 
 
-def answer(found: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """Figures of each policy, with ratios to the first."""
-    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
-
-    figures = {name: summary(results) for name, results in found.items()}
+def answer(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """Return the figures of each policy, with ratios to the first."""
+    figures = {name: simulation_answer.elastic_figures(runs) for name, runs in results.items()}
     first = next(iter(figures.values()))
     return {
         "workloads": first["workloads"],
@@ -200,10 +198,10 @@ def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> lis
         ),
         *_table(rows, _FIGURES),
         *(
-            f"{name} turned {one['dropped']} jobs away, which its row does not count: compare the"
+            f"{name} rejected {one['dropped']} jobs, which its row does not count; compare the"
             " numbers of jobs, too"
             for name, one in said["policies"].items()
-            if one.get("dropped")
+            if one["dropped"]
         ),
     ]
 
@@ -277,8 +275,8 @@ def _past(
     ]
     results = iter(simulation_inputs.run(tasks, inputs))
     found = {name: {text: next(results) for text in scalings} for name in names}
-    figures = {
-        name: {text: result.summary() for text, result in runs.items()}
+    figures: dict[str, dict[str, dict[str, Any]]] = {
+        name: {text: dict(simulation_answer.elastic_figures((run,))) for text, run in runs.items()}
         for name, runs in found.items()
     }
     first = figures[names[0]]

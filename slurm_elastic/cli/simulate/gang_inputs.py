@@ -12,7 +12,7 @@ import click
 from slurm_elastic.cli import options
 from slurm_elastic.cli.errors import USAGE, CliError
 from slurm_elastic.cli.formatting import clean, digits
-from slurm_elastic.cli.simulate import progress, simulation_inputs
+from slurm_elastic.cli.simulate import progress, simulation_answer, simulation_inputs
 
 if TYPE_CHECKING:
     from slurm_elastic.models.communication import Communication
@@ -167,14 +167,17 @@ def run(
     return results
 
 
-def put(results: Sequence[GangResult], *, as_json: bool, jobs_csv: str | None) -> None:
+def put(
+    results: Sequence[GangResult], *, cluster: str, as_json: bool, jobs_csv: str | None
+) -> None:
     """Print the answer, and write the rows."""
     from slurm_elastic.simulator.gangs.gang_results import jobs_csv as rows  # noqa: PLC0415
 
     if jobs_csv is not None:
         simulation_inputs.write_text(jobs_csv, rows(results), "--jobs-csv")
     if as_json:
-        options.put_json(simulation_inputs.plain({"each": [r.summary() for r in results]}))
+        answer = simulation_answer.gang_answer(results, cluster)
+        options.put_json(simulation_inputs.plain(answer))
     elif jobs_csv != "-":
         for result in results:
             options.put(shown(result))

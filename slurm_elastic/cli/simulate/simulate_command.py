@@ -12,9 +12,10 @@ from click.core import ParameterSource
 
 from slurm_elastic.cli import options
 from slurm_elastic.cli.formatting import clean, digits
-from slurm_elastic.cli.simulate import gang_inputs, simulation_inputs
+from slurm_elastic.cli.simulate import gang_inputs, simulation_answer, simulation_inputs
 
 if TYPE_CHECKING:
+    from slurm_elastic.cli.simulate.simulation_answer import SimulationAnswer
     from slurm_elastic.simulator.results import Result
 
 
@@ -53,8 +54,10 @@ def simulate(
         chosen = context.get_parameter_source("policy") is not ParameterSource.DEFAULT
         with simulation_inputs.refusals():
             gang_inputs.refuse(inputs, plot)
-            found = gang_inputs.run(workloads, policy if chosen else "dally", inputs, gangs)
-            gang_inputs.put(found, as_json=json_, jobs_csv=jobs_csv)
+            gang_runs = gang_inputs.run(workloads, policy if chosen else "dally", inputs, gangs)
+            gang_inputs.put(
+                gang_runs, cluster=inputs.cluster or "", as_json=json_, jobs_csv=jobs_csv
+            )
         return
     gangs.unused()
     with simulation_inputs.refusals():
@@ -65,10 +68,11 @@ def simulate(
         tasks = [simulation_inputs.task(one, machines, inputs, policy) for one in loaded]
         results = simulation_inputs.run(tasks, inputs)
         _write(results, jobs_csv, plot)
+    answer = simulation_answer.elastic_answer(results)
     if json_:
-        options.put_json(simulation_inputs.plain(answer(results)))
+        options.put_json(simulation_inputs.plain(answer))
     elif jobs_csv != "-":
-        options.put(shown(results))
+        options.put(shown(results, answer))
 
 
 def _write(results: Sequence[Result], jobs_csv: str | None, plot: str | None) -> None:
@@ -81,75 +85,67 @@ def _write(results: Sequence[Result], jobs_csv: str | None, plot: str | None) ->
         plots.draw_run(results, Path(plot))
 
 
-def answer(results: Sequence[Result]) -> dict[str, Any]:
-    """The whole answer: figures over all workloads, then those of each."""
-    from slurm_elastic.simulator.results import summary  # noqa: PLC0415
-
-    notes = sorted({n for r in results for n in r.notes})
-    return {**summary(results), "notes": notes, "each": [r.summary() for r in results]}
-
-
-def shown(results: Sequence[Result]) -> list[str]:
-    """The answer for people."""
-    said = answer(results)
-    gpus = sum(g for _, g in results[0].gpus)
+def shown(results: Sequence[Result], answer: SimulationAnswer) -> list[str]:
+    """Return the answer as lines of text."""
     many = clean(results[0].workload) if len(results) == 1 else f"{len(results)} workloads"
-    lost = said["gpu_h_lost_per_job"] / said["gpu_h_per_job"] if said["gpu_h_per_job"] else 0.0
+    gpu_h = answer["gpu_h_per_job"]
+    lost = answer["gpu_h_lost_per_job"] / gpu_h if gpu_h else 0.0
     lines = [
         (
-            f"{said['jobs']} jobs of {many}, policy {said['policy']}, on {said['cluster']}"
-            f" ({gpus} GPUs)"
+            f"{answer['jobs']} jobs of {many}, policy {answer['policy']}, on {answer['cluster']}"
+            f" ({answer['gpus']} GPUs)"
         ),
         (
-            f"  completion time   {_hours(said['avg_jct_h'])} on average,"
-            f" {_hours(said['p50_jct_h'])} median, {_hours(said['p99_jct_h'])} p99"
+            f"  completion time   {_hours(answer['avg_jct_h'])} on average,"
+            f" {_hours(answer['p50_jct_h'])} median, {_hours(answer['p99_jct_h'])} p99"
         ),
-        f"  makespan          {_hours(said['makespan_h'])}",
+        f"  makespan          {_hours(answer['makespan_h'])}",
         (
-            f"  GPU time          {digits(said['gpu_h_per_job'])} GPU h per job, {100 * lost:.1f} %"
-            f" of it in restarts; {100 * said['utilisation']:.0f} % of the cluster"
+            f"  GPU time          {digits(gpu_h)} GPU h per job, {100 * lost:.1f} %"
+            f" of it in restarts; {100 * answer['utilisation']:.0f} % of the cluster"
         ),
-        f"  restarts          {said['restarts_per_job']:.2f} per job",
+        f"  restarts          {answer['restarts_per_job']:.2f} per job",
         (
-            f"  contention        {said['contention_mean']:.1f} jobs at once on average,"
-            f" {said['contention_max']} at most"
+            f"  contention        {answer['contention_mean']:.1f} jobs at once on average,"
+            f" {answer['contention_max']} at most"
         ),
         (
-            f"  policy            {said['policy_ms_p50']:.1f} ms per round,"
-            f" {said['policy_ms_p95']:.1f} ms p95; simulation {digits(said['cpu_s'])} s of CPU"
+            f"  policy            {answer['policy_ms_p50']:.1f} ms per round,"
+            f" {answer['policy_ms_p95']:.1f} ms p95; simulation {digits(answer['cpu_s'])} s of CPU"
         ),
     ]
-    if said.get("dropped"):
+    if answer["dropped"]:
         lines.insert(
-            1, f"  turned away       {said['dropped']} more jobs, which count in nothing below"
+            1,
+            f"  rejected          {answer['dropped']} more jobs, not counted in the figures below",
         )
     if any(r.crossing_gpu_s for r in results):
         lines.insert(
             -1,
-            f"  crossing racks    {digits(said['crossing_gpu_h'])} GPU h lost to communication"
-            " between racks",
+            f"  crossing racks    {digits(answer['crossing_gpu_h'] or 0.0)} GPU h lost to"
+            " communication between racks",
         )
-    if "freezing_layers" in said:
+    if answer["freezing_layers"] is not None:
         lines.insert(
             -1,
-            f"  freezing          {100 * said['freezing_layers']:.0f} % of the layers on average;"
-            f" {100 * said['freezing_lost']:.1f} % more progress to make for it",
+            f"  freezing          {100 * answer['freezing_layers']:.0f} % of the layers on average;"
+            f" {100 * (answer['freezing_lost'] or 0):.1f} % more progress to make for it",
         )
-    if not math.isnan(said["unfair_fraction"]):
+    if answer["unfair_fraction"] is not None and not math.isnan(answer["unfair_fraction"]):
         lines.insert(
             -1,
-            f"  fairness          rho {said['rho_mean']:.2f} on average,"
-            f" {said['rho_max']:.2f} at most;"
-            f" {100 * said['unfair_fraction']:.1f} % of the jobs above 1",
+            f"  fairness          rho {answer['rho_mean']:.2f} on average,"
+            f" {answer['rho_max']:.2f} at most;"
+            f" {100 * answer['unfair_fraction']:.1f} % of the jobs above 1",
         )
     if len(results) > 1:
         lines += [
             f"  {clean(r.workload)}: {_hours(s['avg_jct_h'])} on average, makespan"
             f" {_hours(s['makespan_h'])}, {s['restarts_per_job']:.2f} restarts per job"
-            for r, s in zip(results, said["each"], strict=True)
+            for r, s in zip(results, answer["each"], strict=True)
         ]
-    if said["notes"]:
-        lines.append(f"  notes             {len(said['notes'])} of rounds; --json lists them")
+    if answer["notes"]:
+        lines.append(f"  notes             {len(answer['notes'])} of rounds; --json lists them")
     return lines
 
 

@@ -125,7 +125,7 @@ def _pace(
     wanted = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
     if gpus >= wanted:  # more than MAX it never gets, whatever it was submitted with
         return 1.0
-    asked = shape.asked_type(job.submission.shape) if job.submission else ""
+    asked = shape.submitted_type(job.submission.shape) if job.submission else ""
     told = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
     kind, gpu_type = asked or gpu_type, gpu_type or asked
 

@@ -1,16 +1,16 @@
-"""`[placement] mode = "delay"`: under any policy, a job waits a while for a near place.
+"""Delay gate: with `[placement] mode = "delay"` a job waits a limited time for a near place.
 
-After Dally's delay timers (arXiv 2401.16492), for the rounds and for elastic jobs; our
-definition. A place is *near* when it is on as few nodes, in as few racks, as its GPUs take. One
-that is not is accepted at once when the job loses no more than `tolerance` of its speed there by
-its own model (stated curve, corrected by what was measured), so that jobs that do not suffer
-never wait. Else more nodes, or more racks, are accepted after a while that
-placement/delay/wait_timers.py tells. A refused place falls back to the policy's next alternative,
-at last to what the job has; giving GPUs up, and moving at its size, are not its business.
+After Dally's delay timers (arXiv 2401.16492), for elastic jobs under any policy; our definition. A
+place is *near* when it is on as few nodes, in as few racks, as its GPUs take. Another one is
+accepted at once when the job loses no more than `tolerance` of its speed there by its own model
+(configured curve, corrected by measurements), so that jobs that do not suffer never wait. Else
+more nodes, or more racks, are accepted after the time that placement/delay/wait_timers.py gives. A
+refused place falls back to the policy's next alternative, at last to what the job has. Shrinks,
+and moves at the same size, do not pass the gate.
 
-Nothing is reserved for wide jobs that wait here: whose wait is over takes any place, so a wide
-job is never kept from starting by the gate for longer than its limit, and whether there are GPUs
-enough is the policy's business, which decides anew each round and may take them from others.
+Nothing is reserved for wide jobs that wait here: a job whose wait is over takes any place, so the
+gate delays no start for longer than its limit. Whether there are GPUs enough is up to the policy,
+which decides anew each round and may take them from other jobs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from slurm_elastic.config.schema import PlacementSettings
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
 from slurm_elastic.placement.eligibility import RoundJob
@@ -31,13 +32,13 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 
 @dataclass(frozen=True, slots=True)
 class RefusedPlace:
-    """A place that a job would not take.
+    """Place that a job refused.
 
     Attributes:
-        tier: what it waits for, one `node` or one `rack` less.
+        tier: `node` or `rack`: the job waits for fewer of these.
         since: when its wait began (epoch s).
         gpus: of the place.
-        until: when it will take such a place (epoch s); inf: never.
+        until: when it accepts such a place (epoch s); inf: never.
     """
 
     tier: str
@@ -48,10 +49,10 @@ class RefusedPlace:
 
 @dataclass(slots=True)
 class DelayGate:
-    """The timers at the time of one round; it notes whom it made wait.
+    """Timers at the time of one round, and the refusals made with them.
 
     Attributes:
-        state: of the last round (delay_patience.py).
+        state: of the last round (wait_timers.py).
     """
 
     placement: PlacementSettings
@@ -65,21 +66,21 @@ class DelayGate:
 
     @property
     def open(self) -> bool:
-        """Whether everybody takes what there is."""
+        """Whether every place is accepted."""
         return self.placement.mode != "delay"
 
-    def refusal(self, tenant: RoundJob, target: Allocation) -> str:
-        """Why a job rather waits than takes this place, or ""."""
+    def refusal(self, tenant: RoundJob, target: Allocation) -> Reason | None:
+        """Return why a job waits instead of taking this place, or None."""
         current = tenant.current
         grows = current is None or (
             target.gpus > current.gpus or target.gpu_type != current.gpu_type
         )
         if self.open or not grows:
-            return ""
+            return None
         nodes, racks = self.frame.topology.spread(target.nodes)
         fewest, least = self.nearest(tenant, target)
         if nodes <= fewest and racks <= least:
-            return ""
+            return None
         kind, gpus = target.gpu_type, target.gpus
         best = tenant.model.speed(kind, gpus, fewest, least)
         part = tenant.speed(self.frame, target) / best if best > 0 else 1.0
@@ -89,24 +90,26 @@ class DelayGate:
         since = self._since(tenant)
         waited = max(0.0, self.frame.snapshot.time - since)
         if 1 - part <= self._patience.accepted_loss(waited, limit):
-            return ""
+            return None
         until = since + self._patience.accepts_at_s(1 - part, limit)
         first = self._refused.get(tenant.job.job_id)
         if first is None:
             self._refused[tenant.job.job_id] = RefusedPlace(tier, since, gpus, until)
         elif until < first.until:
             self._refused[tenant.job.job_id] = RefusedPlace(first.tier, since, first.gpus, until)
-        over = f"{racks} racks" if racks > least else f"{nodes} nodes"
-        near = f"{_count(least, 'rack')}" if racks > least else f"{_count(fewest, 'node')}"
         # Not numbers of the timers, which move, but what is true of this place.
-        most = "any length of time" if np.isinf(until) else f"at most {until - since:.0f} s"
-        return (
-            f"over {over} it would run at {part:.2f} of its speed in {near}; it waited"
-            f" {waited:.0f} s of {most} for that"
+        return Reason(
+            "place-too-far",
+            unit="rack" if racks > least else "node",
+            spread=racks if racks > least else nodes,
+            nearest=least if racks > least else fewest,
+            speed=part,
+            waited_s=waited,
+            limit_s=until - since,
         )
 
     def nearest(self, tenant: RoundJob, target: Allocation) -> tuple[int, int]:
-        """(nodes, racks): the fewest that so many GPUs take on this cluster."""
+        """Return the fewest (nodes, racks) that this number of GPUs takes on this cluster."""
         kind, gpus = target.gpu_type, target.gpus
         most = self.frame.per_node.get(kind, 1)
         unit = tenant.directive.unit_for(kind)
@@ -116,16 +119,16 @@ class DelayGate:
         return fewest, -(-fewest // max(1, largest))
 
     def wake(self, waiting: Iterable[int]) -> float | None:
-        """When the first of the jobs that still wait will take what it refused (epoch s)."""
+        """Return when the first waiting job accepts what it refused (epoch s); None: none does."""
         now = self.frame.snapshot.time
         ahead = [self._refused[j].until for j in waiting if j in self._refused]
         return min((at for at in ahead if now < at < np.inf), default=None)
 
     def after(self, everyone: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
-        """The state for the next round.
+        """Return the state for the next round.
 
         Args:
-            everyone: all elastic jobs, each with what it shall hold now.
+            everyone: all elastic jobs, each with its target.
         """
         if self.open:
             return {}
@@ -152,7 +155,7 @@ class DelayGate:
         return self._patience.after(ended, waiting)
 
     def _found(self, tenant: RoundJob, target: Allocation, tier: str) -> str:
-        """The tier that a wait counts for: what was waited for; as published, what was found."""
+        """Return the tier that a wait counts for: the awaited one; as published, the one found."""
         if self._patience.ages:
             return tier
         nodes, racks = self.frame.topology.spread(target.nodes)
@@ -162,7 +165,7 @@ class DelayGate:
         return NODE if nodes <= fewest else RACK
 
     def _since(self, tenant: RoundJob) -> float:
-        """When it began to wait."""
+        """Return when the job began to wait (epoch s)."""
         job, record = tenant.job, tenant.record
         if tenant.current is None:
             began = job.submit_time
@@ -172,7 +175,3 @@ class DelayGate:
             began = job.start_time or 0.0
         running = tenant.current is not None
         return self._patience.since(job.key, began=began, running=running)
-
-
-def _count(number: int, word: str) -> str:
-    return f"one {word}" if number == 1 else f"{number} {word}s"

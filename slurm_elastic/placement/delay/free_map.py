@@ -1,4 +1,4 @@
-"""Free GPUs by link domain, node and rack: where a gang could sit, and how far apart.
+"""Free GPUs by link domain, node and rack: the places of gangs, and how far apart they reach.
 
 A *domain* is a set of GPUs of one node that reach each other without leaving
 their own links (NVLink island, PCIe switch); a *place* says how many GPUs of
@@ -24,7 +24,7 @@ Place = tuple[tuple[int, int], ...]
 
 
 class GangTier(enum.IntEnum):
-    """The highest link that a gang's communication crosses; lower is faster."""
+    """Highest link that a gang's communication crosses; lower is faster."""
 
     SINGLE = 0
     NODE = 1
@@ -34,12 +34,12 @@ class GangTier(enum.IntEnum):
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """The fixed layout.
+    """Domains, nodes and racks of the cluster; fixed.
 
     Attributes:
         size: GPUs of each domain.
-        node_of: node of each domain, not falling.
-        rack_of: rack of each node, not falling.
+        node_of: node of each domain, ascending.
+        rack_of: rack of each node, ascending.
     """
 
     size: tuple[int, ...]
@@ -48,7 +48,7 @@ class NodeLayout:
 
     @classmethod
     def regular(cls, *, racks: int, nodes: int, gpus: int, domains: int = 1) -> NodeLayout:
-        """Equal racks of equal nodes; `domains` link domains share the GPUs of a node.
+        """Return equal racks of equal nodes; `domains` link domains share the GPUs of a node.
 
         Raises:
             ValueError: the domains do not divide a node's GPUs, or something is below 1.
@@ -103,12 +103,12 @@ class NodeLayout:
         )
 
     def span(self, place: Place) -> tuple[int, int, int]:
-        """(racks, nodes, domains) that a place reaches over."""
+        """Return the number of (racks, nodes, domains) that a place covers."""
         nodes = {self.node_of[d] for d, _ in place}
         return len({self.rack_of[n] for n in nodes}), len(nodes), len(place)
 
     def tier(self, place: Place) -> GangTier:
-        """The tier of a place."""
+        """Return the tier of a place."""
         racks, nodes, _ = self.span(place)
         if racks > 1:
             return GangTier.NETWORK
@@ -118,7 +118,7 @@ class NodeLayout:
 
 
 class FreeMap:
-    """How many GPUs of each domain, node and rack are free. Mutable.
+    """Free GPUs of each domain, node and rack. Mutable.
 
     Attributes:
         free: by domain; `node` and `rack` are the sums over nodes and racks.
@@ -132,14 +132,14 @@ class FreeMap:
         self.free_total = sum(self.free)
 
     def copy(self) -> FreeMap:
-        """An independent room with the same contents."""
+        """Return an independent map with the same contents."""
         other = object.__new__(FreeMap)
         other.sites, other.free_total = self.sites, self.free_total
         other.free, other.node, other.rack = list(self.free), list(self.node), list(self.rack)
         return other
 
     def take(self, place: Place) -> None:
-        """Give a place away.
+        """Allocate a place.
 
         Raises:
             ValueError: it is not free.
@@ -147,15 +147,15 @@ class FreeMap:
         self._move(place, -1)
 
     def give(self, place: Place) -> None:
-        """Take a place back."""
+        """Free a place."""
         self._move(place, 1)
 
     def holds(self, place: Place) -> bool:
-        """Whether a place is free."""
+        """Return whether a place is free."""
         return all(self.free[d] >= g for d, g in place)
 
     def fill(self, domains: Iterable[int], gpus: int) -> Place:
-        """GPUs from these domains, each emptied before the next; () when they have too few."""
+        """Return a place in these domains, each used up before the next; () without room."""
         found = []
         for domain in domains:
             share = min(self.free[domain], gpus)
@@ -167,16 +167,16 @@ class FreeMap:
         return ()
 
     def in_node(self, node: int, gpus: int) -> Place:
-        """GPUs of one node, in order of its domains."""
+        """Return a place in one node, in order of its domains."""
         return self.fill(self.sites.domains_of[node], gpus)
 
     def in_rack(self, rack: int, gpus: int) -> Place:
-        """GPUs of one rack, in order of its domains."""
+        """Return a place in one rack, in order of its domains."""
         domains = (d for n in self.sites.nodes_of[rack] for d in self.sites.domains_of[n])
         return self.fill(domains, gpus)
 
     def anywhere(self, gpus: int) -> Place:
-        """The first free GPUs, in order of domains."""
+        """Return the first free GPUs, in order of domains."""
         return self.fill(range(len(self.free)), gpus)
 
     def _move(self, place: Place, sign: int) -> None:

@@ -1,9 +1,9 @@
-"""Where a gang would sit best: few places worth looking at, not the first one with room.
+"""Choice of a gang's place: the best of a few candidates, not the first one with room.
 
-A gang's speed depends on how many racks, nodes and link domains it reaches over, and on
-whether its GPUs divide evenly among them. So for each even division the
-tightest nodes are offered (best-fit: those that leave the fewest GPUs over), then
-whatever is free, fullest nodes first. Which of them is best depends on the model.
+A gang's speed depends on the number of racks, nodes and link domains that it covers, and on whether
+its GPUs divide evenly among them. So for each even division the tightest nodes are candidates
+(best-fit: those that leave the fewest GPUs over), then whatever is free, fullest nodes first.
+Which of them is best depends on the model.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from slurm_elastic.models.communication import Communication
 from slurm_elastic.placement.delay.free_map import FreeMap, NodeLayout, Place
 
-#: Parts of time that differ by less are equal; then the tighter place wins.
+#: Compute shares that differ by less are equal; then the tighter place wins.
 _EQUAL = 1e-3
 
 
 class PlaceChoice:
-    """The best places for gangs in a room that shrinks; nothing is sought twice.
+    """Best places for gangs in a free map that only shrinks; answers are kept.
 
     Attributes:
         room: what is free; only `take` may change it.
@@ -30,24 +30,24 @@ class PlaceChoice:
         self._found: dict[tuple[str, int], tuple[Place, float]] = {}
 
     def take(self, place: Place) -> None:
-        """Give a place away."""
+        """Allocate a place."""
         self.room.take(place)
 
     def best(
         self, model: str, gpus: int, *, enough: float, last: Place = ()
     ) -> tuple[Place, float]:
-        """(place, part of time spent computing there); () and 0.0 when there is no room.
+        """Return (place, part of time spent computing there); () and 0.0 when there is no room.
 
         Args:
-            model: whose communication counts.
+            model: name of the model that communicates.
             gpus: all at once.
-            enough: a place with this part is good enough to look no further; the same in all
-                calls for this model and size.
-            last: where it just ran: taken again unless another place is better.
+            enough: the search ends at a place with this part; the same in all calls for this
+                model and size.
+            last: its last place, taken again unless another one is better.
         """
         key = model, gpus
         known = self._found.get(key)
-        # Room only shrinks: a poor answer stays the best, and a good one too while it is free.
+        # The free map only shrinks: an answer stays the best as long as its place is free.
         if known is None or (known[0] and not self.room.holds(known[0])):
             known = self._found[key] = self._search(model, gpus, enough)
         place, part = known
@@ -58,7 +58,7 @@ class PlaceChoice:
         return place, part
 
     def part(self, model: str, gpus: int, place: Place) -> float:
-        """The part of time that a gang computes on a place."""
+        """Return the part of time that a gang computes on a place."""
         return self._communication.part(model, gpus, self.room.sites.span(place))
 
     def _search(self, model: str, gpus: int, enough: float) -> tuple[Place, float]:
@@ -74,12 +74,12 @@ class PlaceChoice:
 
 
 def ideal(sites: NodeLayout, communication: Communication, model: str, gpus: int) -> float:
-    """The part of time that a gang computes on the best place of the empty cluster."""
+    """Return the part of time that a gang computes on the best place of the empty cluster."""
     return PlaceChoice(FreeMap(sites), communication).best(model, gpus, enough=1.0)[1]
 
 
 def places(room: FreeMap, gpus: int) -> Iterator[Place]:
-    """Places worth looking at, tightest first among equals."""
+    """Return candidate places, tightest first among equals."""
     if room.free_total < gpus:
         return
     yield from _in_domain(room, gpus)
@@ -115,7 +115,7 @@ def _in_node(room: FreeMap, gpus: int) -> Iterator[Place]:
 
 
 def _evenly(room: FreeMap, node: int, gpus: int) -> Place:
-    """The same number of GPUs on each link domain of a node; () when that cannot be."""
+    """Return the same number of GPUs on each link domain of a node; () when impossible."""
     domains = room.sites.domains_of[node]
     each, rest = divmod(gpus, len(domains))
     if rest or not each or len(domains) == 1 or any(room.free[d] < each for d in domains):
@@ -124,7 +124,7 @@ def _evenly(room: FreeMap, node: int, gpus: int) -> Place:
 
 
 def _even(room: FreeMap, gpus: int, nodes: int) -> Iterator[Place]:
-    """The same number of GPUs on each of some nodes: in one rack, else evenly over racks."""
+    """Return the same number of GPUs on each of some nodes: in one rack, else evenly over racks."""
     each = gpus // nodes
     # Stable: among equals the lowest index is first.
     free = room.node.__getitem__

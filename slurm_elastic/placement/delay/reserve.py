@@ -1,8 +1,9 @@
 """Nodes kept for gangs that have waited too long, so that their wait ends.
 
-A gang that is due gets the nodes on which its GPUs come free first: one node if it fits into one,
-else as many as it needs in one rack, else anywhere. What is free on them, up to its share, is
-given to nobody else; as every lease ends, the gang has its GPUs within one lease and one batch.
+A gang that has waited long enough gets the nodes on which its GPUs come free first: one node if
+it fits into one, else as many as it needs in one rack, else anywhere. What is free on them, up to
+its share, is given to no other gang; as every lease ends, it has its GPUs within one lease and one
+batch.
 Several gangs are served in the order of their waits, on different nodes.
 """
 
@@ -18,7 +19,7 @@ Wanted = tuple[tuple[int, int], ...]
 
 
 class NodeReserve:
-    """When GPUs come free on each node, and which nodes are kept already."""
+    """Times at which GPUs come free on each node, and the nodes kept already."""
 
     def __init__(self, room: FreeMap, ends: Iterable[tuple[float, Place]], now_s: float) -> None:
         """Prepare.
@@ -38,9 +39,9 @@ class NodeReserve:
         self._kept: set[int] = set()
 
     def keep(self, gpus: int) -> Place:
-        """The place of a gang whose GPUs are free now; else (): they are kept for it, if possible.
+        """Return a gang's place if its GPUs are free now; else keep nodes for it and return ().
 
-        What is returned is not taken from the room, what is kept is.
+        Kept GPUs are taken from the room, a returned place is not.
         """
         wanted = self._soonest(gpus)
         self._kept.update(node for node, _ in wanted)
@@ -54,7 +55,7 @@ class NodeReserve:
         return ()
 
     def _soonest(self, gpus: int) -> Wanted:
-        """The nodes on which that many GPUs are free first; () when no nodes are left."""
+        """Return the nodes on which that many GPUs are free first; () when no nodes are left."""
         sites = self.room.sites
         count = -(-gpus // sites.per_node)
         each, more = divmod(gpus, count)
@@ -70,7 +71,7 @@ class NodeReserve:
         return self._whole(gpus, open_nodes)
 
     def _whole(self, gpus: int, nodes: Sequence[int]) -> Wanted:
-        """Nodes of different sizes: whole ones, the largest first."""
+        """Return whole nodes of different sizes, the largest first."""
         size = {n: sum(count for _, count in self._free_at[n]) for n in nodes}
         found = []
         for node in sorted(nodes, key=lambda n: (-size[n], n)):

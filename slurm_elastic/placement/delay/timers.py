@@ -1,9 +1,9 @@
-"""Delay timers: whether a gang accepts GPUs that are far apart, or waits for nearer ones.
+"""Delay timers: how long a gang waits for near GPUs before it accepts distant ones.
 
 After Dally (arXiv 2401.16492). A gang that finds no node with room for it
 takes GPUs of one rack only when it has waited `node_s` since it last held any,
 and of several racks only after `rack_s`: both count from the same moment. One
-that is larger than a node (rack) need not wait for what cannot come.
+that is larger than a node (rack) does not wait for one.
 
 Modes: `nowait` (both 0), `full` (both endless), manual (two numbers of
 leases), and `auto`, the published tuner: for each size of gang the waits, in
@@ -24,24 +24,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: What the published tuner remembers, `{"node": {size: [[time_s, leases], …]}, "rack": …}`;
+#: State of the published tuner, `{"node": {size: [[time_s, leases], …]}, "rack": …}`;
 #: serialisable.
 Waits = Mapping[str, Any]
 
 _LEAST_NODE = 6
 _LEAST_RACK = 12
 _NODE_SHARE = 0.8
-#: Shorter waits are not remembered, leases.
+#: Waits shorter than this (leases) are not remembered.
 _NO_WAIT = 1.0
 
 
 class TimersError(ValueError):
-    """Timers that cannot be read; the message names culprit and remedy."""
+    """Timers are invalid; the message names culprit and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timers:
-    """When a gang gives up waiting for a nearer place.
+    """Times after which a gang gives up waiting for a nearer place.
 
     Attributes:
         mode: `manual` or `auto`.
@@ -82,7 +82,7 @@ class Timers:
         return cls(mode="manual", lease_s=lease_s, node=limits[0], rack=limits[1])
 
     def limits_s(self, gpus: int, waits: Waits) -> tuple[float, float]:
-        """Seconds of waiting after which a gang of this size accepts a rack, and anything."""
+        """Return the seconds after which a gang of this size accepts a rack, and any place."""
         if self.mode != "auto":
             return self.node * self.lease_s, self.rack * self.lease_s
         most = self.history
@@ -96,7 +96,7 @@ class Timers:
     def remember(
         self, waits: Waits, tier: str, gpus: int, *, now_s: float, waited_s: float
     ) -> Waits:
-        """The waits with one more, that found a place of this tier ("node", "rack") just now."""
+        """Return the waits with one more that just found a place of this tier ("node", "rack")."""
         leases = waited_s / self.lease_s
         if self.mode != "auto" or leases < _NO_WAIT:
             return waits

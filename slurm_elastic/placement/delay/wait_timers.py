@@ -1,6 +1,6 @@
-"""How long jobs wait for a near place in rounds: timers given, published, or tuned.
+"""Wait timers of jobs in rounds: configured, as published, or tuned.
 
-`[placement] timers` says which. Every answer is a pair: seconds of waiting after which a job
+`[placement] timers` selects one. Each gives two times: seconds of waiting after which a job
 accepts more nodes than its GPUs take, and more racks.
 
 - `fixed`: `wait_node_s` and `wait_rack_s`.
@@ -12,21 +12,21 @@ accepts more nodes than its GPUs take, and more racks.
 
   for that tier in the job's class of demand (its GPUs rounded up to a power of two; of all
   classes while fewer than three are known of its own). Waits that ended within the last 24
-  leases count, whatever ended them, and those of other jobs that still go on; that of the
-  job itself does not, else its timer would run away from it.
+  leases count, whatever ended them, and present ones of other jobs; the job's own does not, since
+  its timer would grow with it.
 
-With all but `fixed` a running job's wait begins when it first refuses a place; a pending job's,
-and with `fixed` everybody's, when it was submitted or last changed.
+A running job's wait begins when it first refuses a place; with `fixed`, and for a pending job,
+when it was submitted or last changed.
 
-*Ageing* (`own` only): the longer a job has waited the more it puts up with. After `waited` of
-`limit` seconds it accepts a place where it loses
+*Ageing* (`own` only): the longer a job has waited, the greater the loss that it accepts. After
+`waited` of `limit` seconds it accepts a place where it loses
 
     tolerance + (1 - tolerance) * waited / limit
 
-of its speed, so that who suffers most from distance waits longest, and nobody beyond the limit.
+of its speed, so that jobs that suffer most from distance wait longest, none beyond the limit.
 
 State: `{"waits": {tier: {class: [[time_s, leases], …]}}, "waiting": {job key: {"tier", "since",
-"gpus", "seen"}}}`; who has refused nothing for a lease, `seen` being the last time, waits no more.
+"gpus", "seen"}}}`; a job whose last refusal, `seen`, is a lease ago no longer waits.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from slurm_elastic.config.schema import PlacementSettings
 from slurm_elastic.placement.delay.timers import Timers
 
 NODE, RACK = "node", "rack"
-#: Most leases that our own timers reach; leases for which waits are remembered.
+#: Upper bound of our own timers, and age up to which waits are remembered, in leases.
 MOST = {NODE: 12.0, RACK: 24.0}
 _HISTORY = 24.0
-#: Waits that a class needs before it stands for itself.
+#: Waits that a class needs before its own mean counts.
 _ENOUGH = 3
 #: Shorter waits than this many leases are not remembered.
 _NO_WAIT = 0.1
 
-#: Of some waits: how many, their sum, the sum of their squares.
+#: Statistics of waits: number, sum, sum of squares.
 Sums = tuple[float, float, float]
 _NOTHING: Sums = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class WaitTimers:
-    """The timers as they stand at the beginning of a round; immutable.
+    """Timers at the beginning of a round; immutable.
 
     Attributes:
         settings: `[placement]`.
@@ -70,11 +70,11 @@ class WaitTimers:
 
     @property
     def ages(self) -> bool:
-        """Whether jobs put up with more the longer they wait."""
+        """Whether jobs accept a greater loss the longer they wait."""
         return self.settings.timers == "own"
 
     def since(self, key: str, *, began: float, running: bool) -> float:
-        """When a job's wait began (epoch s).
+        """Return when a job's wait began (epoch s).
 
         Args:
             key: the job's.
@@ -87,16 +87,16 @@ class WaitTimers:
 
     @property
     def waiting(self) -> Mapping[str, Mapping[str, Any]]:
-        """Who waited for a near place when the last round ended."""
+        """Jobs that waited for a near place when the last round ended, by key."""
         found: Mapping[str, Mapping[str, Any]] = self.state.get("waiting", {})
         return found
 
     def lasts(self, wait: Mapping[str, Any]) -> bool:
-        """Whether a wait goes on although nothing was refused this time."""
+        """Return whether a wait goes on although nothing was refused in this round."""
         return bool(self.now - wait["seen"] <= self.settings.lease_s)
 
     def limit_s(self, tier: str, gpus: int, key: str) -> float:
-        """Seconds after which a job of this size accepts more nodes, or more racks (`tier`)."""
+        """Return the seconds after which a job of this size accepts more nodes or racks."""
         fixed = self.settings.wait_rack_s if tier == RACK else self.settings.wait_node_s
         if self.settings.timers == "fixed":
             return fixed
@@ -106,14 +106,14 @@ class WaitTimers:
         return rack if tier == RACK else node
 
     def accepted_loss(self, waited_s: float, limit_s: float) -> float:
-        """The part of its speed that a job gives up for not waiting any longer."""
+        """Return the part of its speed that a job gives up in order not to wait any longer."""
         tolerance = self.settings.tolerance
         if waited_s >= limit_s:
             return 1.0
         return tolerance + (1 - tolerance) * waited_s / limit_s if self.ages else tolerance
 
     def accepts_at_s(self, loss: float, limit_s: float) -> float:
-        """Seconds of waiting after which a place that costs this part of its speed will do."""
+        """Return the seconds of waiting after which this loss, a part of its speed, is accepted."""
         if not self.ages:
             return limit_s
         tolerance = self.settings.tolerance
@@ -124,12 +124,12 @@ class WaitTimers:
         ended: Sequence[tuple[str, str, int, float]],
         waiting: Mapping[str, Mapping[str, Any]],
     ) -> Mapping[str, Any]:
-        """The state for the next round.
+        """Return the state for the next round.
 
         Args:
             ended: (tier waited for, or found with `auto`; job key; GPUs; seconds) of each wait
                 that this round has ended.
-            waiting: who waits now, by job key, as in the state.
+            waiting: the jobs that wait now, by key, as in the state.
         """
         waits = self._waits
         timers = self.settings.timers
@@ -160,7 +160,7 @@ class WaitTimers:
         return max(least_s, min(MOST[tier] * self.settings.lease_s, tuned))
 
     def _without(self, sums: Sums, tier: str, name: str, key: str) -> Sums:
-        """Sums less the job's own wait."""
+        """Return the statistics less the job's own wait."""
         wait = self.waiting.get(key)
         if wait is None or wait["tier"] != tier or name not in ("", demand(wait["gpus"])):
             return sums
@@ -172,7 +172,7 @@ class WaitTimers:
 
     @cached_property
     def _known(self) -> Mapping[str, Mapping[str, Sums]]:
-        """Waits in leases by tier and class, and of all classes as ""."""
+        """Return waits in leases by tier and class, and of all classes as ""."""
         found: dict[str, dict[str, Sums]] = {NODE: {}, RACK: {}}
         waits = [
             (tier, name, leases)
@@ -204,7 +204,7 @@ class WaitTimers:
 
 
 def demand(gpus: int) -> str:
-    """A job's class of demand: its GPUs, rounded up to a power of two.
+    """Return a job's class of demand: its GPUs, rounded up to a power of two.
 
     >>> [demand(g) for g in (1, 2, 3, 8, 9)]
     ['1', '2', '4', '8', '16']
@@ -213,7 +213,7 @@ def demand(gpus: int) -> str:
 
 
 def estimate(count: float, total: float, squares: float) -> float:
-    """Mean and two standard deviations of waits, from their sums; 0 of none."""
+    """Return the mean plus two standard deviations of waits, from their sums; 0 of none."""
     if count <= 0:
         return 0.0
     mean = total / count

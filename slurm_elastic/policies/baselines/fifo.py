@@ -1,8 +1,7 @@
-"""`fifo`: first come, first served; nobody is preempted, and nobody overtakes.
+"""Policy `fifo`: first come, first served; without preemption and backfill.
 
-The order of Hadoop's and Slurm's oldest schedulers (`SchedulerType=sched/builtin`): the first
-job that does not fit blocks all that came after it. A job that this cluster can never run
-blocks nobody.
+The order of Hadoop's and Slurm's oldest schedulers (`SchedulerType=sched/builtin`): the first job
+that does not fit blocks all that came after it. A job that this cluster can never run blocks none.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import Pool, answer, requests, waits
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class Fifo:
-    """The policy; it remembers nothing."""
+    """The policy; it keeps no state."""
 
     capabilities = Capabilities(
         binding_proposals=True, allows_repacking=False, batch_chosen_by="user"
@@ -29,7 +29,7 @@ class Fifo:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """Whoever runs keeps on; then in order of submission, up to the first without room."""
+        """Keep running jobs; then start in order of submission, up to the first without room."""
         pool = Pool(question.capacity)
         asked = requests(question)
         for request in asked:
@@ -39,12 +39,12 @@ class Fifo:
         for request in asked:
             chosen = request.present or (None if head else pool.first(request.shapes))
             if request.present:
-                reason = "runs until it ends"
+                reason = Reason("runs-until-end")
             elif chosen:
                 pool.take(chosen)
-                reason = "its turn, and there is room"
+                reason = Reason("its-turn")
             elif head:
-                reason = f"job {head} came first"
+                reason = Reason("job-came-first", job=head)
             else:
                 reason = waits(request)
                 head = request.job.display_id if request.shapes else ""

@@ -1,4 +1,4 @@
-"""`gavel`: shares of time on each GPU type for the largest total throughput, dealt out in rounds.
+"""Policy `gavel`: shares of time on each GPU type for the largest total throughput, in rounds.
 
 Narayanan et al., OSDI'20. Two steps per round:
 
@@ -7,14 +7,14 @@ Narayanan et al., OSDI'20. Two steps per round:
    Equal jobs shall get equal shares, so an interior-point method answers, without a crossover
    to a vertex.
 2. Priorities (section 5): x_ij divided by the part of type j's time that job i has received.
-   Greedily, by priority, whoever still fits gets its GPUs until the next round; left-over GPUs
-   go on to those with no share. Who gets the same type again keeps its GPUs.
+   By priority, each job that still fits gets its GPUs until the next round; left-over GPUs go to
+   jobs with no share. A job that gets the same type again keeps its GPUs.
 
-As in the artifact of Sia (SOSP'23, `gavel.py`), which these figures are compared with: time
+As in the artifact of Sia (SOSP'23, `gavel.py`), with whose figures ours are compared: time
 received begins at half a round for each job and type, and shares are rounded to 5 decimals.
 At a tie (all jobs without a share tie at 0) a job's present type goes first; with `[sia]
 artifact_compat` types go in the order of their names, jobs in that of their arrival, as there.
-Rounds have the length at which the caller asks; 360 s in the artifact. Rates are the
+A round lasts until the next question; 360 s in the artifact. Rates are the
 applications' in the requested shape; where they are missing, what the speed model says.
 """
 
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
@@ -48,7 +49,7 @@ _MINIMISE = 1
 
 
 class Gavel:
-    """The policy; it remembers the seconds that each job has received on each type."""
+    """The policy; its state is the seconds that each job has received on each type."""
 
     capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
@@ -59,7 +60,7 @@ class Gavel:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """By share and time received; see the module."""
+        """Rank jobs by share and time received; see the module."""
         asked = requests(question)
         kinds = tuple(sorted(question.capacity))
         received, given = self._account(question, state, kinds)
@@ -82,12 +83,13 @@ class Gavel:
                 chosen[i], values[i] = shape, -priority
         proposals = []
         for i, request in enumerate(asked):
-            reason = "others' turn this round" if request.shapes else waits(request)
+            reason = Reason("others-turn") if request.shapes else waits(request)
             if i in chosen:
                 kind = chosen[i][0]
                 share = x[i, kinds.index(kind)]
-                reason = f"its share of {kind or 'GPU'} time is {share:.0%}; its turn"
-                reason = reason if share else "no share, but GPUs were left over"
+                reason = Reason("left-over")
+                if share:
+                    reason = Reason("time-share", gpu_type=kind, share=share)
             proposals.append(answer(request, chosen.get(i), reason, values.get(i, 0.0)))
         taken = {asked[i].job.key: shape[0] for i, shape in chosen.items()}
         return tuple(proposals), {
@@ -100,9 +102,9 @@ class Gavel:
     def _account(
         self, question: Question, state: Mapping[str, Any], kinds: Sequence[str]
     ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-        """Seconds received by job and type, and their sum by type, jobs that ended included."""
+        """Return seconds received by job and type, and their sum by type with ended jobs."""
         now, since = question.snapshot.time, state.get("time")
-        # A caller with longer rounds than configured (a simulation) says so by its clock.
+        # The clock shows rounds longer than configured (a simulation's).
         half_s = max(self._interval_s, now - since if since is not None else 0.0) / 2
         known: Mapping[str, Mapping[str, float]] = state.get("received", {})
         given = {kind: float(state.get("given", {}).get(kind, 0.0)) for kind in kinds}
@@ -129,7 +131,7 @@ class Gavel:
     def _shares(
         self, asked: Sequence[RigidRequest], question: Question, kinds: Sequence[str]
     ) -> Floats:
-        """[jobs, types] share of time."""
+        """Return [jobs, types] shares of time."""
         per_node = question.snapshot.per_node
         rates = np.zeros((len(asked), len(kinds)))
         gpus = np.ones((len(asked), len(kinds)))
@@ -143,7 +145,7 @@ class Gavel:
 
 
 def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
-    """Shares of time with the largest sum of rates.
+    """Return the shares of time with the largest sum of rates.
 
     Args:
         rates: [J, T] speed of each job on each type; 0: it cannot run there.
@@ -169,7 +171,7 @@ def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
         highs.setOptionValue(option, value)
     values = np.ones(2 * count)
     values[1::2] = gpus[job, kind]
-    # Only ratios matter: in units of the largest rate the tolerances mean the same everywhere.
+    # Only ratios matter: in units of the largest rate the tolerances are comparable.
     highs.passModel(
         count,
         rows + len(room),
@@ -197,7 +199,7 @@ def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
 def _rates(
     request: RigidRequest, question: Question, per_node: Mapping[str, int]
 ) -> dict[Shape, float]:
-    """Throughput in each shape: measured, else in the proportion of the speed model."""
+    """Return the throughput in each shape: measured, else in proportion to the speed model."""
     model = question.models[request.job.job_id]
     learned = request.record.learned
     speeds, known = {}, {}

@@ -1,17 +1,17 @@
-"""`las`: Tiresias' discretised two-dimensional least attained service.
+"""Policy `las`: Tiresias' discretised two-dimensional least attained service.
 
 Gu et al., NSDI'19, section 3.2: a job's attained service is its GPUs times the seconds it held
-them. Jobs below a threshold stand in the first of two queues, the others in the second; inside
+them. Jobs below a threshold are in the first of two queues, the others in the second; inside
 a queue they go in the order of their first start (jobs that never started: of their arrival,
-after those). Whoever does not fit is passed over; who is not reached is preempted. A job that
+after those). A job that does not fit is passed over; one beyond the room is preempted. A job that
 has waited `promote` times as long as it ran goes back to the first queue with both counters at
 0 (PROMOTEKNOB). The paper leaves threshold and knob to the site; the defaults (3,250 GPU
 seconds, no promotion) are those of simulators of Tiresias in public use.
 
 Consolidation (section 3.3) asks whether a job's tensors are skewed; what is known here is its
-speed: a job that loses more than `pack_loss` on twice the fewest nodes counts as skewed and
-runs only on types where it needs the fewest nodes. Where exactly, placement decides, and it
-consolidates everybody (our reading).
+speed: a job that loses more than `pack_loss` on twice the fewest nodes counts as skewed and runs
+only on types where it needs the fewest nodes. Placement chooses the nodes, and consolidates all
+jobs (our reading).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
@@ -35,7 +36,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class LeastAttainedService:
-    """The policy; it remembers each job's service (GPU s), run and waiting time (s) and start."""
+    """The policy; its state is each job's service (GPU s), run and waiting time (s) and start."""
 
     capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
@@ -45,7 +46,7 @@ class LeastAttainedService:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """By queue, then by first start; see the module."""
+        """Rank jobs by queue, then by first start; see the module."""
         books = self._account(question, state)
         pool = Pool(question.capacity)
         proposals = []
@@ -55,14 +56,14 @@ class LeastAttainedService:
             chosen = pool.first(self._shapes(request, question, per_node))
             if chosen:
                 pool.take(chosen)
-                reason = f"in the {'first' if first else 'second'} queue, and there is room"
+                reason = Reason("queue-turn", queue=1 if first else 2)
             else:
-                reason = waits(request) if not request.held else "others have attained less"
+                reason = waits(request) if not request.held else Reason("others-less-served")
             proposals.append(answer(request, chosen, reason, float(first)))
         return tuple(proposals), {"time": question.snapshot.time, "jobs": books}
 
     def _account(self, question: Question, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Counters up to now of every job that still exists."""
+        """Return the counters up to now of every job that still exists."""
         now, since = question.snapshot.time, state.get("time")
         held = elapsed(question, since)
         books = {}
@@ -100,7 +101,7 @@ class LeastAttainedService:
     def _shapes(
         self, request: RigidRequest, question: Question, per_node: Mapping[str, int]
     ) -> tuple[Shape, ...]:
-        """Where it may run: the type it has first, and if it is skewed, on few nodes only."""
+        """Return its shapes: the type that it has first, and if it is skewed, on few nodes only."""
         shapes = request.staying_first
         model = question.models[request.job.job_id]
         nodes = {kind: -(-gpus // per_node.get(kind, gpus)) for kind, gpus in shapes}

@@ -1,4 +1,4 @@
-"""What a job was asked to run on, and the answers that give it that or nothing.
+"""Requests of jobs at the requested size, and proposals of that size or nothing.
 
 The requested size is the application's (`record.learned`), else what the job holds or, while
 pending, asks for, else its MIN; on each GPU type the nearest legal size not above it, or the
@@ -15,6 +15,7 @@ from typing import Any
 from slurm_elastic.core.cluster import Allocation, Job, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Alternative, JobRecord, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Question
 
 #: A GPU type and a number of GPUs.
@@ -23,11 +24,11 @@ Shape = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigidRequest:
-    """One job with the shapes that count as what it asked for.
+    """One job with the shapes that count as its request.
 
     Attributes:
         shapes: (type, GPUs) in order of preference, those that this cluster can ever give.
-        held: what it has, also when that is of another size.
+        held: its allocation, also when that is of another size.
     """
 
     job: Job
@@ -37,37 +38,37 @@ class RigidRequest:
 
     @property
     def present(self) -> Shape | None:
-        """Type and GPUs that it holds."""
+        """Type and number of the GPUs that it holds."""
         return (self.held.gpu_type, self.held.gpus) if self.held else None
 
     @property
     def staying_first(self) -> tuple[Shape, ...]:
-        """Its shapes, the type that it runs on before the others."""
+        """Return its shapes, the type that it runs on before the others."""
         kind = self.held.gpu_type if self.held else None
         return tuple(sorted(self.shapes, key=lambda s: s[0] != kind))
 
 
 class Pool:
-    """GPUs by type as far as they are not given away yet."""
+    """GPUs by type that are not allocated yet."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         self.free = dict(capacity)
 
     def room(self, shape: Shape) -> bool:
-        """Whether a shape fits."""
+        """Return whether a shape fits."""
         return shape[1] <= self.free.get(shape[0], 0)
 
     def take(self, shape: Shape) -> None:
-        """Give a shape away."""
+        """Allocate a shape."""
         self.free[shape[0]] = self.free.get(shape[0], 0) - shape[1]
 
     def first(self, shapes: Iterable[Shape]) -> Shape | None:
-        """The first of these that fits."""
+        """Return the first of these that fits, None if none does."""
         return next((s for s in shapes if self.room(s)), None)
 
 
 def requests(question: Question) -> list[RigidRequest]:
-    """The question's jobs in order of their first submission, then of their ids."""
+    """Return the question's jobs in order of their first submission, then of their ids."""
     total = gpus_of(question.snapshot)
     found = []
     for job, record, directive in question.elastic():
@@ -77,12 +78,12 @@ def requests(question: Question) -> list[RigidRequest]:
 
 
 def arrival(job: Job) -> float:
-    """When the job was submitted first (epoch s); a requeue does not change it."""
+    """Return when the job was first submitted (epoch s); a requeue does not change it."""
     return float(job.submission.submitted if job.submission else 0) or job.submit_time
 
 
 def gpus_of(snapshot: Snapshot) -> dict[str, int]:
-    """GPUs by type, in use or not."""
+    """Return the GPUs by type, in use or not."""
     total: dict[str, int] = {}
     for node in snapshot.nodes:
         if node.gpus:
@@ -91,28 +92,28 @@ def gpus_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def answer(
-    request: RigidRequest, chosen: Shape | None, reason: str, value: float = 0.0
+    request: RigidRequest, chosen: Shape | None, reason: Reason, value: float = 0.0
 ) -> Proposal:
-    """The chosen shape, else what it has, else waiting; None: waiting before what it has."""
+    """Propose the chosen shape, else the present one, else waiting; None: waiting first."""
     wait = Alternative(gpu_type="", gpus=0, value=-math.inf, reason=reason)
     ranked = [] if chosen else [wait]
     for shape in dict.fromkeys((chosen, request.present)):
         if shape:
-            words = reason if shape == chosen else "what was chosen for it finds no place"
-            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=words))
+            why = reason if shape == chosen else Reason("choice-no-place")
+            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=why))
     ranked += [wait] if chosen else []
     return Proposal(job_id=request.job.job_id, alternatives=tuple(ranked))
 
 
-def waits(request: RigidRequest) -> str:
-    """Why a job gets nothing, in words."""
+def waits(request: RigidRequest) -> Reason:
+    """Return why a job gets nothing."""
     if not request.shapes:
-        return "no GPUs of this cluster suit it"
-    return "waits for " + " or ".join(f"{gpus} {kind or 'GPUs'}" for kind, gpus in request.shapes)
+        return Reason("no-suitable-gpus")
+    return Reason("waits-for-shapes", shapes=request.shapes)
 
 
 def elapsed(question: Question, since: Any) -> dict[str, float]:
-    """Seconds that each elastic job held GPUs since a time (epoch s), by its key.
+    """Return the seconds that each elastic job held GPUs since a time (epoch s), by its key.
 
     None: since the start of its present run.
     """
@@ -143,6 +144,6 @@ def _shapes(
 
 
 def _at_most(sizes: range, gpus: int) -> tuple[int, ...]:
-    """The largest size within a number of GPUs, if there is one."""
+    """Return the largest size within a number of GPUs, None if there is none."""
     count = min(len(sizes), (gpus - sizes.start) // sizes.step + 1)
     return (sizes[count - 1],) if count > 0 else ()

@@ -1,14 +1,14 @@
-"""`srtf`: preemptive shortest remaining time first.
+"""Policy `srtf`: preemptive shortest remaining time first.
 
-The textbook rule (Schrage 1968), which needs to know what nobody knows. Remaining seconds are
-estimated, in this order:
+The textbook rule (Schrage 1968) needs remaining times, which are not known. They are estimated,
+in this order:
 
 - from the reported progress: `ran * (1 - progress) / progress`, with the seconds that the job
   has held GPUs (restarts included) since this policy first saw it;
 - from its time limit: what is left of it;
 - nothing known: as long again as it has run (our definition), so that new jobs are tried first.
 
-Whoever does not fit is passed over; who is not reached is preempted.
+A job that does not fit is passed over; one beyond the room is preempted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.plan import JobRecord, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     answer,
@@ -31,7 +32,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class ShortestRemaining:
-    """The policy; it remembers for how long each job has held GPUs, in seconds."""
+    """The policy; its state is the seconds for which each job has held GPUs."""
 
     capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 
@@ -41,7 +42,7 @@ class ShortestRemaining:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """By remaining time; see the module."""
+        """Rank jobs by remaining time; see the module."""
         ran = self._account(question, state)
         left = {
             r.job.job_id: remaining_s(r.job, r.record, ran[r.job.key], question.snapshot.time)
@@ -57,14 +58,14 @@ class ShortestRemaining:
             chosen = pool.first(request.staying_first)
             if chosen:
                 pool.take(chosen)
-                reason = f"about {seconds:.0f} s are left, and there is room"
+                reason = Reason("short-remaining", left_s=seconds)
             else:
-                reason = waits(request) if not request.held else "others have less left to do"
+                reason = waits(request) if not request.held else Reason("others-shorter")
             proposals.append(answer(request, chosen, reason, -seconds))
         return tuple(proposals), {"time": question.snapshot.time, "ran": ran}
 
     def _account(self, question: Question, state: Mapping[str, Any]) -> dict[str, float]:
-        """Seconds with GPUs of every job that still exists; of one not seen before: this run's."""
+        """Return the seconds with GPUs of each existing job; of a new one: of its present run."""
         known = state.get("ran", {})
         later, whole = elapsed(question, state.get("time")), elapsed(question, None)
         return {
@@ -77,7 +78,7 @@ class ShortestRemaining:
 
 
 def remaining_s(job: Job, record: JobRecord, ran_s: float, now: float) -> float:
-    """Estimated seconds until a job's end at its requested size."""
+    """Return the estimated seconds until a job's end at its requested size."""
     if record.progress and ran_s > 0:
         return ran_s * max(0.0, 1 - record.progress) / record.progress
     if job.time_limit_s is not None:

@@ -1,10 +1,10 @@
-"""`static`: plain Slurm: the requested size for good, by priority, with EASY backfill.
+"""Policy `static`: as plain Slurm: the requested size, by priority, with EASY backfill.
 
 EASY (Lifka, JSSPP 1995; the idea of Slurm's `sched/backfill`): the first job without room is
 promised the earliest moment at which the time limits of running jobs leave enough GPUs of one
-type; others may go before it if that does not delay it: they end before, or leave enough.
-Nobody is preempted or resized. Without time limits no end is known: then nobody overtakes on
-the type that the first job waits for.
+type; others may go before it if that does not delay it: they end before, or leave enough. No job
+is preempted or resized. Without time limits no end is known: then no job overtakes on the type
+that the first one waits for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
@@ -31,7 +32,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 @dataclass(slots=True)
 class _Promise:
-    """The first waiting job's: `gpu_type` from `begins` on, when `spare` GPUs are left over."""
+    """Promise to the first waiting job: `gpu_type` from `begins` on; `spare` GPUs are left over."""
 
     job_id: str
     gpu_type: str
@@ -40,7 +41,7 @@ class _Promise:
 
 
 class Static:
-    """The policy; it remembers nothing."""
+    """The policy; it keeps no state."""
 
     capabilities = Capabilities(
         binding_proposals=True, allows_repacking=False, batch_chosen_by="user"
@@ -52,7 +53,7 @@ class Static:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """Whoever runs keeps on; then by priority and age, with backfill."""
+        """Keep running jobs; then start by priority and age, with backfill."""
         now = question.snapshot.time
         pool = Pool(question.capacity)
         asked = requests(question)
@@ -69,7 +70,7 @@ class Static:
         promise: _Promise | None = None
         for request in asked:
             if request.present:
-                proposals.append(answer(request, request.present, "runs until it ends"))
+                proposals.append(answer(request, request.present, Reason("runs-until-end")))
                 continue
             end = now + _limit(request.job)
             fitting = [s for s in request.shapes if pool.room(s)]
@@ -79,10 +80,13 @@ class Static:
                 ends.append((end, *chosen))
                 if promise and chosen[0] == promise.gpu_type and end >= promise.begins:
                     promise.spare -= chosen[1]
-                reason = f"fills a gap before job {promise.job_id}" if promise else "its turn"
+                reason = Reason("its-turn")
+                if promise:
+                    reason = Reason("fills-gap", job=promise.job_id)
             else:
-                reason = waits(request) if not (fitting and promise) else ""
-                reason = reason or f"would delay job {promise.job_id if promise else ''}"
+                reason = waits(request)
+                if fitting and promise:
+                    reason = Reason("would-delay-job", job=promise.job_id)
                 if promise is None and request.shapes:
                     promise = _promise(request, pool, ends)
             proposals.append(answer(request, chosen, reason))
@@ -94,7 +98,7 @@ def _limit(job: Job) -> float:
 
 
 def _end(job: Job, now: float) -> float:
-    """When a running job ends at the latest, as far as that is known."""
+    """Return when a running job ends at the latest; infinity if that is not known."""
     if job.time_limit_s is None:
         return math.inf
     return (now if job.start_time is None else job.start_time) + job.time_limit_s
@@ -109,7 +113,7 @@ def _harmless(shape: Shape, end: float, promise: _Promise | None) -> bool:
 def _promise(
     request: RigidRequest, pool: Pool, ends: Iterable[tuple[float, str, int]]
 ) -> _Promise | None:
-    """The earliest moment, by what is known, at which one of its shapes has room."""
+    """Return the earliest time, as far as known, at which one of its shapes has room."""
     earliest: _Promise | None = None
     order = sorted(ends)
     for kind, gpus in request.shapes:

@@ -1,8 +1,8 @@
-"""The two orders of the policy `dally`: ours by default, or the published one with its timers.
+"""Orders of the policy `dally`: ours by default, or the published one with its timers.
 
-*Ours* (dally_own.py, docs/dally.md): least GPU time left first; a place at most 2 % worse than the
-best is taken at once, a worse one never, until who has waited T is due: then nodes are kept for
-it. *Published* (dally.py): lowest network sensitivity first; anything within a node, more only
+*Ours* (docs/dally.md): least GPU time left first; a place at most 2 % worse than the best is taken
+at once, a worse one never; after waiting T a gang is due, and nodes are kept for it. *Published*
+(gangs/published_dally.py): lowest network sensitivity first; anything within a node, more only
 after the timers. Places are best-fit in both, since Slurm wants even shares.
 """
 
@@ -19,7 +19,7 @@ from slurm_elastic.policies.gangs.gang_policy import Gang
 from slurm_elastic.policies.gangs.own_dally import MOST, tuned_s
 from slurm_elastic.policies.gangs.published_dally import PublishedDally
 
-#: A place may be this much worse than the best there is.
+#: A place may be this much worse than the best one, as a part.
 TOLERANCE = 0.02
 _NO_WAIT = 1.0
 
@@ -35,18 +35,18 @@ class Start:
 
 
 class Order(Protocol):
-    """Who goes first, and what it accepts.
+    """Order of gangs, and the places that they accept.
 
     Attributes:
-        words: what the order is by.
-        reserves: whether nodes are kept for who is due.
+        name: what the order is by, a word of the reasons.
+        reserves: whether nodes are kept for gangs that are due.
     """
 
-    words: str
+    name: str
     reserves: bool
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """Lowest first."""
+        """Return the sort key of a gang, lowest first."""
         ...
 
     def begin(
@@ -57,32 +57,32 @@ class Order(Protocol):
         waits: Mapping[str, Any],
         starts: Iterable[Start],
     ) -> None:
-        """Set the timers of a round: who waits, what is remembered, who started since."""
+        """Set the timers of a round from waiting gangs, past waits, and new starts."""
         ...
 
     def farthest(self, gpus: int, sites: NodeLayout, waited_s: float) -> GangTier:
-        """The highest tier that it accepts at a size after waiting so long."""
+        """Return the highest tier that a gang accepts at a size after a wait."""
         ...
 
     def accepts(self, part: float, best: float) -> bool:
-        """Whether a place where it computes `part` of its time will do, `best` being possible."""
+        """Return whether a gang takes a place where it computes `part` of its time, of `best`."""
         ...
 
     def limit_s(self, gpus: int, tier: GangTier) -> float:
-        """Seconds after which it gives up waiting for a nearer place than of this tier."""
+        """Return the seconds for which a gang waits for a place nearer than this tier."""
         ...
 
     @property
     def waits(self) -> Mapping[str, Any]:
-        """What the timers remember; serialisable."""
+        """State of the timers, JSON-serialisable."""
         ...
 
 
 def order_of(settings: schema.DallySettings) -> Order:
-    """The order that a configuration names.
+    """Return the order that a configuration names.
 
     Raises:
-        config.ConfigError: its timers cannot be.
+        config.ConfigError: its timers are invalid.
     """
     if settings.timers == "own":
         return OwnOrder(settings)
@@ -96,7 +96,7 @@ def order_of(settings: schema.DallySettings) -> Order:
 class OwnOrder:
     """See the module."""
 
-    words = "least GPU time left"
+    name = "remaining-time"
     reserves = True
 
     def __init__(self, settings: schema.DallySettings) -> None:
@@ -106,7 +106,7 @@ class OwnOrder:
         self._ended: list[list[float]] = []
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """By GPU time left."""
+        """Rank by GPU time left."""
         return gang.left_s * gang.gpus, gang.since_s, gang.job_id
 
     def begin(
@@ -128,15 +128,15 @@ class OwnOrder:
         self._limit_s = tuned_s(leases, lease_s=self._lease_s, most=MOST)
 
     def farthest(self, gpus: int, sites: NodeLayout, waited_s: float) -> GangTier:  # noqa: ARG002
-        """Anything: what counts is what it loses there."""
+        """Return the highest tier: only the loss at a place counts."""
         return GangTier.NETWORK
 
     def accepts(self, part: float, best: float) -> bool:
-        """Nearly the best."""
+        """Return whether the place is nearly the best."""
         return part >= (1 - TOLERANCE) * best
 
     def limit_s(self, gpus: int, tier: GangTier) -> float:  # noqa: ARG002
-        """When it is due."""
+        """Return the seconds of waiting after which a gang is due."""
         return self._limit_s
 
     def _started(self, start: Start) -> None:
@@ -147,14 +147,14 @@ class OwnOrder:
 
     @property
     def waits(self) -> Mapping[str, Any]:
-        """Ended ones: [time, leases]."""
+        """Ended waits: [time, leases]."""
         return {"ended": self._ended}
 
 
 class PublishedOrder:
     """See the module."""
 
-    words = "lowest network sensitivity"
+    name = "network-sensitivity"
     reserves = False
 
     def __init__(self, timers: Timers, history: float) -> None:
@@ -170,7 +170,7 @@ class PublishedOrder:
         self._waits: Mapping[str, Any] = {}
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
-        """By network sensitivity."""
+        """Rank by network sensitivity."""
         return self._published.rank(gang)
 
     def begin(
@@ -181,13 +181,13 @@ class PublishedOrder:
         waits: Mapping[str, Any],
         starts: Iterable[Start],
     ) -> None:
-        """Take over what is remembered."""
+        """Take over the waits of the state."""
         self._waits = {k: v for k, v in waits.items() if k in ("node", "rack")}
         for start in starts:
             self._started(start)
 
     def farthest(self, gpus: int, sites: NodeLayout, waited_s: float) -> GangTier:
-        """As the timers say; nobody waits for what cannot come."""
+        """Return the tier that the timers allow; no gang waits for an impossible place."""
         node_s, rack_s = self._timers.limits_s(gpus, self._waits)
         if waited_s >= rack_s or gpus > sites.per_rack:
             return GangTier.NETWORK
@@ -196,16 +196,16 @@ class PublishedOrder:
         return GangTier.NODE
 
     def accepts(self, part: float, best: float) -> bool:  # noqa: ARG002
-        """Tiers decide."""
+        """Return True: tiers decide."""
         return True
 
     def limit_s(self, gpus: int, tier: GangTier) -> float:
-        """The timer of a tier."""
+        """Return the timer of a tier."""
         node_s, rack_s = self._timers.limits_s(gpus, self._waits)
         return rack_s if tier is GangTier.NETWORK else node_s
 
     def _started(self, start: Start) -> None:
-        """Remember what the tuner wants to know."""
+        """Remember a wait for the tuner."""
         if start.tier is not GangTier.NETWORK:
             name = "rack" if start.tier is GangTier.RACK else "node"
             self._waits = self._timers.remember(
@@ -214,5 +214,5 @@ class PublishedOrder:
 
     @property
     def waits(self) -> Mapping[str, Any]:
-        """By tier and size."""
+        """Waits by tier and size."""
         return self._waits

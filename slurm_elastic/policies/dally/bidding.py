@@ -1,13 +1,14 @@
-"""One round of bids: who gets which place, who gives, who is preempted.
+"""One round of bids: places, shrinks and preemptions.
 
-1. Who has waited long enough is *due*: it takes a place as it likes, else the nodes where its
-   GPUs come free first are kept for it. What gangs hold there they keep, without a new lease.
-2. In order, gangs that wait and gangs whose lease is over: the latter keep what they have unless
-   somebody before them took it; the others look among idle GPUs, then among what elastic gangs
-   can give, then among what gangs hold whose lease is over; at last at smaller sizes.
-3. Whoever lost all its GPUs to that gets them back, if elastic gangs shrink enough, or is
+1. A gang that has waited long enough is *due*: it takes a place that it accepts, else the nodes
+   where its GPUs come free first are kept for it. Gangs keep what they hold there, without a new
+   lease.
+2. In order, gangs that wait and gangs whose lease is over: the latter keep what they have unless a
+   gang before them took it; the others search idle GPUs, then those that elastic gangs can give,
+   then those of gangs whose lease is over; at last at smaller sizes.
+3. A gang that lost all its GPUs in step 2 gets them back, if elastic gangs shrink enough, or is
    preempted.
-4. Gangs that hold less than they asked for, or sit apart, take idle GPUs if that pays.
+4. Gangs that hold less than they asked for, or are spread, take idle GPUs if that pays.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.delay.free_map import GangTier, Place
 from slurm_elastic.policies.dally.bid_order import Order
 from slurm_elastic.policies.dally.candidates import Places, RoundCandidates, TypeCandidates
@@ -31,28 +33,28 @@ from slurm_elastic.policies.dally.shrink_selection import (
 
 #: Gangs for which nodes are kept at once.
 _MOST_KEPT = 8
-#: A running gang moves or grows for no less than this.
+#: Least gain for which a running gang moves or grows.
 _LEAST_GAIN = 0.05
 
 
 @dataclass(slots=True)
 class BiddingResult:
-    """What one gang gets, and why.
+    """Target of one gang, and the reason.
 
     Attributes:
-        target: None: it waits.
+        target: its allocation; None: it waits.
         renewed: another lease begins.
     """
 
     bidder: GangState
     target: Allocation | None
-    reason: str
+    reason: Reason
     renewed: bool = False
 
 
 @dataclass
 class BiddingRound:
-    """The round under way; `results` when it is done."""
+    """Bids of one round; `results` when it is done."""
 
     rooms: RoundCandidates
     order: Order
@@ -66,13 +68,13 @@ class BiddingRound:
         self.now = self.rooms.frame.snapshot.time
         self._awaited = Awaited(self.rooms, (), self.lease_s)
         self._givers = ShrinkCandidates(self.now)
-        self.words = DallyReasons(self.order, self.now)
+        self.reasons = DallyReasons(self.order, self.now)
 
     def run(self, bidders: Sequence[GangState], bidding: Sequence[GangState]) -> None:
-        """All steps.
+        """Run all steps.
 
         Args:
-            bidders: everybody.
+            bidders: all gangs.
             bidding: those of them whose lease is over.
         """
         self._everyone = bidders
@@ -82,7 +84,7 @@ class BiddingRound:
             self._givers.put(b, b.held)
         for b in bidders:
             if b.held is not None and b.job_id not in over:
-                self._settle(BiddingResult(b, b.held, self.words.leased(b)))
+                self._settle(BiddingResult(b, b.held, self.reasons.leased(b)))
         queue = [b for b in bidders if b.held is None or b.job_id in over]
         queue.sort(key=lambda b: self.order.rank(b.gang))
         if self.order.reserves:
@@ -99,7 +101,7 @@ class BiddingRound:
                 self._improve(dealt, over=bidder.job_id in over)
 
     def _due(self, waiting: Sequence[GangState]) -> None:
-        """Step 1."""
+        """Run step 1."""
         awaited = self._awaited
         due = [b for b in waiting if b.shapes and self._waited(b) >= self._limit(b)]
         due.sort(key=lambda b: (b.gang.since_s, b.job_id))
@@ -108,20 +110,20 @@ class BiddingRound:
                 continue
             kept = [awaited.keep(bidder, *shape) for shape in bidder.shapes]
             if not any(kept):
-                # Nothing comes free in time: rather far apart than never.
+                # Nothing comes free in time: any place is better than none.
                 self._start(bidder, bidder.shapes, anything=True)
 
     def _bid(self, bidder: GangState) -> None:
-        """Step 2, for one gang; nothing is said of a running one that finds no place yet."""
+        """Run step 2 for one gang; a running one without a place is decided in step 3."""
         held = bidder.held
         if held is not None and bidder.legal and self.rooms.holds(bidder, held):
             self.rooms.stay(bidder, held)
             awaiting = self._awaited.on(held.nodes)
-            words = self.words.until(awaiting) if awaiting else self.words.renewed()
-            self._settle(BiddingResult(bidder, held, words, renewed=awaiting is None))
+            reason = self.reasons.until(awaiting) if awaiting else self.reasons.renewed()
+            self._settle(BiddingResult(bidder, held, reason, renewed=awaiting is None))
             return
         if held is None and not self.preempts:
-            self._settle(BiddingResult(bidder, None, self.words.waits(bidder, None)))
+            self._settle(BiddingResult(bidder, None, self.reasons.waits(bidder, None)))
             return
         if self._start(bidder, bidder.shapes):
             return
@@ -143,7 +145,7 @@ class BiddingRound:
     def _start(
         self, bidder: GangState, shapes: Iterable[tuple[str, int]], *, anything: bool = False
     ) -> bool:
-        """Give it the first of these shapes that finds a place it accepts."""
+        """Give a gang the first of these shapes with a place that it accepts."""
         for gpu_type, gpus in shapes:
             hall = self.rooms.hall(bidder, gpu_type)
             found = self._acceptable(bidder, hall.idle, gpu_type, gpus, anything=anything)
@@ -166,8 +168,8 @@ class BiddingRound:
         self, bidder: GangState, found: Allocation, gave: Sequence[ShrinkCandidate] = ()
     ) -> None:
         tier = tier_of(self.rooms.frame, found)
-        words = self.words.starts(bidder, found, tier, gave)
-        self._settle(BiddingResult(bidder, found, words, renewed=True))
+        reason = self.reasons.starts(bidder, found, tier, gave)
+        self._settle(BiddingResult(bidder, found, reason, renewed=True))
 
     def _acceptable(
         self,
@@ -179,7 +181,7 @@ class BiddingRound:
         anything: bool = False,
         booked: bool = True,
     ) -> Allocation | None:
-        """The best place of a room, if the gang takes it; `booked`: it is free already."""
+        """Return the best place of a room if the gang accepts it; `booked`: it must be free."""
         if places.room.free_total < gpus or not gpus:
             return None
         waited = self._waited(bidder)
@@ -194,12 +196,12 @@ class BiddingRound:
         return found if not booked or self.rooms.holds(bidder, found) else None
 
     def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
-        """The part of its time that it computes on the best place of the empty cluster."""
+        """Return the part of time that a gang computes on the best place of the empty cluster."""
         name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK)
         return self.rooms.hall(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
 
     def _given(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
-        """Start it on what elastic gangs can give, so that nobody loses everything."""
+        """Start a gang on what elastic gangs can give, so that none is preempted."""
         known = self._givers.of(gpu_type, bidder)
         if not known:
             return False
@@ -213,7 +215,7 @@ class BiddingRound:
     def _collected(
         self, bidder: GangState, found: Allocation, free: Places, known: Sequence[ShrinkCandidate]
     ) -> bool:
-        """Let others give what a place lacks, and book all of it."""
+        """Let other gangs give what a place lacks, and book all changes."""
         kind = found.gpu_type
         idle = {n: min(g, self.rooms.free_on(free, kind, n)) for n, g in found.shares}
         missing = {n: g - idle[n] for n, g in found.shares if g > idle[n]}
@@ -224,11 +226,11 @@ class BiddingRound:
         if not self.rooms.exchange(bidder, found, changes, {n: g for n, g in idle.items() if g}):
             return False
         for giver, left in gave:
-            words = self.words.gives(giver, left, bidder)
-            self._settle(BiddingResult(giver.bidder, left, words, renewed=True))
+            reason = self.reasons.gives(giver, left, bidder)
+            self._settle(BiddingResult(giver.bidder, left, reason, renewed=True))
         if found == bidder.held:
-            words = self.words.kept([g.bidder for g, _ in gave])
-            self._settle(BiddingResult(bidder, found, words, renewed=True))
+            reason = self.reasons.kept([g.bidder for g, _ in gave])
+            self._settle(BiddingResult(bidder, found, reason, renewed=True))
         else:
             self._started(bidder, found, [g for g, _ in gave])
         return True
@@ -238,7 +240,7 @@ class BiddingRound:
         self._givers.put(dealt.bidder, dealt.target)
 
     def _rescue(self, bidder: GangState) -> None:
-        """Step 3."""
+        """Run step 3 for one gang."""
         held = bidder.held
         assert held is not None
         kind = held.gpu_type
@@ -267,12 +269,12 @@ class BiddingRound:
         )
         if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
             self.rooms.stay(bidder, held)
-            self._settle(BiddingResult(bidder, held, self.words.renewed()))
+            self._settle(BiddingResult(bidder, held, self.reasons.renewed()))
             return
-        self._settle(BiddingResult(bidder, None, self.words.preempted(taker)))
+        self._settle(BiddingResult(bidder, None, self.reasons.preempted(taker)))
 
     def _improve(self, dealt: BiddingResult, *, over: bool) -> None:
-        """Step 4: grow to the requested size, or come together, if that pays."""
+        """Run step 4: grow to the requested size, or come together, if that pays."""
         bidder, held = dealt.bidder, dealt.target
         assert held is not None
         window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
@@ -288,16 +290,16 @@ class BiddingRound:
             gain = self._speed(bidder, found) / before - 1
             if gain < self.min_gain or gain * window_s <= bidder.cost_s:
                 continue
-            words = self.words.improves(bidder, held, found, gain)
-            self._settle(BiddingResult(bidder, found, words, renewed=True))
+            reason = self.reasons.improves(bidder, held, found, gain)
+            self._settle(BiddingResult(bidder, found, reason, renewed=True))
             after = found
             break
         self.rooms.improve(bidder, held, after)
 
     def _better(self, bidder: GangState, held: Allocation, *, over: bool) -> list[tuple[str, int]]:
-        """Shapes that might be better than what it holds, and for which there are idle GPUs.
+        """Return shapes that might be better than the present one, with enough idle GPUs.
 
-        Another type only for who has too few GPUs, or at the end of a lease.
+        Another type only with too few GPUs, or at the end of a lease.
         """
         found = []
         short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
@@ -314,21 +316,21 @@ class BiddingRound:
         speed = bidder.model.base
         return sorted(found, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
 
-    def _why(self, bidder: GangState) -> str:
-        """Why a waiting gang gets nothing."""
+    def _why(self, bidder: GangState) -> Reason:
+        """Return why a waiting gang gets nothing."""
         shape = next(iter(bidder.shapes), None)
         if shape is None:
-            return self.words.waits(bidder, None)
+            return self.reasons.waits(bidder, None)
         kind, gpus = shape
         hall = self.rooms.hall(bidder, kind)
         name = self.rooms.name(bidder, kind, GangTier.NETWORK)
         best, most = hall.whole.best(name, gpus, enough=1.0)
         if not best:
-            return self.words.nowhere(kind, gpus)
+            return self.reasons.nowhere(kind, gpus)
         place, share = hall.open.best(name, gpus, enough=most)
         if not place:
-            return self.words.waits(bidder, shape)
-        return self.words.picky(bidder, _span(hall, best), _span(hall, place), share)
+            return self.reasons.waits(bidder, shape)
+        return self.reasons.picky(bidder, _span(hall, best), _span(hall, place), share)
 
     def _speed(self, bidder: GangState, held: Allocation) -> float:
         frame = self.rooms.frame
@@ -347,7 +349,7 @@ def _span(hall: TypeCandidates, place: Place) -> tuple[int, int, int]:
 
 
 def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:
-    """What it could keep of its own place, the most first: fewer GPUs on one, or fewer nodes."""
+    """Return parts of its place that a gang could keep, the largest first."""
     sizes = [s for s in bidder.directive.sizes(held.gpu_type) if s < held.gpus]
     names = held.nodes
     each = held.shares[0][1]

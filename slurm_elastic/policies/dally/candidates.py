@@ -1,9 +1,9 @@
-"""Where the gangs of a round could sit: one layout per GPU type, one room per kind of need.
+"""Candidate places of a round: one layout per GPU type, one free map per kind of need.
 
-Nodes differ in size, jobs in where they may run. All jobs of one *hall* may use the same nodes
-and need as many CPUs and as much memory with each GPU, so they see the same room. Each hall
-has two: `idle`, which nobody holds, and `open`, with the GPUs of gangs whose lease is
-over. What is given away is taken from all halls of its type.
+Nodes differ in size, jobs in the nodes that they may use. Jobs that may use the same nodes and need
+the same CPUs and memory with each GPU share `TypeCandidates`. These have two free maps: `idle`,
+GPUs that no job holds, and `open`, with those of gangs whose lease is over. An allocation is taken
+from all candidates of its type.
 
 A place is an even share, as Slurm is asked for one (placement/best_fit.py).
 """
@@ -32,7 +32,7 @@ from slurm_elastic.policies.dally.job_state import GangState
 
 @dataclass(frozen=True, slots=True)
 class NeedKind:
-    """What the worth of a place depends on, beside its GPUs.
+    """Properties of a job on which the value of a place depends, beside its GPUs.
 
     Attributes:
         job_id: one of its jobs.
@@ -52,7 +52,7 @@ Change = tuple[GangState, Allocation, Allocation, bool]
 
 
 class NeedKinds:
-    """Numbers kinds; `Communication` by what is known of their jobs."""
+    """Kinds of needs by name; answers `Communication` for them."""
 
     def __init__(self, live: LiveCommunication) -> None:
         self._live = live
@@ -61,14 +61,14 @@ class NeedKinds:
         self._known: dict[tuple[str, int, Span], float] = {}
 
     def name(self, kind: NeedKind) -> str:
-        """Names it; models are shared between equal jobs, hence told apart by identity."""
+        """Return the name of a kind; equal jobs share a model, hence its identity is the key."""
         key = (id(kind.model), kind.gpu_type, kind.unit, kind.max_nodes, kind.farthest)
         name = self._names.setdefault(key, str(len(self._names)))
         self._kinds.setdefault(name, kind)
         return name
 
     def kind(self, name: str) -> NeedKind:
-        """What a name stands for."""
+        """Return the kind of a name."""
         return self._kinds[name]
 
     def part(self, model: str, gpus: int, span: Span) -> float:
@@ -82,7 +82,7 @@ class NeedKinds:
 
 
 class Places(PlaceChoice):
-    """Places that Slurm gives exactly as they are asked for; others count as no place."""
+    """Choice among places that Slurm allocates exactly as requested; others count as no place."""
 
     def __init__(
         self, room: FreeMap, kinds: NeedKinds, communication: Communication, most: int
@@ -92,7 +92,7 @@ class Places(PlaceChoice):
         self._most = most
 
     def part(self, model: str, gpus: int, place: Place) -> float:
-        """The part of time that a gang computes there; 0.0 where it cannot be put."""
+        """Return the part of time that a gang computes there; 0.0 where it cannot run."""
         kind, sites = self._kinds.kind(model), self.room.sites
         shares: dict[int, int] = {}
         for domain, count in place:
@@ -109,10 +109,10 @@ class Places(PlaceChoice):
 
 @dataclass(slots=True)
 class TypeCandidates:
-    """What gangs of one need see of a type.
+    """Candidate places of one GPU type for gangs of one kind of need.
 
     Attributes:
-        whole: all that they may ever use, empty.
+        whole: all nodes that they may ever use, empty.
     """
 
     idle: Places
@@ -121,7 +121,7 @@ class TypeCandidates:
 
 
 class _Layout:
-    """The nodes of one type, rack by rack."""
+    """Nodes of one type, rack by rack."""
 
     def __init__(self, frame: NodeArrays, fabric: Fabric, gpu_type: str) -> None:
         members = np.flatnonzero(frame.of_type(gpu_type))
@@ -142,7 +142,7 @@ class _Layout:
         self._taken = _taken(frame, fabric, order)
 
     def room(self, free: Ints) -> FreeMap:
-        """A room with this many GPUs free on each node of the frame."""
+        """Return a free map with this many GPUs free on each node of the frame."""
         found: list[int] = []
         domains = self.sites.domains_of
         for at, count in enumerate(free[self.nodes].tolist()):
@@ -159,7 +159,7 @@ class _Layout:
 
 
 class RoundCandidates:
-    """All halls of a round; `take` books on each of them."""
+    """Candidates of a round for all types and needs; `take` books on each of them."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class RoundCandidates:
         """Prepare.
 
         Args:
-            ledger: what is free for these jobs; the rooms' own from now on.
+            ledger: free resources for these jobs; not to be used by the caller afterwards.
             fabric: link domains.
             everyone: all gangs of the round.
             bidding: gangs whose lease is over; their GPUs are open to all.
@@ -188,13 +188,13 @@ class RoundCandidates:
         self.ledger = ledger.copy()
         for bidder in bidding:
             self.ledger.give(bidder.need, bidder.held)
-        # All at once: what is given away later is taken from all that are there.
+        # All at once: later allocations are taken from all that exist.
         for bidder in everyone:
             for gpu_type, _ in bidder.shapes:
                 self.hall(bidder, gpu_type)
 
     def hall(self, bidder: GangState, gpu_type: str) -> TypeCandidates:
-        """What a gang sees of a type."""
+        """Return the candidates of a type for a gang."""
         allowed = self.frame.allowed(bidder.job)
         need = bidder.need
         required, *_ = self.frame.own_constraints(bidder.job)
@@ -203,7 +203,7 @@ class RoundCandidates:
         if known is not None:
             return known[1]
         if required:
-            # A place that needs only some of the named nodes is not asked for.
+            # Slurm gives all nodes that the job requires: a place on some of them is impossible.
             allowed = allowed & np.isin(np.array(self.frame.names), required)
         layout = self._layout(gpu_type)
         ever = self.frame.allowed(bidder.job, planned=True)
@@ -222,7 +222,7 @@ class RoundCandidates:
         return hall
 
     def name(self, bidder: GangState, gpu_type: str, farthest: GangTier) -> str:
-        """The kind of a gang on a type."""
+        """Return the name of the kind of a gang on a type."""
         partition = self.frame.partition(bidder.job.partition)
         return self.kinds.name(
             NeedKind(
@@ -232,7 +232,7 @@ class RoundCandidates:
         )  # fmt: skip
 
     def allocation(self, gpu_type: str, place: Place) -> Allocation:
-        """A place by node names."""
+        """Return a place as an allocation, by node names."""
         layout = self._layout(gpu_type)
         shares: dict[str, int] = {}
         for domain, gpus in place:
@@ -241,25 +241,25 @@ class RoundCandidates:
         return Allocation.of(gpu_type, shares)
 
     def holds(self, bidder: GangState, allocation: Allocation) -> bool:
-        """Whether GPUs, CPUs, memory and limits allow it; on nodes that it may use or has."""
+        """Return whether GPUs, CPUs, memory and limits allow an allocation on allowed nodes."""
         room = self.ledger.room(bidder.need)
         shares = self.frame.shares(allocation.shares)
         if len(shares) != len(allocation.shares) or any(room[i] < g for i, g in shares.items()):
             return False
-        return not self.ledger.within_limits(bidder.need, allocation)
+        return not self.ledger.exceeds_limits(bidder.need, allocation)
 
     def take(self, bidder: GangState, allocation: Allocation) -> None:
-        """Give it away: nobody else is offered it."""
+        """Allocate to a gang; no other one is offered it."""
         self.ledger.take(bidder.need, allocation)
         self._remove(allocation.gpu_type, dict(allocation.shares))
 
     def stay(self, bidder: GangState, allocation: Allocation) -> None:
-        """A gang whose lease is over keeps (some of) its GPUs; what is idle stays idle."""
+        """Let a gang whose lease is over keep (some of) its GPUs; idle GPUs stay idle."""
         self.ledger.take(bidder.need, allocation)
         self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
 
     def improve(self, bidder: GangState, before: Allocation, after: Allocation) -> None:
-        """Another place for who was served, out of what is free; `before` is given back."""
+        """Give a served gang another place out of what is free; `before` is freed."""
         self.ledger.take(bidder.need, after)
         more = {n: g - before.on(n) for n, g in after.shares if g > before.on(n)}
         self._remove(after.gpu_type, more)
@@ -271,7 +271,7 @@ class RoundCandidates:
         changes: Sequence[Change],
         idle: Mapping[str, int],
     ) -> bool:
-        """A place for one gang out of what is `idle`, and of what others give; False: cannot be."""
+        """Give a gang a place of `idle` GPUs and of those that others give; False: impossible."""
         before = self.ledger.copy()
         for giver, has, left, served in changes:
             if served:
@@ -286,13 +286,13 @@ class RoundCandidates:
         self.ledger.take(bidder.need, place)
         for _, has, _, served in changes:
             if not served:
-                # All of it was open to everybody until now.
+                # All of it was open to all gangs until now.
                 self._remove(has.gpu_type, dict(has.shares), idle=False)
         self._remove(place.gpu_type, idle)
         return True
 
     def keep(self, gpu_type: str, idle: Mapping[str, int]) -> None:
-        """Offer these idle GPUs to nobody."""
+        """Keep these idle GPUs: offer them to no gang."""
         for name, gpus in idle.items():
             self.ledger.gpus[self.frame.index[name]] -= gpus
         self._remove(gpu_type, idle)
@@ -300,7 +300,7 @@ class RoundCandidates:
     def potential(
         self, bidder: GangState, gpu_type: str, more: Mapping[str, int], *, idle: bool
     ) -> Places:
-        """Its room with more GPUs on some nodes, apart from all others."""
+        """Return a gang's free map, copied, with further GPUs on some nodes."""
         hall, layout = self.hall(bidder, gpu_type), self._layout(gpu_type)
         room = (hall.idle if idle else hall.open).room.copy()
         allowed = self.frame.allowed(bidder.job)
@@ -319,12 +319,12 @@ class RoundCandidates:
         return Places(room, self.kinds, self.kinds, layout.most)
 
     def free_on(self, places: Places, gpu_type: str, name: str) -> int:
-        """GPUs of a room on a node."""
+        """Return the free GPUs of a map on a node."""
         at = self._layout(gpu_type).at.get(self.frame.index.get(name, -1))
         return places.room.node[at] if at is not None else 0
 
     def nodes(self, gpu_type: str) -> tuple[NodeLayout, Sequence[str]]:
-        """Layout and names of the nodes of a type."""
+        """Return layout and names of the nodes of a type."""
         layout = self._layout(gpu_type)
         return layout.sites, layout.names
 
@@ -347,7 +347,7 @@ class RoundCandidates:
 
 
 def _remove(room: FreeMap, domains: Sequence[int], gpus: int) -> None:
-    """Take up to so many, where it fits exactly, else from the fullest domain."""
+    """Take up to this many GPUs, of a domain with exactly as many, else of the one with most."""
     exact = next((d for d in domains if room.free[d] == gpus), None)
     order = [exact] if exact is not None else sorted(domains, key=lambda d: (-room.free[d], d))
     for domain in order:
@@ -364,7 +364,7 @@ def _domain_sizes(node: Node, fabric: Fabric) -> list[int]:
 
 
 def _taken(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list[int]]:
-    """GPUs in use of each domain of each node, as far as Slurm tells."""
+    """Return the GPUs in use of each domain of each node, as far as known."""
     used: dict[str, set[int]] = {}
     for job in frame.snapshot.jobs:
         for name, text in job.devices if job.allocation else ():
@@ -388,7 +388,7 @@ def _indexes(text: str) -> tuple[int, ...]:
 
 
 def _fitted(left: Sequence[int], sizes: Sequence[int], count: int) -> list[int]:
-    """Free GPUs of each domain, near `left`, with the sum that is known."""
+    """Return free GPUs of each domain, near `left`, with the known sum."""
     found = list(left)
     while sum(found) > count:
         at = max((i for i, f in enumerate(found) if f), key=lambda i: (-found[i], i))

@@ -1,15 +1,15 @@
-"""`dally` in rounds, live and simulated: gangs wait for a near place, elastic ones shrink first.
+"""Policy `dally`: gangs wait for a near place, and elastic ones shrink first.
 
-The idea of dally.py and dally_own.py for the rounds of all policies. Each elastic job is a gang
-at the size that it asked for. A gang runs for a lease, then bids again; who waits bids in every
-round. What a place is worth to it follows from its own speed model; what it gets is a finished
-place (`Alternative.shares`). What the order and the timers are: dally_order.py; how a round
-goes: dally_deal.py; what is remembered: dally_book.py; docs/dally.md.
+Delay timers of Dally (arXiv 2401.16492) for elastic jobs, live and simulated. Each elastic job is a
+gang at the size that it asked for. A gang runs for a lease, then bids again; a waiting one bids in
+every round. The value of a place follows from the gang's own speed model; its target is a finished
+place (`Alternative.shares`). Order and timers: bid_order.py; steps of a round: bidding.py; state:
+job_state.py; docs/dally.md.
 
-Beyond the published system, our definition: nobody is preempted, moved or shrunk before it has
-run `floor_s`; elastic gangs give GPUs before anybody is preempted; they start smaller where no
-place that they accept has all that they asked for, and grow to it when GPUs are idle and that
-pays. With `queue = "slurm"` pending jobs are Slurm's, and nobody is preempted.
+Beyond the published system, our definition: no gang is preempted, moved or shrunk before it has
+run `floor_s`; elastic gangs give GPUs before any is preempted; they start smaller where no
+acceptable place has the requested size, and grow to it when GPUs are idle and that pays. With
+`queue = "slurm"` Slurm starts pending jobs, and none is preempted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.node_arrays import NodeArrays
@@ -32,7 +33,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
 class Dally:
-    """The policy; it remembers its book and how long gangs waited."""
+    """The policy; its state is that of each gang, and past waits."""
 
     capabilities = Capabilities(
         binding_proposals=True,
@@ -45,7 +46,7 @@ class Dally:
         """Prepare.
 
         Raises:
-            ConfigError: the timers cannot be.
+            ConfigError: the timers are invalid.
         """
         self._config = config
         self._order = order_of(config.dally)
@@ -53,7 +54,7 @@ class Dally:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """Bids; see the module."""
+        """Run the bids of one round; see the module."""
         snapshot, config = question.snapshot, self._config
         frame = NodeArrays(snapshot)
         ledger = FreeResources.of(frame, question.free) if question.free else FreeResources(frame)
@@ -94,20 +95,19 @@ class Dally:
 
 
 def _proposal(dealt: BiddingResult) -> Proposal:
-    """Exactly this place, else what it has, else waiting."""
+    """Rank exactly this place, else the present one, else waiting."""
     bidder, target = dealt.bidder, dealt.target
     ranked = [_exactly(target, dealt.reason)] if target else []
     if target is None:
         ranked.append(_wait(dealt.reason))
     if bidder.held is not None and bidder.held != target:
-        ranked.append(_exactly(bidder.held, "keeps what it has until its place is free"))
+        ranked.append(_exactly(bidder.held, Reason("keeps-until-free")))
     if target is not None:
-        nodes = ", ".join(target.nodes)
-        ranked.append(_wait(f"waits until {nodes} can be had: {dealt.reason}"))
+        ranked.append(_wait(Reason("waits-for-nodes", nodes=target.nodes, reason=dealt.reason)))
     return Proposal(job_id=bidder.job_id, alternatives=tuple(ranked))
 
 
-def _exactly(place: Allocation, reason: str) -> Alternative:
+def _exactly(place: Allocation, reason: Reason) -> Alternative:
     return Alternative(
         gpu_type=place.gpu_type,
         gpus=place.gpus,
@@ -117,5 +117,5 @@ def _exactly(place: Allocation, reason: str) -> Alternative:
     )
 
 
-def _wait(reason: str) -> Alternative:
+def _wait(reason: Reason) -> Alternative:
     return Alternative(gpu_type="", gpus=0, value=-math.inf, reason=reason)

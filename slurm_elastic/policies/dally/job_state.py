@@ -1,8 +1,8 @@
-"""What the policy `dally` knows of each job: its lease, its waits, its work. Our definition.
+"""State of each job under `dally`: its lease, its waits, its work. Our definition.
 
-From round to round it remembers, per job: when it last got or gave up GPUs (`since`), when its
-lease began, how long it ran, how much of that it computed, its service in GPU seconds, and the
-GPUs that it first asked for. Its *work*, ideal seconds on those GPUs without communication, is
+Kept from round to round, per job: when it last got or gave up GPUs (`since`), when its lease began,
+its running time, the computing part of it, its service in GPU seconds, and the GPUs that it first
+asked for. Its *work*, ideal seconds on those GPUs without communication, is
 
 * reported progress p: the seconds computed so far over p;
 * else its time limit;
@@ -31,9 +31,9 @@ from slurm_elastic.policies.dally.bid_order import Start
 from slurm_elastic.policies.gangs.gang_policy import Gang
 from slurm_elastic.policies.policy_protocol import Question
 
-#: Nobody is asked before it ran so many times as long as its restart takes.
+#: Least running time before a gang bids again, as a multiple of its restart.
 RESTARTS = 10.0
-#: Less work than this is never left, as a part.
+#: Least part of its work that a gang counts as left.
 _LEAST_LEFT = 1e-3
 #: Smaller sizes that an elastic gang bids at, at most.
 _SMALLER = 8
@@ -44,9 +44,9 @@ class GangState:
     """One elastic job as a gang.
 
     Attributes:
-        gang: what orders need; `gpus` is the requested size.
-        shapes: what it asked for, by type in order of preference.
-        held: what it has.
+        gang: attributes for orders; `gpus` is the requested size.
+        shapes: requested (type, GPUs), in order of preference.
+        held: its present allocation.
         until_s: the end of its lease, never before `firm_s`.
         firm_s: nothing is taken from it before.
         cost_s: seconds without training that a change costs.
@@ -70,16 +70,16 @@ class GangState:
 
     @property
     def name(self) -> str:
-        """As people type it."""
+        """Id for people."""
         return self.job.display_id
 
     @property
     def legal(self) -> bool:
-        """Whether its directive, as it is now, lets it have what it holds."""
+        """Whether its directive in force allows what it holds."""
         return self.held is None or self.directive.allows(self.held.gpus, self.held.gpu_type)
 
     def sizes(self, gpu_type: str, per_node: int) -> tuple[int, ...]:
-        """Sizes that it may bid at on a type, the requested one first, down to MIN.
+        """Return the sizes at which it may bid on a type, the requested one first, down to MIN.
 
         The others are those that fit evenly on the fewest nodes; of many, halves are tried.
         """
@@ -97,12 +97,12 @@ class GangState:
 
 
 class GangStates:
-    """The books of all elastic jobs, brought up to the question's time.
+    """State of all elastic jobs, updated to the question's time.
 
     Attributes:
         entries: by job key; JSON-serialisable.
         starts: jobs that began to run since the last round.
-        live: what distance costs them.
+        live: cost of distance to them.
     """
 
     def __init__(self, question: Question, state: Mapping[str, Any], frame: NodeArrays) -> None:
@@ -136,12 +136,12 @@ class GangStates:
             self.entries[job.key] = entry
 
     def renew(self, bidder: GangState) -> None:
-        """Another lease from now on."""
+        """Begin another lease."""
         entry = self.entries[bidder.job.key]
         entry["since"] = entry["lease"] = self._question.snapshot.time
 
     def bidders(self, config: Config) -> Iterator[GangState]:
-        """The question's jobs."""
+        """Iterate over the question's jobs."""
         for request in requests(self._question):
             job, record = request.job, request.record
             directive = record.override or job.directive
@@ -193,7 +193,7 @@ class GangStates:
         )
 
     def _part(self, job: Job) -> float:
-        """The part of its time that a running job computes."""
+        """Return the part of its time that a running job computes."""
         held = job.allocation
         if held is None or job.job_id not in self._question.models:
             return 1.0
@@ -208,7 +208,7 @@ class GangStates:
 
 
 def tier_of(frame: NodeArrays, held: Allocation) -> GangTier:
-    """The tier of an allocation."""
+    """Return the tier of an allocation."""
     nodes, racks = frame.topology.spread(n for n in held.nodes if n in frame.index)
     if racks > 1:
         return GangTier.NETWORK
@@ -219,7 +219,7 @@ def tier_of(frame: NodeArrays, held: Allocation) -> GangTier:
 
 @lru_cache(maxsize=65536)
 def _compact(gpus: int, per_node: int, unit: int) -> bool:
-    """Whether it is an even share on as few nodes as it can be."""
+    """Return whether a size divides evenly over the fewest nodes possible."""
     splits = even_splits(gpus, per_node, unit)
     return bool(splits) and splits[0][0] == -(-gpus // per_node)
 
@@ -236,7 +236,7 @@ def _place(held: Allocation | None) -> list[list[Any]]:
 
 
 def _shapes(known: tuple[Shape, ...], directive: Directive, asked: int) -> Iterator[Shape]:
-    """The shapes of a request, for what was asked for first."""
+    """Iterate over the shapes of a request, at the size that was first asked for."""
     for gpu_type, gpus in known:
         sizes = directive.sizes(gpu_type)
         more = [s for s in sizes if gpus <= s <= asked]

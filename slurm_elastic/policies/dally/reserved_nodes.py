@@ -1,7 +1,7 @@
 """Nodes kept in a round for gangs that waited long: those where their GPUs come free first.
 
-As placement/delay/reserve.py, for nodes of different sizes and for even shares. Only what is
-idle is kept; who runs there goes on, without a new lease, until all of it can be had at once.
+As placement/delay/reserve.py, for nodes of different sizes and for even shares. Only idle GPUs are
+kept; gangs that run there go on, without a new lease, until all of it is free at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Coming = Mapping[str, Sequence[tuple[float, int]]]
 
 
 class Awaited:
-    """Who awaits which nodes."""
+    """Gangs that await nodes."""
 
     def __init__(
         self, rooms: RoundCandidates, everyone: Iterable[GangState], lease_s: float
@@ -31,11 +31,11 @@ class Awaited:
         self._coming: dict[str, Coming] = {}
 
     def on(self, nodes: Iterable[str]) -> GangState | None:
-        """Who awaits one of these nodes."""
+        """Return the gang that awaits one of these nodes, None if none does."""
         return next((self._by[n] for n in nodes if n in self._by), None)
 
     def keep(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
-        """Keep what is idle where its GPUs come free within a lease; False: nowhere do they."""
+        """Keep idle GPUs where a gang's GPUs come free within a lease; False: nowhere do they."""
         sites, names = self._rooms.nodes(gpu_type)
         hall = self._rooms.hall(bidder, gpu_type)
         unit = bidder.directive.unit_for(gpu_type)
@@ -64,7 +64,7 @@ class Awaited:
         return False
 
     def _known(self, gpu_type: str) -> Coming:
-        """When GPUs of each node come free: leases of gangs, time limits of all others."""
+        """Return when GPUs of each node come free: by leases of gangs, else by time limits."""
         known = self._coming.get(gpu_type)
         if known is not None:
             return known
@@ -84,7 +84,7 @@ class Awaited:
 
 
 def _when(free: int, coming: Iterable[tuple[float, int]], gpus: int, now_s: float) -> float | None:
-    """When a node has so many GPUs free; None: nobody knows."""
+    """Return when a node has this many GPUs free; None: unknown."""
     if free >= gpus:
         return now_s
     for at_s, count in sorted(coming):

@@ -1,8 +1,8 @@
-"""Elastic gangs shrink before anybody is preempted: who gives GPUs, and what it keeps.
+"""Selection of elastic gangs that shrink, so that none is preempted.
 
 A gang on one node gives down to its smallest size. One that is spread evenly leaves whole nodes,
-the last ones first; if it cannot, it gives as many on each of its nodes. So what it keeps is an
-even share again, on nodes that it has.
+the last ones first; if it cannot, it gives as many on each of its nodes. So it keeps an even share
+on nodes that it has.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from slurm_elastic.policies.dally.job_state import GangState
 
 @dataclass(frozen=True, slots=True)
 class ShrinkCandidate:
-    """An elastic gang that holds, or is to have, more than its MIN.
+    """Elastic gang whose present or new allocation is above its MIN.
 
     Attributes:
-        has: what it holds, or was given in this round.
-        gives: by node, the most that it gives.
+        has: its allocation, or the target of this round.
+        gives: most GPUs that it gives, by node.
     """
 
     bidder: GangState
@@ -29,7 +29,7 @@ class ShrinkCandidate:
     gives: Mapping[str, int]
 
     def without(self, taken: Mapping[str, int], per_node: int) -> Allocation | None:
-        """What it keeps when at least these GPUs are taken; None: that cannot be."""
+        """Return what it keeps when at least these GPUs are taken; None: impossible."""
         legal = set(self.bidder.directive.sizes(self.has.gpu_type))
         shares = dict(self.has.shares)
         unit = self.bidder.directive.unit_for(self.has.gpu_type)
@@ -50,7 +50,7 @@ class ShrinkCandidate:
 
 
 class ShrinkCandidates:
-    """Who could give, by type and id; kept up to date while a round goes on."""
+    """Gangs that can give GPUs, by type and id, updated during a round."""
 
     def __init__(self, now_s: float) -> None:
         self._now = now_s
@@ -58,7 +58,7 @@ class ShrinkCandidates:
         self._type: dict[int, str] = {}
 
     def put(self, bidder: GangState, has: Allocation | None) -> None:
-        """What it has now; None: nothing that it could give."""
+        """Set a gang's present allocation; None: it has nothing to give."""
         before = self._type.pop(bidder.job_id, None)
         if before is not None:
             del self._by_type[before][bidder.job_id]
@@ -72,13 +72,13 @@ class ShrinkCandidates:
             )
 
     def of(self, gpu_type: str, taker: GangState) -> list[ShrinkCandidate]:
-        """All of a type but the one that takes."""
+        """Return all of a type but the gang that takes."""
         known = self._by_type.get(gpu_type, {})
         return [g for job_id, g in known.items() if job_id != taker.job_id]
 
 
 def potential(known: Iterable[ShrinkCandidate]) -> dict[str, int]:
-    """GPUs by node that all of them together could give."""
+    """Return the GPUs by node that all of them together can give."""
     found: dict[str, int] = {}
     for giver in known:
         for name, gpus in giver.gives.items():
@@ -89,9 +89,9 @@ def potential(known: Iterable[ShrinkCandidate]) -> dict[str, int]:
 def collect(
     known: Iterable[ShrinkCandidate], missing: Mapping[str, int], per_node: int
 ) -> list[tuple[ShrinkCandidate, Allocation]] | None:
-    """Who gives so that these GPUs are free on these nodes, and what each keeps; None: too few.
+    """Select gangs that free these GPUs on these nodes, with what each keeps; None: too few.
 
-    On each node those go first who give just enough, else who give most; ties by id.
+    On each node those that give just enough go first, else those that give most; ties by id.
     """
     pool = [g for g in known if any(n in missing for n in g.gives)]
     taken: dict[int, dict[str, int]] = {}
@@ -144,5 +144,5 @@ def _gives(bidder: GangState, has: Allocation) -> dict[str, int]:
 
 
 def _leaving(giver: ShrinkCandidate) -> tuple[str, ...]:
-    """Nodes that it would leave altogether."""
+    """Return the nodes that it would leave altogether."""
     return tuple(n for n, g in giver.gives.items() if g == giver.has.on(n))

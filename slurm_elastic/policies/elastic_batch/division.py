@@ -1,11 +1,11 @@
-"""The exact division of GPUs among jobs: a dynamic program, vectorised over GPUs.
+"""Exact division of GPUs among jobs: a dynamic program, vectorised over GPUs.
 
 After "Effective Elastic Scaling of Deep Learning Workloads" (MASCOTS 2020, arXiv 2006.13878):
 
     P(0, k) = 0;   P(j, k) = max over g of P(j-1, k-g) + v[j, g];   sizes by trace-back
 
-with v[j, g] what g GPUs are worth to job j, -inf where it cannot run on so many. Every job gets
-GPUs; GPUs may be left over.
+with v[j, g] the value of g GPUs to job j, -inf where it cannot run on so many. Every job gets GPUs;
+GPUs may be left over.
 
 Ours is how it is computed. Every job's least is taken off first, so that only what is left over is
 divided: W + 1 states instead of K + 1. Rows that are concave from their least on are merged by
@@ -40,7 +40,7 @@ class Division:
 
     Attributes:
         gpus: (jobs,) GPUs of each job.
-        value: sum of what they are worth.
+        value: sum of their values.
     """
 
     gpus: Ints
@@ -48,10 +48,10 @@ class Division:
 
 
 def divide(rows: Floats, capacity: int) -> Division | None:
-    """The best division; of equal ones the same each time.
+    """Return the best division; of equal ones the same each time.
 
     Args:
-        rows: (jobs, sizes + 1) what 0, 1, 2, ... GPUs are worth to each job; -inf: it cannot run
+        rows: (jobs, sizes + 1) value of 0, 1, 2, ... GPUs to each job; -inf: it cannot run
             so. No GPUs at all (column 0) are never given.
         capacity: GPUs that there are.
 
@@ -88,7 +88,7 @@ def divide(rows: Floats, capacity: int) -> Division | None:
 
 
 def greedy(rows: Floats, capacity: int) -> Division | None:
-    """GPU by GPU to whom it is worth most; equals `divide` where all rows are concave.
+    """Give each GPU to the job to which it is worth most; equal to `divide` for concave rows.
 
     Args:
         rows: as for `divide`; from each job's least on without gaps.
@@ -111,7 +111,7 @@ def greedy(rows: Floats, capacity: int) -> Division | None:
 
 
 def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
-    """(jobs,) GPUs beyond the least of each, at most `left` together; and the sum of values."""
+    """Return (jobs,) GPUs beyond each job's least, at most `left` in all, and the sum of values."""
     concave = _concave(extra)
     merged = np.flatnonzero(concave)
     others = np.flatnonzero(~concave)
@@ -131,7 +131,7 @@ def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
 
 
 def _concave(extra: Floats) -> NDArray[np.bool_]:
-    """(jobs,) whether a row has no gap and gains no more from each further GPU."""
+    """Return (jobs,) whether a row has no gap and its gains do not rise with each further GPU."""
     finite = np.isfinite(extra)
     whole = (finite[:, 1:] <= finite[:, :-1]).all(axis=1)
     with np.errstate(invalid="ignore"):
@@ -141,7 +141,7 @@ def _concave(extra: Floats) -> NDArray[np.bool_]:
 
 
 def _merge(extra: Floats, left: int) -> tuple[Floats, Ints]:
-    """Concave rows as one: its values for 0..left GPUs, and whose each further GPU is."""
+    """Merge concave rows: values of 0..left GPUs, and the job that gets each further GPU."""
     total = np.full(left + 1, -np.inf)
     total[0] = extra[:, 0].sum()
     finite = np.isfinite(extra[:, 1:])
@@ -157,7 +157,7 @@ def _merge(extra: Floats, left: int) -> tuple[Floats, Ints]:
 
 
 def _add(total: Floats, row: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """One more job: the best sums, and what it gets of each; of equal ones it gets fewer."""
+    """Add a job: the best sums, and its GPUs in each; of equal ones the fewest."""
     sizes = np.flatnonzero(np.isfinite(row))
     span = int(sizes[-1])
     padded = np.concatenate([np.full(span, -np.inf), total])

@@ -1,19 +1,19 @@
-"""`elastic_batch`: GPUs and batches together, by an exact dynamic program every ten minutes.
+"""Policy `elastic_batch`: GPUs and batches together, by an exact dynamic program.
 
 After IBM's "Effective Elastic Scaling of Deep Learning Workloads" (MASCOTS 2020, arXiv
 2006.13878). Every `interval_s`:
 
 1. GPUs of jobs that ended are free;
 2. jobs that arrived are admitted in order of submission, as long as every admitted job can have
-   its least size; then the others wait (`queue`), or are turned away for good (`drop`);
-3. the sum of scaling factors (elastic_batch_table.py) over the admitted jobs is maximised
-   (elastic_batch_dp.py). A job whose GPUs do not change is not touched.
+   its least size; then the others wait (`queue`), or are rejected for good (`drop`);
+3. the sum of scaling factors (value_rows.py) over the admitted jobs is maximised
+   (division.py). A job whose GPUs do not change is not touched.
 
 Our definitions, where the paper says nothing: each GPU type is a pool of its own, since factors of
 different types cannot be compared: a running job stays on its type, a new one goes to the first
 type of its directive that can admit it, else to the one where its fair share is fastest. A running
-job is never stopped. A job that can never run as it asks does not hold up those behind it. Between
-two divisions everybody keeps, or still gets, what the last one gave, unless it cannot be given.
+job is never stopped. A job that can never run as it asks does not block those behind it. Between
+two divisions each job keeps, or still gets, what the last one gave, unless that is impossible.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import arrival
 from slurm_elastic.policies.elastic_batch.batch_proposals import (
     BatchProposals,
@@ -37,11 +38,11 @@ from slurm_elastic.policies.elastic_batch.value_rows import ValueRow, ValueRows
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 
-#: A change must gain more than this, in GPUs of the job's type: ties keep what there is.
+#: Least gain of a change, in GPUs of the job's type, so that ties change nothing.
 TIE = 1e-6
-#: A batch on unchanged GPUs must gain this part of the job's speed.
+#: Least gain of another batch on unchanged GPUs, a part of the job's speed.
 BATCH_GAIN = 0.01
-#: Rounds come this much early.
+#: Tolerance of the interval: rounds may come this much early.
 _EARLY_S = 1e-6
 
 
@@ -52,7 +53,7 @@ class _Pool:
     Attributes:
         free: GPUs that elastic jobs may have.
         asked: the sum of its members' least sizes.
-        closed: somebody waits for GPUs of it: nobody behind him is admitted.
+        closed: a job waits for GPUs of it: none behind that job is admitted.
     """
 
     free: int
@@ -69,7 +70,7 @@ class _Pool:
 
 
 class ElasticBatch:
-    """The policy; it remembers the last division and its time, and whom it turned away."""
+    """The policy; its state is the last division, its time, and the jobs rejected."""
 
     def __init__(self, config: Config) -> None:
         self._config = config.elastic_batch
@@ -89,7 +90,11 @@ class ElasticBatch:
         self._rows.forget(alive)
         asked = BatchQuestion(question, self._rows)
         targets = {k: BatchTarget(*t) for k, t in state.get("targets", {}).items() if k in alive}
-        why = {k: t for k, t in state.get("why", {}).items() if k in alive}
+        why = {
+            k: reason
+            for k, t in state.get("why", {}).items()
+            if k in alive and (reason := Reason.from_json(t)) is not None
+        }
         dropped = [k for k in state.get("dropped", ()) if k in alive]
         dropped = dropped if self._config.mode == "drop" else []
         at = float(state.get("at", -np.inf))
@@ -100,7 +105,7 @@ class ElasticBatch:
         return tuple(answers.proposal(job) for job in asked.jobs), {
             "at": at,
             "targets": {k: [t.gpu_type, t.gpus, t.batch] for k, t in sorted(targets.items())},
-            "why": dict(sorted(why.items())),
+            "why": {k: r.to_json() for k, r in sorted(why.items())},
             "dropped": sorted(dropped),
         }
 
@@ -113,7 +118,7 @@ class ElasticBatch:
         targets: Mapping[str, BatchTarget],
         dropped: list[str],
     ) -> bool:
-        """Whether GPUs are divided now."""
+        """Return whether GPUs are divided now."""
         now = asked.now
         if now - at >= self._config.interval_s - _EARLY_S:
             return True
@@ -148,16 +153,16 @@ class ElasticBatch:
         guard = self._config.starvation_s
         return guard > 0 and job.held is None and now - arrival(job.job) >= guard
 
-    # --- who gets what ---
+    # --- division ---
 
     def _divide(
         self,
         asked: BatchQuestion,
         targets: dict[str, BatchTarget],
-        why: dict[str, str],
+        why: dict[str, Reason],
         dropped: list[str],
     ) -> None:
-        """A new division, in place."""
+        """Divide the GPUs; targets, reasons and rejected jobs are changed in place."""
         pools = {t: _Pool(free) for t, free in sorted(asked.question.capacity.items())}
         new = self._present(asked, pools, targets)
         before = dict(targets)
@@ -179,7 +184,7 @@ class ElasticBatch:
     def _present(
         self, asked: BatchQuestion, pools: dict[str, _Pool], targets: Mapping[str, BatchTarget]
     ) -> list[Candidate]:
-        """Put jobs that run, or were admitted before, into their pools; the others."""
+        """Put jobs that run, or were admitted before, into their pools; return the others."""
         new: list[Candidate] = []
         waiting: list[Candidate] = []
         short: list[tuple[Candidate, ValueRow]] = []
@@ -195,7 +200,7 @@ class ElasticBatch:
             pool.free -= job.held.gpus
             if row is not None and row.least:
                 short.append((job, row))
-        for job, row in short:  # may not run as they do: they get their least if that can be
+        for job, row in short:  # their present shape is not allowed: the least, if possible
             assert job.held is not None
             pool = pools[job.held.gpu_type]
             pool.free += job.held.gpus
@@ -214,11 +219,11 @@ class ElasticBatch:
 
     def _admit(
         self, asked: BatchQuestion, job: Candidate, pools: Mapping[str, _Pool], *, guarded: bool
-    ) -> str:
-        """Put a new job into a pool; why not, or ""."""
+    ) -> Reason | None:
+        """Put a new job into a pool, or return why not."""
         rows = [(kind, row) for kind, row in asked.rows(job) if row.least]
         if not rows:
-            return f"nothing that it asks for can be: {asked.why_never(job)}"
+            return Reason("request-impossible", reason=asked.why_never(job))
         good = [
             (kind, row)
             for kind, row in rows
@@ -228,17 +233,16 @@ class ElasticBatch:
             for kind, _ in rows:
                 if kind in pools:
                     pools[kind].closed = True
-            wants = " or ".join(f"{row.least} {kind or 'GPUs'}" for kind, row in rows)
-            return f"waits for {wants}: those before it have or wait for all"
+            return Reason("earlier-jobs-first", shapes=[(kind, row.least) for kind, row in rows])
         if not job.directive.types:
             good.sort(key=lambda kr: -_fair(pools[kr[0]], kr[1]))
         pools[good[0][0]].add(job, good[0][1])
-        return ""
+        return None
 
     def _solve(
         self, kind: str, pool: _Pool, asked: BatchQuestion, before: Mapping[str, BatchTarget]
     ) -> Iterator[tuple[str, BatchTarget]]:
-        """The best division of one pool."""
+        """Divide one pool."""
         if not pool.members:
             return
         widest = max(row.top for _, row in pool.members)
@@ -259,7 +263,7 @@ class ElasticBatch:
             yield job.job.key, target
 
     def _worth_changing(self, job: Candidate) -> float:
-        """What a change of its GPUs leaves a job of the interval ahead; 1: changes are free."""
+        """Return the part of the interval left after a change of GPUs; 1: changes are free."""
         if not self._config.restart_cost:
             return 1.0
         lost = job.record.change_s(self._restart_s)
@@ -273,7 +277,7 @@ class ElasticBatch:
         target: BatchTarget,
         kept: BatchTarget,
     ) -> BatchTarget:
-        """Of two batches on the same GPUs: that of before as long as it is as good."""
+        """Return the batch on unchanged GPUs: the present one unless another is better."""
         if self._config.batch != "elastic" or not target.batch or kept.batch in (0, target.batch):
             return target
         worth = self._rows.worth(job, kept.gpu_type, kept.gpus, kept.batch, asked.per_node)
@@ -281,6 +285,6 @@ class ElasticBatch:
 
 
 def _fair(pool: _Pool, row: ValueRow) -> float:
-    """Samples/s of a job on its even share of a pool."""
+    """Return the samples/s of a job on its even share of a pool."""
     share = max(row.least, pool.free // (len(pool.members) + 1))
     return row.one * float(row.value[row.within(share)])

@@ -1,4 +1,4 @@
-"""What each number of GPUs is worth to a job, and the batch that goes with it.
+"""Value of each number of GPUs to a job, and the batch that goes with it.
 
 The scaling factor of "Effective Elastic Scaling of Deep Learning Workloads" (MASCOTS 2020):
 
@@ -6,11 +6,11 @@ The scaling factor of "Effective Elastic Scaling of Deep Learning Workloads" (MA
     factor     = T(b, k) / T(largest b, 1)                neutral to the size of the job's model
     factor*(k) = max over b with b_min <= b k <= b_max;   b*(k) the b of it; no b: cannot run on k
 
-T comes from the job's fitted times (models/goodput_tables.py), which count the all-reduce as far as
-it does not hide behind computing; the paper adds times up. Ours beyond the paper: `statistical`
-multiplies T by the statistical efficiency of the batch; `accumulate` allows batches in several
-micro-steps; a job without fitted times counts with its speed (models/speedup.py) at its own batch.
-Replicas of several GPUs count as one device.
+T comes from the job's fitted times (models/goodput_tables.py), which count the part of the
+all-reduce that does not overlap with computing; the paper adds times up. Beyond the paper:
+`statistical` multiplies T by the statistical efficiency of the batch; `accumulate` allows batches
+in several micro-steps; a job without fitted times counts with its speed (models/speedup.py) at its
+own batch. Replicas of several GPUs count as one device.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from slurm_elastic.policies.sia.goodput_rows import Candidate
 
 #: Beyond this many nodes only sizes that fill nodes are considered.
 _FINE_NODES = 8
-#: A share may need at most this many times the fewest nodes.
+#: Most nodes of a share, as a multiple of the fewest.
 _SPRAWL = 2
 #: Batches tried per size.
 TRIED = 32
-#: No job is offered more GPUs.
+#: Most GPUs of a job.
 _MOST_GPUS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueRow:
-    """One job on one GPU type.
+    """Values of one job on one GPU type.
 
     Attributes:
         value: (top + 1,) scaling factor of 0, 1, ... GPUs; -inf: it cannot run so.
         batch: (top + 1,) samples per step that go with them; 0: the job's own.
-        one: samples/s of one replica at its largest micro-batch; what the factors are relative to.
+        one: samples/s of one replica at its largest micro-batch, the denominator of the factors.
     """
 
     value: Floats
@@ -67,18 +67,18 @@ class ValueRow:
         return len(self.value) - 1
 
     def allows(self, gpus: int) -> bool:
-        """Whether it can run on so many."""
+        """Return whether it can run on this number of GPUs."""
         return 0 < gpus <= self.top and bool(np.isfinite(self.value[gpus]))
 
     def within(self, gpus: int) -> int:
-        """The largest possible size within a number of GPUs; 0: none is."""
+        """Return the largest possible size within a number of GPUs; 0: there is none."""
         found = np.flatnonzero(np.isfinite(self.value[: max(0, gpus) + 1]))
         return int(found[-1]) if len(found) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """What is known of a job, and the type that it is asked about."""
+    """Known data of a job, and the type in question."""
 
     learned: Learned
     gpu_type: str
@@ -86,7 +86,7 @@ class _Where:
 
 
 class ValueRows:
-    """Rows of jobs; kept while nothing new is known of a job."""
+    """Rows of jobs, kept until something new is learned of a job."""
 
     def __init__(self, config: ElasticBatchSettings) -> None:
         self._config = config
@@ -95,7 +95,7 @@ class ValueRows:
     def row(
         self, job: Candidate, gpu_type: str, *, per_node: Mapping[str, int], most: int, seed: int
     ) -> ValueRow | None:
-        """A job's row on a type; None where it can never run.
+        """Return a job's row on a type; None where it can never run.
 
         Args:
             job: the job.
@@ -129,7 +129,7 @@ class ValueRows:
     def worth(
         self, job: Candidate, gpu_type: str, gpus: int, batch: int, per_node: Mapping[str, int]
     ) -> float:
-        """What so many GPUs are worth at a given batch; -inf where that cannot be."""
+        """Return the value of a number of GPUs at a given batch; -inf where impossible."""
         learned = job.learned
         if learned is None or learned.application.job_class is not JobClass.ADAPTIVE:
             return -np.inf
@@ -144,7 +144,7 @@ class ValueRows:
         return float(value[0] / one) if value[0] > 0 and one > 0 else -np.inf
 
     def _sizes(self, job: Candidate, gpu_type: str, *, per_node: int, most: int, held: int) -> Ints:
-        """Sizes worth considering, ascending."""
+        """Return the sizes to consider, ascending."""
         legal = job.directive.sizes(gpu_type)
         if not per_node or not legal:
             return np.zeros(0, dtype=np.int64)
@@ -183,7 +183,7 @@ class ValueRows:
     def _rates(
         self, where: _Where, application: Application, sizes: Ints, limits: tuple[int, int]
     ) -> tuple[Floats, Ints]:
-        """(sizes,) the best rate of each size, 0 where it cannot run; and its batch."""
+        """Return (sizes,) the best rate of each size, 0 where it cannot run, and its batch."""
         learned, gpu_type, per_node = where.learned, where.gpu_type, where.per_node
         fixed = application.job_class is not JobClass.ADAPTIVE
         of = goodput_tables.basis(
@@ -214,7 +214,7 @@ class ValueRows:
         return rates[at], samples[at]
 
     def _one(self, where: _Where) -> float:
-        """Rate of one replica at its largest micro-batch."""
+        """Return the rate of one replica at its largest micro-batch."""
         learned = where.learned
         profile = learned.application.on(where.gpu_type)
         if profile is None:
@@ -226,7 +226,7 @@ class ValueRows:
         return float(rates[0])
 
     def _efficiency(self, noise: Noise | None, scale: Floats) -> Floats:
-        """What a sample is worth at batches of so many initial ones; 1 unless `statistical`."""
+        """Return the statistical efficiency of batches, multiples of the initial one; else 1."""
         if not self._config.statistical:
             return np.ones_like(scale)
         sqr, var = efficiency.weights(noise)
@@ -236,7 +236,7 @@ class ValueRows:
 def _tried(
     of: goodput_tables.GoodputBasis, where: _Where, sizes: Ints, limits: tuple[int, int]
 ) -> tuple[Floats, Ints]:
-    """[sizes, tried] samples/s and batches: from the smallest to the largest that can be.
+    """Return [sizes, tried] samples/s and batches, from the smallest to the largest possible.
 
     Unlike the published candidates (models/batch_candidates.py) these never leave the limits, and
     the largest that fits into memory is always among them.
@@ -268,13 +268,13 @@ def _tried(
 
 
 def drawn(key: str, limits: tuple[int, int], seed: int) -> int:
-    """A batch of the range, the same each time for a job and a seed."""
+    """Draw a batch of the range, the same each time for a job and a seed."""
     rng = np.random.default_rng([zlib.crc32(key.encode()), seed & 0xFFFFFFFF])
     return int(rng.integers(limits[0], limits[1], endpoint=True))
 
 
 def _of_speed(job: Candidate, gpu_type: str, sizes: Ints, nodes: Ints) -> ValueRow:
-    """A job of which only its speed is known keeps its batch."""
+    """Return the row of a job of which only the speed is known: it keeps its batch."""
     unit = job.directive.unit_for(gpu_type)
     one = job.model.speed(gpu_type, unit, int(max(1, nodes[0] * unit // max(1, sizes[0]))))
     speeds = job.model.speeds(gpu_type, sizes, nodes)
@@ -290,7 +290,7 @@ def _row(sizes: Ints, values: Floats, batches: Ints, one: float) -> ValueRow:
 
 
 def _limits(job: Candidate, application: Application) -> tuple[int, int]:
-    """Smallest and largest batch that application and directive allow."""
+    """Return the smallest and largest batch that application and directive allow."""
     low, high = application.initial_batch, application.max_batch
     if job.directive.batch is not None:
         low, high = max(low, job.directive.batch[0]), min(high, job.directive.batch[1])
@@ -314,7 +314,7 @@ def _fixed(application: Application, batch: int, accumulate: bool) -> Applicatio
 
 @lru_cache(maxsize=4096)
 def _shareable(legal: range, per_node: int, unit: int, held: int) -> Ints:
-    """Sizes that can be shared evenly over few nodes, and the one that is held."""
+    """Return the sizes that divide evenly over few nodes, and the one that is held."""
     found = []
     for size in legal:
         fewest = -(-size // per_node)

@@ -13,27 +13,27 @@ from slurm_elastic.policies.sia.sia_configurations import SiaConfigurations
 
 
 class EffectiveGoodputs(Goodputs):
-    """As `Goodputs`, which jobs that freeze nothing keep."""
+    """Rows of effective progress; those of `Goodputs` for jobs that freeze nothing."""
 
     def __init__(self, rules: ArtifactRules) -> None:
         super().__init__(rules)
         self._found: dict[int, tuple[object, effective_progress.EffectiveProgress]] = {}
 
     def rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> Floats:
-        """[J, C] effective progress of each job in each configuration; see `Goodputs.rows`."""
+        """Return [J, C] effective progress of each job and configuration; see `Goodputs.rows`."""
         found = super().rows(jobs, columns)
         alive = {job.job.job_id for job in jobs}
         self._found = {k: v for k, v in self._found.items() if k in alive}
         return found
 
     def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
-        """Effective progress of one job in one configuration."""
+        """Return the effective progress of one job in one configuration."""
         if job.learned is None or job.learned.prefixes is None:
             return super().one(job, columns, column)
         return float(self._one(job, columns, column).best[0])
 
     def prefix(self, job: Candidate, columns: SiaConfigurations, column: int) -> int:
-        """Front layers that a job is to freeze in a configuration."""
+        """Return the number of front layers that a job is to freeze in a configuration."""
         if job.learned is None or job.learned.prefixes is None:
             return 0
         known, found = self._found.get(job.job.job_id, (None, None))

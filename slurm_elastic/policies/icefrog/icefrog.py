@@ -1,6 +1,6 @@
-"""`icefrog`: layer elasticity as a dimension of scheduling; Sia's program over effective progress.
+"""Policy `icefrog`: layer elasticity in scheduling; Sia's program over effective progress.
 
-IceFrog (TPDS 36(6), 2025) is the first scheduler that counts with frozen layers. Its formulas are
+IceFrog (TPDS 36(6), 2025) is the first scheduler that models frozen layers. Its formulas are
 not public; this is our definition, on top of Sia's program (sia.py):
 
 1. a job with `freeze=auto` counts in each configuration with its *effective progress*
@@ -10,10 +10,10 @@ not public; this is our definition, on top of Sia's program (sia.py):
    type, so of what freezing changes the *shape* of a job's curve counts.
 
 Frozen layers save computing before they save communication, and steps have fixed costs: more GPUs
-gain a highly frozen job less, so they go where they gain more. The prefix itself is ordered by
-controller/batch_tuning.py from the same function for what a job holds (`effective.prefix`).
+gain a highly frozen job less, so they go where they gain more. controller/batch_tuning.py orders
+the prefix for what a job holds, from the same function (`effective_progress.prefix`).
 
-When nobody freezes it decides what `sia` decides.
+Without jobs that freeze, it decides as `sia`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.round_arrays import RoundArrays
 from slurm_elastic.policies.sia.sia import ProgramInputs, Sia
 
-#: Less than this is told as nothing.
-_LEAST_GAIN = 0.005
+#: So many jobs that take GPUs are named.
+_MOST_TAKERS = 3
 
 
 class IceFrog(Sia):
@@ -47,7 +48,7 @@ class IceFrog(Sia):
         self._weighed: ProgramInputs | None = None
 
     def weigh(self, question: Question) -> ProgramInputs:
-        """The arrays of a question's program."""
+        """Return the arrays of a question's program."""
         self._weighed = super().weigh(question)
         return self._weighed
 
@@ -63,7 +64,7 @@ class IceFrog(Sia):
 def _told(
     proposals: tuple[Proposal, ...], weighed: ProgramInputs, effective: EffectiveGoodputs
 ) -> tuple[Proposal, ...]:
-    """With words about frozen layers, and about who gets what they free."""
+    """Add reasons: frozen layers, and the jobs that get the GPUs that they free."""
     found = weighed.table
     grown: dict[str, dict[int, int]] = {}
     for job, proposal in zip(found.candidates, proposals, strict=True):
@@ -78,9 +79,14 @@ def _told(
             at = _column(found, row, best.gpu_type, best.gpus)
             frozen = effective.prefix(job, found.configurations, at)
             if frozen:
-                words = f"layers 1-{frozen} of {learned.prefixes.layers} frozen"
-                words += _freed(weighed, row, at, grown.get(best.gpu_type, {}))
-                first = dataclasses.replace(best, reason=f"{words}; {best.reason}")
+                reason = Reason(
+                    "layers-frozen",
+                    frozen=frozen,
+                    layers=learned.prefixes.layers,
+                    **_freed(weighed, row, at, grown.get(best.gpu_type, {})),
+                    reason=best.reason,
+                )
+                first = dataclasses.replace(best, reason=reason)
                 told.append(
                     dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
                 )
@@ -89,27 +95,29 @@ def _told(
     return tuple(told)
 
 
-def _freed(weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]) -> str:
-    """What a job gives up of the type that it holds, and who takes it; "" if nothing."""
+def _freed(
+    weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]
+) -> dict[str, object]:
+    """Return what a job gives up of the type that it holds, and the jobs that take it."""
     found = weighed.table
     columns, held = found.configurations, int(found.held[row])
     if held < 0 or columns.kind[held] != columns.kind[at]:
-        return ""
+        return {"jobs": ()}
     more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
     if more <= fewer:
-        return ""
-    gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
-    what = f"{gain:.0%}" if gain >= _LEAST_GAIN else "nothing"
-    words = f": {more} GPUs would gain it {what}"
-    if grown:
-        names = [str(i) for i in sorted(grown, key=lambda i: (-grown[i], i))[:3]]
-        whose = "job" if len(names) == 1 else "jobs"
-        words += f"; {min(more - fewer, sum(grown.values()))} go to {whose} {', '.join(names)}"
-    return words
+        return {"jobs": ()}
+    takers = sorted(grown, key=lambda i: (-grown[i], i))[:_MOST_TAKERS]
+    names = {job.job.job_id: job.job.display_id for job in found.candidates}
+    return {
+        "held": more,
+        "gain": weighed.gain[row, held] / weighed.gain[row, at] - 1,
+        "given": min(more - fewer, sum(grown.values())) if grown else None,
+        "jobs": [names[i] for i in takers],
+    }
 
 
 def _column(found: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
-    """The column of a shape, the valid one where several have as many GPUs."""
+    """Return the column of a shape, the valid one where several have as many GPUs."""
     columns = found.configurations
     same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
     at = np.flatnonzero(same & found.valid[row])

@@ -1,4 +1,4 @@
-"""The integer program of a round: at most one configuration per job, capacity per GPU type.
+"""Integer program of a round: at most one configuration per job, capacity per GPU type.
 
     minimise    sum_jc cost[j, c] X[j, c]  +  not_running * (jobs - sum_jc X[j, c])
     subject to  sum_c X[j, c] <= 1                    for every job
@@ -7,10 +7,10 @@
                 X in {0, 1}
 
 (Sia, SOSP'23, section 3.3.) It is a multiple-choice knapsack with few capacities, so its
-linear relaxation is nearly integral: at most one job per GPU type is split. `solve` goes
-only as far as it must: linear relaxation, rounding with local improvement, and branch and
-bound over what the bound leaves open (program_search.py). It always answers with a feasible
-choice, and says how far that can be from the optimum.
+linear relaxation is nearly integral: at most one job per GPU type is split. `solve` takes these
+steps, as few as needed: linear relaxation, rounding with local improvement, and branch and bound
+over what the bound leaves open (milp_solver.py). It always returns a feasible choice, and a bound
+on its distance from the optimum.
 
 >>> program = AssignmentProgram(
 ...     cost=np.array([[0.9, 0.5], [0.8, 0.4], [1.5, 1.0]]),
@@ -42,7 +42,7 @@ Bools = NDArray[np.bool_]
 
 #: Profits are raised by at most this part, drawn by the seed, so that ties are decided by it.
 _JITTER = 1e-7
-#: Grains that are looked for, at first in some profits; how near a multiple has to be.
+#: Candidate grains, tried first on some profits; how near a multiple has to be.
 _GRAINS = (1.0, 0.1, 0.01, 0.001)
 _SOME = 64
 _ON_GRID = 1e-6
@@ -138,7 +138,7 @@ class ProgramSolution:
 def solve(
     program: AssignmentProgram, *, time_limit_s: float = 10.0, gap: float = 1e-4, seed: int = 0
 ) -> ProgramSolution:
-    """The best choice, within a relative gap.
+    """Return the best choice, within a relative gap.
 
     Args:
         program: what is to be solved.
@@ -173,7 +173,7 @@ def solve(
 
 
 def _fixed(program: AssignmentProgram) -> tuple[Ints, Ints, tuple[int, ...]]:
-    """The choice with only fixed jobs in it, the capacity left, and who did not fit."""
+    """Return the choice of the fixed jobs, the capacity left, and the jobs that did not fit."""
     choice = np.full(len(program.cost), -1, dtype=np.int64)
     room = np.maximum(program.capacity, 0).astype(np.int64)
     relaxed = []
@@ -189,7 +189,7 @@ def _fixed(program: AssignmentProgram) -> tuple[Ints, Ints, tuple[int, ...]]:
 
 
 def _columns(program: AssignmentProgram, choice: Ints, room: Ints, seed: int) -> Columns:
-    """The variables that an optimum can need, and what each saves against not running."""
+    """Return the variables that an optimum can need, and what each saves against not running."""
     profit = program.not_running - program.cost
     useful = program.valid & (profit > 0) & (choice < 0)[:, None]
     useful &= (program.config_gpus <= room[program.config_type])[None, :]
@@ -213,7 +213,7 @@ def _columns(program: AssignmentProgram, choice: Ints, room: Ints, seed: int) ->
 
 
 def _grain(gains: Floats) -> float:
-    """The largest of a few grains that divides all gains (rounded costs have one), or 0."""
+    """Return the largest of a few grains that divides all gains (rounded costs have one), or 0."""
     for grain in _GRAINS:
         some = gains[:_SOME] / grain
         if (np.abs(some - np.rint(some)) < _ON_GRID).all():
@@ -224,7 +224,7 @@ def _grain(gains: Floats) -> float:
 
 
 def _drop_dominated(program: AssignmentProgram, profit: Floats, useful: Bools) -> None:
-    """Clear what another configuration of the type betters with no more GPUs, in place."""
+    """Clear configurations, in place, that another one of the type betters with no more GPUs."""
     for kind in range(len(program.capacity)):
         (of_kind,) = np.nonzero(program.config_type == kind)
         of_kind = of_kind[np.argsort(program.config_gpus[of_kind], kind="stable")]

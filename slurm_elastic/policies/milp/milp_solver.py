@@ -1,6 +1,6 @@
-"""How the integer program of a round is solved (program.py states it).
+"""Solver of the integer program of a round (assignment_milp.py states it).
 
-In terms of profit: what a column saves against its job not running. With prices >= 0 for a GPU
+Profit is what a column saves against its job not running. With prices >= 0 for a GPU
 of each type, no choice has more profit than the Lagrangian bound (Fisher 1981)
 
     sum_t price_t room_t  +  sum_j best_j,    best_j = max(0, max_c profit_jc - price_t gpus_c)
@@ -30,14 +30,14 @@ Bools = NDArray[np.bool_]
 _COLUMN_WISE = 1
 _MINIMISE = 1
 _LP_TOLERANCE = 1e-9
-#: A column of the relaxation counts as chosen from here on.
+#: Least value at which a column of the relaxation counts as chosen.
 _WHOLE = 1 - 1e-6
 #: Most improving moves after rounding.
 _MOST_MOVES = 200
 _GREEDY_PASSES = 30
-#: Less is no gain but the error of a sum.
+#: Smaller gains are the error of a sum.
 _GAIN = 1e-12
-#: Programs of so many rows are solved without a sample's help; else every so manieth row is one.
+#: Most rows of a program solved without a sample; else the sample is every n-th row.
 _FEW_ROWS = 128
 _SAMPLE = 8
 #: How far a sample's prices may be off at first, relatively, and how often that is widened.
@@ -49,7 +49,7 @@ _NOTHING = 1e-9
 #: Alternatives in the first core, and how many times more in each further one.
 _FIRST_CORE = 150
 _WIDER_CORE = 4
-#: There is a good choice already and the core is small: no heuristics, no restarts.
+#: For a small core with a good choice known: no heuristics, no restarts.
 _BRANCHING = {
     "mip_rel_gap": 0.0,
     "mip_heuristic_effort": 0.0,
@@ -95,7 +95,7 @@ class Columns:
         return used.astype(np.float64)
 
     def only(self, at: Ints, room: Floats) -> Columns:
-        """These variables alone, rows numbered anew."""
+        """Return these variables alone, rows numbered anew."""
         row = self.row[at]
         first = _first(row)
         return Columns(
@@ -111,7 +111,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SearchResult:
-    """Picked variables (at most one per row), and no choice has more profit than `bound`."""
+    """Picked variables (at most one per row); no choice has more profit than `bound`."""
 
     picked: Ints
     bound: float
@@ -120,7 +120,7 @@ class SearchResult:
 
 
 class Clock:
-    """What is left of a time limit, in seconds."""
+    """Rest of a time limit."""
 
     def __init__(self, limit_s: float) -> None:
         self._end = time.perf_counter() + limit_s
@@ -150,7 +150,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
     rounded = _improve(c, np.flatnonzero(x >= _WHOLE), regret, bound)
     if float(c.profit[rounded].sum()) >= profit:
         picked, profit = rounded, float(c.profit[rounded].sum())
-    # The answer's objective lies between these two: the smaller one keeps the gap's promise.
+    # The answer's objective lies between these two: the smaller one guarantees the gap.
     allowed = gap * min(abs(offset - profit), abs(offset - bound))
     # Within one grain of the bound there is no better multiple of it.
     allowed = max(allowed, c.grain * (1 - _NOTHING) - 2 * c.ties * profit) + _NOTHING
@@ -175,7 +175,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
 
 @dataclass(frozen=True, eq=False)
 class _Core:
-    """What is open: `columns` are the variables `at` of the whole; `settled` ones are picked."""
+    """Open part: `columns` are the variables `at` of the whole program; `settled` are picked."""
 
     columns: Columns
     at: Ints
@@ -183,12 +183,12 @@ class _Core:
 
 
 def _restrict(c: Columns, near: Bools, idle: Bools) -> _Core | None:
-    """Rows with one option only are settled; None if what is settled does not fit.
+    """Settle rows with one option only; None if what is settled does not fit.
 
     Args:
         c: the whole program.
         near: [K] variables that remain possible.
-        idle: [R] rows that may go without.
+        idle: [R] rows that may get nothing.
     """
     options = np.bincount(c.row[near], minlength=len(idle)) + idle
     is_open = (options > 1)[c.row]
@@ -201,7 +201,7 @@ def _restrict(c: Columns, near: Bools, idle: Bools) -> _Core | None:
 
 
 def _relax(c: Columns, tolerance: float, clock: Clock) -> tuple[Floats, Floats] | None:
-    """The linear relaxation: [K] values and [T] prices of a GPU; None when the time is over.
+    """Solve the linear relaxation: [K] values and [T] prices of a GPU; None when time is over.
 
     The values' profit is within `tolerance` of the bound at these prices, or the program was
     handed to the linear solver as a whole.
@@ -238,7 +238,7 @@ def _relax(c: Columns, tolerance: float, clock: Clock) -> tuple[Floats, Floats] 
 
 
 def _linear(c: Columns, clock: Clock) -> tuple[Floats, Floats] | None:
-    """The linear relaxation as HiGHS solves it; None when the time is over."""
+    """Solve the linear relaxation with HiGHS; None when the time is over."""
     if not len(c.row):
         return np.empty(0), np.zeros(len(c.room))
     if clock.left <= 0:
@@ -256,7 +256,7 @@ def _linear(c: Columns, clock: Clock) -> tuple[Floats, Floats] | None:
 def _branch(
     c: Columns, core: _Core, picked: Ints, *, allowed: float, clock: Clock
 ) -> tuple[Ints, float]:
-    """The better of `picked` and the core's best; no choice in the core has more profit than."""
+    """Return the better of `picked` and the core's best, and a bound on profit in the core."""
     highs = _highs(core.columns, clock, integer=True)
     for name, value in _BRANCHING.items():
         highs.setOptionValue(name, value)
@@ -276,7 +276,7 @@ def _branch(
 
 
 def _greedy(c: Columns, *, passes: int = 1) -> Ints:
-    """The steps of most profit per further GPU first, on the type of a row's first step.
+    """Pick steps of most profit per further GPU, on the type of a row's first step.
 
     A pass takes at most one step per row, as far as there is room.
     """
@@ -306,9 +306,9 @@ def _greedy(c: Columns, *, passes: int = 1) -> Ints:
 
 
 def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
-    """Give what is left to the moves that gain most, one move at a time.
+    """Use the remaining GPUs for the moves that gain most, one at a time.
 
-    A column whose regret exceeds what rounding lost leads to nothing better.
+    Columns whose regret exceeds what rounding lost cannot improve the choice.
     """
     at = np.full(len(c.job), -1, dtype=np.int64)
     at[c.row[picked]] = picked
@@ -333,7 +333,7 @@ def _improve(c: Columns, picked: Ints, regret: Floats, bound: float) -> Ints:
 
 
 def _regrets(c: Columns, prices: Floats) -> tuple[Floats, Floats]:
-    """[K] what choosing a variable loses against the best of its row; [R] that best."""
+    """Return [K] the loss of each variable against the best of its row, and [R] that best."""
     scores = c.profit - prices[c.kind] * c.gpus
     best = np.maximum(np.maximum.reduceat(scores, _first(c.row)), 0.0)
     return best[c.row] - scores, best
@@ -344,21 +344,21 @@ def _worth(c: Columns, best: Floats, prices: Floats) -> float:
 
 
 def _bound(c: Columns, prices: Floats) -> float:
-    """The Lagrangian bound."""
+    """Return the Lagrangian bound."""
     return _worth(c, _regrets(c, prices)[1], prices)
 
 
 def _first(row: Ints) -> Ints:
-    """Where each row begins."""
+    """Return the index at which each row begins."""
     return np.flatnonzero(np.r_[True, row[1:] != row[:-1]]) if len(row) else row
 
 
 def _highs(c: Columns, clock: Clock, *, integer: bool) -> highspy.Highs:
-    """HiGHS with the program in it: a row per job, then a row per GPU type."""
+    """Return HiGHS with the program loaded: a row per job, then a row per GPU type."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
-    # A relaxation is solved sooner than it is presolved; branching gains by it.
+    # Presolving takes longer than solving a relaxation, but pays for branching.
     highs.setOptionValue("presolve", "on" if integer else "off")
     highs.setOptionValue("time_limit", max(clock.left, 1e-3))
     highs.setOptionValue("primal_feasibility_tolerance", _LP_TOLERANCE)

@@ -1,7 +1,7 @@
-"""The same integer program, written plainly for PuLP: the reference for tests, and for export.
+"""The integer program of a round for PuLP: reference of tests, and export.
 
-Nothing of `program.solve` is used here, and nothing of this is used to decide a round. PuLP
-belongs to the extra `dev`; it is imported when a function of this module is called.
+Independent of `assignment_milp.solve`, and not used in rounds. PuLP belongs to the extra `dev`; it
+is imported when a function of this module is called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_elastic.policies.milp.assignment_milp import AssignmentProgram, Ints
 
 
 def to_pulp(program: AssignmentProgram) -> tuple[Any, dict[tuple[int, int], Any]]:
-    """The program as `pulp.LpProblem`, and its variables by (job, configuration).
+    """Return the program as `pulp.LpProblem`, and its variables by (job, configuration).
 
     Raises:
         ModuleNotFoundError: PuLP is not installed.
@@ -50,9 +50,9 @@ def to_pulp(program: AssignmentProgram) -> tuple[Any, dict[tuple[int, int], Any]
 def solve_reference(
     program: AssignmentProgram, *, time_limit_s: float | None = None, gap: float = 0.0
 ) -> tuple[Ints | None, float]:
-    """Choice [J] and objective as CBC finds them; (None, nan) when it did not prove the gap.
+    """Return choice [J] and objective of CBC; (None, nan) when it did not prove the gap.
 
-    Fixings that do not fit make this program infeasible; `program.solve` relaxes them.
+    Fixings that do not fit make this program infeasible; `assignment_milp.solve` relaxes them.
 
     Raises:
         ModuleNotFoundError: PuLP is not installed.

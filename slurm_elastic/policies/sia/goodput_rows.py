@@ -1,4 +1,4 @@
-"""Goodput rows of a round's jobs, kept from round to round while nothing was learned.
+"""Goodput rows of a round's jobs, kept from round to round until something is learned.
 
 A job with `JobRecord.learned` counts with its goodput model (models/goodput.py), any
 other with its speed (models/speedup.py): samples/s are goodput at a fixed batch.
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One job that a round decides on."""
+    """One job to decide on."""
 
     job: Job
     record: JobRecord
@@ -35,22 +35,22 @@ class Candidate:
 
     @property
     def held(self) -> Allocation | None:
-        """What it holds."""
+        """Its present allocation."""
         return self.job.allocation
 
     @property
     def learned(self) -> Learned | None:
-        """What is known of its goodput."""
+        """Measurements and application of its goodput model."""
         return self.record.learned
 
     @property
     def rigid(self) -> bool:
-        """Whether its GPUs are the user's choice."""
+        """Whether its number of GPUs is fixed by the user."""
         learned = self.learned
         return learned is not None and learned.application.job_class is JobClass.RIGID
 
     def measured(self) -> int:
-        """The most replicas that it was measured with; 0 before that."""
+        """Most replicas that it was measured with; 0 before that."""
         unit = self.directive.unit_for
         seen: Sequence[Observation | Measurement] = self.record.measurements
         if self.learned is not None:
@@ -59,14 +59,14 @@ class Candidate:
 
 
 class Goodputs:
-    """Rows of goodput; it keeps those of jobs of which nothing new was learned."""
+    """Rows of goodput; those of jobs without new measurements are kept."""
 
     def __init__(self, rules: ArtifactRules) -> None:
         self._rules = rules
         self._kept: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
 
     def rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> Floats:
-        """[J, C] goodput of each job in each configuration, in the job's own unit; 0: cannot."""
+        """Return [J, C] goodput of each job and configuration, in its own unit; 0: impossible."""
         if not jobs or not len(columns):
             return np.zeros((len(jobs), len(columns)))
         kept: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
@@ -85,7 +85,7 @@ class Goodputs:
         return np.stack([kept[job.job.job_id][2] for job in jobs])
 
     def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
-        """Goodput of one job in one configuration."""
+        """Return the goodput of one job in one configuration."""
         kind = columns.types[columns.kind[column]]
         nodes, gpus = int(columns.nodes[column]), int(columns.gpus[column])
         if job.learned is None:

@@ -1,4 +1,4 @@
-"""One round as arrays: who may run in which configuration, and with what goodput.
+"""Arrays of one round: which job may run in which configuration, and with what goodput.
 
 Rows are jobs, columns configurations (sia_configurations.py). A job's row is its
 directive's sizes, no more than `growth` times the most GPUs it was measured on
@@ -32,14 +32,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RoundArrays:
-    """J jobs by C configurations.
+    """Arrays of J jobs by C configurations.
 
     Attributes:
-        valid: [J, C] whether the job may run so.
+        valid: [J, C] whether the job may run in the configuration.
         goodput: [J, C] in the job's own unit, > 0 where valid.
-        held: [J] column that the job holds, -1: none (or one that it may no longer hold).
+        held: [J] column of the present allocation; -1: none, or one no longer allowed.
         least: [J, T] smallest GPUs on each type, 0: cannot run there.
-        cap: [J] replicas that it may have at most until it is measured on more.
+        cap: [J] most replicas until it is measured on more.
     """
 
     candidates: tuple[Candidate, ...]
@@ -52,7 +52,7 @@ class RoundArrays:
 
 
 def candidates(question: Question) -> tuple[Candidate, ...]:
-    """The jobs of a question that have a directive."""
+    """Return the jobs of a question that have a directive."""
     return tuple(
         Candidate(job, record, directive, question.models[job.job_id])
         for job, record, directive in question.elastic()
@@ -60,7 +60,7 @@ def candidates(question: Question) -> tuple[Candidate, ...]:
 
 
 def table(question: Question, config: SiaSettings, goodputs: Goodputs) -> RoundArrays:
-    """The arrays of one round."""
+    """Return the arrays of one round."""
     jobs = candidates(question)
     counts = node_counts(question.snapshot.nodes)
     for job in jobs:
@@ -75,7 +75,7 @@ def table(question: Question, config: SiaSettings, goodputs: Goodputs) -> RoundA
         counts,
         {(types[t], int(unit[j, t])) for j, t in zip(*np.nonzero(unit > 1), strict=True)},
         whole_nodes=config.whole_nodes,
-        # Rounded up, so that the set, and with it the kept rows, outlast a job that leaves.
+        # Rounded up, so that the set, and with it the kept rows, stays when a job ends.
         most_gpus=1 << int(most.max(initial=1) - 1).bit_length(),
     )
     cap = np.array([_cap(j, config.growth) for j in jobs], dtype=np.int64)
@@ -109,7 +109,7 @@ def table(question: Question, config: SiaSettings, goodputs: Goodputs) -> RoundA
 
 @lru_cache(maxsize=65536)
 def _ranges(directive: Directive, types: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Least, most and unit on each type; 0, 0 where it may not run."""
+    """Return least, most and unit on each type; 0, 0 where it may not run."""
     sizes = [directive.sizes(t) for t in types]
     return (
         tuple(s[0] if s else 0 for s in sizes),
@@ -119,7 +119,7 @@ def _ranges(directive: Directive, types: tuple[str, ...]) -> tuple[tuple[int, ..
 
 
 def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: Ints) -> None:
-    """Bound by what an application is known to run on, and by its largest batch; in place."""
+    """Bound sizes, in place, by an application's known types and by its largest batch."""
     for i, job in enumerate(jobs):
         if job.learned is None or not job.learned.application.types:
             continue
@@ -134,7 +134,7 @@ def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: I
 
 
 def _cap(job: Candidate, growth: float) -> int:
-    """Replicas that it may have at most: `growth` times those it was measured on."""
+    """Return the most replicas of a job: `growth` times those it was measured on."""
     if job.rigid:
         return 1 << 20
     return max(1, int(growth * job.measured()))
@@ -150,7 +150,7 @@ def _valid(columns: SiaConfigurations, least: Ints, top: Ints, unit: Ints) -> Bo
 def _extra(
     jobs: Sequence[Candidate], columns: SiaConfigurations, valid: Bools, bounds: tuple[Ints, Ints]
 ) -> tuple[dict[int, tuple[int, int, int]], dict[tuple[int, int, int], list[int]]]:
-    """Shapes held, by row; and shapes outside the set with the rows that need them."""
+    """Return the shapes held, by row, and shapes outside the set with the rows that need them."""
     least, top = bounds
     where = {name: t for t, name in enumerate(columns.types)}
     held: dict[int, tuple[int, int, int]] = {}
@@ -181,7 +181,7 @@ def _add(
     held_at: Mapping[int, tuple[int, int, int]],
     extra: Mapping[tuple[int, int, int], Sequence[int]],
 ) -> tuple[Bools, Ints]:
-    """Validity with the added columns, and the column that each job holds."""
+    """Return the validity with the added columns, and the column that each job holds."""
     more = np.zeros((len(jobs), len(columns) - valid.shape[1]), dtype=bool)
     valid = np.concatenate([valid, more], axis=1)
     at = {shape: c for c, shape in enumerate(columns.shapes())}

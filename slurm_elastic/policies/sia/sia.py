@@ -1,18 +1,18 @@
-"""`sia`: which GPUs, how many, of which type; by goodput, in one integer program per round.
+"""Policy `sia`: number and type of GPUs by goodput, in one integer program per round.
 
 Sia (Jayaram Subramanya et al., SOSP'23), section 3. Every round:
 
-1. the goodput of every job in every configuration it may have (sia_table.py, models/goodput.py);
-2. each row divided by its smallest entry, times the GPUs of that one, so that a row says what
-   a configuration gives in GPUs of the slowest type;
+1. the goodput of every job in every configuration it may have (round_arrays.py, models/goodput.py);
+2. each row divided by its smallest entry, times the GPUs of that one, so that a row is in GPUs
+   of the slowest type;
 3. everything but what a job holds now multiplied by its restart factor
    `max(T - N S, 0) / (T + S)`: T its age, N its restarts so far, S the seconds of one;
 4. `min sum_jc X_jc G_jc^p + lambda_n (jobs - sum X)` under the capacity of each type
-   (program.py); p < 0 evens goodput out, lambda_n lets a job have its first GPU before
+   (milp/assignment_milp.py); p < 0 evens goodput out, lambda_n lets a job have its first GPU before
    others have more.
 
-Jobs of which nothing is known but a speed (models/speedup.py) count with that.
-Where the authors' artifact does otherwise: sia_rules.py and docs/sia.md.
+Jobs without a goodput model count with their speed (models/speedup.py). Deviations of the
+authors' artifact: artifact_rules.py and docs/sia.md.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
@@ -35,25 +36,25 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
 from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays, table
-from slurm_elastic.policies.sia.sia_reasons import LIMIT_HIT, SiaReasons
+from slurm_elastic.policies.sia.sia_reasons import SiaReasons
 
 #: Smaller sizes offered when the chosen one finds no place.
 _SMALLER = 4
-#: A configuration costs at least this much less than waiting.
+#: Least difference in cost between a configuration and waiting.
 _LEAST_WORTH = 0.01
-#: How often jobs that may not be suspended are asked to be kept, one by one.
+#: Most attempts to keep jobs that may not be suspended, one by one.
 _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ProgramInputs:
-    """A table with what the program sees of it.
+    """Arrays of a round and the inputs of its program.
 
     Attributes:
         gain: [J, C] goodput in GPUs of the slowest type, before restarts; 0 where not valid.
         factor: [J] restart factor.
         scaled: [J, C] gain times restart factor, the held column excepted.
-        cost: [J, C] what the program minimises.
+        cost: [J, C] coefficients that the program minimises.
     """
 
     table: RoundArrays
@@ -64,7 +65,7 @@ class ProgramInputs:
 
 
 class Sia:
-    """The policy; it remembers how often the solver's time limit ended a round."""
+    """The policy; its state counts rounds that the solver's time limit ended."""
 
     capabilities = Capabilities(binding_proposals=True)
 
@@ -79,15 +80,15 @@ class Sia:
         """Rank alternatives for every job of the question; see the module."""
         weighed = self.weigh(question)
         solution = self._solve(question, weighed)
-        words = SiaReasons(weighed.table, weighed.gain, weighed.scaled, weighed.factor)
+        reasons = SiaReasons(weighed.table, weighed.gain, weighed.scaled, weighed.factor)
         proposals = tuple(
-            _proposal(weighed, words, i, int(solution.choice[i]), solution.limit_hit)
+            _proposal(weighed, reasons, i, int(solution.choice[i]), solution.limit_hit)
             for i in range(len(weighed.table.candidates))
         )
         return proposals, _noted(state, question, solution)
 
     def weigh(self, question: Question) -> ProgramInputs:
-        """The arrays of a question's program."""
+        """Return the arrays of a question's program."""
         rules, sia = self._rules, self._config.sia
         found = table(question, sia, self._goodputs)
         gain = normalised(found)
@@ -98,7 +99,7 @@ class Sia:
         with np.errstate(divide="ignore"):
             cost = np.minimum(np.where(found.valid, scaled, 1.0) ** sia.p, sia.max_cost)
         if not rules.free_suspension and sia.p < 0:
-            # A restart may make a change not worth it, but never waiting better than running.
+            # A restart may outweigh a change, but never make waiting better than running.
             cost = np.minimum(cost, max(sia.lambda_n - _LEAST_WORTH, 0.0))
         if rules.rounding:
             cost = np.round(cost, COST_DIGITS)
@@ -107,7 +108,7 @@ class Sia:
         return ProgramInputs(table=found, gain=gain, factor=factor, scaled=scaled, cost=cost)
 
     def _restart_factors(self, question: Question, found: RoundArrays) -> Floats:
-        """[J]; 1 for jobs that never ran: they pay for a start in any case."""
+        """Return [J] restart factors; 1 for jobs that never ran: they pay for a start anyhow."""
         jobs = found.candidates
         age = np.array([question.snapshot.time - submitted(j) for j in jobs], dtype=np.float64)
         restart = np.array([self._restart_s(j) for j in jobs], dtype=np.float64)
@@ -128,7 +129,7 @@ class Sia:
         return record.change_s(self._config.resize.restart_s)
 
     def _solve(self, question: Question, weighed: ProgramInputs) -> ProgramSolution:
-        """The program's answer; running jobs are only suspended if we can start them again."""
+        """Solve the program; suspend running jobs only if the controller may start them again."""
         found, sia = weighed.table, self._config.sia
         columns = found.configurations
         fixed: Ints = np.full(len(found.candidates), -1, dtype=np.int64)
@@ -158,13 +159,13 @@ class Sia:
 
 
 def submitted(job: Candidate) -> float:
-    """When a job was submitted first (epoch s)."""
+    """Return when a job was first submitted (epoch s)."""
     first = float(job.job.submission.submitted) if job.job.submission else 0.0
     return first if job.job.run and first else job.job.submit_time
 
 
 def normalised(found: RoundArrays) -> Floats:
-    """[J, C] goodput in GPUs of the type that is slowest for the job (Sia, section 3.3).
+    """Return [J, C] goodput in GPUs of the job's slowest type (Sia, section 3.3).
 
     The smallest valid entry of each row counts as many GPUs as the job needs there at least;
     0 where not valid.
@@ -182,23 +183,25 @@ def normalised(found: RoundArrays) -> Floats:
 
 
 def _proposal(
-    weighed: ProgramInputs, words: SiaReasons, row: int, choice: int, limit: bool
+    weighed: ProgramInputs, reasons: SiaReasons, row: int, choice: int, limit: bool
 ) -> Proposal:
-    """Chosen, then smaller ones of the type, the present shape, and waiting."""
+    """Rank the chosen shape, smaller ones of the type, the present shape, and waiting."""
     found = weighed.table
     columns, held = found.configurations, int(found.held[row])
     job = found.candidates[row]
     ranked: list[Alternative] = []
 
-    def add(column: int, reason: str) -> None:
+    def add(column: int, reason: Reason) -> None:
         shape = (columns.types[columns.kind[column]], int(columns.gpus[column]))
         if shape not in [(a.gpu_type, a.gpus) for a in ranked]:
             value = float(weighed.scaled[row, column])
             ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=reason))
 
-    note = f" ({LIMIT_HIT})" if limit else ""
+    def noted(reason: Reason) -> Reason:
+        return Reason("solver-limit", reason=reason) if limit else reason
+
     if choice >= 0:
-        add(choice, words.chosen(row, choice) + note)
+        add(choice, noted(reasons.chosen(row, choice)))
         floor = weighed.scaled[row, held] if held >= 0 else 0.0
         smaller = np.flatnonzero(
             found.valid[row]
@@ -208,13 +211,17 @@ def _proposal(
         )
         if choice != held:
             for column in smaller[np.argsort(-columns.gpus[smaller], kind="stable")][:_SMALLER]:
-                add(int(column), "the largest size of its type that finds a place")
-    why = words.waits(row) if choice < 0 else f"{words.name(choice)} for it are not free yet"
-    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=why + note)
+                add(int(column), Reason("largest-with-place"))
+    if choice < 0:
+        why = reasons.waits(row)
+    else:
+        gpus, gpu_type = reasons.shape(choice)
+        why = Reason("gpus-not-free", gpus=gpus, gpu_type=gpu_type)
+    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=noted(why))
     if choice < 0:
         ranked.append(waits)
     if held >= 0:
-        add(held, "nothing else that it was given finds a place")
+        add(held, Reason("assigned-not-free"))
     if choice >= 0:
         ranked.append(waits)
     return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
@@ -223,7 +230,7 @@ def _proposal(
 def _noted(
     state: Mapping[str, Any], question: Question, solution: ProgramSolution
 ) -> Mapping[str, Any]:
-    """The state, with rounds that the time limit ended: those may not repeat exactly."""
+    """Return the state; rounds that the time limit ended may not repeat exactly."""
     if not solution.limit_hit:
         return state
     count = int(state.get("limit_hits", 0)) + 1

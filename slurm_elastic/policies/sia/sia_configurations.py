@@ -1,7 +1,7 @@
-"""Sia's configurations: (GPU type, nodes, GPUs), few enough to enumerate, shaped to fit together.
+"""Configurations of Sia: (GPU type, nodes, GPUs), few enough to enumerate, sized to fit together.
 
 Sia (SOSP'23, section 3.3): within a node powers of two, beyond it whole nodes.
-Allocations of such sizes always find a place among one another. Ours beyond the
+Allocations of such sizes always fit together. Ours beyond the
 paper: types whose nodes differ in size get the whole-node sizes of each; replicas of
 several GPUs (`unit`) get powers of two and whole nodes counted in replicas; above
 `whole_nodes` nodes sizes grow by a quarter each instead of by one node.
@@ -54,7 +54,7 @@ class SiaConfigurations:
         return len(self.gpus)
 
     def names(self) -> list[str]:
-        """The type of each column."""
+        """Return the type of each column."""
         return [self.types[i] for i in self.kind.tolist()]
 
     def shapes(self) -> list[tuple[int, int, int]]:
@@ -63,13 +63,13 @@ class SiaConfigurations:
         return [(kind, nodes, gpus) for kind, nodes, gpus in rows]
 
     def asked(self) -> goodput.ConfigurationSet:
-        """As goodput models take them."""
+        """Return the columns in the form that goodput models take."""
         return goodput.ConfigurationSet(
             tuple(self.names()), tuple(self.nodes.tolist()), tuple(self.gpus.tolist())
         )
 
     def extended(self, extra: Iterable[tuple[int, int, int]]) -> SiaConfigurations:
-        """With columns (kind, nodes, GPUs) that single jobs need."""
+        """Return the set with further columns (kind, nodes, GPUs) that single jobs need."""
         rows = np.array(sorted(set(extra)), dtype=np.int64).reshape(-1, 3)
         if not len(rows):
             return self
@@ -84,7 +84,7 @@ class SiaConfigurations:
 
 
 def node_counts(nodes: Iterable[Node]) -> dict[str, Counts]:
-    """How many available nodes of each size every GPU type has."""
+    """Return the number of available nodes of each size, by GPU type."""
     found: dict[str, Counter[int]] = {}
     for node in nodes:
         if node.gpus > 0:
@@ -99,7 +99,7 @@ def configurations(
     whole_nodes: int = 16,
     most_gpus: int = 65536,
 ) -> SiaConfigurations:
-    """The configuration set of a cluster; the same arguments give the same object.
+    """Return the configuration set of a cluster; the same arguments give the same object.
 
     Args:
         counts: from `node_counts`.
@@ -140,7 +140,7 @@ def _configurations(
 def shapes(
     sizes: Counts, unit: int, whole_nodes: int, most_gpus: int
 ) -> tuple[tuple[int, int], ...]:
-    """(nodes, GPUs) of one type, ascending in GPUs, each on the fewest nodes.
+    """Return (nodes, GPUs) of one type, ascending in GPUs, each on the fewest nodes.
 
     Args:
         sizes: its nodes.
@@ -165,7 +165,7 @@ def shapes(
 
 
 def _steps(count: int, whole_nodes: int) -> list[int]:
-    """1, 2, … `whole_nodes`, then a quarter more each time, and all of them."""
+    """Return 1, 2, … `whole_nodes`, then a quarter more each time, and all of them."""
     steps = list(range(1, min(count, whole_nodes) + 1))
     while steps and steps[-1] < count:
         steps.append(min(count, max(steps[-1] + 1, steps[-1] * 5 // 4)))

@@ -98,8 +98,8 @@ def main() -> None:
     if changes:
         engine.begin(changes)
     else:
-        book = JobStore(ledger)
-        found = OrphanCleanup(scontrol, settings, book, log).sweep(
+        store = JobStore(ledger)
+        found = OrphanCleanup(scontrol, settings, store, log).sweep(
             snapshot, engine.live, per_node=per_node
         )
         engine.reservations.adopt(found)

@@ -19,32 +19,37 @@ from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
 from slurm_elastic.controller.server.requests import Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
-from tests.support import example_round as scene
-from tests.support.fake_controller import FakeDesk, FakeLog
+from tests.support import example_round as example
+from tests.support.fake_controller import FakeBackend, FakeLog
 from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
 
 ME = os.getuid()
 
 
-class SceneDesk(FakeDesk):
-    """Answers from the scene of UX.md."""
+class ExampleBackend(FakeBackend):
+    """Answers from the example round."""
 
     profile = None
 
     def __init__(self):
-        super().__init__({j.job_id: j.uid for j in scene.JOBS})
+        super().__init__({j.job_id: j.uid for j in example.JOBS})
 
     def find(self, name):
-        return dispatch.find(scene.VIEW, name)
+        return dispatch.find(example.VIEW, name)
 
     def question(self, uid, op, args):
         if op == "check":
             return {"version": "0.1.0", "mode": "act", "account": "selastic"}
         return dispatch.answer(
-            op, scene.VIEW, Viewer(uid=uid), args, history=scene.HISTORY, segments=scene.SEGMENTS,
+            op,
+            example.VIEW,
+            Viewer(uid=uid),
+            args,
+            history=example.HISTORY,
+            segments=example.SEGMENTS,
             particulars=Particulars(profile=self.profile),
-        )  # fmt: skip
+        )
 
     def command(self, uid, op, args):
         self.asked.append((uid, op, args))
@@ -61,13 +66,13 @@ def munge_socket():
 
 
 @pytest.fixture
-def desk():
-    return SceneDesk()
+def backend():
+    return ExampleBackend()
 
 
 @pytest.fixture
-def controller(desk, munge_socket, monkeypatch):
-    server = Server(schema.ApiSettings(listen="127.0.0.1:0"), desk, FakeLog())
+def controller(backend, munge_socket, monkeypatch):
+    server = Server(schema.ApiSettings(listen="127.0.0.1:0"), backend, FakeLog())
     server.start()
     address = "{}:{}".format(*server.address)
     monkeypatch.setenv("SLURM_ELASTIC_CONTROLLER", address)
@@ -121,7 +126,7 @@ def test_questions(selastic, controller, words, begins, monkeypatch):
 
 
 def _when():
-    return clock(scene.HISTORY[0]["time"], scene.NOW)
+    return clock(example.HISTORY[0]["time"], example.NOW)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +166,14 @@ def test_a_picture_without_matplotlib_says_what_to_install(
     assert selastic("topology")[0] == 0
 
 
-def test_a_profile_is_what_partition_reads(selastic, desk, controller, tmp_path):
+def test_a_profile_is_what_partition_reads(selastic, backend, controller, tmp_path):
     code, out, err = selastic("show", "4711", "--profile")
     assert (code, out) == (1, "")
     assert err.startswith(
         "selastic: job 4711: its layers are not known (yet): they are measured in"
     )
     rows = [("conv", 0.02, 0.04, 8_000_000, 1_000_000), ("fc", 0.01, 0.02, 4000, 400_000_000)]
-    desk.profile = StoredProfile(tuple(rows), 64)
+    backend.profile = StoredProfile(tuple(rows), 64)
     code, out, _ = selastic("show", "4711", "--profile")
     assert (code, json.loads(out)["batch"]) == (0, 64)
     path = tmp_path / "net.json"
@@ -206,9 +211,9 @@ def test_a_watch_that_is_not_on_a_terminal_prints_plain_lines(controller):
 # --- commands ---
 
 
-def test_commands_say_what_was_done(selastic, desk, controller):
+def test_commands_say_what_was_done(selastic, backend, controller):
     assert selastic("hold", "4711", "4713") == (0, "4711: hold done\n4713: hold done\n", "")
-    assert desk.asked == [(ME, "hold", {"job_ids": (4711, 4713), "dry_run": False})]
+    assert backend.asked == [(ME, "hold", {"job_ids": (4711, 4713), "dry_run": False})]
 
 
 def test_what_was_not_done_goes_to_stderr_and_into_the_exit_code(selastic, controller):
@@ -219,27 +224,27 @@ def test_what_was_not_done_goes_to_stderr_and_into_the_exit_code(selastic, contr
     )
 
 
-def test_dry_runs_are_passed_on(selastic, desk, controller):
+def test_dry_runs_are_passed_on(selastic, backend, controller):
     selastic("release", "-n", "4711")
     selastic("update", "4711", "--elastic=2-4", "--dry-run")
-    assert [a["dry_run"] for _, _, a in desk.asked] == [True, True]
+    assert [a["dry_run"] for _, _, a in backend.asked] == [True, True]
     assert selastic("hold", "-n", "4711")[1] == "4711: not done, would be: hold done\n"
-    assert desk.asked[1][2]["elastic"] == "2-4"
+    assert backend.asked[1][2]["elastic"] == "2-4"
 
 
-def test_a_wrong_directive_is_refused_before_anybody_is_asked(selastic, desk, controller):
+def test_a_wrong_directive_is_refused_before_anybody_is_asked(selastic, backend, controller):
     code, out, err = selastic("update", "4711", "--elastic=16-2")
     assert (code, out) == (2, "")
     assert err == "selastic: --elastic=16-2: MIN 16 is larger than MAX 2; write 2-16\n"
-    assert desk.asked == []
+    assert backend.asked == []
 
 
-def test_a_layout_is_ordered_alone_or_with_a_directive(selastic, desk, controller):
+def test_a_layout_is_ordered_alone_or_with_a_directive(selastic, backend, controller):
     assert selastic("update", "4711", "--layout", "2x2") == (0, "4711: update done\n", "")
-    assert "elastic" not in desk.asked[0][2]
+    assert "elastic" not in backend.asked[0][2]
     selastic("update", "4711", "--elastic=4,parallel=hybrid", "--layout=2-1-1", "-n")
     selastic("update", "4711", "--layout=auto")
-    asked = [(a.get("elastic"), a["layout"], a["dry_run"]) for _, _, a in desk.asked]
+    asked = [(a.get("elastic"), a["layout"], a["dry_run"]) for _, _, a in backend.asked]
     assert asked == [
         (None, "2x2", False),
         ("4,parallel=hybrid", "2-1-1", True),
@@ -248,20 +253,20 @@ def test_a_layout_is_ordered_alone_or_with_a_directive(selastic, desk, controlle
 
 
 @pytest.mark.parametrize("layout", ["4", "2x", "0x2", "2x2x2x2", "AUTO", "", "9" * 300, "2\n"])
-def test_a_wrong_layout_is_refused_before_anybody_is_asked(selastic, desk, controller, layout):
+def test_a_wrong_layout_is_refused_before_anybody_is_asked(selastic, backend, controller, layout):
     code, out, err = selastic("update", "4711", f"--layout={layout}")
-    assert (code, out, desk.asked) == (2, "", [])
+    assert (code, out, backend.asked) == (2, "", [])
     assert err.startswith("selastic: --layout: layout ")
     assert err.count("\n") == 1
 
 
-def test_retire_asks_first(selastic, desk, controller, monkeypatch):
+def test_retire_asks_first(selastic, backend, controller, monkeypatch):
     code, _, err = selastic("retire")
     assert (code, err) == (2, "selastic: retire: stdin is no terminal to confirm on; add --yes\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "confirm", _no)
     assert selastic("retire")[0] == 130
-    assert desk.asked == []
+    assert backend.asked == []
     assert selastic("retire", "-n")[:2] == (0, "would finish 1 change\n")
     assert selastic("retire", "--yes")[:2] == (0, "finished 1 change\n")
 
@@ -390,7 +395,7 @@ def test_every_verb_has_help(selastic, verb):
 
 
 @pytest.fixture
-def two(desk, controller):
+def two(backend, controller):
     """Addresses of one that stands by, and of the active one."""
     standby = Server(
         schema.ApiSettings(listen="127.0.0.1:0"),

@@ -16,7 +16,7 @@ from slurm_elastic.core.application import (
     Observation,
     TypeProfile,
 )
-from tests.support import example_round as scene
+from tests.support import example_round as example
 
 NET = Application(
     name="net",
@@ -35,8 +35,8 @@ SEEN = Observation("a100", nodes=2, gpus=8, micro_batch=8, step_s=0.1, micro_ste
 
 
 def answer(op, learned):
-    records = {4711: replace(scene.RECORDS[4711], learned=learned)}
-    view = replace(scene.PLANNED, records=records)
+    records = {4711: replace(example.RECORDS[4711], learned=learned)}
+    view = replace(example.PLANNED, records=records)
     found = dispatch.answer(op, view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[])
     return json.loads(json.dumps(found))
 

@@ -1,4 +1,4 @@
-"""What people read, letter by letter: the examples of UX.md."""
+"""What the commands print, letter by letter, from answers of the example round."""
 
 from dataclasses import replace
 
@@ -13,18 +13,20 @@ from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.report import Orders
 from slurm_elastic.core.submission import Submission
-from tests.support import example_round as scene
+from tests.support import example_round as example
 
 
-def ask(op, view=scene.VIEW, **args):
-    return dispatch.answer(op, view, Viewer(), args, history=scene.HISTORY, segments=scene.SEGMENTS)
+def ask(op, view=example.VIEW, **args):
+    return dispatch.answer(
+        op, view, Viewer(), args, history=example.HISTORY, segments=example.SEGMENTS
+    )
 
 
 def text(lines):
     return "\n".join(lines) + "\n"
 
 
-def explained(job_id, view=scene.PLANNED):
+def explained(job_id, view=example.PLANNED):
     return text(explain.explained(ask("explain", view, job_ids=(job_id,))))
 
 
@@ -43,10 +45,10 @@ def test_explain_a_job_that_is_going_to_shrink():
     assert explained(4711) == (
         "4711 gpt-small holds 8 a100 on g01, g02 (rack1) since 14:02:10.\n"
         "  Why not more:   bob's 4722 needs 4 GPUs and freed ones are kept for it.\n"
-        "  Why not fewer:  each of its last 4 GPUs adds 0.21 it/s, more than any other job would gain from them.\n"  # noqa: E501
-        "  Why here:       across racks it would run at 0.62 of this speed (measured 13:40); it waited 3 min of at most 10 for one rack.\n"  # noqa: E501
+        "  Why not fewer:  each of its last 4 GPUs adds 0.21 it/s, and no other job would gain more from it.\n"  # noqa: E501
+        "  Why here:       across 2 racks it runs at 0.62 of its speed in one, which had no room or was not worth the move.\n"  # noqa: E501
         "  Next:           shrinks to 4 at about 14:05:30 (checkpoint 2.1 s, restart 7.4 s, expected loss 19 GPU s).\n"  # noqa: E501
-        "  Because:        to start 4722 (rigid, waiting 2 min).\n"
+        "  Because:        gives 4 GPUs so that bob's 4722 (rigid, waiting 2 min) can start.\n"
         "  Last resize:    4 → 8 at 14:02:01, 9.1 s from notice to first step, paid back after 41 s.\n"  # noqa: E501
     )
 
@@ -59,14 +61,14 @@ def test_explain_a_job_that_is_going_to_shrink():
     ],
 )
 def test_a_longer_time_limit_is_shown_with_its_reason(gpus, why):
-    snapshot = scene.PLANNED.snapshot
+    snapshot = example.PLANNED.snapshot
     shaped = Submission(snapshot.job[4711].directive, {"tres_per_job": f"gres/gpu:{gpus}"})
     jobs = tuple(replace(j, submission=shaped) if j.job_id == 4711 else j for j in snapshot.jobs)
-    record = replace(scene.RECORDS[4711], extended_s=3600)
+    record = replace(example.RECORDS[4711], extended_s=3600)
     view = replace(
-        scene.PLANNED,
+        example.PLANNED,
         snapshot=replace(snapshot, jobs=jobs),
-        records={**scene.RECORDS, 4711: record},
+        records={**example.RECORDS, 4711: record},
     )
     said = f"  Time limit:     12:00:00, extended by 01:00:00 {why}.\n"
     assert said in explained(4711, view)
@@ -76,12 +78,12 @@ def test_a_longer_time_limit_is_shown_with_its_reason(gpus, why):
 
 def test_explain_a_job_under_way():
     assert "  Next:           on its way to 4 a100, saving for 0.5 s.\n" in explained(
-        4711, scene.VIEW
+        4711, example.VIEW
     )
 
 
 def test_explain_says_that_a_mode_which_does_not_act_does_nothing():
-    observing = replace(scene.PLANNED, mode="advise")
+    observing = replace(example.PLANNED, mode="advise")
     assert "would shrink to 4, but mode is advise (" in explained(4711, observing)
 
 
@@ -97,7 +99,9 @@ def test_explain_jobs_that_wait_or_are_rigid():
 
 
 def test_explain_tells_what_keeps_a_job_from_being_resized():
-    unproven = replace(scene.PLANNED, records={4711: JobRecord(job_id=4711, held=True)}, plan=None)
+    unproven = replace(
+        example.PLANNED, records={4711: JobRecord(job_id=4711, held=True)}, plan=None
+    )
     said = explained(4711, unproven)
     assert "Not yet:        it is resized once it has written a checkpoint" in said
     assert "Silent:         it has not reported yet; is it started with esrun?" in said
@@ -113,15 +117,15 @@ def test_explain_does_not_promise_a_first_step_that_nobody_has_seen():
 def test_plan():
     assert text(explain.planned(ask("plan"))) == (
         "2 changes would be made now, nothing was done:\n"
-        "  4711  8 → 4 a100  to start 4722 (rigid, waiting 2 min)  costs 19 GPU s\n"
-        "  4720  1 → 2 a100  idle GPU on its node                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
-        "  4713  stays       moving to rack1 would gain 4 %, costs more than it gains in the 20 min it has left\n"  # noqa: E501
+        "  4711  8 → 4 a100  gives 4 GPUs so that bob's 4722 (rigid, waiting 2 min) can start  costs 19 GPU s\n"  # noqa: E501
+        "  4720  1 → 2 a100  its fair share is 2 of at most 8                                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
+        "  4713  stays       moving would gain 4%, less in 20 min than the 60 s it costs\n"
         "  kept for 4722 until 14:06:24: 4 on g02\n"
     )
 
 
 def test_plan_before_the_first_round():
-    assert explain.planned(ask("plan", replace(scene.VIEW, plan=None))) == [
+    assert explain.planned(ask("plan", replace(example.VIEW, plan=None))) == [
         "no round yet: ask again in a moment"
     ]
 
@@ -129,7 +133,7 @@ def test_plan_before_the_first_round():
 def test_history():
     assert text(explain.past(ask("history"), TableLayout())) == (
         "TIME      JOBID  ACTION  FROM  TO  OUTCOME   TOOK  REASON\n"
-        "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs\n"
+        "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs bring it to its MAX of 8\n"
     )
 
 
@@ -161,11 +165,11 @@ def test_show():
 
 def test_show_says_how_a_job_runs():
     report = replace(
-        scene.REPORTS[4711], layout="4x2", layers=12, frozen=3, penalty=0.0012, certified=5,
+        example.REPORTS[4711], layout="4x2", layers=12, frozen=3, penalty=0.0012, certified=5,
         certified_penalty=0.004, data_s=0.0005, forward_s=0.1234, backward_s=1.25, sync_s=0.0,
         optimizer_s=0.002, peak_memory_bytes=31_400_000_000, global_batch=256,
     )  # fmt: skip
-    view = replace(scene.VIEW, reports={4711: report})
+    view = replace(example.VIEW, reports={4711: report})
     more = Particulars(
         layout="2x4", orders=Orders(batch=512), profile=StoredProfile((("a", 1, 1, 1, 1),), 8)
     )
@@ -182,8 +186,8 @@ def test_show_says_how_a_job_runs():
 
 
 def test_show_says_nothing_of_an_attempt_that_is_over():
-    report = replace(scene.REPORTS[4711], run=3, layout="4x2", forward_s=0.1)
-    answer = ask("show", replace(scene.VIEW, reports={4711: report}), job_ids=(4711,))
+    report = replace(example.REPORTS[4711], run=3, layout="4x2", forward_s=0.1)
+    answer = ask("show", replace(example.VIEW, reports={4711: report}), job_ids=(4711,))
     assert answer["running"] is None
     assert "Layout=" not in text(status.details(answer))
 
@@ -196,15 +200,15 @@ def test_chosen_columns_parsable_and_without_header():
 
 
 def test_an_unknown_column_is_a_usage_error_that_names_the_known():
-    with pytest.raises(CliError, match='"nmae" is no column; known: jobid, name') as caught:
+    with pytest.raises(CliError, match='"nmae" is unknown; known: jobid, name') as caught:
         status.lines(ask("status"), TableLayout(columns="jobid,nmae"))
     assert caught.value.exit_code == 2
 
 
 def test_terminal_escapes_in_names_are_disarmed():
-    evil = scene.job(1, "\x1b[2J\x1b]0;pwned\x07\nroot|x", "al\x9bice", "1-2",
-                     allocation=scene.JOBS[0].allocation)  # fmt: skip
-    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=(evil,)), plan=None)
+    evil = example.job(1, "\x1b[2J\x1b]0;pwned\x07\nroot|x", "al\x9bice", "1-2",
+                     allocation=example.JOBS[0].allocation)  # fmt: skip
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=(evil,)), plan=None)
     for op, show in (
         ("status", lambda a: status.lines(a, TableLayout(columns="jobid,name,user"))),
         ("explain", explain.explained),

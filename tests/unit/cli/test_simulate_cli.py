@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
+from slurm_elastic.cli.simulate.simulation_answer import SimulationAnswer, SimulationFigures
 from tests.support import published_data
 
 TOP = Path(__file__).parents[3]
@@ -52,7 +53,8 @@ def test_simulate_for_people_and_for_scripts(run, small):
     code, out, _ = run("simulate", small, *CLUSTER, "--policy", "fair", "--json")
     answer = json.loads(out)
     assert code == 0
-    assert set(answer) >= KEYS
+    assert list(answer) == list(SimulationAnswer.__annotations__)
+    assert list(answer["each"][0]) == list(SimulationFigures.__annotations__)
     assert (answer["jobs"], answer["workloads"]) == (8, ["small"])
 
 

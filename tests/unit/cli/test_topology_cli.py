@@ -1,4 +1,4 @@
-"""`selastic topology`, letter by letter, from answers of the scene of UX.md."""
+"""`selastic topology`, letter by letter, from answers of the example round."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.core.cluster import Allocation, Switch
 from slurm_elastic.core.plan import JobRecord, Measurement
-from tests.support import example_round as scene
+from tests.support import example_round as example
 from tests.support.needs import require
 
 SETTINGS = schema.TopologySettings(
@@ -28,7 +28,7 @@ SPREAD = {
     4720: (Allocation.of("a100", {"g03": 2}), (("g03", "2-3"),)),
     4700: (Allocation.of("v100", {"g05": 4}), (("g05", "broken"),)),
 }
-BOBS = Viewer(uid=scene.BOB, operator=False, private=True)
+BOBS = Viewer(uid=example.BOB, operator=False, private=True)
 
 
 def view(spread=SPREAD, settings=SETTINGS, **changes):
@@ -36,10 +36,10 @@ def view(spread=SPREAD, settings=SETTINGS, **changes):
         replace(j, allocation=spread[j.job_id][0], devices=spread[j.job_id][1])
         if j.job_id in spread
         else j
-        for j in scene.JOBS
+        for j in example.JOBS
     ]
-    snapshot = replace(scene.SNAPSHOT, **{"jobs": tuple(jobs), **changes})
-    return replace(scene.VIEW, snapshot=snapshot, topology=settings)
+    snapshot = replace(example.SNAPSHOT, **{"jobs": tuple(jobs), **changes})
+    return replace(example.VIEW, snapshot=snapshot, topology=settings)
 
 
 def ask(viewer=Viewer(), **changes):  # noqa: B008 - frozen
@@ -90,7 +90,7 @@ def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
         )  # fmt: skip
         return {
             i: replace(
-                scene.VIEW.records.get(i) or JobRecord(job_id=i),
+                example.VIEW.records.get(i) or JobRecord(job_id=i),
                 gradient_bytes=500e6, measurements=(told,),
             )
             for i in ids
@@ -98,7 +98,7 @@ def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
 
     def seen(*ids, **speeds):
         changed = replace(
-            scene.VIEW, records=records(*ids), topology=schema.TopologySettings(speeds=speeds)
+            example.VIEW, records=records(*ids), topology=schema.TopologySettings(speeds=speeds)
         )
         answer = json.loads(json.dumps(dispatch.answer("topology", changed, Viewer(), {})))
         return shown(answer).splitlines()[0], answer["measured"]
@@ -117,7 +117,7 @@ def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
 
 def test_slurms_own_link_speed_is_shown_where_no_other_is_known():
     switches = [
-        replace(s, link_speed=4) if s.name == "rack2" else s for s in scene.SNAPSHOT.switches
+        replace(s, link_speed=4) if s.name == "rack2" else s for s in example.SNAPSHOT.switches
     ]
     text = shown(ask(settings=schema.TopologySettings(), switches=tuple(switches)))
     assert "  rack2   LinkSpeed 4   crossed by" in text
@@ -132,7 +132,7 @@ def test_without_switches_all_nodes_are_listed_as_one_rack():
 def test_nodes_below_no_switch_and_nodes_that_are_down_are_said_to_be():
     nodes = [
         replace(n, available=False, state="IDLE+DRAIN") if n.name == "g03" else n
-        for n in scene.SNAPSHOT.nodes
+        for n in example.SNAPSHOT.nodes
     ]
     text = shown(ask(switches=(Switch("rack1", 0, ("g01", "g02")),), nodes=tuple(nodes)))
     assert "(below no switch)\n" in text
@@ -210,7 +210,7 @@ def test_nothing_is_wrong_before_the_first_round():
 
 
 def test_a_job_whose_node_is_gone_is_left_out():
-    nodes = tuple(n for n in scene.SNAPSHOT.nodes if n.name != "g06")
+    nodes = tuple(n for n in example.SNAPSHOT.nodes if n.name != "g06")
     assert "4713" not in {j["display_id"] for j in ask(nodes=nodes)["jobs"]}
 
 

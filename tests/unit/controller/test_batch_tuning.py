@@ -16,7 +16,7 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Viewer
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.controller.transitions.desired_settings import DesiredSettings
+from slurm_elastic.controller.transitions.order_outbox import DesiredSettings
 from slurm_elastic.core.application import (
     Application,
     JobClass,
@@ -28,13 +28,15 @@ from slurm_elastic.core.application import (
 from slurm_elastic.core.cluster import Allocation, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.policies import policy_protocol
-from tests.support import example_round as scene
+from tests.support import example_round as example
 from tests.support.batch_tuning import NODES, PER_NODE, TuningController, report, running
 from tests.support.job_records import FakeScontrol, Log, job
+from tests.support.reasons import words
 
 ONE = Allocation.of("a100", {"n1": 1})
 FOUR = Allocation.of("a100", {"n1": 4})
@@ -79,7 +81,7 @@ def test_a_noisy_gradient_gets_a_large_batch_and_a_clear_one_a_small_batch():
     large = chosen(learned())
     assert large.batch == 128
     assert large.gain >= MIN_GAIN
-    assert large.reason == f"goodput {large.gain:+.0%} over that of 64"
+    assert words(large.reason) == f"goodput {large.gain:+.0%} over that of 64"
     clear = learned(noise=Noise(100.0, 1.0))
     assert settled(clear) == [64]
     assert settled(clear, present=512) == [512, 64]
@@ -104,7 +106,7 @@ def test_without_a_gain_nothing_changes_and_it_says_so():
     known = learned(seen(micro_batch=64), noise=Noise(1.0, 3.0), high=72)
     found = chosen(known, limits=(64, 72))
     assert found.batch == found.present == 64
-    assert found.reason == "72 would gain 2.7%, a change must gain 5%"
+    assert words(found.reason) == "72 would gain 2.7%, a change must gain 5%"
 
 
 def test_what_is_not_known_changes_nothing():
@@ -113,17 +115,17 @@ def test_what_is_not_known_changes_nothing():
     assert chosen(strong) == BatchChoice(64, 64, (64, 1024))
     assert chosen(Learned(application(), (), Noise(1.0, 9.0))).batch == 64
     silent = chosen(learned(noise=None))
-    assert (silent.batch, silent.reason) == (64, "its gradient noise is not known yet")
+    assert (silent.batch, words(silent.reason)) == (64, "its gradient noise is not known yet")
     assert chosen(learned(types=())).batch == 64
 
 
 def test_a_batch_outside_the_limits_goes_inside():
     assert chosen(None, present=32) == BatchChoice(
-        64, 32, (64, 1024), 0.0, "the directive allows 64-1024"
+        64, 32, (64, 1024), 0.0, Reason("batch-limits", least=64, most=1024)
     )
     assert chosen(None, present=2000).batch == 1024
     fixed = chosen(None, limits=(96, 96))
-    assert (fixed.batch, fixed.reason) == (96, "the directive allows 96")
+    assert (fixed.batch, words(fixed.reason)) == (96, "the directive allows 96")
 
 
 def test_what_does_not_fit_into_memory_shrinks():
@@ -131,7 +133,7 @@ def test_what_does_not_fit_into_memory_shrinks():
     known = learned(seen(4, 128), accumulation=False, most=128)
     found = chosen(known, present=512)
     assert found.batch <= 128
-    assert "memory" in found.reason
+    assert "memory" in words(found.reason)
 
 
 observations = st.builds(
@@ -172,7 +174,7 @@ def test_whatever_is_known_the_batch_is_allowed_and_stays_once_it_is_there(case)
     if found.batch == found.present:
         assert inside
     elif inside:
-        assert found.gain >= MIN_GAIN or "memory" in found.reason
+        assert found.gain >= MIN_GAIN or "memory" in words(found.reason)
     way = settled(known, case["held"], case["present"], case["limits"])
     assert all(low <= batch <= high for batch in way[1:])
     first_inside = max(low, min(case["present"], high))
@@ -194,17 +196,20 @@ def test_only_a_batch_that_may_change_under_a_policy_that_knows_batches_is_adapt
         (True, "1-8,batch=16-32", JobClass.STRONG_SCALING),  # smaller than the script's own
         (False, "8,batch=64-1024", JobClass.RIGID),
     ):
-        desk, of = TuningController(tunes=tunes), running(directive=directive)
-        desk.hear(of, report())
-        assert desk.records(of)[7].learned.application.job_class is expected, (tunes, directive)
+        controller, of = TuningController(tunes=tunes), running(directive=directive)
+        controller.hear(of, report())
+        assert controller.records(of)[7].learned.application.job_class is expected, (
+            tunes,
+            directive,
+        )
 
 
 def test_an_adaptive_job_as_models_see_it():
-    desk, of = TuningController(), running(directive="2-8,batch=128-1024")
-    desk.hear(
+    controller, of = TuningController(), running(directive="2-8,batch=128-1024")
+    controller.hear(
         of, report(gpus=1, global_batch=512, micro_batch=256, accumulation=1, initial_batch=64)
     )
-    known = desk.records(of)[7].learned
+    known = controller.records(of)[7].learned
     net = known.application
     assert (net.initial_batch, net.batch, net.max_batch) == (128, 128, 1024)
     # Stated at 64; a batch of 128 has half the variance.
@@ -212,33 +217,33 @@ def test_an_adaptive_job_as_models_see_it():
     # A script that states no micro-batch takes whole shares: what was seen, no accumulation.
     assert not net.accumulation
     assert {t.most for t in net.types} == {256}
-    desk.hear(of, report(max_micro_batch=32))
-    net = desk.records(of)[7].learned.application
+    controller.hear(of, report(max_micro_batch=32))
+    net = controller.records(of)[7].learned.application
     assert net.accumulation
     assert {t.most for t in net.types} == {32}
 
 
 def test_the_batch_that_was_chosen_does_not_become_the_next_jobs_own():
-    desk, of = TuningController(), running()
-    desk.hear(of, report(global_batch=512, initial_batch=64))
+    controller, of = TuningController(), running()
+    controller.hear(of, report(global_batch=512, initial_batch=64))
     fresh = job(job_id=9, name="net", directive="1-8")
-    assert desk.records(fresh)[9].learned.application.batch == 64
+    assert controller.records(fresh)[9].learned.application.batch == 64
     between = job(job_id=10, name="net", directive="1-8,batch=100")
-    assert desk.records(between)[10].learned.application.batch == 100
+    assert controller.records(between)[10].learned.application.batch == 100
 
 
 def test_a_running_job_is_told_once_and_then_left_in_peace():
-    desk, of = TuningController(), running()
-    desk.hear(of, report(max_micro_batch=128))
-    ((who, choice),) = desk.round(of)
+    controller, of = TuningController(), running()
+    controller.hear(of, report(max_micro_batch=128))
+    ((who, choice),) = controller.round(of)
     assert (who, choice.present) == (of, 64)
     assert choice.batch > 64
-    assert desk.batch() == choice.batch
-    assert desk.round(of) == []
-    desk.hear(of, report(max_micro_batch=128, global_batch=choice.batch))
-    assert desk.round(of) == []
-    assert desk.batch() == choice.batch
-    assert desk.tuner.choices[7].batch == choice.batch
+    assert controller.batch() == choice.batch
+    assert controller.round(of) == []
+    controller.hear(of, report(max_micro_batch=128, global_batch=choice.batch))
+    assert controller.round(of) == []
+    assert controller.batch() == choice.batch
+    assert controller.tuner.choices[7].batch == choice.batch
 
 
 def test_who_is_not_told():
@@ -249,13 +254,13 @@ def test_who_is_not_told():
         (report(), {"act": False}),
         (report(), {"leave": {7}}),
     ):
-        desk = TuningController()
-        desk.hear(of, told)
-        assert desk.round(of, **options) == []
-        assert desk.batch() is None
+        controller = TuningController()
+        controller.hear(of, told)
+        assert controller.round(of, **options) == []
+        assert controller.batch() is None
     held = TuningController()
     held.hear(of, report())
-    held.book.entry(of).held = True
+    held.store.entry(of).held = True
     assert held.round(of) == []
     assert TuningController().round(of) == []  # it has not reported
     fixed, plain = TuningController(), running(directive="1-8")
@@ -266,29 +271,29 @@ def test_who_is_not_told():
 
 def test_what_people_decide_counts():
     """A batch fixed later is ordered; a directive without one leaves the job alone again."""
-    desk, of = TuningController(), running()
-    desk.hear(of, report())
-    desk.book.entry(of).override = "1-8,batch=96"
-    ((_, choice),) = desk.round(of)
-    assert choice.batch == desk.batch() == 96
-    desk.book.entry(of).override = "1-8"
-    desk.round(of)
-    assert desk.batch() is None
+    controller, of = TuningController(), running()
+    controller.hear(of, report())
+    controller.store.entry(of).override = "1-8,batch=96"
+    ((_, choice),) = controller.round(of)
+    assert choice.batch == controller.batch() == 96
+    controller.store.entry(of).override = "1-8"
+    controller.round(of)
+    assert controller.batch() is None
 
 
 def test_other_gpus_begin_with_their_own_batch():
-    desk, of = TuningController(), running()
-    desk.hear(of, report(max_micro_batch=64, grad_var=300.0))
-    desk.round(of)
-    before = desk.batch()
+    controller, of = TuningController(), running()
+    controller.hear(of, report(max_micro_batch=64, grad_var=300.0))
+    controller.round(of)
+    before = controller.batch()
     target = Allocation.of("a100", {"n1": 4, "n2": 4})
     decision = Decision(job_id=7, current=of.allocation, target=target, action=Action.GROW,
-                        reason="")  # fmt: skip
+                        reason=Reason("waits"))  # fmt: skip
     snapshot = Snapshot(time=1000.0, nodes=NODES, jobs=(of,))
-    desk.tuner.ahead([decision], snapshot, desk.records(of), desk.reports)
-    assert desk.batch(run=0) == before
-    assert desk.batch(run=1) > (before or 64)
-    assert desk.batch(run=1) % 8 == 0
+    controller.tuner.ahead([decision], snapshot, controller.records(of), controller.reports)
+    assert controller.batch(run=0) == before
+    assert controller.batch(run=1) > (before or 64)
+    assert controller.batch(run=1) % 8 == 0
 
 
 def test_frozen_layers_stay_within_what_is_certified_and_what_it_may_cost():
@@ -301,11 +306,11 @@ def test_frozen_layers_stay_within_what_is_certified_and_what_it_may_cost():
     assert frozen(report(), auto) is None
     assert frozen(report(**told, kind="script"), auto) is None
     assert frozen(report(**told), Directive.parse("1-8")) is None
-    desk, of = TuningController(), running(directive=str(auto))
-    desk.tuner.heard(of, report(**told), directive=auto)
-    assert desk.outbox.orders(7, 0).frozen == 1
-    desk.tuner.heard(of, report(**told | {"run": 5, "penalty": 0.5}), directive=auto)
-    assert desk.outbox.orders(7, 0).frozen == 1
+    controller, of = TuningController(), running(directive=str(auto))
+    controller.tuner.heard(of, report(**told), directive=auto)
+    assert controller.outbox.orders(7, 0).frozen == 1
+    controller.tuner.heard(of, report(**told | {"run": 5, "penalty": 0.5}), directive=auto)
+    assert controller.outbox.orders(7, 0).frozen == 1
 
 
 @given(
@@ -329,36 +334,36 @@ puts = st.lists(
 
 @given(puts)
 def test_an_attempt_is_told_what_was_last_meant_for_it(told):
-    standing, expected = DesiredSettings(), {}
+    settings, expected = DesiredSettings(), {}
     for seq, (job_id, run, batch) in enumerate(told, start=1):
-        before = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
-        news = standing.put(job_id, run=run, seq=seq, batch=batch)
+        before = {r: settings.on(Orders(), job_id, run=r).batch for r in range(5)}
+        news = settings.put(job_id, run=run, seq=seq, batch=batch)
         for later in range(run, 5):
             expected[job_id, later] = batch
-        after = {r: standing.on(Orders(), job_id, run=r).batch for r in range(5)}
+        after = {r: settings.on(Orders(), job_id, run=r).batch for r in range(5)}
         assert news or before == after
     for (job_id, run), batch in expected.items():
-        orders = standing.on(Orders(action="notice", seq=2), job_id, run=run)
+        orders = settings.on(Orders(action="notice", seq=2), job_id, run=run)
         assert (orders.batch, orders.action) == (batch, "notice")
         assert orders.seq >= 2
-    standing.forget({0})
-    assert standing.on(Orders(), 1, run=9) == Orders()
+    settings.forget({0})
+    assert settings.on(Orders(), 1, run=9) == Orders()
 
 
 def test_orders_rise_when_something_else_stands():
-    standing = DesiredSettings()
-    assert standing.put(7, run=0, seq=5, batch=8)
-    assert not standing.put(7, run=0, seq=6, batch=8)
-    assert standing.on(Orders(), 7, run=0).seq == 5
-    assert standing.put(7, run=0, seq=9, batch=None)
-    assert standing.on(Orders(seq=2), 7, run=0) == Orders(seq=9)
+    settings = DesiredSettings()
+    assert settings.put(7, run=0, seq=5, batch=8)
+    assert not settings.put(7, run=0, seq=6, batch=8)
+    assert settings.on(Orders(), 7, run=0).seq == 5
+    assert settings.put(7, run=0, seq=9, batch=None)
+    assert settings.on(Orders(seq=2), 7, run=0) == Orders(seq=9)
 
 
 # --- in words ---
 
 
 def explained(choice, mode="act"):
-    view = dataclasses.replace(scene.PLANNED, batches={4711: choice}, mode=mode)
+    view = dataclasses.replace(example.PLANNED, batches={4711: choice}, mode=mode)
     found = dispatch.answer(
         "explain", view, Viewer(), {"job_ids": (4711,)}, history=[], segments=[]
     )
@@ -367,12 +372,20 @@ def explained(choice, mode="act"):
 
 
 def test_explain_says_what_becomes_of_the_batch():
-    grows = BatchChoice(512, 256, (256, 4096), 0.23, "goodput +23% over that of 256")
+    grows = BatchChoice(
+        512, 256, (256, 4096), 0.23, Reason("batch-goodput", gain=0.23, present=256)
+    )
     assert explained(grows) == ["256 → 512: goodput +23% over that of 256."]
     assert explained(grows, "advise") == [
         "256 → 512, but mode is advise: goodput +23% over that of 256."
     ]
-    stays = BatchChoice(256, 256, (256, 4096), 0.0, "512 would gain 3.1%, a change must gain 5%")
+    stays = BatchChoice(
+        256,
+        256,
+        (256, 4096),
+        0.0,
+        Reason("batch-gains-little", batch=512, gain=0.031, min_gain=0.05),
+    )
     assert explained(stays) == ["256 of 256-4096; 512 would gain 3.1%, a change must gain 5%."]
     assert explained(BatchChoice(96, 96, (96, 96))) == ["96."]
 

@@ -1,4 +1,4 @@
-"""Policy sia with what reports taught: the cluster test's story (test_sia.py) in plain Python.
+"""Policy sia with observations from reports: as tests/cluster/test_sia_rounds.py, without Slurm.
 
 Two applications: `typed` is twice as fast on an a100, `even` equally fast on both types.
 """
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.clusters import NOW, Cluster, node
 from slurm_elastic.config import schema
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
@@ -15,6 +14,8 @@ from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.report import Report
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
+from tests.support.synthetic_clusters import NOW, Cluster, node
 
 CONFIG = schema.parse(
     '[controller]\npolicy = "sia"\n[resize]\nmin_interval_s = 2\nper_hour = 3600\nrestart_s = 1\n'
@@ -49,72 +50,72 @@ def measured(c: Cluster, job_id: int) -> Report:
                   proven=True, initial_batch=BATCH, application=job.name)  # fmt: skip
 
 
-def tell(book: JobStore, c: Cluster, *jobs: int) -> None:
+def tell(store: JobStore, c: Cluster, *jobs: int) -> None:
     for job_id in jobs:
-        book.take(measured(c, job_id), next(j for j in c.jobs if j.job_id == job_id), c.time)
-    book.observe(c.snapshot())
+        store.take(measured(c, job_id), next(j for j in c.jobs if j.job_id == job_id), c.time)
+    store.observe(c.snapshot())
 
 
-def decided(book: JobStore, c: Cluster):
+def decided(store: JobStore, c: Cluster):
     snapshot = c.snapshot()
-    plan, _ = decide_round(snapshot, book.records(snapshot, {}), config=CONFIG, policy=Sia(CONFIG),
+    plan, _ = decide_round(snapshot, store.records(snapshot, {}), config=CONFIG, policy=Sia(CONFIG),
                            state={})  # fmt: skip
     return plan
 
 
 @pytest.fixture
-def taught():
+def observed_ledger():
     """A ledger after one job of each application on each type."""
     ledger = Ledger(":memory:")
-    book, c = JobStore(ledger, CONFIG), cluster()
+    store, c = JobStore(ledger, CONFIG), cluster()
     for job_id, name, where in (
         (1, "typed", "g1"), (2, "typed", "g3"), (3, "even", "g1"), (4, "even", "g3")
     ):  # fmt: skip
         start(c, job_id, name, {where: 1})
-    tell(book, c, 1, 2, 3, 4)
+    tell(store, c, 1, 2, 3, 4)
     return ledger
 
 
 @pytest.mark.parametrize("a100", [2, 3])
-def test_each_application_ends_on_the_type_that_suits_it(taught, a100):
-    book, c = JobStore(taught, CONFIG), cluster(at=30.0, a100=a100)
+def test_each_application_ends_on_the_type_that_suits_it(observed_ledger, a100):
+    store, c = JobStore(observed_ledger, CONFIG), cluster(at=30.0, a100=a100)
     start(c, 2, "typed", {"g3": 1})
     start(c, 3, "even", {"g1": 1})
-    tell(book, c, 2, 3)
+    tell(store, c, 2, 3)
     for _ in range(3):
-        c.records.update(book.records(c.snapshot(), {}))
-        c.carry_out(decided(book, c))
+        c.records.update(store.records(c.snapshot(), {}))
+        c.carry_out(decided(store, c))
         c.time += 20.0
-        tell(book, c, 2, 3)
+        tell(store, c, 2, 3)
     held = {j.name: j.allocation.gpu_type for j in c.jobs if j.submission}
     assert held == {"typed": "a100", "even": "v100"}
-    plan = decided(book, c)
+    plan = decided(store, c)
     assert not [d for d in plan.changes if d.target.gpu_type != d.current.gpu_type]
-    assert "v100 would give" in plan.decision[2].reason
-    assert "a100 would give" in plan.decision[3].reason
+    assert "v100 would give" in words(plan.decision[2].reason)
+    assert "a100 would give" in words(plan.decision[3].reason)
 
 
 def test_without_earlier_jobs_the_configuration_is_believed():
     """Both are taken for twice as fast on an a100: nothing tells the applications apart."""
-    book, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0)
+    store, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0)
     start(c, 3, "even", {"g3": 1})
-    tell(book, c, 3)
-    (decision,) = decided(book, c).changes
+    tell(store, c, 3)
+    (decision,) = decided(store, c).changes
     assert (decision.target.gpu_type, decision.target.gpus) == ("a100", 2)
 
 
-def test_a_job_that_has_reported_nothing_is_left_to_its_speed(taught):
-    book, c = JobStore(taught, CONFIG), cluster(at=30.0)
+def test_a_job_that_has_reported_nothing_is_left_to_its_speed(observed_ledger):
+    store, c = JobStore(observed_ledger, CONFIG), cluster(at=30.0)
     start(c, 5, "never-seen", {"g1": 1})
-    record = book.records(c.snapshot(), {})[5]
+    record = store.records(c.snapshot(), {})[5]
     assert record == replace(JobRecord(job_id=5), last_change=record.last_change)
-    decided(book, c)
+    decided(store, c)
 
 
 def test_an_elastic_batch_makes_more_gpus_worth_more():
     """Two equal jobs whose steps hardly get faster on more GPUs; one may take larger batches."""
-    book, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0, a100=3)
-    book.learning.adaptive_batches = True
+    store, c = JobStore(Ledger(":memory:"), CONFIG), cluster(at=30.0, a100=3)
+    store.learning.adaptive_batches = True
     for job_id, batch in ((2, ""), (3, ",batch=32-512")):
         c.add(job_id, elastic=f"1-2,types=a100{batch}", on={"g1": 1}, submit_time=NOW,
               start_time=NOW)  # fmt: skip
@@ -122,7 +123,7 @@ def test_an_elastic_batch_makes_more_gpus_worth_more():
         micro_s = 0.1 + 0.1 * BATCH / 32
         report = replace(measured(c, job_id), step_time_s=micro_s, micro_step_s=micro_s,
                          grad_sqr=1.0, grad_var=50.0, max_micro_batch=64)  # fmt: skip
-        book.take(report, c.jobs[-1], c.time)
-    c.records.update(book.records(c.snapshot(), {}))
-    (decision,) = decided(book, c).changes
+        store.take(report, c.jobs[-1], c.time)
+    c.records.update(store.records(c.snapshot(), {}))
+    (decision,) = decided(store, c).changes
     assert (decision.job_id, decision.target.gpus) == (3, 2)

@@ -42,13 +42,13 @@ def entries(thing: Any, seen: set[int] | None = None) -> int:
 def test_a_thousand_jobs_leave_nothing_behind():
     config = Config(controller=Settings(queue="controller"))
     ledger, scontrol, log = Ledger(":memory:"), FakeScontrol(), Log()
-    book = JobStore(ledger, config)
-    keeper = OrphanCleanup(scontrol, config, book, log)
+    store = JobStore(ledger, config)
+    cleanup = OrphanCleanup(scontrol, config, store, log)
     engine = TransitionEngine(
         scontrol=scontrol, ledger=ledger, config=config, account="selastic", log=log
     )
-    dialogue = ReportHandler(
-        book=book, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
+    handler = ReportHandler(
+        book=store, engine=engine, tuner=BatchTuner(engine.outbox.tell), log=log
     )
     sizes = []
     for generation in range(10):
@@ -65,7 +65,7 @@ def test_a_thousand_jobs_leave_nothing_behind():
         snapshot = Snapshot(time=time.time(), nodes=(), jobs=tuple(jobs))
         for each in jobs:
             if each.state is JobState.PENDING:
-                keeper.lease(each)
+                cleanup.lease(each)
                 continue
             told = Report(
                 job_id=each.job_id,
@@ -78,15 +78,15 @@ def test_a_thousand_jobs_leave_nothing_behind():
                 profile=LAYERS,
                 application=f"app{each.job_id}",
             )
-            dialogue.hear(told, each, act=True)
-            dialogue.orders(each.job_id, 0, job=each)
-            dialogue.expect(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
+            handler.hear(told, each, act=True)
+            handler.orders(each.job_id, 0, job=each)
+            handler.expect(dataclasses.replace(transition({"n1": 2}), job_id=each.job_id))
         for _ in range(2):
-            book.observe(snapshot)
-            book.records(snapshot, {})
-            keeper.leases(jobs, {}, retired=False)
-            dialogue.forget(snapshot.job.keys())
-        sizes.append(entries([book, keeper, engine, dialogue]))
+            store.observe(snapshot)
+            store.records(snapshot, {})
+            cleanup.leases(jobs, {}, retired=False)
+            handler.forget(snapshot.job.keys())
+        sizes.append(entries([store, cleanup, engine, handler]))
     engine.close()
     assert sizes[0] > 1000
     assert max(sizes[1:]) <= 1.02 * sizes[0], sizes

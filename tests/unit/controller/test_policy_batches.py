@@ -12,8 +12,10 @@ from slurm_elastic.core.application import Application, JobClass, Learned, Obser
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.submission import Submission
+from tests.support.reasons import words
 
 FOUR = Allocation.of("a100", {"n1": 4})
 
@@ -49,11 +51,16 @@ def report(batch=256, **fields):
 def decision(batch, *, target=FOUR, job_id=7):
     action = Action.KEEP if target == FOUR else Action.GROW
     return Decision(
-        job_id=job_id, current=FOUR, target=target, action=action, reason="", batch=batch
+        job_id=job_id,
+        current=FOUR,
+        target=target,
+        action=action,
+        reason=Reason("waits"),
+        batch=batch,
     )
 
 
-class Desk:
+class TunedJob:
     def __init__(self, *, policy_chooses=True):
         self.outbox = OrderOutbox()
         self.tuner = BatchTuner(self.outbox.tell, policy_chooses=policy_chooses)
@@ -69,15 +76,15 @@ class Desk:
 
 
 def test_a_job_comes_to_the_batch_of_its_policy_by_doubling():
-    desk, of, present, way = Desk(), job(), 256, []
-    while desk.round(of, 1600, report(present)):
-        present = desk.batch()
+    tuned, of, present, way = TunedJob(), job(), 256, []
+    while tuned.round(of, 1600, report(present)):
+        present = tuned.batch()
         way.append(present)
-        desk.record = dataclasses.replace(desk.record, learned=learned(micro=present // 4))
+        tuned.record = dataclasses.replace(tuned.record, learned=learned(micro=present // 4))
     assert way == [512, 1024, 1600]
-    assert desk.tuner.choices[7].batch == 1600
-    ((_, choice),) = desk.round(of, 400, report(1600))
-    assert (choice.batch, choice.reason) == (400, "the policy chose 400 for 4 GPUs")
+    assert tuned.tuner.choices[7].batch == 1600
+    ((_, choice),) = tuned.round(of, 400, report(1600))
+    assert (choice.batch, words(choice.reason)) == (400, "the policy chose 400 for 4 GPUs")
 
 
 def test_no_further_than_memory_is_known_to_take():
@@ -98,30 +105,30 @@ def test_it_stays_within_the_directive(present, batch, low, factor):
 
 
 def test_who_is_left_alone():
-    desk = Desk()
-    assert desk.round(job(), None, report()) == []  # the policy names none for it
-    assert desk.tuner.choices == {}
-    desk.outbox.tell(7, run=0, batch=512)
-    assert desk.round(job(), None, report(512)) == []
-    assert desk.batch() == 512  # what stands goes on
-    assert desk.round(job("1-8"), 1024, report()) == []  # its directive says nothing of batches
-    assert desk.batch() is None
-    script = Desk()
+    tuned = TunedJob()
+    assert tuned.round(job(), None, report()) == []  # the policy names none for it
+    assert tuned.tuner.choices == {}
+    tuned.outbox.tell(7, run=0, batch=512)
+    assert tuned.round(job(), None, report(512)) == []
+    assert tuned.batch() == 512  # what stands goes on
+    assert tuned.round(job("1-8"), 1024, report()) == []  # its directive says nothing of batches
+    assert tuned.batch() is None
+    script = TunedJob()
     assert script.round(job(), 512, report(kind="script")) == []
 
 
 def test_under_other_policies_the_batch_is_chosen_for_goodput():
-    desk = Desk(policy_chooses=False)
-    desk.record = JobRecord(job_id=7, learned=learned(job_class=JobClass.STRONG_SCALING))
-    assert desk.round(job(), 1024, report()) == []
-    assert desk.batch() is None
+    tuned = TunedJob(policy_chooses=False)
+    tuned.record = JobRecord(job_id=7, learned=learned(job_class=JobClass.STRONG_SCALING))
+    assert tuned.round(job(), 1024, report()) == []
+    assert tuned.batch() is None
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(512, 512), (None, None)])
 def test_a_job_on_its_way_begins_there_with_the_batch_for_there(batch, expected):
-    desk, of = Desk(), job()
+    tuned, of = TunedJob(), job()
     eight = Allocation.of("a100", {"n1": 4, "n2": 4})
     snapshot = Snapshot(time=1000.0, nodes=(), jobs=(of,))
     begun = [decision(batch, target=eight)]
-    desk.tuner.ahead(begun, snapshot, {7: desk.record}, {7: report()})
-    assert (desk.batch(run=0), desk.batch(run=1)) == (None, expected)
+    tuned.tuner.ahead(begun, snapshot, {7: tuned.record}, {7: report()})
+    assert (tuned.batch(run=0), tuned.batch(run=1)) == (None, expected)

@@ -28,13 +28,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("cost", [0.001, 0.5, 3.0])
 def test_rounds_cost_a_tenth_of_a_core_however_much_happens(clock: Clock, cost: float) -> None:
-    pace, rounds, began = PollSchedule(), 0, clock.now
+    schedule, rounds, began = PollSchedule(), 0, clock.now
     while rounds < 50:
-        if pace.round_is_due():
-            with pace.deciding(every_s=30.0):
+        if schedule.round_is_due():
+            with schedule.deciding(every_s=30.0):
                 clock.work(cost)
             rounds += 1
-        pace.soon()  # something happens all the time
+        schedule.soon()  # something happens all the time
         clock.now += 0.01
     assert rounds * cost / (clock.now - began) < 0.11
     settled = max(0.3, cost / 0.1)
@@ -42,57 +42,57 @@ def test_rounds_cost_a_tenth_of_a_core_however_much_happens(clock: Clock, cost: 
 
 
 def test_a_quiet_cluster_is_decided_about_once_an_interval(clock: Clock) -> None:
-    pace = PollSchedule()
-    with pace.deciding(every_s=30.0):
+    schedule = PollSchedule()
+    with schedule.deciding(every_s=30.0):
         clock.work(0.2)
-    assert pace.until_round() == pytest.approx(29.8)
+    assert schedule.until_round() == pytest.approx(29.8)
     clock.now += 29.9
-    assert pace.round_is_due()
+    assert schedule.round_is_due()
 
 
 def test_a_round_that_takes_longer_than_the_interval_leaves_room_for_others(clock: Clock) -> None:
-    pace = PollSchedule()
-    with pace.deciding(every_s=2.0):
+    schedule = PollSchedule()
+    with schedule.deciding(every_s=2.0):
         clock.work(5.0)
-    assert pace.until_round() == pytest.approx(45.0)
-    assert list(pace.rounds) == [(5.0, 5.0)]
-    assert pace.last() == "Seconds=5.000 Cpu=5.000"
+    assert schedule.until_round() == pytest.approx(45.0)
+    assert list(schedule.rounds) == [(5.0, 5.0)]
+    assert schedule.last() == "Seconds=5.000 Cpu=5.000"
 
 
 def test_the_longer_reading_the_jobs_takes_the_rarer_it_is_done(clock: Clock) -> None:
-    pace = PollSchedule()
-    assert pace.pause(poll_s=2.0, live=True) == module._FAST_S
-    with pace.looking():
+    schedule = PollSchedule()
+    assert schedule.pause(poll_s=2.0, live=True) == module._FAST_S
+    with schedule.looking():
         clock.work(0.2)
-    assert pace.pause(poll_s=2.0, live=True) == pytest.approx(1.0)
-    with pace.deciding(every_s=30.0):
+    assert schedule.pause(poll_s=2.0, live=True) == pytest.approx(1.0)
+    with schedule.deciding(every_s=30.0):
         pass
-    with pace.glancing():
+    with schedule.glancing():
         clock.work(0.02)
-    assert pace.pause(poll_s=2.0, live=False) == pytest.approx(5.0)
+    assert schedule.pause(poll_s=2.0, live=False) == pytest.approx(5.0)
 
 
 def test_a_round_that_fails_is_not_begun_again_at_once(clock: Clock) -> None:
-    pace = PollSchedule()
-    with pytest.raises(ValueError, match="bad"), pace.deciding(every_s=30.0):
+    schedule = PollSchedule()
+    with pytest.raises(ValueError, match="bad"), schedule.deciding(every_s=30.0):
         raise ValueError("bad")
-    assert pace.until_round() == pytest.approx(30.0)
+    assert schedule.until_round() == pytest.approx(30.0)
 
 
 def test_slurmctld_is_asked_less_and_less_often_while_it_is_silent(clock: Clock) -> None:
-    pace, waits, news = PollSchedule(), [], []
+    schedule, waits, news = PollSchedule(), [], []
     for _ in range(6):
-        news.append(pace.quiet())
-        waits.append(pace.pause(poll_s=2.0, live=True))
+        news.append(schedule.quiet())
+        waits.append(schedule.pause(poll_s=2.0, live=True))
     assert waits == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
     assert news == [True] + 5 * [False]
 
 
 def test_a_word_about_an_unknown_job_brings_the_next_look_forward_once(clock: Clock) -> None:
-    pace = PollSchedule()
-    with pace.deciding(every_s=30.0), pace.looking():
+    schedule = PollSchedule()
+    with schedule.deciding(every_s=30.0), schedule.looking():
         pass
-    assert not pace.ask()
-    assert pace.pause(poll_s=20.0, live=False) == 1.0
+    assert not schedule.ask()
+    assert schedule.pause(poll_s=20.0, live=False) == 1.0
     clock.now += 2.0
-    assert pace.ask()
+    assert schedule.ask()

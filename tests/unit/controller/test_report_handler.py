@@ -18,7 +18,7 @@ class Site:
 
     def __init__(self):
         self.ledger, self.log, self.woken = Ledger(":memory:"), Log(), []
-        self.book = JobStore(self.ledger)
+        self.store = JobStore(self.ledger)
         self.engine = TransitionEngine(
             scontrol=FakeScontrol(),
             ledger=self.ledger,
@@ -28,7 +28,7 @@ class Site:
         )
         self.engine.outbox.wake = self.woken.append
         self.dialogue = ReportHandler(
-            book=self.book,
+            book=self.store,
             engine=self.engine,
             tuner=BatchTuner(self.engine.outbox.tell),
             log=self.log,
@@ -96,9 +96,9 @@ def test_the_first_step_on_other_gpus_says_what_the_change_cost(site):
     there = job({"n1": 2}, run=1)
     site.hear(there, run=0, startup_s=9.0)
     site.hear(there, run=1)
-    assert site.book.entry(there).restart_s is None, "neither is that step"
+    assert site.store.entry(there).restart_s is None, "neither is that step"
     site.hear(there, run=1, startup_s=2.0, restore_s=0.5, checkpoint_s=0.8)
     (row,) = site.ledger.transitions(7)
     assert (row["startup_s"], row["restore_s"], row["checkpoint_s"]) == (2.0, 0.5, 0.8)
-    assert site.book.entry(there).restart_s == pytest.approx(row["entered"]["first_step"] - 1.0)
+    assert site.store.entry(there).restart_s == pytest.approx(row["entered"]["first_step"] - 1.0)
     assert "State=training" in site.log.lines[-1]

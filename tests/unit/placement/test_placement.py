@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.clusters import Cluster, node, racks
 from slurm_elastic.config.schema import Config
 from slurm_elastic.config.schema import TopologySettings as Links
 from slurm_elastic.core.cluster import Allocation, Limit, Partition
@@ -12,6 +11,7 @@ from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
 from slurm_elastic.placement.eligibility import tenants
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
 from slurm_elastic.placement.node_arrays import NodeArrays
+from tests.support.synthetic_clusters import Cluster, node, racks
 
 
 def cluster(count=4, gpus=4, rack=0, **more):

@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from benchmarks.trainings import training
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings
 from slurm_elastic.core.application import JobClass, Learned
 from slurm_elastic.core.cluster import Allocation
@@ -15,16 +14,18 @@ from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.models.goodput import GoodputModel
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.simulator import results, simulation
+from slurm_elastic.simulator.applications import describe, whole_nodes
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulation import SimulationError
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads import cluster_text
-from slurm_elastic.simulator.workloads.applications import describe, whole_nodes
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
+from tests.support.reasons import told
+from tests.support.synthetic_applications import synthetic_application
 
 CLUSTER = "t4:2x4,a100:1x8"
-PROFILES = {"net": training("net", seconds=600.0, restart_s=20.0)}
+PROFILES = {"net": synthetic_application("net", seconds=600.0, restart_s=20.0)}
 
 
 class Scripted:
@@ -44,7 +45,7 @@ class Scripted:
             name = question.snapshot.job[job_id].name
             steps = self.script.get(name, [(0, "t4", 1)])
             _, kind, gpus = max(s for s in steps if s[0] <= now)
-            wish = Alternative(gpu_type=kind, gpus=gpus, value=1.0, reason="told so")
+            wish = Alternative(gpu_type=kind, gpus=gpus, value=1.0, reason=told("told so"))
             proposals.append(Proposal(job_id=job_id, alternatives=(wish,)))
         return tuple(proposals), {"rounds": state.get("rounds", 0) + 1}
 

@@ -3,8 +3,8 @@
 import doctest
 
 from slurm_elastic.core.cluster import Job, JobState
-from slurm_elastic.slurm import limits
-from slurm_elastic.slurm.limits import LimitBook, parse_associations, parse_qos
+from slurm_elastic.slurm import limits as module
+from slurm_elastic.slurm.limits import caps, parse_associations, parse_qos
 
 
 def job(job_id, user="alice", account="vision", qos="normal"):
@@ -21,26 +21,19 @@ def job(job_id, user="alice", account="vision", qos="normal"):
     )
 
 
-def found(book, jobs):
-    return {(limit.name, limit.cap, tuple(sorted(limit.jobs))) for limit in book.limits(jobs)}
-
-
 def test_examples_in_the_docs():
-    assert doctest.testmod(limits).failed == 0
+    assert doctest.testmod(module).failed == 0
 
 
 def test_each_kind_of_limit_counts_its_own_jobs():
-    book = LimitBook(
-        refresh_s=1e9,
-        qos=parse_qos("normal|gres/gpu=10|gres/gpu=4||cpu=64|1-02:00:00\n"),
-        associations=parse_associations(
-            "root||||gres/gpu=100||\nscience|||root|node=5||\nvision|||science|||\n"
-            "vision|alice|||gres/gpu=2||00:30:00\n"
-        ),
+    qos = parse_qos("normal|gres/gpu=10|gres/gpu=4||cpu=64|1-02:00:00\n")
+    associations = parse_associations(
+        "root||||gres/gpu=100||\nscience|||root|node=5||\nvision|||science|||\n"
+        "vision|alice|||gres/gpu=2||00:30:00\n"
     )
-    book._read = 1e12
     jobs = [job(1), job(2, user="bob"), job(3, account="other")]
-    assert found(book, jobs) == {
+    limits = caps(qos, associations, jobs)
+    assert {(limit.name, limit.cap, tuple(sorted(limit.jobs))) for limit in limits} == {
         ("QOS normal GrpTRES gres/gpu=10", 10, (1, 2, 3)),
         ("QOS normal MaxTRESPerUser gres/gpu=4", 4, (1, 3)),
         ("QOS normal MaxTRESPerUser gres/gpu=4", 4, (2,)),
@@ -56,8 +49,5 @@ def test_each_kind_of_limit_counts_its_own_jobs():
 
 
 def test_accounts_that_name_each_other_as_parents_do_not_hang():
-    book = LimitBook(
-        refresh_s=1e9, associations=parse_associations("a|||b|cpu=1||\nb|||a|cpu=2||\n")
-    )
-    book._read = 1e12
-    assert len(book.limits([job(1, account="a")])) == 2
+    associations = parse_associations("a|||b|cpu=1||\nb|||a|cpu=2||\n")
+    assert len(caps((), associations, [job(1, account="a")])) == 2

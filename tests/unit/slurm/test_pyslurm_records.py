@@ -1,4 +1,4 @@
-"""Records of pyslurm: what is not read again must not have changed."""
+"""Jobs from records of pyslurm: a record is parsed again when any of its fields has changed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.slurm import pyslurm_records
-from slurm_elastic.slurm.pyslurm_reader import Reader
+from slurm_elastic.slurm.job_parser import JobParser
 
 
 def tres(gpus: int, nodes: int = 1) -> SimpleNamespace:
@@ -17,11 +17,11 @@ def tres(gpus: int, nodes: int = 1) -> SimpleNamespace:
 
 
 class Raw:
-    """A record, and which of its fields somebody looked at."""
+    """A record that keeps which of its fields were read."""
 
     def __init__(self, **fields: Any) -> None:
         self.seen: set[str] = set()
-        known = dict.fromkeys(pyslurm_records.SAID) | {
+        known = dict.fromkeys(pyslurm_records.COMPARED) | {
             "id": 7,
             "state": "PENDING",
             "user_id": 1000,
@@ -46,28 +46,25 @@ class Raw:
 
 
 @pytest.fixture
-def reader() -> Reader:
-    made = Reader.__new__(Reader)  # without a slurmctld
-    made._log = SimpleNamespace(error=lambda _: None)
-    made._submissions, made._names, made._known, made._unreadable = {}, {}, {}, set()
-    return made
+def parser() -> JobParser:
+    return JobParser()
 
 
-#: Besides `SAID`: names are those of the uid, resources are in the mark where they can change.
+#: Not in `COMPARED`: names belong to the uid; resources are in the mark where they can change.
 BESIDES = {"user_name", "requested_tres"}
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETED", "CONFIGURING"])
 @pytest.mark.parametrize("comment", ["", '{"slurm-elastic":1}', "elastic:1-4"])
-def test_nothing_that_a_job_is_made_from_is_missing_in_its_mark(reader, state, comment):
+def test_nothing_that_a_job_is_made_from_is_missing_in_its_mark(state, comment):
     raw = Raw(state=state, comment=comment, memory_per_cpu=100, array_id=7)
-    assert reader._job(raw).job_id == 7
-    assert raw.seen - BESIDES <= set(pyslurm_records.SAID)
+    assert JobParser().job(raw).job_id == 7
+    assert raw.seen - BESIDES <= set(pyslurm_records.COMPARED)
 
 
-def test_a_record_that_says_the_same_is_the_same_job(reader):
-    assert reader._read(Raw()) is reader._read(Raw())
-    assert reader._read(Raw(state="RUNNING")) is reader._read(Raw(state="RUNNING"))
+def test_a_record_that_says_the_same_is_the_same_job(parser):
+    assert parser.job(Raw()) is parser.job(Raw())
+    assert parser.job(Raw(state="RUNNING")) is parser.job(Raw(state="RUNNING"))
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -92,31 +89,29 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_one_that_says_something_else_is_read_anew(reader, change):
-    before = reader._read(Raw())
-    after = reader._read(Raw(**change))
+def test_one_that_says_something_else_is_read_anew(parser, change):
+    before = parser.job(Raw())
+    after = parser.job(Raw(**change))
     assert after is not before
-    assert after == reader._job(Raw(**change))
+    assert after == JobParser().job(Raw(**change))
 
 
-def test_a_running_job_that_lost_nodes_is_read_anew(reader):
+def test_a_running_job_that_lost_nodes_is_read_anew(parser):
     fields = {"state": "RUNNING", "allocated_nodes": "g[1-2]"}
-    assert reader._read(Raw(**fields)) is not reader._read(
-        Raw(**fields | {"allocated_nodes": "g1"})
-    )
+    assert parser.job(Raw(**fields)) is not parser.job(Raw(**fields | {"allocated_nodes": "g1"}))
 
 
-def test_a_begin_time_passes_without_the_record_changing(reader, monkeypatch):
+def test_a_begin_time_passes_without_the_record_changing(parser, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 500.0)
-    assert reader._read(Raw(eligible_time=600)).begin_time == 600
+    assert parser.job(Raw(eligible_time=600)).begin_time == 600
     monkeypatch.setattr("time.time", lambda: 700.0)
-    assert reader._read(Raw(eligible_time=600)).begin_time is None
+    assert parser.job(Raw(eligible_time=600)).begin_time is None
 
 
-def test_what_makes_no_sense_is_never_taken_from_memory(reader):
-    good = reader._read(Raw())
+def test_what_makes_no_sense_is_never_taken_from_memory(parser):
+    good = parser.job(Raw())
     assert good.managed
-    bad = reader._read(Raw(state="RUNNING", submit_time="?"))
+    bad = parser.job(Raw(state="RUNNING", submit_time="?"))
     assert (bad.state, bad.managed) == (JobState.RUNNING, False)
-    assert reader._known[7][1] is good
-    assert reader._read(Raw(state="RUNNING")).managed
+    assert parser.job(Raw()) is good
+    assert parser.job(Raw(state="RUNNING")).managed

@@ -1,16 +1,16 @@
-"""What people are shown: the live table, and the timeline."""
+"""The live display and the timeline."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from contrib.demo import accounting, scene, timeline
-from contrib.demo.blocks import adjacent, blocks, waits
-from contrib.demo.palette import colours
-from contrib.demo.rows import racks, rows
+from contrib.demo import sacct, scenario, timeline
+from contrib.demo.cluster_view import ClusterView, VisibleJob
+from contrib.demo.colours import colours
+from contrib.demo.gpu_blocks import adjacent, blocks, waits
+from contrib.demo.gpu_rows import racks, rows
 from contrib.demo.screen import Screen
-from contrib.demo.view import Seen, View
 from tests.support.sacct_rows import ROWS
 
 RACKS = racks(
@@ -19,18 +19,18 @@ RACKS = racks(
         for i, kind in enumerate(("a100", "a100", "v100", "a100", "v100", "v100"), start=1)
     )
 )
-VIEW = View(
+VIEW = ClusterView(
     time=83.0,
     jobs={
-        "train": Seen(
+        "train": VisibleJob(
             job_id=9, name="train", user="bob", state="RUNNING", gpu_type="a100",
             gpus={"g01": (0, 1, 2, 3)},
         ),
-        "gpt": Seen(
+        "gpt": VisibleJob(
             job_id=5, name="gpt", user="alice", state="RUNNING", gpu_type="a100",
-            gpus={"g02": (0, 1, 3)}, wants="3-8", step=40, run=1,
+            gpus={"g02": (0, 1, 3)}, directive="3-8", step=40, run=1,
         ),
-        "old": Seen(job_id=1, name="old", user="bob", state="COMPLETED"),
+        "old": VisibleJob(job_id=1, name="old", user="bob", state="COMPLETED"),
     },
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ def shown(*, terminal: bool) -> str:
 
 def test_plain_lines():
     lines = shown(terminal=False).splitlines()
-    assert " ".join(lines[0].split()) == "JOBID NAME USER WANTS STATE WHERE STEP RUNS"
+    assert " ".join(lines[0].split()) == "JOBID NAME USER DIRECTIVE STATE WHERE STEP RUNS"
     assert " ".join(lines[1].split()) == "5 gpt alice 3-8 running 3 a100 on g02 40/192 2"
     assert not any("old" in line for line in lines)
     assert " 1:23  » bob's train wants a node" in lines
@@ -71,7 +71,7 @@ def test_a_terminal_is_redrawn():
 
 
 def test_blocks_take_the_rows_that_were_seen():
-    found = blocks(accounting.parse(ROWS), rows(RACKS), {("gpt", 0): {"g01": (0, 1, 2, 3)}})
+    found = blocks(sacct.parse(ROWS), rows(RACKS), {("gpt", 0): {"g01": (0, 1, 2, 3)}})
     gpt = [b for b in found if b.name == "gpt"]
     assert [(b.top, b.bottom, b.gpus) for b in gpt] == [(0, 3, 4), (0, 7, 8), (4, 7, 4), (4, 7, 4)]
     assert gpt[0].start == 2
@@ -85,12 +85,12 @@ def test_blocks_that_were_not_seen_do_not_overlap():
         f"{i}|j{i}|bob|COMPLETED|0:0|100|110|120|gres/gpu:v100=2,gres/gpu=2|g06|00:00:00\n"
         for i in (20, 21)
     )
-    found = [b for b in blocks(accounting.parse(text + two), rows(RACKS), {}) if b.name[0] == "j"]
+    found = [b for b in blocks(sacct.parse(text + two), rows(RACKS), {}) if b.name[0] == "j"]
     assert [(b.top, b.bottom) for b in found] == [(20, 21), (22, 23)]
 
 
 def test_waits_are_before_and_between_runs():
-    found = [(w.start, w.end, w.again) for w in waits(accounting.parse(ROWS)) if w.name == "gpt"]
+    found = [(w.start, w.end, w.between_runs) for w in waits(sacct.parse(ROWS)) if w.name == "gpt"]
     assert found == [(0, 2, False), (35, 39, True), (60, 64, True), (80, 97, True)]
 
 
@@ -100,12 +100,12 @@ def test_adjacent_rows():
 
 @pytest.mark.parametrize("rows_", [ROWS, ROWS.splitlines()[2] + "\n"])
 def test_a_picture_is_drawn(tmp_path, rows_):
-    attempts = accounting.parse(rows_)
-    play = timeline.Play(
+    attempts = sacct.parse(rows_)
+    play = timeline.Timeline(
         title="test",
         racks=RACKS,
         attempts=attempts,
-        changes=accounting.changes(attempts),
+        changes=sacct.changes(attempts),
         placements={},
         saves=[("gpt", 120.0), ("nobody", 130.0)],
         colours=colours(["gpt", "vit", "never"], ["train", "urgent"]),
@@ -117,10 +117,10 @@ def test_a_picture_is_drawn(tmp_path, rows_):
 
 
 def test_every_act_ends_and_cancels_jobs_that_were_submitted():
-    for play in (scene.full(), scene.short(), scene.short(kill=True)):
+    for play in (scenario.full(), scenario.short(), scenario.short(kill=True)):
         names = set()
-        for act in play.acts:
-            assert {*act.end, *act.cancel} <= names
-            names |= {job.name for job in act.submit}
+        for phase in play.phases:
+            assert {*phase.end, *phase.cancel} <= names
+            names |= {job.name for job in phase.submit}
         rigid = names - set(play.trainings)
-        assert {name for act in play.acts for name in act.end} == rigid
+        assert {name for phase in play.phases for name in phase.end} == rigid

@@ -62,7 +62,7 @@ def time():
 
 
 @pytest.fixture
-def keeper(slurm, time):
+def election(slurm, time):
     """Its thread does not beat by itself: a wait of T/6 is longer than any test."""
     made = LeaderElection(
         reader=slurm,
@@ -77,95 +77,95 @@ def keeper(slurm, time):
     made._ending.set()
 
 
-def stand_by(keeper, time, seconds):
+def stand_by(election, time, seconds):
     """Look every T/12 for so long, or until it is active."""
     for _ in range(int(seconds * 12 / T)):
         time[0] += T / 12
-        if keeper.stand_by():
+        if election.stand_by():
             return True
     return False
 
 
-def test_without_any_lease_it_waits_makes_one_and_waits_until_that_lasts(keeper, slurm, time):
-    assert not stand_by(keeper, time, T)
+def test_without_any_lease_it_waits_makes_one_and_waits_until_that_lasts(election, slurm, time):
+    assert not stand_by(election, time, T)
     assert slurm.kept == {}
-    assert stand_by(keeper, time, T / 3)
+    assert stand_by(election, time, T / 3)
     assert list(slurm.kept) == ["selastic_active_1"]
     assert "holder=h1:7321" in slurm.kept["selastic_active_1"]
-    assert 0 < keeper.right() <= T / 2
-    assert keeper.holds
+    assert 0 < election.right() <= T / 2
+    assert election.holds
 
 
-def test_one_that_is_not_renewed_gives_no_right(keeper, slurm, time):
-    stand_by(keeper, time, 2 * T)
+def test_one_that_is_not_renewed_gives_no_right(election, slurm, time):
+    stand_by(election, time, 2 * T)
     time[0] += T / 2
     with pytest.raises(NotActive, match="not renewed in time"):
-        keeper.right()
+        election.right()
     time[0] -= T / 2  # not even if the clock were wrong
     with pytest.raises(NotActive):
-        keeper.right()
-    assert "not renewed" in keeper.drop()
-    keeper.stand_by()
-    assert keeper.active_address == ""  # not itself any more
+        election.right()
+    assert "not renewed" in election.drop()
+    election.stand_by()
+    assert election.active_address == ""  # not itself any more
     slurm.kept["selastic_active_2"] = words(holder="h2:7321", id_="b2", beat=1)
-    assert not stand_by(keeper, time, T / 2)
-    assert keeper.active_address == "h2:7321"
+    assert not stand_by(election, time, T / 2)
+    assert election.active_address == "h2:7321"
 
 
-def test_it_takes_over_and_removes_what_was_before(keeper, slurm, time):
+def test_it_takes_over_and_removes_what_was_before(election, slurm, time):
     slurm.kept["selastic_active_4"] = words(holder="h2:7321", id_="b2", beat=9)
-    assert stand_by(keeper, time, 2 * T)
+    assert stand_by(election, time, 2 * T)
     assert list(slurm.kept) == ["selastic_active_5"]
-    assert keeper.generation == 5
+    assert election.generation == 5
 
 
-def test_who_is_slower_goes_on_standing_by(keeper, slurm, time):
-    stand_by(keeper, time, T)
+def test_who_is_slower_goes_on_standing_by(election, slurm, time):
+    stand_by(election, time, T)
     slurm.kept["selastic_active_1"] = words(holder="h2:7321", id_="b2", beat=1)
     slurm.leases = lambda: ()  # it cannot see that yet
-    stand_by(keeper, time, T / 6)
+    stand_by(election, time, T / 6)
     assert "h2:7321" in slurm.kept["selastic_active_1"]
-    assert not keeper.holds
+    assert not election.holds
 
 
-def test_a_lease_that_slurmctld_forgets_gives_no_right(keeper, slurm, time):
+def test_a_lease_that_slurmctld_forgets_gives_no_right(election, slurm, time):
     slurm.kept["selastic_active_1"] = words(holder="h2:7321", id_="b2", beat=1, free=True)
-    assert not stand_by(keeper, time, T / 12)
+    assert not stand_by(election, time, T / 12)
     slurm.kept["selastic_active_2"] = words(holder="h3:7321", id_="c3", beat=1)
-    assert not stand_by(keeper, time, T)
-    assert not keeper.holds
+    assert not stand_by(election, time, T)
+    assert not election.holds
 
 
-def test_another_above_ends_it_at_once(keeper, slurm, time):
-    stand_by(keeper, time, 2 * T)
+def test_another_above_ends_it_at_once(election, slurm, time):
+    stand_by(election, time, 2 * T)
     slurm.kept["selastic_active_2"] = words(holder="h2:7321", id_="b2", beat=1)
-    keeper.notice(slurm.leases())
+    election.notice(slurm.leases())
     with pytest.raises(NotActive, match="h2:7321 has taken the lease"):
-        keeper.right()
+        election.right()
 
 
-def test_given_back_it_is_free_and_gives_no_right(keeper, slurm, time):
-    stand_by(keeper, time, 2 * T)
-    keeper.give_back()
+def test_given_back_it_is_free_and_gives_no_right(election, slurm, time):
+    stand_by(election, time, 2 * T)
+    election.give_back()
     assert slurm.kept["selastic_active_1"].endswith("state=free")
     with pytest.raises(NotActive):
-        keeper.right()
+        election.right()
 
 
 @pytest.fixture
 def quick(slurm):
     """One that is active, by its own clock and thread."""
-    keeper = LeaderElection(
+    election = LeaderElection(
         reader=slurm, writes=slurm, prefix="s_", address="h1:1", takeover_s=6.0, log=Log()
     )
-    keeper.was_lost = threading.Event()
-    keeper.lost = keeper.was_lost.set
+    election.was_lost = threading.Event()
+    election.lost = election.was_lost.set
     slurm.kept["s_active_1"] = words(holder="h2:1", id_="b2", beat=1, free=True)
-    keeper.stand_by()
-    keeper._claim._made -= DURABLE_S
-    assert keeper.stand_by()
-    yield keeper
-    keeper._ending.set()
+    election.stand_by()
+    election._claim._made -= DURABLE_S
+    assert election.stand_by()
+    yield election
+    election._ending.set()
 
 
 def test_a_lease_that_is_gone_is_lost_with_the_next_beat(quick, slurm):

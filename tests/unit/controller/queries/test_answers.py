@@ -8,29 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_elastic.cli.reason_text import text
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.plan import JobRecord
-from tests.support import example_round as scene
+from slurm_elastic.core.reason import Reason
+from tests.support import example_round as example
 
-EVERYBODY = Viewer(uid=scene.BOB, operator=False)
-ONLY_BOBS = Viewer(uid=scene.BOB, operator=False, private=True)
+EVERYBODY = Viewer(uid=example.BOB, operator=False)
+ONLY_BOBS = Viewer(uid=example.BOB, operator=False, private=True)
 
 
-def ask(op, view=scene.VIEW, viewer=EVERYBODY, **args):
-    found = dispatch.answer(op, view, viewer, args, history=scene.HISTORY, segments=scene.SEGMENTS)
+def ask(op, view=example.VIEW, viewer=EVERYBODY, **args):
+    found = dispatch.answer(
+        op, view, viewer, args, history=example.HISTORY, segments=example.SEGMENTS
+    )
     return json.loads(json.dumps(found))  # what a script gets
 
 
 def test_every_answer_is_json_with_the_same_fields_whatever_is_known():
     """Scripts rely on fields being there: an empty controller gives the same ones."""
-    bare = View(snapshot=scene.SNAPSHOT)
+    bare = View(snapshot=example.SNAPSHOT)
     for op, args in (("status", {}), ("explain", {"job_ids": (4711,)}),
                      ("show", {"job_ids": (4711,)}), ("plan", {}), ("usage", {}),
                      ("topology", {})):  # fmt: skip
         assert ask(op, **args).keys() == ask(op, view=bare, **args).keys()
-    rows = [ask("status", view=v)["jobs"][0] for v in (scene.VIEW, bare)]
+    rows = [ask("status", view=v)["jobs"][0] for v in (example.VIEW, bare)]
     assert rows[0].keys() == rows[1].keys()
 
 
@@ -51,9 +55,9 @@ def test_partition_counts_add_up():
 
 def test_idle_gpus_of_a_drained_node_are_unavailable_not_idle():
     nodes = tuple(
-        replace(n, available=False) if n.name == "g03" else n for n in scene.SNAPSHOT.nodes
+        replace(n, available=False) if n.name == "g03" else n for n in example.SNAPSHOT.nodes
     )
-    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, nodes=nodes))
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, nodes=nodes))
     (row,) = ask("status", view)["partitions"]
     assert (row["idle"], row["unavailable"]) == (0, 3)
     assert row["gpus"] == row["elastic"] + row["rigid"] + row["idle"] + row["unavailable"]
@@ -76,10 +80,14 @@ def test_private_data_hides_other_peoples_jobs_everywhere():
 
 
 def test_private_data_hides_other_peoples_jobs_in_reasons_too():
-    alice = Viewer(uid=scene.ALICE, operator=False, private=True)
+    alice = Viewer(uid=example.ALICE, operator=False, private=True)
     said = ask("explain", viewer=alice, job_ids=(4711,))["decision"]
-    assert said["why_not_more"] == "another job needs 4 GPUs and freed ones are kept for it"
-    assert said["reason"] == "to start another job (rigid, waiting 2 min)"
+    hidden = {"gpus": 4, "job": None, "user": None}
+    assert said["why_not_more"] == {"code": "freed-gpus-kept", "parameters": hidden}
+    assert said["reason"] == {
+        "code": "gives-gpus",
+        "parameters": {**hidden, "elastic": False, "waited_s": 120.0},
+    }
     everything = json.dumps(ask("status", viewer=alice)) + json.dumps(ask("plan", viewer=alice))
     assert "4722" not in everything
     assert "bob" not in everything
@@ -87,21 +95,51 @@ def test_private_data_hides_other_peoples_jobs_in_reasons_too():
 
 def test_private_data_hides_in_reasons_jobs_that_are_long_gone():
     """After MinJobAge only the history knows them."""
-    rows = [{**scene.HISTORY[0], "reason": said} for said in (
-        "gives 4 GPUs so that bob's 4600 (rigid, waiting 2 min) can start",
-        "gives way to dom\\bob@site's 4600_7, as job 4601 did",
-    )]  # fmt: skip
-    alice = Viewer(uid=scene.ALICE, operator=False, private=True)
-    found = dispatch.answer("history", scene.VIEW, alice, {}, history=rows)["changes"]
-    assert [c["reason"] for c in found] == [
-        "gives 4 GPUs so that another job (rigid, waiting 2 min) can start",
-        "gives way to another job, as another job did",
+    past = [
+        Reason("gives-to-job", gpus=4, job="4600_7", running=False),
+        Reason("lease-kept-by-shrink", jobs=["4600", "4711", "4601"]),
+        Reason("waits-for-nodes", nodes=["n1"], reason=Reason("job-came-first", job="4600")),
+        Reason.from_json("gives way to dom\\bob@site's 4600_7, as job 4601 did"),
     ]
+    rows = [{**example.HISTORY[0], "reason": reason} for reason in past]
+    alice = Viewer(uid=example.ALICE, operator=False, private=True)
+    found = dispatch.answer("history", example.VIEW, alice, {}, history=rows)["changes"]
+    assert [c["reason"]["parameters"] for c in found] == [
+        {"gpus": 4, "job": None, "running": False},
+        {"jobs": [None, "4711", None]},
+        {"nodes": ["n1"], "reason": {"code": "job-came-first", "parameters": {"job": None}}},
+        {"text": None},
+    ]
+
+
+def test_numbers_that_are_no_job_ids_stay_whoever_has_such_an_id():
+    """Strangers' jobs 8 and 15: growing to 8 would gain less than the 15 s it costs."""
+    strangers = [
+        replace(example.JOBS[0], job_id=i, display_id=str(i), user="bob", uid=example.BOB)
+        for i in (8, 15)
+    ]
+    snapshot = replace(example.SNAPSHOT, jobs=(*example.SNAPSHOT.jobs, *strangers))
+    why = Reason(
+        "change-not-paid-back",
+        change="grow",
+        gpus=8,
+        gpu_type="a100",
+        gain=0.08,
+        window_s=120.0,
+        cost_s=15.0,
+    )
+    decision = replace(example.PLAN.decision[4711], why_not_more=why)
+    plan = replace(example.PLAN, decisions=(decision,))
+    view = replace(example.VIEW, snapshot=snapshot, plan=plan)
+    alice = Viewer(uid=example.ALICE, operator=False, private=True)
+    said = ask("explain", view, viewer=alice, job_ids=(4711,))["decision"]["why_not_more"]
+    assert said == why.to_json()
+    assert "growing to 8 would gain 8%, less in 2 min than the 15 s it costs" in text(said)
 
 
 def test_usage_nodes_and_partitions_may_be_private_too():
     def bob(*hidden):
-        return Viewer(uid=scene.BOB, operator=False, hidden=frozenset(hidden))
+        return Viewer(uid=example.BOB, operator=False, hidden=frozenset(hidden))
 
     def used(viewer):
         return {u["user"] for u in ask("usage", viewer=viewer, user="")["users"]}
@@ -126,7 +164,7 @@ def test_what_gives_gpus_and_when():
     (giver,) = waiting["givers"]
     assert (giver["job_id"], giver["under_way"]) == (4711, True)
     assert giver["in_s"] == pytest.approx(2.1 + 2.0 - 0.5)
-    (planned,) = ask("explain", scene.PLANNED, job_ids=(4722,))["job"]["waiting"]["givers"]
+    (planned,) = ask("explain", example.PLANNED, job_ids=(4722,))["job"]["waiting"]["givers"]
     assert (planned["in_s"], planned["under_way"]) == (None, False)
 
 
@@ -138,7 +176,7 @@ def test_payback_is_the_time_at_the_new_speed_that_makes_up_for_the_loss():
 
 
 def test_usage_cuts_segments_at_the_ends():
-    now = scene.NOW
+    now = example.NOW
     cut = ask("usage", start=now - 1800, end=now - 600)
     assert cut["jobs"] == [
         {"job_id": 4640, "display_id": "4640", "user": "bob", "gpu_type": "v100",
@@ -150,7 +188,7 @@ def test_usage_cuts_segments_at_the_ends():
 
 @given(st.floats(0, 7200), st.floats(0, 7200))
 def test_usage_of_two_halves_is_the_usage_of_the_whole(one, other):
-    now = scene.NOW
+    now = example.NOW
     low, high = sorted((now - one, now - other))
     middle = (low + high) / 2
 
@@ -162,8 +200,10 @@ def test_usage_of_two_halves_is_the_usage_of_the_whole(one, other):
 
 
 def test_find_understands_what_people_type():
-    tasks = tuple(replace(scene.JOBS[0], job_id=5000 + i, display_id=f"5000_{i}") for i in range(3))
-    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=(*scene.JOBS, *tasks)))
+    tasks = tuple(
+        replace(example.JOBS[0], job_id=5000 + i, display_id=f"5000_{i}") for i in range(3)
+    )
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=(*example.JOBS, *tasks)))
     assert dispatch.find(view, "4711") == (4711,)
     assert dispatch.find(view, "5000_2") == (5002,)
     assert dispatch.find(view, "5000") == (5000, 5001, 5002)
@@ -176,38 +216,38 @@ def test_find_understands_what_people_type():
 
 
 def test_resizes_are_those_of_the_whole_life():
-    view = replace(scene.VIEW, resizes={4711: 12})
+    view = replace(example.VIEW, resizes={4711: 12})
     assert ask("status", view)["jobs"][0]["resizes"] == 12
 
 
 def test_an_override_is_what_the_job_wants():
-    directive = scene.job(1, "x", "alice", "3-5").directive
-    view = replace(scene.VIEW, records={4711: JobRecord(job_id=4711, override=directive)})
+    directive = example.job(1, "x", "alice", "3-5").directive
+    view = replace(example.VIEW, records={4711: JobRecord(job_id=4711, override=directive)})
     assert ask("status", view)["jobs"][0]["wants"] == "3-5"
     assert ask("show", view, job_ids=(4711,))["override"] == "3-5"
 
 
 def test_ended_jobs_are_not_shown():
-    jobs = tuple(replace(j, state=JobState.ENDED) for j in scene.JOBS)
-    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    jobs = tuple(replace(j, state=JobState.ENDED) for j in example.JOBS)
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs))
     assert ask("status", view, all=True)["jobs"] == []
 
 
 def test_ten_thousand_jobs_are_answered_within_a_second():
     """The answer is made on the thread that takes reports: it must not keep them waiting."""
-    jobs = tuple(replace(scene.JOBS[0], job_id=i, display_id=str(i)) for i in range(10_000))
-    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    jobs = tuple(replace(example.JOBS[0], job_id=i, display_id=str(i)) for i in range(10_000))
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs))
     begin = time.process_time()
     ask("status", view)
     assert time.process_time() - begin < 2.0
 
 
 def test_a_record_that_cannot_be_read_is_said_though_the_job_is_not_elastic():
-    why = "AdminComment: is not JSON: Expecting value"
+    why = Reason("directive-invalid", error="AdminComment: is not JSON: Expecting value")
     jobs = tuple(
         replace(j, submission=None, managed=False, unmanaged_reason=why) if j.job_id == 4711 else j
-        for j in scene.SNAPSHOT.jobs
+        for j in example.SNAPSHOT.jobs
     )
-    view = replace(scene.VIEW, snapshot=replace(scene.SNAPSHOT, jobs=jobs))
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs))
     job = ask("explain", view=view, job_ids=(4711,))["job"]
-    assert (job["elastic"], job["unmanaged_reason"]) == (False, why)
+    assert (job["elastic"], job["unmanaged_reason"]) == (False, why.to_json())

@@ -19,7 +19,7 @@ from tests.support.job_records import FakeScontrol, Log, job
 
 
 class Site:
-    """A controller that knows job 7, and its desk."""
+    """A controller that knows job 7, and its handler."""
 
     def __init__(self, path, known):
         self.ledger, self.job = Ledger(path), known
@@ -34,18 +34,18 @@ class Site:
             log=Log(),
         )
         self.see(known)
-        self.desk = RequestHandler(self.controller, check=lambda _: {}, reconfigure=lambda: "")
+        self.handler = RequestHandler(self.controller, check=lambda _: {}, reconfigure=lambda: "")
 
     def see(self, known):
         self.controller._jobs = {known.job_id: known}  # what it last read
 
     def update(self, **args):
-        answer = self.desk.command(2001, "update", {"job_ids": (7,), "dry_run": False, **args})
+        answer = self.handler.command(2001, "update", {"job_ids": (7,), "dry_run": False, **args})
         (result,) = answer["results"]
         return result["ok"], result["text"]
 
     def orders(self, run=0):
-        return self.desk.orders(7, run)
+        return self.handler.orders(7, run)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_layout_is_kept_and_told(site, tmp_path):
     site.ledger.close()
     again = Site(tmp_path / "ledger.sqlite", job({"n1": 4}, directive="1-8,parallel=hybrid", run=3))
     report = Report(job_id=7, run=3, phase="starting")
-    assert again.desk.report(2001, report).layout == "2x2", "the first answer after a restart"
+    assert again.handler.report(2001, report).layout == "2x2", "the first answer after a restart"
     assert again.orders(3).layout == "2x2"
     assert again.update(layout="auto") == (True, "layout auto: the job's own choice")
     assert again.orders(3).layout == ""
@@ -197,10 +197,10 @@ def test_show_says_what_was_ordered_and_what_the_layers_cost(site):
     site.update(layout="2x2")
     rows = (("a", 0.1, 0.2, 10, 20), ("b", 0.1, 0.2, 10, 20))
     seen = Report(job_id=7, run=0, phase="training", profile=rows, layout="4x1", gpus=4)
-    site.desk.report(2001, seen)
+    site.handler.report(2001, seen)
     snapshot = Snapshot(time=1.0, nodes=(), jobs=(site.job,))
     site.controller.view = View(snapshot=snapshot, reports={7: seen})
-    shown = site.desk.question(2001, "show", {"job_ids": (7,), "profile": True})
+    shown = site.handler.question(2001, "show", {"job_ids": (7,), "profile": True})
     assert (shown["ordered_layout"], shown["running"]["layout"]) == ("2x2", "4x1")
     assert [row["name"] for row in shown["profile"]["layers"]] == ["a", "b"]
     assert shown["profile_layers"] == 2

@@ -12,12 +12,12 @@ import pytest
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
 from tests.support.api_server import ask, serving
-from tests.support.fake_controller import ALICE, BOB, FakeDesk, FakeLog, PlainSeals
+from tests.support.fake_controller import ALICE, BOB, FakeBackend, FakeLog, PlainAuth
 
 REPORT = {"job_id": 4711, "run": 0, "phase": "training"}
 
 
-class SlowDesk(FakeDesk):
+class SlowBackend(FakeBackend):
     """Questions take a while."""
 
     def question(self, uid, op, args):
@@ -25,7 +25,7 @@ class SlowDesk(FakeDesk):
         return super().question(uid, op, args)
 
 
-class SlowSeals(PlainSeals):
+class SlowAuth(PlainAuth):
     """So does munge."""
 
     def open(self, frame):
@@ -67,22 +67,22 @@ class Flood:
 @pytest.mark.parametrize("rate", [1e6, 5.0])
 @pytest.mark.parametrize("op", ["status", "nonsense"])
 def test_a_flood_leaves_anothers_report_unaffected(rate, op):
-    """bob's 200 questions take 4 s of the desk; alice's report waits for one of them at most."""
-    desk, log = SlowDesk(), FakeLog()
-    with serving(desk, log, PlainSeals(), rate=rate) as server, Flood(server, {"op": op}):
-        before = len(desk.asked)
+    """bob's 200 questions take 4 s of the backend; alice's report waits for one of them at most."""
+    backend, log = SlowBackend(), FakeLog()
+    with serving(backend, log, PlainAuth(), rate=rate) as server, Flood(server, {"op": op}):
+        before = len(backend.asked)
         for _ in range(3):
             assert ask(server, ALICE, "report", report=REPORT)["orders"]["action"] == "run"
-        assert len(desk.reports) == 3
+        assert len(backend.reports) == 3
         # Not a matter of speed: had she stood behind bob's, all of them had come first.
-        assert len(desk.asked) - before < 30
+        assert len(backend.asked) - before < 30
     assert len(log.texts("warning")) < 10, "refusals do not flood the log"
 
 
 def test_who_has_many_requests_open_is_told_so(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_OPEN", 3)
-    desk, replies = SlowDesk(), []
-    with serving(desk, FakeLog(), PlainSeals()) as server:
+    backend, replies = SlowBackend(), []
+    with serving(backend, FakeLog(), PlainAuth()) as server:
         callers = [
             threading.Thread(target=lambda: replies.append(ask(server, BOB, "status")))
             for _ in range(30)
@@ -102,7 +102,7 @@ def test_who_has_many_requests_open_is_told_so(monkeypatch):
 def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_POLLS", 2)
     poll = {"job_id": 4722, "run": 0, "seen": 0}
-    with serving(FakeDesk(), FakeLog(), PlainSeals()) as server:
+    with serving(FakeBackend(), FakeLog(), PlainAuth()) as server:
         waiting = [
             threading.Thread(target=lambda: ask(server, BOB, "orders", **poll, wait_s=2))
             for _ in range(2)
@@ -120,7 +120,7 @@ def test_who_polls_too_often_at_once_is_told_so(monkeypatch):
 def test_frames_that_wait_for_munge_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(socket_server, "_MAX_BYTES", 2000)
     body = json.dumps({"uid": BOB, "nonce": "n", "content": {"v": 1, "op": "x" * 900}}).encode()
-    with serving(FakeDesk(), FakeLog(), SlowSeals()) as server:
+    with serving(FakeBackend(), FakeLog(), SlowAuth()) as server:
         socks = [socket.create_connection(server.address, timeout=10) for _ in range(40)]
         for sock in socks:
             sock.sendall(struct.pack("!I", len(body)) + body)

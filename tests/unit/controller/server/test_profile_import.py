@@ -36,35 +36,35 @@ def waiting(user="alice", name="net", job_id=7):
     return job(job_id=job_id, name=name, user=user, directive="1-8")
 
 
-def record(book, of):
-    return book.records(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)), {})[of.job_id]
+def record(store, of):
+    return store.records(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)), {})[of.job_id]
 
 
 def test_a_job_that_has_not_run_is_known_by_its_profile():
-    book, of = JobStore(Ledger(":memory:")), waiting()
-    assert record(book, of).learned is None
-    lesson, text = profile_import.lesson(body(), {"a100"})
+    store, of = JobStore(Ledger(":memory:")), waiting()
+    assert record(store, of).learned is None
+    observations, text = profile_import.lesson(body(), {"a100"})
     assert text == "3 configurations learned"
-    book.teach(of, lesson)
-    known = record(book, of)
+    store.teach(of, observations)
+    known = record(store, of)
     seen = {(m.gpus, m.nodes): m for m in known.measurements}
     assert set(seen) == {(1, 1), (4, 1)}  # which racks two nodes were in is not in a profile
     assert (seen[4, 1].compute_s, seen[4, 1].sync_s) == (0.5, pytest.approx(0.2))
     assert seen[4, 1].samples_per_s == pytest.approx(4 * 16 / 0.8)
     assert [t.single for t in known.learned.application.types] == [pytest.approx(16 / 0.6)]
-    lesson, _ = profile_import.lesson(body(), {"a100"})
-    found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in lesson.points.values()}
+    observations, _ = profile_import.lesson(body(), {"a100"})
+    found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in observations.points.values()}
     assert found == {
         (1, 1): (0.6, 0.6), (4, 1): pytest.approx((0.8, 0.6)), (4, 2): pytest.approx((1.6, 0.6)),
     }  # fmt: skip
 
 
 def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
-    book, of = JobStore(Ledger(":memory:")), waiting()
+    store, of = JobStore(Ledger(":memory:")), waiting()
     for other in (waiting(user="bob", job_id=8), waiting(name="other", job_id=9)):
-        book.teach(of, profile_import.lesson(body(), {"a100"})[0])
-        assert record(book, other).learned is None
-        assert record(book, other).measurements == ()
+        store.teach(of, profile_import.lesson(body(), {"a100"})[0])
+        assert record(store, other).learned is None
+        assert record(store, other).measurements == ()
     held = Allocation.of("a100", {"n1": 1})
     runs = job(
         job_id=7, name="net", directive="1-8", allocation=held, state=JobState.RUNNING, gpus=1
@@ -73,16 +73,16 @@ def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
         job_id=7, run=0, phase="training", gpus=1, global_batch=16, step_time_s=2.0,
         steps_measured=10, micro_batch=16, accumulation=0, micro_step_s=2.0, initial_batch=16,
     )  # fmt: skip
-    book.take(said, runs, 1.0)
-    (own,) = record(book, runs).measurements
+    store.take(said, runs, 1.0)
+    (own,) = record(store, runs).measurements
     assert own.samples_per_s == pytest.approx(8.0)
 
 
 def test_it_survives_a_restart(tmp_path):
     path, of = tmp_path / "ledger", waiting()
-    book = JobStore(Ledger(path))
-    book.teach(of, profile_import.lesson(body(), {"a100"})[0])
-    book.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
+    store = JobStore(Ledger(path))
+    store.teach(of, profile_import.lesson(body(), {"a100"})[0])
+    store.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
     known = record(JobStore(Ledger(path)), of)
     assert len(known.measurements) == 2
     assert known.learned.application.batch == 64
@@ -119,16 +119,16 @@ def test_whatever_is_sent_is_learned_or_refused(name, value):
     sent = json.loads(json.dumps(body()))
     (sent if name in FIELDS else sent["configurations"][1])[name] = value
     try:
-        lesson, _ = profile_import.lesson(sent, {"a100"})
+        observations, _ = profile_import.lesson(sent, {"a100"})
     except RequestRefusedError:
         return
-    again = type(lesson).from_body(json.loads(json.dumps(lesson.to_body())))
-    assert list(again.points) == list(lesson.points)  # the ledger can hold it
-    assert again.shapes == lesson.shapes
+    again = type(observations).from_body(json.loads(json.dumps(observations.to_body())))
+    assert list(again.points) == list(observations.points)  # the ledger can hold it
+    assert again.shapes == observations.shapes
 
 
 def test_a_large_profile_is_bounded():
     rows = [configured(g) for g in range(1, 400)]
-    lesson, _ = profile_import.lesson(body(*rows), {"a100"})
-    assert len(lesson.points) <= 128
-    assert len(lesson.shapes) <= 128
+    observations, _ = profile_import.lesson(body(*rows), {"a100"})
+    assert len(observations.points) <= 128
+    assert len(observations.shapes) <= 128

@@ -18,7 +18,7 @@ from slurm_elastic.controller.server.request_auth import MungeAuth
 from slurm_elastic.core.report import Report
 from slurm_elastic.rpc import frames, munge_auth
 from tests.support.api_server import address, answer, ask, serving
-from tests.support.fake_controller import ALICE, BOB, OPERATOR, FakeDesk, FakeLog, PlainSeals
+from tests.support.fake_controller import ALICE, BOB, OPERATOR, FakeBackend, FakeLog, PlainAuth
 from tests.support.munge_daemon import environment, munged
 from tests.support.needs import require
 
@@ -51,8 +51,8 @@ def another_user(uid, request):
 
 
 @pytest.fixture
-def desk():
-    return FakeDesk()
+def backend():
+    return FakeBackend()
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def log():
 
 
 @pytest.fixture
-def server(desk, log):
-    with serving(desk, log, PlainSeals()) as running:
+def server(backend, log):
+    with serving(backend, log, PlainAuth()) as running:
         yield running
 
 
@@ -72,34 +72,34 @@ def munge_socket():
         yield daemon.socket
 
 
-def test_a_sealed_round_trip(desk, log, munge_socket):
-    with serving(desk, log) as server:
+def test_a_sealed_round_trip(backend, log, munge_socket):
+    with serving(backend, log) as server:
         reply = frames.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)
     assert reply["uid"] == ROOT
     assert log.texts() == []
 
 
 def test_a_report_gets_orders(munge_socket):
-    desk = FakeDesk({4711: ROOT})
+    backend = FakeBackend({4711: ROOT})
     report = Report(job_id=4711, run=2, phase="training", step=7)
-    with serving(desk) as server:
+    with serving(backend) as server:
         reply = frames.call(
             address(server), {"v": 1, "op": "report", "report": report.to_wire()}, timeout_s=5
         )
     assert reply["orders"]["action"] == "run"
-    assert desk.reports == [(ROOT, report)]
+    assert backend.reports == [(ROOT, report)]
 
 
-def test_the_seal_tells_who_asks_whatever_he_says(desk, log, munge_socket):
+def test_the_seal_tells_who_asks_whatever_he_says(backend, log, munge_socket):
     """Another Unix user, with his own munge credential, reports for somebody's job."""
     require("root")  # who alone can become another user
     report = {"job_id": 4711, "run": 0, "phase": "training"}
     request = {"v": 1, "op": "report", "uid": ALICE, "report": report}
-    with another_user(BOB, request) as ask_as_bob, serving(desk, log) as server:
+    with another_user(BOB, request) as ask_as_bob, serving(backend, log) as server:
         told = ask_as_bob(address(server))
     assert "job 4711 belongs to somebody else" in told
     assert log.texts("warning") == [f"JobId=4711 Uid={BOB} Refused=report: not the owner"]
-    assert desk.reports == []
+    assert backend.reports == []
 
 
 def test_only_the_caller_can_open_the_reply(munge_socket):
@@ -109,11 +109,11 @@ def test_only_the_caller_can_open_the_reply(munge_socket):
         munge_auth.unseal(frame[4:], purpose="reply", nonce="n")
 
 
-def test_a_request_is_taken_once(desk, log, munge_socket):
+def test_a_request_is_taken_once(backend, log, munge_socket):
     frame = frames.encode(
         {"v": 1, "op": "ping"}, purpose="request", nonce="n", limit=frames.MAX_REQUEST
     )
-    with serving(desk, log) as server:
+    with serving(backend, log) as server:
         for expected in (True, False):
             with socket.create_connection(server.address, timeout=5) as sock:
                 sock.sendall(frame)
@@ -121,11 +121,11 @@ def test_a_request_is_taken_once(desk, log, munge_socket):
     assert "replay" in log.texts("warning")[0]
 
 
-def test_unsealed_and_foreign_frames_are_dropped(desk, log, munge_socket):
+def test_unsealed_and_foreign_frames_are_dropped(backend, log, munge_socket):
     reply = frames.encode({"v": 1, "op": "ping"}, purpose="reply", nonce="n", limit=65536)
     hostile = b"\0\0\0\x10MUNGE:forged:\n{}"
     strange = munge_auth.seal(b"[1]", purpose="request", nonce="n")
-    with serving(desk, log) as server:
+    with serving(backend, log) as server:
         for frame in (reply, hostile, struct.pack("!I", len(strange)) + strange, b"GET / HTTP/1.1"):
             with socket.create_connection(server.address, timeout=5) as sock:
                 sock.sendall(frame)
@@ -134,17 +134,17 @@ def test_unsealed_and_foreign_frames_are_dropped(desk, log, munge_socket):
         assert frames.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)["protocol"] == 1
 
 
-def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(desk, munge_socket):
-    with serving(desk) as server:
+def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(backend, munge_socket):
+    with serving(backend) as server:
         call = {"v": 1, "op": "status", "size": 3 << 20}
         assert len(frames.call(address(server), call, timeout_s=10)["filling"]) == 3 << 20
         with pytest.raises(frames.RequestRejected, match=r"bytes, more than .* ask for less"):
             frames.call(address(server), {**call, "size": 17 << 20}, timeout_s=10)
 
 
-def test_a_missing_munge_is_one_clear_line_and_mends_itself(desk, log, munge_socket, tmp_path):
+def test_a_missing_munge_is_one_clear_line_and_mends_itself(backend, log, munge_socket, tmp_path):
     call = {"v": 1, "op": "ping"}
-    with environment(tmp_path / "nothing"), serving(desk, log) as server:
+    with environment(tmp_path / "nothing"), serving(backend, log) as server:
         (line,) = log.texts("error")
         assert line.startswith("munge: socket ")
         assert line.endswith("is munged running? Requests are dropped until it answers")
@@ -155,12 +155,12 @@ def test_a_missing_munge_is_one_clear_line_and_mends_itself(desk, log, munge_soc
 # --- rights ---
 
 
-def test_only_the_owner_reports_and_gets_orders(server, desk, log):
+def test_only_the_owner_reports_and_gets_orders(server, backend, log):
     report = {"job_id": 4711, "run": 0, "phase": "training"}
     for uid in (BOB, OPERATOR, 0):
         assert ask(server, uid, "report", report=report)["code"] == "refused"
         assert ask(server, uid, "orders", job_id=4711, run=0)["code"] == "refused"
-    assert desk.reports == []
+    assert backend.reports == []
     assert f"JobId=4711 Uid={BOB} Refused=report: not the owner" in log.texts("warning")
     assert "orders" in ask(server, ALICE, "report", report=report)
 
@@ -170,25 +170,25 @@ def test_a_job_not_yet_known_is_told_apart_from_a_refusal(server):
     assert reply["code"] == "unknown_job"
 
 
-def test_commands_are_for_owners_and_operators(server, desk, log):
+def test_commands_are_for_owners_and_operators(server, backend, log):
     for op in ("hold", "release", "update", "teach"):
         assert ask(server, ALICE, op, jobs=["4711"])["results"][0]["ok"]
         assert ask(server, OPERATOR, op, jobs=["4711", "4722"])["results"][1]["job_id"] == 4722
         refused = ask(server, BOB, op, jobs=["4722", "4711"])
         assert refused["error"] == f"job 4711: only its owner or an operator may {op} it"
-    assert all(uid != BOB for uid, *_ in desk.asked), "all or nothing"
+    assert all(uid != BOB for uid, *_ in backend.asked), "all or nothing"
     assert f"JobId=4711 Uid={BOB} Refused=hold: not the owner" in log.texts("warning")
 
 
-def test_retire_and_reconfigure_are_for_operators(server, desk):
+def test_retire_and_reconfigure_are_for_operators(server, backend):
     for op in ("retire", "reconfigure"):
         assert ask(server, ALICE, op)["error"].startswith(f"{op} is for operators")
         assert "error" not in ask(server, OPERATOR, op)
-    assert [uid for uid, *_ in desk.asked] == [OPERATOR, OPERATOR]
+    assert [uid for uid, *_ in backend.asked] == [OPERATOR, OPERATOR]
 
 
-def test_private_data_does_not_even_tell_that_a_job_exists(server, desk):
-    desk.is_private = True
+def test_private_data_does_not_even_tell_that_a_job_exists(server, backend):
+    backend.is_private = True
     hidden = ask(server, BOB, "explain", jobs=["4711"])
     missing = ask(server, BOB, "explain", jobs=["9999"])
     assert hidden["error"] == "job 4711: Invalid job id specified"
@@ -203,9 +203,9 @@ def test_past_jobs_keep_their_number(server):
     assert ask(server, BOB, "history", jobs=["5000"])["job_ids"] == [5001, 5002]
 
 
-def test_what_a_caller_claims_about_job_ids_is_not_believed(server, desk):
+def test_what_a_caller_claims_about_job_ids_is_not_believed(server, backend):
     ask(server, BOB, "status", job_ids=[4711])
-    assert desk.asked == [(BOB, "status", {})]
+    assert backend.asked == [(BOB, "status", {})]
 
 
 # --- hostile and unlucky callers ---
@@ -248,7 +248,7 @@ def test_another_protocol_is_told_what_to_do(server):
     assert "install the same release" in ask(server, ALICE, "status", v=2)["error"]
 
 
-def test_a_refusal_of_the_desk_is_an_answer_and_a_bug_is_not(server, log):
+def test_a_refusal_of_the_backend_is_an_answer_and_a_bug_is_not(server, log):
     assert ask(server, ALICE, "status", fail="refuse")["error"] == "not now: ask later"
     assert ask(server, ALICE, "status", fail="bug")["code"] == "internal"
     (line,) = log.texts("error")
@@ -256,8 +256,8 @@ def test_a_refusal_of_the_desk_is_an_answer_and_a_bug_is_not(server, log):
     assert ask(server, ALICE, "status")["op"] == "status"
 
 
-def test_too_many_requests_are_refused_and_come_back_later(desk, log):
-    with serving(desk, log, PlainSeals(), rate=2) as server:
+def test_too_many_requests_are_refused_and_come_back_later(backend, log):
+    with serving(backend, log, PlainAuth(), rate=2) as server:
         replies = [ask(server, ALICE, "status") for _ in range(30)]
         refused = [r for r in replies if r.get("code") == "rate"]
         assert 5 <= len(refused) <= 10
@@ -338,7 +338,7 @@ def test_any_bytes_leave_the_server_alive(server, data):
 # --- long polls ---
 
 
-def test_a_poll_waits_until_the_orders_change(server, desk):
+def test_a_poll_waits_until_the_orders_change(server, backend):
     got = []
     waiting = threading.Thread(
         target=lambda: got.append(
@@ -351,7 +351,7 @@ def test_a_poll_waits_until_the_orders_change(server, desk):
     server.wake(4711)  # nothing new
     time.sleep(0.3)
     assert got == []
-    desk.seq = 5
+    backend.seq = 5
     begin = time.monotonic()
     server.wake(4711)
     waiting.join(5)
@@ -359,8 +359,8 @@ def test_a_poll_waits_until_the_orders_change(server, desk):
     assert time.monotonic() - begin < 1
 
 
-def test_a_poll_of_someone_who_is_behind_returns_at_once(server, desk):
-    desk.seq = 7
+def test_a_poll_of_someone_who_is_behind_returns_at_once(server, backend):
+    backend.seq = 7
     assert ask(server, ALICE, "orders", job_id=4711, run=0, seen=6, wait_s=15)["orders"]["seq"] == 7
     assert ask(server, ALICE, "orders", job_id=4711, run=0)["orders"]["seq"] == 7
 
@@ -382,23 +382,23 @@ def test_a_caller_who_hangs_up_is_forgotten(server):
     _until(lambda: 4711 not in server._waiting)
 
 
-def test_stopping_ends_polls_and_frees_the_address(desk):
-    with serving(desk, seals=PlainSeals()) as server:
+def test_stopping_ends_polls_and_frees_the_address(backend):
+    with serving(backend, seals=PlainAuth()) as server:
         where = server.address
         sock = socket.create_connection(where, timeout=5)
         _until(lambda: _silent(server) == 1)
     assert sock.recv(1) == b""
     sock.close()
     again = socket_server.Server(
-        schema.ApiSettings(listen=f"127.0.0.1:{where[1]}"), desk, FakeLog(), PlainSeals()
+        schema.ApiSettings(listen=f"127.0.0.1:{where[1]}"), backend, FakeLog(), PlainAuth()
     )
     again.start()
     again.stop()
 
 
-def test_an_address_that_is_taken_is_named(desk, server):
+def test_an_address_that_is_taken_is_named(backend, server):
     taken = f"127.0.0.1:{server.address[1]}"
-    other = socket_server.Server(schema.ApiSettings(listen=taken), desk, FakeLog(), PlainSeals())
+    other = socket_server.Server(schema.ApiSettings(listen=taken), backend, FakeLog(), PlainAuth())
     with pytest.raises(OSError, match=rf"\[api\] listen = '{taken}'"):
         other.start()
     other.stop()
@@ -411,7 +411,7 @@ def idle() -> bool:
     return time.process_time() - before < 0.1
 
 
-def test_thousands_of_idle_polls_cost_nothing_and_all_are_woken(server, desk):
+def test_thousands_of_idle_polls_cost_nothing_and_all_are_woken(server, backend):
     count = 1500
     body = json.dumps(
         {"uid": ALICE, "nonce": "n", "content": {
@@ -425,7 +425,7 @@ def test_thousands_of_idle_polls_cost_nothing_and_all_are_woken(server, desk):
             socks.append(sock)
         _until(lambda: len(server._waiting.get(4711, ())) == count, seconds=60)
         _until(idle, seconds=30)
-        desk.seq = 1
+        backend.seq = 1
         server.wake(4711)
         assert all(answer(sock)["orders"]["seq"] == 1 for sock in socks)
     finally:
@@ -433,7 +433,7 @@ def test_thousands_of_idle_polls_cost_nothing_and_all_are_woken(server, desk):
             sock.close()
 
 
-def test_the_desk_is_asked_on_one_thread(server, desk):
+def test_the_backend_is_asked_on_one_thread(server, backend):
     callers = [
         threading.Thread(target=ask, args=(server, ALICE, "hold"), kwargs={"jobs": ["4711"]})
         for _ in range(20)
@@ -442,9 +442,9 @@ def test_the_desk_is_asked_on_one_thread(server, desk):
         caller.start()
     for caller in callers:
         caller.join()
-    assert len(desk.asked) == 20
+    assert len(backend.asked) == 20
     ask(server, ALICE, "orders", job_id=4711, run=0)
-    assert len(desk.threads) == 1
+    assert len(backend.threads) == 1
 
 
 def _until(condition, seconds=5.0):
@@ -454,13 +454,13 @@ def _until(condition, seconds=5.0):
         time.sleep(0.01)
 
 
-def test_who_stands_by_answers_pings_and_names_the_active_one(desk):
+def test_who_stands_by_answers_pings_and_names_the_active_one(backend):
     role = [socket_server.Role("standby", "h1:7321")]
     server = socket_server.Server(
         schema.ApiSettings(listen="127.0.0.1:0"),
         None,
         FakeLog(),
-        PlainSeals(),
+        PlainAuth(),
         role=lambda: role[0],
     )
     server.start()
@@ -471,21 +471,21 @@ def test_who_stands_by_answers_pings_and_names_the_active_one(desk):
             assert refused["code"] == "standby"
             assert "h1:7321" in refused["error"]
         role[0] = socket_server.Role("active", "h2:7321")
-        assert ask(server, ALICE, "status")["code"] == "standby"  # its desk is still to come
-        server.serve(desk)
+        assert ask(server, ALICE, "status")["code"] == "standby"  # its backend is still to come
+        server.serve(backend)
         assert ask(server, ALICE, "status")["op"] == "status"
         assert ask(server, ALICE, "copy", since={})["code"] == "refused"
     finally:
         server.stop()
 
 
-def test_a_long_poll_ends_when_the_controller_is_no_longer_active(desk):
+def test_a_long_poll_ends_when_the_controller_is_no_longer_active(backend):
     role = [socket_server.Role("active", "h1:7321")]
     server = socket_server.Server(
         schema.ApiSettings(listen="127.0.0.1:0"),
-        desk,
+        backend,
         FakeLog(),
-        PlainSeals(),
+        PlainAuth(),
         role=lambda: role[0],
     )
     server.start()

@@ -101,33 +101,33 @@ def test_times_with_frozen_layers_are_read_as_times_without():
 
 
 def test_what_is_believed_of_a_shape_is_not_changed_by_frozen_layers():
-    desk, of = TuningController(), running(directive=str(AUTO))
-    desk.hear(of, report())
-    before = desk.records(of)[7].learned
-    desk.hear(of, report(**TOLD | {"step_time_s": 0.02, "micro_step_s": 0.02}))
-    after = desk.records(of)[7].learned
+    controller, of = TuningController(), running(directive=str(AUTO))
+    controller.hear(of, report())
+    before = controller.records(of)[7].learned
+    controller.hear(of, report(**TOLD | {"step_time_s": 0.02, "micro_step_s": 0.02}))
+    after = controller.records(of)[7].learned
     assert after.observations == before.observations
     assert after.prefixes.frozen == 1
-    assert desk.records(of)[7].learned is after
-    desk.hear(of, report(**TOLD | {"certified": 2}))
-    assert desk.records(of)[7].learned.prefixes.certified == 2
+    assert controller.records(of)[7].learned is after
+    controller.hear(of, report(**TOLD | {"certified": 2}))
+    assert controller.records(of)[7].learned.prefixes.certified == 2
     assert before.prefixes is None
 
 
 def test_the_job_freezes_what_the_policy_counts_with_and_no_more_than_it_may():
-    desk, of = TuningController(), running(gpus=1, directive=str(AUTO))
-    desk.hear(of, report(profile=ROWS, profile_batch=16))
+    controller, of = TuningController(), running(gpus=1, directive=str(AUTO))
+    controller.hear(of, report(profile=ROWS, profile_batch=16))
     # The first convolution saves a fifth; three of them almost two thirds, at 4 %.
     told = report(**TOLD)
-    desk.hear(of, told)
-    known = desk.records(of)[7].learned
+    controller.hear(of, told)
+    known = controller.records(of)[7].learned
     assert len(known.prefixes.costs) == 4
 
     def order(**changes):
         newest = report(**TOLD | changes)
-        learned = desk.book.freezable(of, newest)
-        desk.tuner.heard(of, newest, directive=AUTO, learned=learned)
-        frozen = desk.outbox.orders(7, 0).frozen
+        learned = controller.store.freezable(of, newest)
+        controller.tuner.heard(of, newest, directive=AUTO, learned=learned)
+        frozen = controller.outbox.orders(7, 0).frozen
         model = GoodputModel.of(learned)
         assert frozen == effective_progress.prefix(model, learned, gpu_type="a100", nodes=1, gpus=1)
         return frozen
@@ -137,7 +137,7 @@ def test_the_job_freezes_what_the_policy_counts_with_and_no_more_than_it_may():
     assert order(certified=2, certified_penalty=0.004) == 2
     # Worth nothing: another prefix is as long, and dearer than what it gains.
     small = (*((n, f / 100, b / 100, a, p) for n, f, b, a, p in ROWS[:-1]), ("fc", 1, 2, 8, 40))
-    desk.hear(of, report(**TOLD, profile=small, profile_batch=16))
-    desk.records(of)
+    controller.hear(of, report(**TOLD, profile=small, profile_batch=16))
+    controller.records(of)
     assert order() == 0
-    assert desk.book.freezable(of, report()) is None
+    assert controller.store.freezable(of, report()) is None

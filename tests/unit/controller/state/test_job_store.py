@@ -6,6 +6,7 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from tests.support.job_records import job, transition
 
@@ -16,7 +17,7 @@ def ledger():
 
 
 @pytest.fixture
-def book(ledger):
+def store(ledger):
     return JobStore(ledger)
 
 
@@ -32,37 +33,37 @@ def report(**fields):
 FAST = {"step_time_s": 0.5, "global_batch": 64, "steps_measured": 10}
 
 
-def test_speed_counts_for_the_shape_that_the_job_really_has(book):
+def test_speed_counts_for_the_shape_that_the_job_really_has(store):
     running = job({"n1": 4})
     for told in ({"gpus": 8}, {"run": 3}, {"steps_measured": 1}, {"step_time_s": 0.0}):
-        book.take(report(**(FAST | told)), running, 0.0)
-        assert book.entry(running).measurements == {}
-    book = JobStore(Ledger(":memory:"))
-    assert book.take(report(**FAST), running, 0.0)
-    (measured,) = book.entry(running).measurements.values()
+        store.take(report(**(FAST | told)), running, 0.0)
+        assert store.entry(running).measurements == {}
+    store = JobStore(Ledger(":memory:"))
+    assert store.take(report(**FAST), running, 0.0)
+    (measured,) = store.entry(running).measurements.values()
     assert (measured.gpu_type, measured.gpus, measured.samples_per_s) == ("a100", 4, 128.0)
 
 
-def test_a_report_of_an_attempt_that_is_over_changes_nothing(book):
+def test_a_report_of_an_attempt_that_is_over_changes_nothing(store):
     running = job({"n1": 4}, run=2)
-    book.take(report(run=2), running, 0.0)
-    assert not book.take(report(run=1, proven=True), running, 1.0)
-    assert not book.entry(running).proven
+    store.take(report(run=2), running, 0.0)
+    assert not store.take(report(run=1, proven=True), running, 1.0)
+    assert not store.entry(running).proven
 
 
-def test_a_silent_job_is_left_alone_after_three_minutes(book):
+def test_a_silent_job_is_left_alone_after_three_minutes(store):
     running = job({"n1": 4})
-    book.take(report(), running, 1000.0)
+    store.take(report(), running, 1000.0)
     for at, speaks in ((1100.0, True), (1200.0, False)):
-        record = book.records(snapshot(running, at=at), {})[7]
+        record = store.records(snapshot(running, at=at), {})[7]
         assert record.reporting is speaks
 
 
-def test_it_survives_a_restart_and_a_requeue_but_not_another_job(book, ledger):
+def test_it_survives_a_restart_and_a_requeue_but_not_another_job(store, ledger):
     running = job({"n1": 4})
-    book.take(report(proven=True), running, 0.0)
-    book.command(running, held=True)
-    book.observe(snapshot(running))
+    store.take(report(proven=True), running, 0.0)
+    store.command(running, held=True)
+    store.observe(snapshot(running))
     again = JobStore(ledger)
     requeued = job(run=1)
     assert again.entry(requeued).held
@@ -70,31 +71,35 @@ def test_it_survives_a_restart_and_a_requeue_but_not_another_job(book, ledger):
     assert not again.entry(job({"n1": 4}, job_id=8)).held
 
 
-def test_only_changes_that_touched_the_job_count(book):
+def test_only_changes_that_touched_the_job_count(store):
     running = job({"n1": 4}, run=1)
-    asked = transition({"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem="no checkpoint")
+    asked = transition(
+        {"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem=Reason("no-checkpoint", notice_s=60)
+    )
     asked.entered["unanswered"] = 90.0
-    book.changed(asked, running, 100.0)
-    entry = book.entry(running)
+    store.changed(asked, running, 100.0)
+    entry = store.entry(running)
     assert (entry.resizes, entry.changes, entry.last_change) == (0, [], 100.0)
     assert entry.deaf_until >= 400.0
     moved = transition({"n1": 4}, {"n2": 1}, TransitionState.DONE, limit_s=630)
     moved.entered["REQUEUE"] = 150.0
     moved.id = asked.id + 1
-    book.changed(moved, running, 200.0)
+    store.changed(moved, running, 200.0)
     assert (entry.resizes, entry.changes, entry.pin) == (1, [200.0], ["n1"])
-    assert book.spare_s(running) == 30
-    assert book.spare_s(job({"n1": 4}, run=2)) == 0
+    assert store.spare_s(running) == 30
+    assert store.spare_s(job({"n1": 4}, run=2)) == 0
 
 
-def test_a_preempted_job_is_leased_a_failed_plan_is_not(book):
-    for number, (problem, leased) in enumerate((("", True), ("taken", False)), start=1):
+def test_a_preempted_job_is_leased_a_failed_plan_is_not(store):
+    for number, (problem, leased) in enumerate(
+        ((None, True), (Reason("gpus-taken"), False)), start=1
+    ):
         waits = job(run=1)
         ended = transition(None, {"n1": 4}, TransitionState.DONE, problem=problem)
         ended.id = number
         ended.entered["REQUEUE"] = 1.0
-        book.changed(ended, waits, 1.0)
-        assert book.entry(waits).leased is leased
+        store.changed(ended, waits, 1.0)
+        assert store.entry(waits).leased is leased
 
 
 def test_what_a_death_left_uncounted_is_counted_once(ledger):
@@ -106,18 +111,18 @@ def test_what_a_death_left_uncounted_is_counted_once(ledger):
     moved.id = ledger.add_transition(7, running.key, moved.to_body())
     ledger.put_transition(moved.id, "DONE", moved.to_body(), live=False)
     for _ in range(2):
-        book = JobStore(ledger)
-        assert (book.entry(running).pin, book.entry(running).resizes) == (["n1"], 1)
-        book.changed(moved, running, 200.0)
-        assert book.entry(running).resizes == 1
-        book.observe(snapshot(running))
+        store = JobStore(ledger)
+        assert (store.entry(running).pin, store.entry(running).resizes) == (["n1"], 1)
+        store.changed(moved, running, 200.0)
+        assert store.entry(running).resizes == 1
+        store.observe(snapshot(running))
 
 
-def test_who_held_what_when(book, ledger):
-    book.observe(snapshot(job({"n1": 1}, start_time=900.0), at=1000.0))
-    book.observe(snapshot(job({"n1": 4}, start_time=1100.0, run=1), at=1100.0))
+def test_who_held_what_when(store, ledger):
+    store.observe(snapshot(job({"n1": 1}, start_time=900.0), at=1000.0))
+    store.observe(snapshot(job({"n1": 4}, start_time=1100.0, run=1), at=1100.0))
     gone = job({"n1": 4}, run=1, state=JobState.ENDED, end_time=1500.0)
-    book.observe(snapshot(gone, at=1600.0))
+    store.observe(snapshot(gone, at=1600.0))
     rows = [(r["gpus"], r["start"], r["end"]) for r in ledger.segments()]
     assert rows == [(1, 900.0, 1100.0), (4, 1100.0, 1500.0)]
 
@@ -140,43 +145,43 @@ def on_racks(*jobs):
     return Snapshot(time=1000.0, nodes=NODES, jobs=jobs, switches=RACKS)
 
 
-def test_a_shape_over_two_racks_is_another_one(book, ledger):
+def test_a_shape_over_two_racks_is_another_one(store, ledger):
     near, far = job({"n1": 2, "n2": 2}), job({"n1": 2, "n3": 2})
-    book.observe(on_racks(near))
-    book.take(report(**(FAST | PARTS)), near, 0.0)
-    book.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), far, 1.0)
-    book.observe(on_racks(far))
-    for known in (book, JobStore(ledger)):
+    store.observe(on_racks(near))
+    store.take(report(**(FAST | PARTS)), near, 0.0)
+    store.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), far, 1.0)
+    store.observe(on_racks(far))
+    for known in (store, JobStore(ledger)):
         seen = {m.racks: m for m in known.records(on_racks(far), {})[7].measurements}
         assert (seen[1].samples_per_s, seen[2].samples_per_s) == (128.0, 64.0)
         assert (seen[1].sync_s, seen[2].sync_s) == (pytest.approx(0.1), pytest.approx(0.6))
         assert seen[2].compute_s == pytest.approx(0.4)
 
 
-def test_stalls_are_means_and_begin_anew_with_another_computing_time(book):
+def test_stalls_are_means_and_begin_anew_with_another_computing_time(store):
     running = job({"n1": 4})
     for sync in (0.1, 0.3, None, 0.2):
-        book.take(report(**(FAST | PARTS | {"sync_s": sync})), running, 0.0)
-    (seen,) = book.entry(running).measurements.values()
+        store.take(report(**(FAST | PARTS | {"sync_s": sync})), running, 0.0)
+    (seen,) = store.entry(running).measurements.values()
     assert (seen.sync_s, seen.reports) == (pytest.approx(0.2), 3)
     for told in ({"layout": "1x4"}, {"sync_s": 9.0}):  # stages wait for their neighbours, too
-        book.take(report(**(FAST | PARTS | told)), running, 0.0)
-    (seen,) = book.entry(running).measurements.values()
+        store.take(report(**(FAST | PARTS | told)), running, 0.0)
+    (seen,) = store.entry(running).measurements.values()
     assert (seen.sync_s, seen.reports) == (pytest.approx(0.2), 3)
-    book.take(report(**(FAST | PARTS | {"forward_s": 1.0, "step_time_s": 1.5})), running, 0.0)
-    (seen,) = book.entry(running).measurements.values()
+    store.take(report(**(FAST | PARTS | {"forward_s": 1.0, "step_time_s": 1.5})), running, 0.0)
+    (seen,) = store.entry(running).measurements.values()
     assert (seen.compute_s, seen.sync_s, seen.reports) == (pytest.approx(1.3), 0.1, 1)
 
 
-def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(book, ledger):
+def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(store, ledger):
     first, other = job({"n1": 2, "n3": 2}), job({"n1": 2, "n3": 2}, user="bob", job_id=9)
-    book.observe(on_racks(first))
+    store.observe(on_racks(first))
     for _ in range(3):
-        book.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), first, 0.0)
-    book.observe(on_racks(first))
-    book.observe(on_racks())
+        store.take(report(**(FAST | PARTS | {"step_time_s": 1.0, "sync_s": 0.6})), first, 0.0)
+    store.observe(on_racks(first))
+    store.observe(on_racks())
     following = job({"n1": 2, "n2": 2}, job_id=8, submit_time=500.0)
-    for known in (book, JobStore(ledger)):
+    for known in (store, JobStore(ledger)):
         known.observe(on_racks(following, other))
         records = known.records(on_racks(following, other), {})
         (seen,) = records[8].measurements
@@ -187,10 +192,10 @@ def test_the_next_job_of_its_name_is_taken_for_it_until_it_reports(book, ledger)
         assert (seen.racks, seen.samples_per_s) == (1, 128.0)
 
 
-def test_records_of_other_versions_are_read_and_an_earlier_one_is_one_rack(book, ledger):
+def test_records_of_other_versions_are_read_and_an_earlier_one_is_one_rack(store, ledger):
     running = job({"n1": 4})
     old = {"gpu_type": "a100", "gpus": 4, "nodes": 1, "samples_per_s": 5.0, "steps": 9, "new": 1}
-    body = book.entry(running).to_body() | {"measurements": {"a100:4:1": old}}
+    body = store.entry(running).to_body() | {"measurements": {"a100:4:1": old}}
     del body["gradient_bytes"], body["frozen"]
     ledger.put_job(running.key, 7, body)
     (seen,) = JobStore(ledger).records(on_racks(running), {})[7].measurements
@@ -200,30 +205,30 @@ def test_records_of_other_versions_are_read_and_an_earlier_one_is_one_rack(book,
 LAYERS = (("a", 0.1, 0.2, 10, 400), ("b", 0.1, 0.2, 10, 100))
 
 
-def test_gradient_bytes_are_those_of_layers_that_are_trained(book, ledger):
+def test_gradient_bytes_are_those_of_layers_that_are_trained(store, ledger):
     running = job({"n1": 4})
 
     def told(**fields):
-        book.take(report(**fields), running, 0.0)
-        return book.records(on_racks(running), {})[7].gradient_bytes
+        store.take(report(**fields), running, 0.0)
+        return store.records(on_racks(running), {})[7].gradient_bytes
 
     assert told() is None
     assert told(profile=LAYERS) == 500.0
     assert told(layers=2, frozen=1) == 100.0
     assert told() == 100.0
     assert told(layers=2, frozen=0) == 500.0
-    book.observe(on_racks(running))
+    store.observe(on_racks(running))
     again = JobStore(ledger).records(on_racks(running), {})[7]
     assert again.gradient_bytes == 500.0
     assert told(layout="1x4") is None, "stages reduce their own parts"
 
 
-def test_a_job_that_has_not_run_knows_its_applications_gradients(book, ledger):
+def test_a_job_that_has_not_run_knows_its_applications_gradients(store, ledger):
     running = job({"n1": 4})
-    book.take(report(**FAST, profile=LAYERS), running, 0.0)
-    book.observe(on_racks(running))
+    store.take(report(**FAST, profile=LAYERS), running, 0.0)
+    store.observe(on_racks(running))
     fresh = job(None, job_id=8, submit_time=20.0, state=JobState.PENDING)
     both = on_racks(running, fresh)
-    assert book.records(both, {})[8].gradient_bytes == 500.0
+    assert store.records(both, {})[8].gradient_bytes == 500.0
     other = job(None, job_id=9, name="other", state=JobState.PENDING)
-    assert book.records(on_racks(other), {})[9].gradient_bytes is None
+    assert store.records(on_racks(other), {})[9].gradient_bytes is None

@@ -33,30 +33,30 @@ def path(tmp_path):
 
 
 def test_it_survives_a_restart_and_serves_later_jobs_of_the_application(path):
-    book = JobStore(Ledger(path))
+    store = JobStore(Ledger(path))
     running = job({"n1": 4}, name="net")
-    assert book.profile(running) is None
-    book.take(report(application="gpt", profile=ROWS, profile_batch=8), running, 0.0)
-    book.take(report(application="gpt", step=9), running, 1.0)
-    assert book.profile(running) == StoredProfile(ROWS, 8)
-    book.observe(snapshot(running))
-    book = JobStore(Ledger(path))
-    assert book.profile(running) == StoredProfile(ROWS, 8)
+    assert store.profile(running) is None
+    store.take(report(application="gpt", profile=ROWS, profile_batch=8), running, 0.0)
+    store.take(report(application="gpt", step=9), running, 1.0)
+    assert store.profile(running) == StoredProfile(ROWS, 8)
+    store.observe(snapshot(running))
+    store = JobStore(Ledger(path))
+    assert store.profile(running) == StoredProfile(ROWS, 8)
     for job_id, name, known in ((8, "net", StoredProfile(ROWS, 8)), (9, "other", None)):
         other = job({"n1": 4}, name=name, job_id=job_id)
-        book.take(report(job_id, application="gpt", global_batch=8), other, 2.0)
-        assert book.profile(other) == known
+        store.take(report(job_id, application="gpt", global_batch=8), other, 2.0)
+        assert store.profile(other) == known
     foreign = job({"n1": 4}, name="net", job_id=10, user="bob")
-    book.take(report(10, application="gpt", global_batch=8), foreign, 2.0)
-    assert book.profile(foreign) is None, "users share with themselves only"
+    store.take(report(10, application="gpt", global_batch=8), foreign, 2.0)
+    assert store.profile(foreign) is None, "users share with themselves only"
 
 
 def test_the_newest_counts(path):
-    book = JobStore(Ledger(path))
+    store = JobStore(Ledger(path))
     running = job({"n1": 4})
     for batch in (8, 16):
-        book.take(report(profile=ROWS[: batch // 8], profile_batch=batch), running, 0.0)
-        book.observe(snapshot(running))
+        store.take(report(profile=ROWS[: batch // 8], profile_batch=batch), running, 0.0)
+        store.observe(snapshot(running))
     assert JobStore(Ledger(path)).profile(running) == StoredProfile(ROWS, 16)
 
 
@@ -64,13 +64,13 @@ def test_names_without_end_fill_neither_memory_nor_ledger(path, monkeypatch):
     monkeypatch.setattr(ledgers, "PROFILES", 5)
     monkeypatch.setattr(layer_profiles, "_STATED", 3)
     ledger = Ledger(path)
-    book = JobStore(ledger)
+    store = JobStore(ledger)
     running = job({"n1": 4})
     for i in range(40):
-        book.take(report(application=f"a{i}", profile=ROWS), running, float(i))
-        assert len(book._profiles._known) <= 3
+        store.take(report(application=f"a{i}", profile=ROWS), running, float(i))
+        assert len(store._profiles._known) <= 3
         if i % 4 == 3:
-            book.observe(snapshot(running))
+            store.observe(snapshot(running))
     kept = [i for i in range(40) if ledger.profile("alice", "", f"a{i}")]
     assert len(kept) == 5
     assert kept[-1] == 39

@@ -35,7 +35,7 @@ def ledger():
 
 
 @pytest.fixture
-def book(ledger):
+def store(ledger):
     return JobStore(ledger, STATED)
 
 
@@ -56,107 +56,107 @@ def report(job_id=7, **fields):
     return Report(**(values | fields))
 
 
-def learned(book, of):
-    return book.records(snapshot(of), {})[of.job_id].learned
+def learned(store, of):
+    return store.records(snapshot(of), {})[of.job_id].learned
 
 
 # --- times ---
 
 
-def test_nothing_is_known_before_somebody_said_what_the_batch_is(book):
-    assert learned(book, running()) is None
+def test_nothing_is_known_before_somebody_said_what_the_batch_is(store):
+    assert learned(store, running()) is None
 
 
-def test_a_step_without_its_accumulation_is_observed(book):
+def test_a_step_without_its_accumulation_is_observed(store):
     of = running(gpus=2)
-    book.take(report(gpus=2, step_time_s=1.0, accumulation=3, micro_batch=8, micro_step_s=0.2),
+    store.take(report(gpus=2, step_time_s=1.0, accumulation=3, micro_batch=8, micro_step_s=0.2),
               of, 0.0)  # fmt: skip
-    (seen,) = learned(book, of).observations
+    (seen,) = learned(store, of).observations
     assert (seen.gpu_type, seen.nodes, seen.gpus, seen.micro_batch) == ("a100", 1, 2, 8)
     assert (seen.step_s, seen.micro_step_s) == pytest.approx((0.4, 0.2))
 
 
-def test_only_times_of_the_present_shape_and_attempt_count(book):
+def test_only_times_of_the_present_shape_and_attempt_count(store):
     of = running()
     for lie in ({"gpus": 4}, {"run": 5}, {"steps_measured": 2}, {"step_time_s": None}):
-        book.take(report(**lie), of, 0.0)
-        known = learned(book, of)
+        store.take(report(**lie), of, 0.0)
+        known = learned(store, of)
         assert known is None or known.observations == ()
-        book = JobStore(Ledger(":memory:"), STATED)
+        store = JobStore(Ledger(":memory:"), STATED)
 
 
-def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed(book):
+def test_values_that_tremble_leave_the_model_alone_and_a_real_change_is_believed(store):
     of = running()
-    book.take(report(), of, 0.0)
-    first = learned(book, of)
+    store.take(report(), of, 0.0)
+    first = learned(store, of)
     for step_s in (0.65, 0.62, 0.66, 0.63, 1.5, 0.64):  # one outlier is none
-        assert not book.take(report(step_time_s=step_s, micro_step_s=step_s), of, 0.0)
-        assert learned(book, of) is first
+        assert not store.take(report(step_time_s=step_s, micro_step_s=step_s), of, 0.0)
+        assert learned(store, of) is first
     for _ in range(5):
-        book.take(report(step_time_s=0.8, micro_step_s=0.8), of, 0.0)
-    assert learned(book, of).observations[0].step_s == pytest.approx(0.8)
+        store.take(report(step_time_s=0.8, micro_step_s=0.8), of, 0.0)
+    assert learned(store, of).observations[0].step_s == pytest.approx(0.8)
 
 
-def test_times_that_change_all_the_time_are_passed_on_now_and_then(book):
+def test_times_that_change_all_the_time_are_passed_on_now_and_then(store):
     """A fit may cost a tenth of a second, and users have many jobs."""
     of, seen = running(), []
     for i in range(100):
         batch = 64 + i
-        book.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
-        seen.append(book.records(snapshot(of, at=1000.0 + i), {})[7].learned)
+        store.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+        seen.append(store.records(snapshot(of, at=1000.0 + i), {})[7].learned)
     assert len({id(known) for known in seen}) == 1 + 5 + 1
-    assert book.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 163
-    book.command(of, override="1-2")  # what people decide counts at once
-    book.take(report(global_batch=7, micro_batch=7), of, 0.0)
-    assert book.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 7
+    assert store.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 163
+    store.command(of, override="1-2")  # what people decide counts at once
+    store.take(report(global_batch=7, micro_batch=7), of, 0.0)
+    assert store.records(snapshot(of, at=2000.0), {})[7].learned.application.batch == 7
 
 
-def test_a_new_configuration_is_news(book):
+def test_a_new_configuration_is_news(store):
     of = running()
-    assert book.take(report(), of, 0.0)
-    assert not book.take(report(), of, 0.0)
-    assert book.take(report(micro_batch=32, accumulation=1, micro_step_s=0.3), of, 0.0)
+    assert store.take(report(), of, 0.0)
+    assert not store.take(report(), of, 0.0)
+    assert store.take(report(micro_batch=32, accumulation=1, micro_step_s=0.3), of, 0.0)
 
 
-def test_a_library_that_measures_nothing_of_this_is_understood(book):
+def test_a_library_that_measures_nothing_of_this_is_understood(store):
     of = running(gpus=2)
     old = Report(job_id=7, run=0, phase="training", gpus=2, global_batch=64, step_time_s=0.5,
                  steps_measured=10)  # fmt: skip
-    book.take(old, of, 0.0)
-    (seen,) = learned(book, of).observations
+    store.take(old, of, 0.0)
+    (seen,) = learned(store, of).observations
     assert (seen.micro_batch, seen.step_s, seen.micro_step_s) == (32, 0.5, 0.5)
 
 
-def test_a_report_without_a_step_looked_into_waits_for_the_next(book):
+def test_a_report_without_a_step_looked_into_waits_for_the_next(store):
     of = running()
-    book.take(report(micro_step_s=None), of, 0.0)
-    assert learned(book, of).observations == ()
-    book.take(report(micro_step_s=0.32), of, 0.0)
+    store.take(report(micro_step_s=None), of, 0.0)
+    assert learned(store, of).observations == ()
+    store.take(report(micro_step_s=0.32), of, 0.0)
     for _ in range(5):
-        book.take(report(step_time_s=1.28, micro_step_s=None), of, 0.0)
-    (seen,) = learned(book, of).observations
+        store.take(report(step_time_s=1.28, micro_step_s=None), of, 0.0)
+    (seen,) = learned(store, of).observations
     assert (seen.step_s, seen.micro_step_s) == pytest.approx((1.28, 0.64))
 
 
-def test_noise_is_kept_until_it_differs(book):
+def test_noise_is_kept_until_it_differs(store):
     of = running()
-    book.take(report(grad_sqr=2.0, grad_var=8.0), of, 0.0)
-    book.take(report(grad_sqr=2.1, grad_var=8.1), of, 0.0)
-    assert learned(book, of).noise == Noise(2.0, 8.0)
-    book.take(report(grad_sqr=1.0, grad_var=8.0), of, 0.0)
-    assert learned(book, of).noise == Noise(1.0, 8.0)
-    book.take(report(grad_sqr=0.0, grad_var=0.0), of, 0.0)
-    assert learned(book, of).noise == Noise(1.0, 8.0)
+    store.take(report(grad_sqr=2.0, grad_var=8.0), of, 0.0)
+    store.take(report(grad_sqr=2.1, grad_var=8.1), of, 0.0)
+    assert learned(store, of).noise == Noise(2.0, 8.0)
+    store.take(report(grad_sqr=1.0, grad_var=8.0), of, 0.0)
+    assert learned(store, of).noise == Noise(1.0, 8.0)
+    store.take(report(grad_sqr=0.0, grad_var=0.0), of, 0.0)
+    assert learned(store, of).noise == Noise(1.0, 8.0)
 
 
 # --- the application ---
 
 
-def test_a_fixed_batch_scales_strongly_and_a_fixed_size_is_rigid(book):
+def test_a_fixed_batch_scales_strongly_and_a_fixed_size_is_rigid(store):
     for directive, expected in (("1-8", JobClass.STRONG_SCALING), ("4-4", JobClass.RIGID)):
         of = running(directive=directive)
-        book.take(report(max_micro_batch=16, application="resnet"), of, 0.0)
-        known = learned(book, of).application
+        store.take(report(max_micro_batch=16, application="resnet"), of, 0.0)
+        known = learned(store, of).application
         assert known.job_class is expected
         assert (known.name, known.batch, known.max_batch, known.initial_batch) == (
             ("resnet", 64, 64, 64)
@@ -165,32 +165,32 @@ def test_a_fixed_batch_scales_strongly_and_a_fixed_size_is_rigid(book):
             ("a100", 1, 16), ("v100", 1, 16)]  # fmt: skip
 
 
-def test_types_that_a_directive_leaves_out_cannot_run_it(book):
+def test_types_that_a_directive_leaves_out_cannot_run_it(store):
     of = running(directive="1-8,types=a100")
-    book.take(report(), of, 0.0)
-    assert [t.gpu_type for t in learned(book, of).application.types] == ["a100"]
+    store.take(report(), of, 0.0)
+    assert [t.gpu_type for t in learned(store, of).application.types] == ["a100"]
 
 
-def test_a_type_never_run_on_is_worth_what_the_configuration_says(book):
+def test_a_type_never_run_on_is_worth_what_the_configuration_says(store):
     of = running()
-    book.take(report(), of, 0.0)
-    single = {t.gpu_type: t.single for t in learned(book, of).application.types}
+    store.take(report(), of, 0.0)
+    single = {t.gpu_type: t.single for t in learned(store, of).application.types}
     assert single == pytest.approx({"a100": 100.0, "v100": 100.0 / 3})
 
 
-def test_a_rigid_job_has_a_rate_on_every_type(book):
+def test_a_rigid_job_has_a_rate_on_every_type(store):
     of = running(directive="2-2", gpus=2)
-    book.take(report(gpus=2, micro_batch=32, step_time_s=0.5, micro_step_s=0.4), of, 0.0)
-    rate = {t.gpu_type: t.rate for t in learned(book, of).application.types}
+    store.take(report(gpus=2, micro_batch=32, step_time_s=0.5, micro_step_s=0.4), of, 0.0)
+    rate = {t.gpu_type: t.rate for t in learned(store, of).application.types}
     assert rate == pytest.approx({"a100": 128.0, "v100": 128.0 / 3})
 
 
-def test_the_next_job_knows_what_each_type_is_worth(book, ledger):
+def test_the_next_job_knows_what_each_type_is_worth(store, ledger):
     one, other = running(1, kind="a100"), running(2, kind="v100")
-    book.take(report(1), one, 0.0)
-    book.take(report(2), other, 0.0)
-    book.observe(snapshot(one, other))
-    for again in (book, JobStore(ledger, STATED), JobStore(ledger, SHARING)):
+    store.take(report(1), one, 0.0)
+    store.take(report(2), other, 0.0)
+    store.observe(snapshot(one, other))
+    for again in (store, JobStore(ledger, STATED), JobStore(ledger, SHARING)):
         waits = job(job_id=3, name="net")
         known = learned(again, waits)
         assert {t.gpu_type: t.single for t in known.application.types} == pytest.approx(
@@ -198,38 +198,38 @@ def test_the_next_job_knows_what_each_type_is_worth(book, ledger):
         assert len(known.observations) == (2 if again.learning.config is SHARING else 0)
 
 
-def test_nobody_learns_from_another_user_or_name(book):
-    book.take(report(1), running(1), 0.0)
-    assert learned(book, job(job_id=2, name="net", user="bob")) is None
-    assert learned(book, job(job_id=2, name="other")) is None
+def test_nobody_learns_from_another_user_or_name(store):
+    store.take(report(1), running(1), 0.0)
+    assert learned(store, job(job_id=2, name="net", user="bob")) is None
+    assert learned(store, job(job_id=2, name="other")) is None
 
 
-def test_scripts_of_one_name_may_say_what_they_train(book):
+def test_scripts_of_one_name_may_say_what_they_train(store):
     one, other = running(1), running(2)
-    book.take(report(1, application="big", step_time_s=6.4, micro_step_s=6.4), one, 0.0)
-    book.take(report(2, application="small"), other, 0.0)
-    assert learned(book, one).application.types[0].single == pytest.approx(10.0)
-    assert learned(book, other).application.types[0].single == pytest.approx(100.0)
+    store.take(report(1, application="big", step_time_s=6.4, micro_step_s=6.4), one, 0.0)
+    store.take(report(2, application="small"), other, 0.0)
+    assert learned(store, one).application.types[0].single == pytest.approx(10.0)
+    assert learned(store, other).application.types[0].single == pytest.approx(100.0)
 
 
 def test_another_model_under_the_same_name_starts_anew():
-    book = JobStore(Ledger(":memory:"), SHARING)
-    book.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
-    book.take(report(1), running(1), 0.0)
+    store = JobStore(Ledger(":memory:"), SHARING)
+    store.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
+    store.take(report(1), running(1), 0.0)
     of = running(2)
-    book.take(report(2, step_time_s=9.0, micro_step_s=9.0), of, 0.0)
-    assert [o.step_s for o in learned(book, of).observations] == [9.0]
+    store.take(report(2, step_time_s=9.0, micro_step_s=9.0), of, 0.0)
+    assert [o.step_s for o in learned(store, of).observations] == [9.0]
 
 
 def test_an_earlier_jobs_times_give_way_to_the_jobs_own():
-    book = JobStore(Ledger(":memory:"), SHARING)
-    book.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
+    store = JobStore(Ledger(":memory:"), SHARING)
+    store.take(report(1, gpus=2, micro_batch=32), running(1, gpus=2), 0.0)
     of = running(2)
-    book.take(report(2), of, 0.0)
-    assert [o.gpus for o in learned(book, of).observations] == [2, 1]
+    store.take(report(2), of, 0.0)
+    assert [o.gpus for o in learned(store, of).observations] == [2, 1]
     of = running(2, gpus=2)
-    book.take(report(2, gpus=2, micro_batch=32, step_time_s=1.0), of, 0.0)
-    assert [o.step_s for o in learned(book, of).observations] == [1.0, 0.64]
+    store.take(report(2, gpus=2, micro_batch=32, step_time_s=1.0), of, 0.0)
+    assert [o.step_s for o in learned(store, of).observations] == [1.0, 0.64]
 
 
 def point(kind, micro_batch, rate):
@@ -255,18 +255,18 @@ def test_stated_ratios_fill_in():
 # --- what survives ---
 
 
-def test_it_survives_a_restart(book, ledger):
+def test_it_survives_a_restart(store, ledger):
     of = running()
-    book.take(report(grad_sqr=1.0, grad_var=2.0, max_micro_batch=16), of, 0.0)
-    book.observe(snapshot(of))
+    store.take(report(grad_sqr=1.0, grad_var=2.0, max_micro_batch=16), of, 0.0)
+    store.observe(snapshot(of))
     again = JobStore(ledger, STATED)
-    assert learned(again, of) == learned(book, of)
+    assert learned(again, of) == learned(store, of)
 
 
-def test_resizes_are_counted_in_the_record(book):
+def test_resizes_are_counted_in_the_record(store):
     of = running()
-    book.command(of, resizes=3)
-    assert book.records(snapshot(of), {})[7].resizes == 3
+    store.command(of, resizes=3)
+    assert store.records(snapshot(of), {})[7].resizes == 3
 
 
 def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
@@ -285,10 +285,10 @@ def test_a_ledger_of_the_first_version_is_taken_over(tmp_path):
         db.commit()
     for _ in range(2):  # the second time it is of this version
         ledger = Ledger(path)
-        book = JobStore(ledger, STATED)
+        store = JobStore(ledger, STATED)
         of = running(2, kind="v100")
-        book.take(report(2, application="typed", step_time_s=1.28, micro_step_s=1.28), of, 0.0)
-        known = {t.gpu_type: t.single for t in learned(book, of).application.types}
+        store.take(report(2, application="typed", step_time_s=1.28, micro_step_s=1.28), of, 0.0)
+        known = {t.gpu_type: t.single for t in learned(store, of).application.types}
         assert known == pytest.approx({"a100": 200.0, "v100": 50.0})
         ledger.close()
 
@@ -305,19 +305,19 @@ def test_names_without_end_do_not_fill_the_ledger(ledger, monkeypatch):
     assert ledger.applications("bob", "n") == {}
 
 
-def test_statements_without_end_do_not_fill_the_memory(book):
+def test_statements_without_end_do_not_fill_the_memory(store):
     of = running()
     for i in range(100):
-        book.take(report(application=f"a{i}"), of, 0.0)
-    assert len(book.learning._of(of)) == 20
-    assert learned(book, of).application.name == "a99"
+        store.take(report(application=f"a{i}"), of, 0.0)
+    assert len(store.learning._of(of)) == 20
+    assert learned(store, of).application.name == "a99"
 
 
-def test_configurations_without_end_do_not_fill_a_record(book):
+def test_configurations_without_end_do_not_fill_a_record(store):
     of = running()
     for batch in range(1, 400):
-        book.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
-    assert len(learned(book, of).observations) == 128
+        store.take(report(global_batch=batch, micro_batch=batch), of, 0.0)
+    assert len(learned(store, of).observations) == 128
 
 
 json_values = st.recursive(
@@ -340,8 +340,8 @@ rows = st.fixed_dictionaries(
     "points": st.lists(rows, max_size=3) | json_values, "noise": json_values, "rates": json_values,
     "batch": json_values, "stated": json_values}))  # fmt: skip
 def test_whatever_lies_in_the_ledger_is_read_or_left_out(body):
-    lesson = Observations.from_body(body)
-    assert Observations.from_body(lesson.to_body()) == lesson
+    observations = Observations.from_body(body)
+    assert Observations.from_body(observations.to_body()) == observations
 
 
 reports = st.fixed_dictionaries(
@@ -358,12 +358,12 @@ reports = st.fixed_dictionaries(
 
 @given(st.lists(reports, max_size=4), st.sampled_from(["1-8", "4-4", "2-8,unit=2"]), st.booleans())
 def test_no_report_makes_a_model_impossible(told, directive, share):
-    book = JobStore(Ledger(":memory:"), SHARING if share else STATED)
+    store = JobStore(Ledger(":memory:"), SHARING if share else STATED)
     for i, fields in enumerate(told):
         of = running(i % 2, gpus=fields["gpus"], directive=directive)
-        book.take(Report.from_wire(report(i % 2, **fields).to_wire()), of, 0.0)
+        store.take(Report.from_wire(report(i % 2, **fields).to_wire()), of, 0.0)
     for of in (running(0, directive=directive), job(job_id=9, name="net", directive=directive)):
-        known = learned(book, of)
+        known = learned(store, of)
         if known is not None:
             model = GoodputModel.of(known)
             assert all(v >= 0 for v in model.goodputs("v100", 1, [2, 4]))

@@ -6,6 +6,7 @@ from slurm_elastic.controller.state.transition import Transition, TransitionStat
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 
 SIZES = {"n1": 4, "n2": 4, "n3": 4}
 
@@ -39,16 +40,16 @@ def move(job_id, old, target, state=TransitionState.RESERVE):
         run=0,
         old=allocation(old),
         target=allocation(target),
-        reason="",
+        reason=Reason("waits"),
         reservation="r",
         state=state,
     )
 
 
-def chosen(moves, others=()):
-    jobs = {t.job_id: job(t.job_id, dict(t.old.shares) if t.old else {}) for t in moves}
+def chosen(transitions, others=()):
+    jobs = {t.job_id: job(t.job_id, dict(t.old.shares) if t.old else {}) for t in transitions}
     jobs |= {j.job_id: j for j in others}
-    return set(admitted(moves, jobs, SIZES))
+    return set(admitted(transitions, jobs, SIZES))
 
 
 def test_free_gpus_admit_and_held_ones_do_not():
@@ -89,10 +90,10 @@ def test_a_transition_survives_the_ledger():
     assert again.seconds()["checkpoint"] == 0.5
 
 
-def lost(moves, others=()):
-    jobs = {t.job_id: job(t.job_id, dict(t.old.shares) if t.old else {}) for t in moves}
+def lost(transitions, others=()):
+    jobs = {t.job_id: job(t.job_id, dict(t.old.shares) if t.old else {}) for t in transitions}
     jobs |= {j.job_id: j for j in others}
-    return set(hopeless(moves, jobs, SIZES))
+    return set(hopeless(transitions, jobs, SIZES))
 
 
 def test_a_ring_is_given_up_where_one_of_it_stays():

@@ -8,24 +8,25 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.core.cluster import JobState, Node, Snapshot
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from tests.support.job_records import FakeScontrol, Log, job, transition
 
 
-class Scene:
+class Site:
     """One job that is run, fails and comes back."""
 
     def __init__(self, text=""):
         self.ledger, self.scontrol, self.log = Ledger(":memory:"), FakeScontrol(), Log()
-        self.book = JobStore(self.ledger)
-        self.guardian = CrashLoopGuard(self.scontrol, parse(text), self.book, self.ledger, self.log)
+        self.store = JobStore(self.ledger)
+        self.guard = CrashLoopGuard(self.scontrol, parse(text), self.store, self.ledger, self.log)
         self.run, self.at = 0, 1000.0
 
     def look(self, seen, *, live=(), act=True, node=True):
         nodes = (Node(name="n1", gpus=4, available=node),)
         snapshot = Snapshot(time=self.at, nodes=nodes, jobs=(seen,))
-        self.book.observe(snapshot)
-        self.guardian.review(snapshot, dict.fromkeys(live), act=act)
+        self.store.observe(snapshot)
+        self.guard.review(snapshot, dict.fromkeys(live), act=act)
 
     def waits(self, code=0, *, live=(), act=True, node=True, **fields):
         waiting = job(run=self.run, exit_code=code, submit_time=self.at, **fields)
@@ -39,7 +40,7 @@ class Scene:
         self.look(running)
         said = {"job_id": 7, "run": self.run, "phase": "training"}
         report = Report(**said, step=step, checkpoint_step=step)
-        self.book.take(report, running, self.at)
+        self.store.take(report, running, self.at)
         self.run, self.at = self.run + 1, self.at + 20
         return self.waits(code, **how)
 
@@ -49,24 +50,22 @@ class Scene:
 
 
 def test_two_attempts_without_progress_are_enough():
-    scene = Scene()
-    scene.attempt(1, step=5)
-    scene.attempt(1, step=5)
-    assert scene.verbs == []
-    scene.attempt(1, step=5)
-    why = (
-        "no progress in 2 attempts in a row: its newest checkpoint is still of step 5; exit code 1"
-    )
-    assert scene.scontrol.calls == [
+    site = Site()
+    site.attempt(1, step=5)
+    site.attempt(1, step=5)
+    assert site.verbs == []
+    site.attempt(1, step=5)
+    why = Reason("no-progress", attempts=2, step=5, exit_code=1)
+    assert site.scontrol.calls == [
         ("hold", "7"), ("update", "7", {"Comment": f"selastic: held, {why}"})
     ]  # fmt: skip
-    assert any(f"JobId=7 Action=hold Reason={why!r}" in line for line in scene.log.lines)
-    assert scene.guardian.holds == 1
-    (row,) = scene.ledger.transitions(7)
-    assert (row["action"], row["reason"], row["live"]) == ("hold", why, False)
-    held = scene.waits(1, reason="JobHeldUser")
-    assert scene.verbs == ["hold", "update"]  # and not once more
-    assert scene.book.records(Snapshot(time=0, nodes=(), jobs=(held,)), {})[7].stopped == why
+    assert any(f"JobId=7 Action=hold Reason={why}" in line for line in site.log.lines)
+    assert site.guardian.holds == 1
+    (row,) = site.ledger.transitions(7)
+    assert (row["action"], row["reason"], row["live"]) == ("hold", why.to_json(), False)
+    held = site.waits(1, reason="JobHeldUser")
+    assert site.verbs == ["hold", "update"]  # and not once more
+    assert site.store.records(Snapshot(time=0, nodes=(), jobs=(held,)), {})[7].stopped == why
 
 
 @pytest.mark.parametrize(
@@ -76,88 +75,88 @@ def test_two_attempts_without_progress_are_enough():
     ids=["requeued", "node", "launch", "ours"],
 )  # fmt: skip
 def test_what_others_did_to_it_does_not_count(how):
-    scene = Scene()
-    scene.attempt(1, step=5)
+    site = Site()
+    site.attempt(1, step=5)
     for _ in range(5):
-        scene.attempt(**how, step=5)
-    assert scene.verbs == []
+        site.attempt(**how, step=5)
+    assert site.verbs == []
 
 
 def test_a_change_of_ours_that_was_over_before_anybody_looked_does_not_count():
-    scene = Scene()
-    scene.attempt(1, step=5)
+    site = Site()
+    site.attempt(1, step=5)
     for number in range(4):
-        ours = transition({"n1": 4}, {"n1": 4}, TransitionState.DONE, id=number + 1, run=scene.run)
-        running = job({"n1": 4}, run=scene.run)
-        scene.look(running)
-        scene.book.changed(ours, running, scene.at)
-        scene.attempt(1, step=5)
-    assert scene.verbs == []
+        ours = transition({"n1": 4}, {"n1": 4}, TransitionState.DONE, id=number + 1, run=site.run)
+        running = job({"n1": 4}, run=site.run)
+        site.look(running)
+        site.store.changed(ours, running, site.at)
+        site.attempt(1, step=5)
+    assert site.verbs == []
 
 
 def test_whoever_requeues_a_job_that_is_over_means_it():
-    scene = Scene()
+    site = Site()
     for _ in range(5):
-        scene.attempt(1, step=5, state=JobState.ENDED)
-        scene.waits(1)
-    assert scene.verbs == []
+        site.attempt(1, step=5, state=JobState.ENDED)
+        site.waits(1)
+    assert site.verbs == []
 
 
 @pytest.mark.parametrize("by", ["selastic", "scontrol"])
 def test_its_owner_lets_it_go_on(by):
-    scene = Scene()
+    site = Site()
     for _ in range(3):
-        waiting = scene.attempt(1, step=5)
-    comment = scene.scontrol.fields()["Comment"]
+        waiting = site.attempt(1, step=5)
+    comment = site.scontrol.fields()["Comment"]
     if by == "selastic":
-        assert scene.book.let_go(waiting)
-        scene.waits(1, reason="JobHeldUser", comment=comment)
-        assert scene.scontrol.calls[2:] == [("release", "7"), ("update", "7", {"Comment": ""})]
+        assert site.store.let_go(waiting)
+        site.waits(1, reason="JobHeldUser", comment=comment)
+        assert site.scontrol.calls[2:] == [("release", "7"), ("update", "7", {"Comment": ""})]
     else:
-        scene.waits(1, comment=comment)
-        assert scene.scontrol.calls[2:] == [("update", "7", {"Comment": ""})]
-    assert not scene.book.let_go(waiting)
-    scene.attempt(1, step=5)
-    assert scene.verbs.count("hold") == 1
-    scene.attempt(1, step=5)
-    assert scene.verbs.count("hold") == 2
+        site.waits(1, comment=comment)
+        assert site.scontrol.calls[2:] == [("update", "7", {"Comment": ""})]
+    assert not site.store.let_go(waiting)
+    site.attempt(1, step=5)
+    assert site.verbs.count("hold") == 1
+    site.attempt(1, step=5)
+    assert site.verbs.count("hold") == 2
 
 
 def test_a_comment_of_its_users_stays():
-    scene = Scene()
+    site = Site()
     for _ in range(3):
-        scene.attempt(1, step=5, comment="mine")
-    assert scene.verbs == ["hold"]
+        site.attempt(1, step=5, comment="mine")
+    assert site.verbs == ["hold"]
 
 
 @pytest.mark.parametrize(
     ("text", "act"), [("", False), ("[limits]\nvain_attempts = 0", True)], ids=["observe", "off"]
 )
 def test_where_it_may_not_it_does_nothing(text, act):
-    scene = Scene(text)
+    site = Site(text)
     for _ in range(5):
-        scene.attempt(1, step=5, act=act)
-    assert scene.verbs == []
-    assert sum("not done" in line for line in scene.log.lines) == (not act)
+        site.attempt(1, step=5, act=act)
+    assert site.verbs == []
+    assert sum("Mode=advise" in line for line in site.log.lines) == (not act)
 
 
 def test_what_slurm_refuses_is_tried_again():
-    scene = Scene()
-    scene.attempt(1, step=5)
-    scene.attempt(1, step=5)
-    scene.scontrol.refuse = "no"
-    scene.attempt(1, step=5)
-    scene.scontrol.refuse = ""
-    scene.waits(1)
-    assert scene.verbs == ["hold", "update"]
+    site = Site()
+    site.attempt(1, step=5)
+    site.attempt(1, step=5)
+    site.scontrol.refuse = "no"
+    site.attempt(1, step=5)
+    site.scontrol.refuse = ""
+    site.waits(1)
+    assert site.verbs == ["hold", "update"]
 
 
 def test_it_remembers_over_a_restart():
-    scene = Scene()
-    scene.attempt(1, step=5)
-    scene.attempt(1, step=5)
-    scene.waits(1)
-    scene.book = JobStore(scene.ledger)
-    scene.guardian = CrashLoopGuard(scene.scontrol, parse(""), scene.book, scene.ledger, scene.log)
-    scene.attempt(1, step=5)
-    assert "hold" in scene.verbs
+    site = Site()
+    site.attempt(1, step=5)
+    site.attempt(1, step=5)
+    site.waits(1)
+    site.store = JobStore(site.ledger)
+    site.guard = CrashLoopGuard(site.scontrol, parse(""), site.store, site.ledger, site.log)
+    site.attempt(1, step=5)
+    assert "hold" in site.verbs

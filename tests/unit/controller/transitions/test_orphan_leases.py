@@ -11,13 +11,13 @@ from tests.support.job_records import FakeScontrol, Log, job
 
 def test_a_lease_is_renewed_although_the_clock_was_set_back(monkeypatch):
     scontrol, config = FakeScontrol(), Config(controller=ControllerSettings(queue="controller"))
-    keeper = OrphanCleanup(scontrol, config, JobStore(Ledger(":memory:")), Log())
+    cleanup = OrphanCleanup(scontrol, config, JobStore(Ledger(":memory:")), Log())
     waiting = job(begin_time=time.time() + 3600, reason="BeginTime")
-    keeper.lease(waiting)
-    keeper.leases([waiting], {}, retired=False)
+    cleanup.lease(waiting)
+    cleanup.leases([waiting], {}, retired=False)
     assert len(scontrol.calls) == 1  # fresh
     wall, steady = time.time(), time.monotonic()
     monkeypatch.setattr(time, "time", lambda: wall - 3600)
     monkeypatch.setattr(time, "monotonic", lambda: steady + config.slurm.lease_s / 2)
-    keeper.leases([waiting], {}, retired=False)
+    cleanup.leases([waiting], {}, retired=False)
     assert [c[2] for c in scontrol.calls] == [{"StartTime": f"now+{int(config.slurm.lease_s)}"}] * 2

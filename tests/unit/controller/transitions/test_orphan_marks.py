@@ -6,36 +6,37 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.reason import Reason
 from tests.support.job_records import FakeScontrol, Log, job, transition
 
 PER_NODE = {"gpu": {"a100": 4}}
 
 
-def swept(book, *seen):
+def swept(store, *seen):
     scontrol = FakeScontrol()
-    keeper = OrphanCleanup(scontrol, Config(), book, Log())
-    keeper.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
+    cleanup = OrphanCleanup(scontrol, Config(), store, Log())
+    cleanup.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
     return [c[2].get("ReqNodeList") for c in scontrol.calls if c[0] == "update"]
 
 
-def moved(book, number, *nodes, to_queue=False):
+def moved(store, number, *nodes, to_queue=False):
     t = transition(dict.fromkeys(nodes, 4), {"n9": 1}, TransitionState.UNDONE, id=number)
     t.entered |= {"REQUEUE": 1.0}
     if to_queue:
-        t.target, t.problem = None, "a node went away"
-    book.changed(t, job(run=number), 100.0 + number)
+        t.target, t.problem = None, Reason("node-down")
+    store.changed(t, job(run=number), 100.0 + number)
 
 
 def test_a_pin_that_slurmctld_remembers_from_before_is_cleared():
     ledger = Ledger(":memory:")
-    book = JobStore(ledger)
-    moved(book, 1, "n1", "n2")
-    moved(book, 2, "n3", to_queue=True)  # nothing is pinned any more, as far as we know
+    store = JobStore(ledger)
+    moved(store, 1, "n1", "n2")
+    moved(store, 2, "n3", to_queue=True)  # nothing is pinned any more, as far as we know
     # slurmctld was killed and is back where it was, or in the midst of what was undone
     for nodes in (("n1", "n2"), ("n3",)):
-        assert swept(book, job(run=2, required_nodes=nodes)) == [""]
-    assert swept(book, job(run=2, required_nodes=("n1",))) == []  # its owner's own
-    book.observe(Snapshot(time=0.0, nodes=(), jobs=(job(run=2),)))
+        assert swept(store, job(run=2, required_nodes=nodes)) == [""]
+    assert swept(store, job(run=2, required_nodes=("n1",))) == []  # its owner's own
+    store.observe(Snapshot(time=0.0, nodes=(), jobs=(job(run=2),)))
     assert swept(JobStore(ledger), job(run=2, required_nodes=("n3",))) == [""]
 
 

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from slurm_elastic.cli import main
+from slurm_elastic.cli.simulate.simulation_answer import (
+    GangFigures,
+    SimulationAnswer,
+    gang_figures,
+)
 from slurm_elastic.placement.delay.timers import Timers
 from slurm_elastic.policies.gangs.gandiva import Gandiva
 from slurm_elastic.policies.gangs.own_dally import OwnDally
@@ -144,15 +149,31 @@ def test_from_the_command_line(small, capsys, tmp_path):
     workload, table = map(str, small)
     words = ["simulate", workload, "--format", "dally", "--cluster", "2x1x2", "--slots", "1"]
     assert main.run([*words, "--slowdown", table, "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["each"]
-    assert one["policy"] == "dally"
-    assert one["comm_gpu_h"] > 0
+    answer = json.loads(capsys.readouterr().out)
+    assert list(answer) == list(SimulationAnswer.__annotations__)
+    assert (answer["policy"], answer["cluster"], answer["jobs"]) == ("dally", "2x1x2", 3)
+    assert answer["gangs"]["comm_gpu_h"] > 0
+    assert list(answer["gangs"]) == list(GangFigures.__annotations__)
+    assert answer["each"] == [{k: v for k, v in answer.items() if k not in ("each", "notes")}]
     rows = tmp_path / "rows.csv"
     for policy in ("dally", "tiresias", "tiresias-condfix", "gandiva"):
         more = ["--policy", policy, "--jobs-csv", str(rows)]
         assert main.run([*words, "--slowdown", table, *more]) == 0
         assert f"policy {policy}" in capsys.readouterr().out
         assert len(rows.read_text().splitlines()) == 4
+
+
+def test_figures_of_two_workloads_are_over_all_gangs_but_makespans_are_means(small, write):
+    alone = write("one.csv", WORKLOAD + "1,0,VGG,2000000,0.01,2\n")
+    runs = [simulated(small, Gandiva()), simulated((alone, small[1]), Gandiva())]
+    both, (one, other) = gang_figures(runs, "2x1x2"), [gang_figures([r], "2x1x2") for r in runs]
+    assert (both["jobs"], one["jobs"], other["jobs"]) == (4, 3, 1)
+    assert both["avg_jct_h"] == pytest.approx((3 * one["avg_jct_h"] + other["avg_jct_h"]) / 4)
+    assert both["makespan_h"] == pytest.approx((one["makespan_h"] + other["makespan_h"]) / 2)
+    assert both["gangs"]["grants"]["node"] == sum(
+        f["gangs"]["grants"]["node"] for f in (one, other)
+    )
+    assert both["rounds"] is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from benchmarks.trainings import training
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities, load
@@ -14,12 +13,14 @@ from slurm_elastic.simulator.truth.freezing_truth import BELIEFS, MAX_PENALTY
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.reasons import told
+from tests.support.synthetic_applications import synthetic_application
 
 KNOWN = ("cifar10", "imagenet", "yolov3", "bert", "deepspeech2")
 CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")
 PROFILES = {
-    "bert": training("bert", seconds=60000.0, epochs=12),
-    "net": training("net", seconds=3000.0),
+    "bert": synthetic_application("bert", seconds=60000.0, epochs=12),
+    "net": synthetic_application("net", seconds=3000.0),
 }
 
 
@@ -29,7 +30,7 @@ class Still:
     capabilities = Capabilities(binding_proposals=True)
 
     def decide(self, question, state):
-        wish = (Alternative(gpu_type="a100", gpus=4, value=1.0, reason="told so"),)
+        wish = (Alternative(gpu_type="a100", gpus=4, value=1.0, reason=told("told so")),)
         return tuple(Proposal(job_id=j, alternatives=wish) for j in question.jobs), state
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.trainings import training
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import application_profiles, cluster_text
@@ -15,9 +15,9 @@ from slurm_elastic.simulator.workloads.application_profiles import (
     MeasuredCurve,
     TypeTable,
 )
-from slurm_elastic.simulator.workloads.applications import describe
 from slurm_elastic.simulator.workloads.workload import SubmittedJob
 from tests.support import published_data
+from tests.support.synthetic_applications import synthetic_application
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_published_ratios(vectors, truth):
 
 @pytest.fixture
 def net():
-    return GroundTruth(training("net"))
+    return GroundTruth(synthetic_application("net"))
 
 
 def test_between_measured_micro_batches_time_is_linear(net):
@@ -120,7 +120,7 @@ def test_rate_counts_iterations_of_the_fixed_batch(net):
 
 
 def test_pipelines_take_gpipe_time_and_scale_linearly():
-    pipe = GroundTruth(training("pipe", units={"t4": 4, "a100": 2}, micro_batches=8))
+    pipe = GroundTruth(synthetic_application("pipe", units={"t4": 4, "a100": 2}, micro_batches=8))
     forward, _ = pipe.step("t4", (4,), 1)
     assert pipe.iteration("t4", (4,), 1)[0] == pytest.approx(3 * (4 - 1 + 8) * forward)
     assert pipe.replicas("a100", (8, 8)) == 8

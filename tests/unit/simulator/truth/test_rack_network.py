@@ -5,6 +5,7 @@ import pytest
 from slurm_elastic.config.schema import Config, ControllerSettings, PlacementSettings
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.policies.policy_protocol import load
+from slurm_elastic.simulator.applications import describe
 from slurm_elastic.simulator.cluster_state import SimulatedCluster
 from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.simulation import simulate
@@ -16,7 +17,6 @@ from slurm_elastic.simulator.workloads import (
     cluster_text,
     workload,
 )
-from slurm_elastic.simulator.workloads.applications import describe
 
 NODES = ("a", "b", "c", "d", "e")
 

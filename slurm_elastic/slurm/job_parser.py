@@ -1,0 +1,200 @@
+"""Jobs from the records that pyslurm reads.
+
+Strings that users can write are hostile: a field that is not UTF-8 reads as empty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.core.submission import (
+    Submission,
+    SubmissionError,
+    parse_admin_comment,
+    parse_comment,
+)
+from slurm_elastic.slurm import pyslurm_records
+
+_STATES = {
+    "PENDING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "CONFIGURING": JobState.RUNNING,
+    "COMPLETING": JobState.COMPLETING,
+    "SUSPENDED": JobState.SUSPENDED,
+    "STOPPED": JobState.SUSPENDED,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+}
+
+
+#: A submission, or why there is none.
+_Parsed = tuple[Submission | None, Reason | None]
+
+
+class JobParser:
+    """Jobs from pyslurm's records; a record is parsed again only when it has changed."""
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger("snapshot")
+        self._submissions: dict[tuple[int, float, str], _Parsed] = {}
+        self._user_names: dict[int, str] = {}
+        #: Per job: the mark of its record, and the job as last parsed.
+        self._parsed: dict[int, tuple[object, Job]] = {}
+        #: Jobs whose unreadable record has been logged.
+        self._unreadable: set[int] = set()
+
+    def jobs(self, records: Iterable[Any]) -> dict[int, Job]:
+        """Return the jobs of all records, by raw id; forget the others."""
+        jobs = [job for job in map(self.job, records) if job is not None]
+        self._parsed = {j.job_id: last for j in jobs if (last := self._parsed.get(j.job_id))}
+        self._unreadable &= {j.job_id for j in jobs}
+        current = {(j.job_id, j.submit_time) for j in jobs}
+        self._submissions = {k: v for k, v in self._submissions.items() if k[:2] in current}
+        return {j.job_id: j for j in jobs}
+
+    def job(self, raw: Any) -> Job | None:
+        """Return the job of a record: the last one while the record's mark is the same.
+
+        A record that cannot be parsed becomes an unmanaged job, with one line in the log.
+
+        Args:
+            raw: record of pyslurm.
+
+        Returns:
+            None if not even the job's id and state can be read.
+        """
+        try:
+            mark = pyslurm_records.mark(raw, time.time())
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            return self._parse_or_log(raw)
+        last = self._parsed.get(mark[0])
+        if last is not None and last[0] == mark:
+            return last[1]
+        job = self._parse_or_log(raw)
+        if job is not None and job.job_id not in self._unreadable:
+            self._parsed[job.job_id] = (mark, job)
+        return job
+
+    def _parse_or_log(self, raw: Any) -> Job | None:
+        try:
+            return self._parse(raw)
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+            why = f"{error!r:.200}"
+        if int(raw.id) not in self._unreadable:
+            self._unreadable.add(int(raw.id))
+            self._log.error(f"JobId={raw.id} Unreadable={why}")
+        try:
+            return pyslurm_records.unreadable(raw, _STATES.get(raw.state, JobState.ENDED), why)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return None
+
+    def _parse(self, raw: Any) -> Job:
+        state = _STATES.get(raw.state, JobState.ENDED)
+        if state is JobState.ENDED:
+            return self._ended(raw)
+        submission, problem = self._submission(raw)
+        if submission and not problem:
+            problem = pyslurm_records.unmanageable(raw)
+        allocation = None
+        layout = {}
+        if state is not JobState.PENDING:
+            layout = raw.get_resource_layout_per_node()
+            allocation = pyslurm_records.allocation(layout)
+            if allocation is None and submission and state is JobState.RUNNING:
+                problem = problem or Reason("several-gpu-types")
+        tres = raw.requested_tres
+        requested, gpu_type = pyslurm_records.requested_gpus(raw, tres)
+        gpus = requested
+        if allocation:
+            gpus, gpu_type = allocation.gpus, allocation.gpu_type
+        cpus = int(raw.cpus or 0)
+        memory = sum(int(n.get("memory") or 0) for n in layout.values())
+        memory = memory or pyslurm_records.memory(raw, requested)
+        begin = float(raw.eligible_time or 0)
+        return Job(
+            job_id=int(raw.id),
+            display_id=pyslurm_records.display_id(raw),
+            name=pyslurm_records.text(raw, "name"),
+            user=self._user(raw),
+            uid=int(raw.user_id or 0),
+            state=state,
+            partition=pyslurm_records.text(raw, "partition"),
+            account=pyslurm_records.text(raw, "account"),
+            qos=pyslurm_records.text(raw, "qos"),
+            reason=pyslurm_records.reason(raw),
+            priority=int(raw.priority or 0),
+            nice=int(raw.nice or 0),
+            submit_time=float(raw.submit_time or 0),
+            start_time=(
+                None if state is JobState.PENDING else pyslurm_records.epoch(raw.start_time)
+            ),
+            end_time=pyslurm_records.epoch(raw.end_time),
+            begin_time=begin if state is JobState.PENDING and begin > time.time() else None,
+            time_limit_s=pyslurm_records.limit_s(raw.time_limit),
+            run=int(raw.requeue_count or 0),
+            submission=submission,
+            managed=not problem,
+            unmanaged_reason=problem,
+            allocation=allocation,
+            devices=pyslurm_records.devices(layout),
+            gpus=gpus,
+            gpu_type=gpu_type,
+            min_nodes=pyslurm_records.min_nodes(raw, tres),
+            cpus=cpus,
+            cpus_per_gpu=cpus / gpus if gpus else 1.0,
+            memory_per_gpu_mb=memory / gpus if gpus else 0.0,
+            required_nodes=pyslurm_records.named_nodes(raw, "required_nodes"),
+            excluded_nodes=pyslurm_records.named_nodes(raw, "excluded_nodes"),
+            features="&".join(raw.constraints or ()),
+            reservation=pyslurm_records.text(raw, "reservation"),
+            dependency="yes" if raw.dependencies else "",
+            comment=pyslurm_records.text(raw, "comment"),
+            extra=pyslurm_records.text(raw, "extra"),
+            requeueable=bool(raw.is_requeueable),
+            exit_code=pyslurm_records.exit_code(raw),
+        )
+
+    def _ended(self, raw: Any) -> Job:
+        """Return an ended job, with the fields that history needs."""
+        submission, _ = self._submission(raw)
+        return Job(
+            job_id=int(raw.id),
+            display_id=pyslurm_records.display_id(raw),
+            name=pyslurm_records.text(raw, "name"),
+            user=self._user(raw),
+            uid=int(raw.user_id or 0),
+            state=JobState.ENDED,
+            partition=pyslurm_records.text(raw, "partition"),
+            submit_time=float(raw.submit_time or 0),
+            start_time=pyslurm_records.epoch(raw.start_time),
+            end_time=pyslurm_records.epoch(raw.end_time),
+            run=int(raw.requeue_count or 0),
+            submission=submission,
+        )
+
+    def _submission(self, raw: Any) -> _Parsed:
+        """Return directive and shape, parsed once per job, and what is wrong with them, or None."""
+        admin = pyslurm_records.text(raw, "admin_comment")
+        comment = pyslurm_records.text(raw, "comment")
+        key = (int(raw.id), float(raw.submit_time or 0), admin + "\0" + comment)
+        if key not in self._submissions:
+            try:
+                submission = parse_admin_comment(admin) or parse_comment(comment)
+                self._submissions[key] = (submission, None)
+            except SubmissionError as error:
+                self._submissions[key] = (None, Reason("directive-invalid", error=str(error)))
+        return self._submissions[key]
+
+    def _user(self, raw: Any) -> str:
+        uid = int(raw.user_id or 0)
+        if uid not in self._user_names:
+            self._user_names[uid] = pyslurm_records.text(raw, "user_name") or str(uid)
+        return self._user_names[uid]

@@ -1,0 +1,132 @@
+"""The running container cluster, as tests use it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CLUSTER_DIR = Path(__file__).resolve().parents[2] / "contrib" / "cluster"
+sys.path.insert(0, str(CLUSTER_DIR))
+
+from clusterlib.lifecycle import exec_command  # noqa: E402
+
+#: By how much waits may be longer than on a calm machine: several clusters share it. They bound
+#: a test that hangs; no test asserts a time.
+PATIENCE = 3.0
+#: pytest-xdist's name of the first worker, and of a process without workers.
+FIRST_WORKER = "gw0"
+
+
+def worker_name() -> str:
+    """Return pytest-xdist's name of this process."""
+    return os.environ.get("PYTEST_XDIST_WORKER", FIRST_WORKER)
+
+
+def cluster_name() -> str:
+    """Return the name of this process's cluster: with `pytest -n` each worker has its own."""
+    name = os.environ.get("SELASTIC_CLUSTER", "selastic")
+    return name if worker_name() == FIRST_WORKER else f"{name}-{worker_name()}"
+
+
+def until(
+    happens: Callable[[], object],
+    *,
+    seconds: float = 60.0,
+    what: str | Callable[[], object] = "",
+) -> None:
+    """Wait for something to become true.
+
+    Args:
+        happens: looked at again and again.
+        seconds: at most, on a calm machine.
+        what: did not happen; or what tells it then, e.g. a log.
+    """
+    end = time.monotonic() + PATIENCE * seconds
+    while not happens():
+        if time.monotonic() > end:
+            said = what() if callable(what) else what
+            raise AssertionError(f"not within {PATIENCE * seconds:.0f} s: {said}")
+        time.sleep(0.3)
+
+
+class SlurmCluster:
+    """The running cluster: six nodes g01..g06 with four fake GPUs each, users alice and bob.
+
+    `exec` runs a command, `sbatch` submits a job, `state` and `wait` look at it, `free_gpus`
+    counts. Jobs submitted through `sbatch` are cancelled when their test ends. The cluster is the
+    one that `contrib/cluster/cluster` manages, SELASTIC_CLUSTER names another one; it stays up.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.jobs: list[int] = []
+
+    def exec(
+        self,
+        command: str | list[str],
+        *,
+        user: str = "root",
+        node: str = "ctld",
+        stdin: str = "",
+        check: bool = True,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `command` (a string: by bash) on a node; with `check`, a failure fails the test."""
+        words = ["bash", "-c", command] if isinstance(command, str) else command
+        done = subprocess.run(
+            [*exec_command(self.name, node, user), *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE * timeout,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"{command}: rc {done.returncode}: {done.stderr}"
+        return done
+
+    def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
+        """Submit `script` (without its #! line) and return the job's id."""
+        text = f"#!/bin/bash\n{script}\n"
+        done = self.exec(["sbatch", "--parsable", *options], user=user, stdin=text)
+        self.jobs.append(int(done.stdout.split(";")[0]))
+        return self.jobs[-1]
+
+    def state(self, job: int) -> str:
+        """The job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
+        return self.exec(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]).stdout.strip()
+
+    def wait(self, job: int, *states: str, timeout: float = 60) -> str:
+        """Wait until the job is in one of `states`; return which."""
+        seen = ""
+
+        def there() -> bool:
+            nonlocal seen
+            seen = self.state(job)
+            return seen in states
+
+        try:
+            until(there, seconds=timeout)
+        except AssertionError as error:
+            raise AssertionError(f"job {job} is {seen}, not {states}: {error}") from None
+        return seen
+
+    def free_gpus(self) -> int:
+        """GPUs that no job holds, on all nodes."""
+        report = self.exec("sinfo -h -N -O Gres:40,GresUsed:60").stdout
+        counts = [
+            [int(word.split("(")[0].rsplit(":", 1)[1]) for word in line.split()]
+            for line in report.splitlines()
+        ]
+        return sum(total - used for total, used in counts)
+
+    def cancel(self) -> None:
+        """Cancel the jobs submitted so far and wait until they hold nothing."""
+        if self.jobs:
+            ids = ",".join(map(str, self.jobs))
+            self.exec(f"scancel {ids.replace(',', ' ')}", check=False)
+            gone = f"! squeue -h -j {ids} | grep -q ."
+            self.exec(f"for _ in $(seq 300); do {gone} && break; sleep 0.2; done")
+            self.jobs.clear()
