@@ -90,7 +90,7 @@ class GradientNoise:
             self._count = int(known[3])
 
     def fields(self) -> dict[str, float]:
-        """Return the fields of a report; none before `LEAST` steps, or if the noise is too large."""
+        """Return a report's fields; none before `LEAST` steps, or if the noise is too large."""
         if self._count < LEAST or self._trace <= 0:
             return {}
         # The estimate of |G|^2 can be negative where the noise is much larger.
