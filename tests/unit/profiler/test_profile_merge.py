@@ -66,8 +66,8 @@ def test_the_batch_of_most_configurations_is_compared():
     assert {o.configuration.batch for o in found.offers} == {64}
     assert found.left_out == (
         (
-            "2 of 4 configurations, with 32, 128 instead of 64 samples per GPU; choose with --batch or"
-            " --global-batch"
+            "2 of 4 configurations, with 32, 128 instead of 64 samples per GPU; choose with --batch"
+            " or --global-batch"
         ),
     )
     assert [o.configuration.batch for o in compared(profile, batch=32).offers] == [32]
@@ -143,8 +143,8 @@ def test_contradicting_profiles_are_an_error():
         compared(net(at(1)), net(at(1, compute=0.23)))
     assert str(caught.value) == (
         "a.json and b.json contradict each other: compute of net on 1 a100 on 1 node takes 200 ms a"
-        " step in one and 230 ms in the other, a difference beyond their spread; leave out the wrong"
-        " one, or measure again"
+        " step in one and 230 ms in the other, a difference beyond their spread; leave out the"
+        " wrong one, or measure again"
     )
     with pytest.raises(ComparisonError, match="network of net on 4 a100 on 2 nodes"):
         compared(net(at(4, nodes=2)), net(at(4, nodes=2, network=0.06)))
