@@ -294,8 +294,16 @@ def test_wrong_profiles(run, net, tmp_path):
             body(samples=9),
             "net.json and bad.json contradict each other: an epoch of net",
         ),
-        ("version", body(profile=9), "bad.json: profile: 9 is invalid: expected 1; measure it anew"),
-        ("empty", body(configurations=[]), "bad.json: configurations: [] is invalid: expected a list of 1 to 1000"),
+        (
+            "version",
+            body(profile=9),
+            "bad.json: profile: 9 is invalid: expected 1; measure it anew",
+        ),
+        (
+            "empty",
+            body(configurations=[]),
+            "bad.json: configurations: [] is invalid: expected a list of 1 to 1000",
+        ),
     ):
         (tmp_path / "bad.json").write_text(json.dumps(content))
         code, out, err = run(net, "bad.json")

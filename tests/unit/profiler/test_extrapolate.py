@@ -179,8 +179,10 @@ def test_configurations_without_an_estimate_are_listed():
     found = estimates(unseen(a100=0.3), others("a", "b").values())
     assert [e.offer.configuration.gpus for e in found.found] == [1]
     assert found.left_out == (
-        ("4 a100 on 1 node, 8 a100 on 2 nodes: 2 models profiled, 3 are needed;"
-        " profile another one there"),
+        (
+            "4 a100 on 1 node, 8 a100 on 2 nodes: 2 models profiled, 3 are needed;"
+            " profile another one there"
+        ),
     )
     far = replace(unseen(a100=0.3), layers=1000)
     (note,) = estimates(far, others(*MODELS).values()).notes
