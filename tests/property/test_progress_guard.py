@@ -13,6 +13,7 @@ from slurm_elastic.controller.state.attempt_progress import (
     close,
     hear,
 )
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 
 STEPS = st.none() | st.integers(0, 50)
@@ -116,7 +117,9 @@ def test_what_is_told_before_an_attempt_is_followed_counts_all_the_same(attempts
 
 
 def test_it_survives_the_ledger():
-    watch = AttemptProgress(run=3, mark=7, vain=1, nodes=["n1"], why="x")
+    watch = AttemptProgress(
+        run=3, mark=7, vain=1, nodes=["n1"], why=Reason("no-progress", attempts=2)
+    )
     body = {f: getattr(watch, f) for f in watch.__dataclass_fields__}
     assert AttemptProgress.from_body({**body, "of a later version": 1}) == watch
     assert AttemptProgress.from_body(None) == AttemptProgress()
