@@ -1,4 +1,4 @@
-"""What IceFrog must keep to, whatever the cluster, the jobs and what may be frozen of them."""
+"""Properties of policy `icefrog` on random clusters, jobs and frozen layers."""
 
 import dataclasses
 import random
@@ -20,7 +20,7 @@ from tests.support.sia_strategies import (
 
 
 def freezing(rng, cluster, share=0.7):
-    """Most jobs of which something was learned may freeze some of their layers."""
+    """Draw freezable layers for most jobs with measurements."""
     for job_id, record in cluster.records.items():
         if record.learned is None or rng.random() > share:
             continue
