@@ -8,7 +8,8 @@ fraction q of a job's progress:
   papers on freezing found (our definition: evenly). The library notices it `late` later.
 * It certifies a prefix as ours does (training/freezing/freezer.py): not before a tenth of the
   training, nothing new after 95 %, no more than PipeTransformer's cap
-  (`models.frozen_penalty.cap`) with tenths as epochs, and only with a penalty within the user's `MAX_PENALTY`.
+  (`models.frozen_penalty.cap`) with tenths as epochs, and only with a penalty within the user's
+  `MAX_PENALTY`.
 * At `thaws` all layers thaw, as when the learning rate falls tenfold; the bootstrap period
   begins again.
 * The penalty that is measured of n layers is `rest n / L`: what converged layers would still

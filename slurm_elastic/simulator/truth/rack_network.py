@@ -1,8 +1,8 @@
 """Racks of a simulated cluster, and what it costs to train across them; our definition.
 
 The tables that jobs are simulated from (application_profiles.py) have nodes, not racks. Here every
-`rack_nodes` nodes, in the order of the cluster, are a rack with one uplink. A job over r racks pays, once per
-step, a ring all-reduce of its gradients between them, not overlapped:
+`rack_nodes` nodes, in the order of the cluster, are a rack with one uplink. A job over r racks
+pays, once per step, a ring all-reduce of its gradients between them, not overlapped:
 
     2 (r - 1) / r * bytes / (uplink * share)
 
