@@ -252,7 +252,7 @@ def _stack(axes: Any, result: Result) -> None:
 
 
 def _application(name: str) -> str:
-    """Without what tells jobs of one name apart (`stated.py`)."""
+    """Return the application of a name, without the job's part (`curve_jobs.py`)."""
     return name.partition("#")[0]
 
 
