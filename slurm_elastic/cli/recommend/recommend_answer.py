@@ -1,4 +1,4 @@
-"""The answer of `selastic recommend`, as JSON and for people."""
+"""The answer of `selastic recommend`, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from slurm_elastic.profiler.recommendation import ConfigurationCost, Recommendat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendationInputs:
-    """All that was found.
+    """The evaluated configurations and the request.
 
     Attributes:
         choices: the fastest first.
-        front: those of them that nobody beats in both.
+        front: those that no other beats in both time and cost.
         cheapest, fastest: within `deadline` (hours) and `budget` (cost).
-        rivals: as good as one of these, as far as measurements tell, by `cheapest`, `fastest`.
+        rivals: by `cheapest` and `fastest`, one that equals it within its spread.
     """
 
     model: str
@@ -41,7 +41,7 @@ class RecommendationInputs:
 
 
 def offers(measured: MergedProfiles, estimated: Estimates | None) -> list[ConfigurationCost]:
-    """All configurations, measured and extrapolated."""
+    """Return all configurations, measured and extrapolated."""
     return [*measured.offers, *(e.offer for e in (estimated.found if estimated else ()))]
 
 
@@ -55,10 +55,10 @@ def found(
     deadline: float,
     budget: float,
 ) -> RecommendationInputs:
-    """Decide.
+    """Evaluate the configurations and choose the cheapest and the fastest.
 
     Raises:
-        NobodyError: nothing is within the limits.
+        NobodyError: no configuration is within the limits.
     """
     choices = rules.evaluate(offers(measured, estimated), work, prices)
     limits = {"deadline": deadline, "budget": budget}
@@ -85,7 +85,7 @@ def found(
 
 
 def answer(found: RecommendationInputs) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the answer of --json."""
     rows = [_row(found, c) for c in found.choices]
     estimated = found.estimated
     return {
@@ -108,7 +108,7 @@ def answer(found: RecommendationInputs) -> dict[str, Any]:
 
 
 def shown(found: RecommendationInputs, layout: TableLayout) -> list[str]:
-    """The answer for people."""
+    """Return the lines of the answer."""
     rows = answer(found)["configurations"]
     unit = "" if found.prices else " GPU h"
     names = [c.header for c in _COLUMNS if c.header not in _ON_REQUEST]
@@ -136,15 +136,15 @@ def shown(found: RecommendationInputs, layout: TableLayout) -> list[str]:
         lines += _errors(found.estimated)
     types = {c.offer.configuration.gpu_type for c in found.choices}
     if found.prices is None and len(types) > 1:
-        lines.append("note: an hour costs the same on all types of GPU; --price says otherwise")
+        lines.append("note: an hour costs the same on all GPU types; --price sets other prices")
     if found.measured.unknown:
-        lines.append(f"note: {', '.join(found.measured.unknown)} not measured, counted as nothing")
+        lines.append(f"note: {', '.join(found.measured.unknown)} not measured, counted as 0")
     lines += [f"note: {clean(n)}" for n in (found.estimated.notes if found.estimated else ())]
     return lines + [f"left out: {clean(line)}" for line in _left_out(found)]
 
 
 def _advice(found: RecommendationInputs, unit: str) -> list[str]:
-    """What to take: what was asked for, else both."""
+    """Return the lines on the cheapest and the fastest, as far as requested."""
     both = math.isinf(found.deadline) and math.isinf(found.budget)
     lines = []
     if both or math.isfinite(found.deadline):
@@ -166,7 +166,7 @@ def _rival(found: RecommendationInputs, key: str, unit: str, same: str) -> list[
     if key not in found.rivals:
         return []
     rival = found.rivals[key]
-    return [f"  As far as the spread tells, this {same}: {_told(rival, unit)}"]
+    return [f"  Within its spread this {same}: {_told(rival, unit)}"]
 
 
 def _told(choice: Recommendation, unit: str) -> str:
@@ -176,7 +176,7 @@ def _told(choice: Recommendation, unit: str) -> str:
 
 
 def _errors(estimated: Estimates) -> list[str]:
-    """How wrong extrapolated stalls are."""
+    """Return the table of errors of extrapolated stalls."""
     rows = [_extrapolated(e) for e in estimated.found if e.fit is not None]
     if not rows:
         return []
@@ -241,7 +241,7 @@ def _percent(value: float) -> str:
 
 
 def _cost(value: float) -> str:
-    """Three digits: two configurations often differ in the third only."""
+    """Return three digits, as two configurations often differ in the third only."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -258,7 +258,7 @@ def _ms(key: str) -> Column:
 
 def _worst(row: Mapping[str, Any]) -> str:
     if not row["held_out"]:
-        return f"not known, {len(row['models']) + 1} models are needed"
+        return f"unknown, {len(row['models']) + 1} models are needed"
     worst = max(row["held_out"], key=lambda m: m["error"])
     return f"{_percent(worst['error'])} ({clean(worst['model'])})"
 

@@ -1,4 +1,4 @@
-"""The picture of `selastic recommend --plot`: time and cost of configurations, and the front."""
+"""Plot of `selastic recommend --plot`: time and cost of configurations, and the front."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_elastic.profiler.recommendation import HOUR_S, Recommendation
 from slurm_elastic.simulator import plots
 
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-#: Of the front so many are named beside their point.
+#: Points of the front that have a label.
 _NAMED = 12
 
 
@@ -46,7 +46,7 @@ def draw(found: RecommendationInputs, path: Path) -> None:
 
 
 def _points(axes: Any, found: RecommendationInputs) -> None:
-    """One mark per configuration: colour and form by type, hollow when extrapolated."""
+    """Draw a mark per configuration: colour and form by type, hollow when extrapolated."""
     types = sorted({c.offer.configuration.gpu_type for c in found.choices})
     for i, gpu_type in enumerate(types):
         colour = plots.COLOURS[i % len(plots.COLOURS)]

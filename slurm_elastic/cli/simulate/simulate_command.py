@@ -1,4 +1,4 @@
-"""`selastic simulate`: a workload under one policy, on a cluster that need not exist."""
+"""`selastic simulate`: workloads under one policy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def simulate(
                 gang_runs, cluster=inputs.cluster or "", as_json=json_, jobs_csv=jobs_csv
             )
         return
-    gangs.unused()
+    gangs.refuse_without_gangs()
     with simulation_inputs.refusals():
         simulation_inputs.known_policy(policy, "--policy")
         simulation_inputs.check(inputs, plot=plot, jobs_csv=jobs_csv)

@@ -57,5 +57,5 @@ def test_a_belief_that_nobody_holds_and_gangs_are_refused_in_one_line(run, small
         "central",
     )
     assert (code, out) == (2, "")
-    assert "--freezing: gangs do not know it; leave it out" in err
+    assert "--freezing does not apply to --format dally; leave it out" in err
     assert err.count("\n") == 1

@@ -86,7 +86,7 @@ def test_words(run, net):
     assert out == WORDS + (
         "Cheapest: 1 a100 on 1 node, 10:15:00, 10.2 GPU h\n"
         "Fastest: 8 a100 on 2 nodes, 02:06:52, 16.9 GPU h\n"
-        "note: an hour costs the same on all types of GPU; --price says otherwise\n"
+        "note: an hour costs the same on all GPU types; --price sets other prices\n"
     )
 
 
@@ -94,7 +94,7 @@ def test_deadline_and_budget(run, net):
     words = ("--profile", net, "--epochs", 10)
     assert run(*words, "--deadline", 3)[1] == WORDS + (
         "Cheapest in 3 h: 4 a100 on 1 node, 02:50:25, 11.4 GPU h\n"
-        "note: an hour costs the same on all types of GPU; --price says otherwise\n"
+        "note: an hour costs the same on all GPU types; --price sets other prices\n"
     )
     priced = run(*words, "--price", "a100=3,v100=0.5", "--budget", 12, "--deadline", 10)[1]
     assert "cost is money, an hour of one GPU at 3 for a100, 0.5 for v100\n" in priced
@@ -134,7 +134,7 @@ def test_a_rival_within_the_spread_is_named(run, tmp_path):
     (tmp_path / "near.json").write_text(json.dumps(body(configurations=rows)))
     out = run("near.json", "--epochs", 10)[1]
     assert "Cheapest: 1 a100" in out
-    assert "  As far as the spread tells, this costs no more: 4 a100 on 1 node, 02:34:10" in out
+    assert "  Within its spread this costs no more: 4 a100 on 1 node, 02:34:10" in out
 
 
 def test_an_answer_that_is_close_to_its_limit_says_so(run, net):
@@ -161,7 +161,7 @@ def test_a_model_that_was_not_profiled(run, zoo):
     out = run(*zoo, "--model", model, "--samples", SAMPLES)[1]
     assert "ERROR is that of each profiled model against a fit to the others:" in out
     assert "left out: 4 v100 on 1 node: how long a step computes on one v100 is not known" in out
-    assert "note: prep, fetch not measured, counted as nothing" in out
+    assert "note: prep, fetch not measured, counted as 0" in out
 
 
 def test_configurations_of_others_are_added(run, zoo, tmp_path):
@@ -190,22 +190,22 @@ def test_a_picture(run, net, zoo, tmp_path):
         (
             ("--deadline", 2),
             (
-                "--deadline 2: nothing is done in that time; the fastest, 8 a100 on 2 nodes, takes"
-                " 2.12 h: give --deadline 2.12 or more"
+                "--deadline 2: no configuration is that fast; the fastest, 8 a100 on 2 nodes, takes"
+                " 2.12 h: use --deadline 2.12 or more"
             ),
         ),
         (
             ("--budget", 9),
             (
-                "--budget 9: nothing costs so little; the cheapest, 1 a100 on 1 node, costs"
-                " 10.25 GPU h: give --budget 10.25 or more"
+                "--budget 9: no configuration is that cheap; the cheapest, 1 a100 on 1 node, costs"
+                " 10.25 GPU h: use --budget 10.25 or more"
             ),
         ),
         (
             ("--deadline", 3, "--budget", 11),
             (
-                "nothing meets both limits; in 3 h the cheapest is 4 a100 on 1 node for 11.37 GPU"
-                " h: give --budget 11.37, or a later --deadline"
+                "no configuration meets both limits; in 3 h the cheapest is 4 a100 on 1 node for"
+                " 11.37 GPU h: use --budget 11.37, or a later --deadline"
             ),
         ),
     ],
@@ -213,9 +213,9 @@ def test_a_picture(run, net, zoo, tmp_path):
 def test_limits_that_nobody_meets(run, net, words, said):
     code, out, err = run(net, "--epochs", 10, *words)
     assert (code, out, err) == (1, "", f"selastic: {said}\n")
-    # What it says to give is enough.
+    # The advice suffices.
     options = dict(zip(words[::2], words[1::2], strict=True))
-    advice = said.split("give ")[1].replace(",", "").split()
+    advice = said.split("use ")[1].replace(",", "").split()
     enough = run(
         net, "--epochs", 10, *[w for o in (options | {advice[0]: advice[1]}).items() for w in o]
     )
@@ -225,29 +225,29 @@ def test_limits_that_nobody_meets(run, net, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--price", "a100=3"), "--price: nothing for v100: add v100=X"),
+        (("--price", "a100=3"), "--price: no price for v100: add v100=X"),
         (
             ("--price", "a100=3,v100=1,h100=9"),
-            "--price: h100 is a type of no configuration; known: a100, v100",
+            '--price: "h100" is unknown; known: a100, v100',
         ),
-        (("--price", "a100"), '--price: "a100" cannot be read; write NAME=NUMBER'),
+        (("--price", "a100"), '--price: "a100" is invalid: expected NAME=NUMBER'),
         (("--deadline", "nan"), '--deadline: "nan" is invalid: expected a number above 0'),
         (("--budget", "-1"), '--budget: "-1" is invalid: expected a number above 0'),
         (("--epochs", "0.5"), '--epochs: "0.5" is invalid: expected a whole number above 0'),
         (("--batch", "7"), "--batch: nothing was measured with 7 samples per GPU; known: 10"),
         (("--global-batch", "7"), "--global-batch: nothing was measured with 7 samples per step"),
-        (("--batch", "10", "--global-batch", "40"), "--global-batch goes with neither --batch"),
-        (("--model", "other"), '--model: no profile is of "other"; known: net'),
+        (("--batch", "10", "--global-batch", "40"), "--global-batch cannot be combined with"),
+        (("--model", "other"), '--model: "other" is unknown; known: net'),
         (("--model", "layers=5"), "--model: gradient-bytes, batch, compute missing; write"),
         (("--model", "depth=5"), '--model: "depth" is unknown; known: name, layers'),
-        (("--model", "layers=5,layers=6"), "--model: layers is given twice"),
+        (("--model", "layers=5,layers=6"), "--model: duplicate key layers"),
         (
             ("--model", "layers=x,gradient-bytes=1,batch=1,compute=1"),
             '--model: layers: "x" is invalid: expected a whole number above 0',
         ),
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute=1"),
-            "--model: compute of which GPU? write compute.a100=SECONDS; profiled: a100, v100",
+            "--model: compute is ambiguous: expected compute.TYPE, e.g. compute.a100=SECONDS;",
         ),
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute.h100=1"),
@@ -260,7 +260,7 @@ def test_limits_that_nobody_meets(run, net, words, said):
                 " one a100 is not known; 4 v100 on 1 node: 1 model profiled, 3 are needed"
             ),
         ),
-        (("net.json",), "net.json is given twice"),
+        (("net.json",), "duplicate profile net.json"),
         (("none.json",), "none.json: No such file or directory"),
         (("--plot", "x.gif"), 'x.gif: no format ".gif"; end the name in .png, .svg, .pdf'),
         (("-o", "nobody"), '--format: "nobody" is unknown; known: type'),
@@ -274,7 +274,11 @@ def test_wrong_options(run, net, words, said):
 
 
 def test_wrong_profiles(run, net, tmp_path):
-    assert run() == (2, "", "selastic: --profile is missing: name what `selastic profile` wrote\n")
+    assert run() == (
+        2,
+        "",
+        "selastic: --profile is missing: name an output file of `selastic profile`\n",
+    )
     changed = body()
     changed["configurations"][0]["compute"]["seconds"] = 0.5
     for name, content, said in (
@@ -305,8 +309,7 @@ def test_wrong_profiles(run, net, tmp_path):
     single = body(samples=None)
     (tmp_path / "bad.json").write_text(json.dumps(single))
     assert (
-        run("bad.json")[2]
-        == "selastic: how many samples an epoch of net has is unknown: add --samples\n"
+        run("bad.json")[2] == "selastic: the samples per epoch of net are unknown: add --samples\n"
     )
     for row in single["configurations"]:
         row["repeats"] = 1

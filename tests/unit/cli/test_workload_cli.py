@@ -72,9 +72,9 @@ def test_from_sacct(run, tmp_path):
     ("words", "said"),
     [
         (("generate", "--mix", "foo=1"), "--mix: foo has no profile; known: bertbase"),
-        (("generate", "--mix", "resnet18=-1"), "write NAME=NUMBER"),
+        (("generate", "--mix", "resnet18=-1"), "expected NAME=NUMBER"),
         (("generate", "--mix", "resnet18=0"), "not all of them 0"),
-        (("generate", "--sizes", "two=1"), '--sizes: "two" is no number of GPUs'),
+        (("generate", "--sizes", "two=1"), '--sizes: "two" is invalid: expected GPUs from 1'),
         (("generate", "--classes", "soft=1"), '--classes: "soft" is unknown'),
         (("generate", "--jobs", "0"), "--jobs"),
         (("generate", "--hours", "x"), "--hours"),
