@@ -1,1 +1,1 @@
-"""What is not installed: the container cluster, the demo, helpers."""
+"""Parts that are not installed: the container cluster, the demo, scripts for developers."""

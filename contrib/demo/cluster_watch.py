@@ -1,4 +1,4 @@
-"""Background threads that keep the present view of the cluster and the controller's decisions.
+"""Background threads that read the state of the cluster and the controller's decisions.
 
 The decisions are displayed only; the checks do not use them.
 """
@@ -66,7 +66,7 @@ class ClusterWatch:
             return self.view
 
     def decisions(self) -> list[str]:
-        """What the controller has parse_decision since the last call, in its words."""
+        """Return the controller's decisions since the last call, as sentences."""
         with self._news:
             taken, self._decisions = self._decisions, []
             names = {job.job_id: job.name for job in self.view.jobs.values()}

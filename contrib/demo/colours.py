@@ -1,4 +1,4 @@
-"""One colour per job: elastic jobs in a palette for colour-blind readers, rigid jobs in grey."""
+"""One colour per job, from a palette for colour-blind readers; grey for rigid jobs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Screen:
             self._live.stop()
 
     def log(self, text: str, view: ClusterView, *, style: str = "") -> None:
-        """Something change_occurred."""
+        """Show an event."""
         at = clock(max(0.0, view.time - self._start))
         line = Text.assemble((f"{at:>5}  ", "dim"), (text, style))
         if self._live:

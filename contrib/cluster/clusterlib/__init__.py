@@ -1,1 +1,1 @@
-"""What `cluster` is made of. Standard library only: it runs before anything is installed."""
+"""Modules of the command `cluster`. Standard library only: it runs before anything is installed."""

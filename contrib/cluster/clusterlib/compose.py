@@ -1,4 +1,4 @@
-"""The Compose file of a layout. JSON is YAML, so both generations of Compose read it."""
+"""The Compose file of a layout, as JSON, which both generations of Compose read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LABEL = "slurm-elastic.cluster"
 
 
 def image_name(name: str) -> str:
-    """Each cluster has a tag of its own, so that two checkouts can run side by side."""
+    """Return the name of a cluster's image; each cluster has its own."""
     return f"slurm-elastic-cluster:{name}"
 
 
 def compose_file(name: str, layout: Layout) -> dict[str, Any]:
-    """Services ctld and either one container per node or one farm; a shared volume; a network."""
+    """Return the Compose file: ctld, one container per node or one farm, a volume, a network."""
     roles = {"ctld": ("ctld", layout.host(CTLD_HOST))}
     if layout.farm:
         roles["farm"] = ("farm", layout.host(FARM_HOST))

@@ -1,4 +1,4 @@
-"""The context of the image build: what the image needs and no more, to keep layers valid."""
+"""Context of the image build: only the files that the image needs, so that layers stay valid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IGNORED = ("__pycache__", ".pyc", ".so", ".o", ".egg-info")
 
 
 def build_context() -> bytes:
-    """A tar archive for `docker build -`."""
+    """Return a tar archive for `docker build -`."""
     with _Archive() as archive:
         for part in ("Dockerfile", "clusterlib", "image/cluster-start", "pyslurm"):
             archive.add_tree(CLUSTER_DIR / part, part)
@@ -40,20 +40,20 @@ def build_context() -> bytes:
 
 
 def project_archive(folder: str) -> bytes:
-    """The project alone, as a tar archive with everything under `folder`."""
+    """Return the project as a tar archive, with everything below `folder`."""
     with _Archive() as archive:
         _add_project(archive, folder)
     return archive.content()
 
 
 def requirements() -> str:
-    """The project's dependencies alone: a layer of their own, rebuilt only when they change."""
+    """Return the project's dependencies, for a layer that is rebuilt only when they change."""
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]
     return "\n".join([*sorted(project.get("dependencies", [])), ""])
 
 
 def host_ca() -> bytes:
-    """The certificates the host trusts (SSL_CERT_FILE included), or nothing."""
+    """Return the certificates that the host trusts, SSL_CERT_FILE included; b"" if none."""
     for name in (os.environ.get("SSL_CERT_FILE"), ssl.get_default_verify_paths().cafile):
         if name and Path(name).is_file():
             return Path(name).read_bytes()
@@ -66,7 +66,7 @@ def _add_project(archive: _Archive, folder: str) -> None:
 
 
 class _Archive:
-    """A tar archive in memory whose bytes depend on names, contents and executable bits only."""
+    """Tar archive in memory whose bytes depend on names, contents and executable bits only."""
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
@@ -79,7 +79,7 @@ class _Archive:
         self._tar.close()
 
     def content(self) -> bytes:
-        """The closed archive."""
+        """Close the archive and return it."""
         return self._buffer.getvalue()
 
     def add_tree(self, root: Path, name: str) -> None:

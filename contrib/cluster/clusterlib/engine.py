@@ -1,4 +1,4 @@
-"""Docker and Compose: found, started or installed, and then called."""
+"""Docker and Compose: found, started or installed, then called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCKERD_LOG = Path("/var/log/dockerd.log")
 
 
 def run(*command: str, stdin: bytes | None = None) -> str:
-    """The command's output; a failure becomes one line."""
+    """Run a command and return its output; a failure becomes one line."""
     done = attempt(*command, stdin=stdin)
     if done.returncode:
         raise ClusterError(f"{' '.join(command[:3])}: {reason(done)}")
@@ -26,7 +26,7 @@ def run(*command: str, stdin: bytes | None = None) -> str:
 
 
 def attempt(*command: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """Like `run`, but a failure is only reported."""
+    """Run a command and return its result; a failure raises nothing."""
     try:
         done = subprocess.run(
             command,
@@ -42,18 +42,18 @@ def attempt(*command: str, stdin: bytes | None = None) -> subprocess.CompletedPr
 
 
 def reason(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that says why it failed: the first that names an error, else the last."""
+    """Return the line that says why a command failed: the first with an error, else the last."""
     lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
     return next((line for line in lines if "error" in line.lower()), lines[-1])
 
 
 def ok(*command: str) -> bool:
-    """Whether the command succeeds."""
+    """Return whether the command succeeds."""
     return attempt(*command).returncode == 0
 
 
 def require_docker() -> None:
-    """For the commands that only look: Docker has to answer, nothing is installed or started."""
+    """Fail unless Docker answers; install and start nothing."""
     if not ok("docker", "version"):
         raise NoEngineError(
             "Docker does not answer; `cluster up` starts it (as root), or see `docker version`"
@@ -61,7 +61,7 @@ def require_docker() -> None:
 
 
 def ensure_engine() -> None:
-    """Docker answers and Compose is there; installed and started where that is allowed."""
+    """Make sure that Docker and Compose are there; install and start them if allowed."""
     if not shutil.which("docker") or not _can_reach_docker():
         if not shutil.which("dockerd"):
             _install("Docker", ["docker.io", "docker-cli"], ["docker.io"])
@@ -71,11 +71,11 @@ def ensure_engine() -> None:
 
 
 def compose() -> tuple[str, ...]:
-    """The Compose command, of whichever generation."""
-    found = _compose_or_none()
-    if not found:
+    """Return the Compose command, of either generation."""
+    command = _compose_or_none()
+    if not command:
         raise NoEngineError("install Docker Compose (package docker-compose or docker-compose-v2)")
-    return found
+    return command
 
 
 def _compose_or_none() -> tuple[str, ...] | None:
@@ -92,7 +92,7 @@ def _can_reach_docker() -> bool:
 
 
 def _install(what: str, *choices: list[str]) -> None:
-    """Install the first choice of packages that can be had."""
+    """Install the first choice of packages that is available."""
     packages = " or ".join(" ".join(choice) for choice in choices)
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise NoEngineError(
@@ -129,7 +129,7 @@ def _start_dockerd() -> None:
 
 
 def ensure_base_image() -> None:
-    """Pulled if a registry answers, else made from Debian packages under the same name."""
+    """Pull the base image, or make it from Debian packages under the same name."""
     if ok("docker", "image", "inspect", BASE_IMAGE):
         return
     with task(f"base image {BASE_IMAGE}") as progress:

@@ -1,4 +1,4 @@
-"""Building the image, with the builder's steps as progress."""
+"""Build of the image, with the builder's steps as progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterlib.context import build_context
 from clusterlib.engine import attempt, ensure_base_image
 from clusterlib.progress import ClusterError, task
 
-# The builders' own words: "Step 3/20 : RUN …" (classic) and "#7 [3/20] RUN …" (BuildKit).
+# Output of the builders: "Step 3/20 : RUN …" (classic) and "#7 [3/20] RUN …" (BuildKit).
 STEP = re.compile(r"^(?:Step (\d+/\d+) :|#\d+ \[(?:\S+ )?\s*(\d+/\d+)\]) (.*)")
 CACHED = re.compile(r"Using cache$|^#\d+ CACHED$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -67,9 +67,9 @@ def build_image(name: str) -> None:
 
 
 def _reason(lines: list[str]) -> str:
-    """The last thing said before the builder's own complaint."""
-    said = [line for line in lines if line and not line.startswith(("Removing", " --->"))]
-    return " | ".join(said[-3:]) or "the builder said nothing"
+    """Return the last output line before the builder's own error message."""
+    output = [line for line in lines if line and not line.startswith(("Removing", " --->"))]
+    return " | ".join(output[-3:]) or "the builder printed nothing"
 
 
 def prune_images(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The shape of a test cluster: which nodes, of which type, in which rack.
+"""Shape of a test cluster: its nodes, their types and racks.
 
 Imported on the host and, to write Slurm's configuration, in the containers.
 """
@@ -21,7 +21,7 @@ FIRST_FARM_PORT = 17001
 
 @dataclass(frozen=True)
 class Node:
-    """One node as Slurm sees it."""
+    """One node in Slurm's terms."""
 
     name: str
     gpu_type: str
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Layout:
-    """All that the Compose file and Slurm's configuration are generated from."""
+    """Input from which the Compose file and Slurm's configuration are generated."""
 
     nodes: int = 6
     gpus_per_node: int = 4
@@ -42,7 +42,7 @@ class Layout:
     small_mb: int = 0  # of a file system at /small that all hosts share and tests fill; 0: none
 
     def environment(self) -> dict[str, str]:
-        """How a layout travels into the containers."""
+        """Return the environment variables that carry the layout into the containers."""
         return {
             "CLUSTER_NODES": str(self.nodes),
             "CLUSTER_GPUS_PER_NODE": str(self.gpus_per_node),
@@ -53,7 +53,7 @@ class Layout:
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> Layout:
-        """The layout that `environment` wrote."""
+        """Return the layout that `environment` wrote."""
         return Layout(
             nodes=int(env["CLUSTER_NODES"]),
             gpus_per_node=int(env["CLUSTER_GPUS_PER_NODE"]),
@@ -63,15 +63,15 @@ class Layout:
         )
 
     def host(self, number: int) -> str:
-        """The address with this number; fixed, so that a restarted node keeps its own."""
+        """Return the address with this number; fixed, so that a restarted node keeps its own."""
         return str(IPv4Network(self.subnet)[number])
 
     def rack_size(self) -> int:
-        """Racks of three up to nine nodes, of eight above."""
+        """Return the nodes per rack: three for up to nine nodes, eight above."""
         return 3 if self.nodes <= 9 else 8
 
     def node_list(self) -> list[Node]:
-        """Every rack holds both types; the odd node goes to each type in turn."""
+        """Return the nodes; every rack has both types, and the odd node is of each type in turn."""
         return [self._node(index) for index in range(self.nodes)]
 
     def _node(self, index: int) -> Node:

@@ -1,4 +1,4 @@
-"""Bringing a cluster up and down, and asking how it is."""
+"""Start, stop and status of a cluster."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def down(name: str, *, images: bool = False) -> None:
     with task(f"removing {name}"):
         if ids := containers(name, "{{.ID}}"):
             run("docker", "rm", "-f", "-v", *ids)
-        mine = f"label=com.docker.compose.project={name}"
+        label = f"label=com.docker.compose.project={name}"
         for kind in ("volume", "network"):
-            for item in run("docker", kind, "ls", "-q", "--filter", mine).split():
+            for item in run("docker", kind, "ls", "-q", "--filter", label).split():
                 _remove(kind, item)
         if images and ok("docker", "image", "inspect", image_name(name)):
             run("docker", "image", "rm", image_name(name))
@@ -83,13 +83,13 @@ def sync(name: str) -> None:
 
 
 def containers(name: str, fmt: str = "{{.Names}}") -> list[str]:
-    """The cluster's containers, stopped ones too."""
+    """Return the cluster's containers, stopped ones as well."""
     listed = run("docker", "ps", "-a", "--filter", f"label={LABEL}={name}", "--format", fmt)
     return sorted(listed.splitlines())
 
 
 def container(name: str, host: str) -> str:
-    """The container that plays this host; in a farm, one container plays all nodes."""
+    """Return the container of this host; in a farm, one container has all nodes."""
     present = containers(name)
     if not present:
         raise ClusterError(f"cluster {name} is down: start it with `cluster up`")
@@ -101,16 +101,16 @@ def container(name: str, host: str) -> str:
 
 
 def exec_command(name: str, host: str, user: str, *, terminal: bool = False) -> list[str]:
-    """The beginning of a `docker exec` as this user, in that user's home."""
+    """Return the beginning of a `docker exec` as this user, in the user's home."""
     home = "/root" if user == "root" else f"/shared/home/{user}"
-    who = {"HOME": home, "USER": user, "LOGNAME": user}
-    environment = [f"--env={key}={value}" for key, value in who.items()]
+    user_variables = {"HOME": home, "USER": user, "LOGNAME": user}
+    environment = [f"--env={key}={value}" for key, value in user_variables.items()]
     flags = ["-it"] if terminal else ["-i"]
     return ["docker", "exec", *flags, "-u", user, "-w", home, *environment, container(name, host)]
 
 
 def controller(name: str, action: str) -> str:
-    """Start, stop or ask for selasticd; what it says itself goes to `cluster logs selasticd`."""
+    """Start or stop selasticd, or show its status; its own log is `cluster logs selasticd`."""
     host = container(name, "ctld")
     done = attempt("docker", "exec", host, "cluster-start", f"selasticd-{action}")
     words = (done.stdout + done.stderr).strip()
@@ -120,7 +120,7 @@ def controller(name: str, action: str) -> str:
 
 
 def status(name: str) -> str:
-    """A few lines: containers that are not running, and what Slurm says."""
+    """Return a few lines: containers that are not running, and Slurm's state."""
     listed = containers(name, "{{.Names}} {{.State}}")
     if not listed:
         raise ClusterError(f"cluster {name} is down")
@@ -131,7 +131,7 @@ def status(name: str) -> str:
 
 
 def _remove(kind: str, item: str) -> None:
-    """Docker may need a moment to see that the last container has gone."""
+    """Remove a network or volume; Docker may need a moment after the last container has gone."""
     for _ in range(10):
         done = attempt("docker", kind, "rm", item)
         if done.returncode == 0:
@@ -178,7 +178,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _subnet(name: str) -> str:
-    """The subnet the cluster already has, or the first of 10.89.*.0/24 that nobody else uses."""
+    """Return the cluster's present subnet, or the first free one of 10.89.*.0/24."""
     ids = run("docker", "network", "ls", "-q").split()
     used = _host_routes()
     for network in json.loads(run("docker", "network", "inspect", *ids)):
@@ -195,7 +195,7 @@ def _subnet(name: str) -> str:
 
 
 def _host_routes() -> list[IPv4Network]:
-    """Networks the host itself routes to, the default route excepted."""
+    """Return the networks to which the host has routes, without the default route."""
     table = Path("/proc/net/route")
     rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
     return [IPv4Network((_address(row[1]), _address(row[7]))) for row in rows if row[7] != "0" * 8]

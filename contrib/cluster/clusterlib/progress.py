@@ -1,4 +1,4 @@
-"""What the user sees meanwhile: one redrawn line on a terminal, plain lines elsewhere."""
+"""Progress display: one redrawn line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ CLEAR_LINE = "\r\033[K"
 
 
 class ClusterError(Exception):
-    """Ends the command with this one line and this exit code."""
+    """Failure that ends the command with one line and an exit code."""
 
     code = 1
 
 
 class NoEngineError(ClusterError):
-    """Docker cannot be had here; exit code 3, so that tests can skip."""
+    """Failure because Docker is missing; exit code 3, so that tests can skip."""
 
     code = 3
 
 
 class Task:
-    """A step in progress; `detail` tells how far it is."""
+    """One step in progress; `detail` is its state."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -32,13 +32,13 @@ class Task:
         self._detail = ""
 
     def detail(self, text: str) -> None:
-        """Say how far it is: at the next redraw of a terminal, elsewhere as a line of its own."""
+        """Show how far it is: at the next redraw on a terminal, elsewhere as a line."""
         if text != self._detail and not sys.stderr.isatty():
             print(f"{self.title}: {text}", file=sys.stderr, flush=True)
         self._detail = text
 
     def seconds(self) -> float:
-        """How long the task has been running."""
+        """Return how long the task has been running."""
         return time.monotonic() - self._start
 
     def redraw_until(self, finished: threading.Event) -> None:
@@ -53,13 +53,13 @@ class Task:
 def task(title: str) -> Iterator[Task]:
     """Show that `title` is being done, and how long it took."""
     current, finished = Task(title), threading.Event()
-    artist = threading.Thread(target=current.redraw_until, args=(finished,), daemon=True)
+    redraw = threading.Thread(target=current.redraw_until, args=(finished,), daemon=True)
     if sys.stderr.isatty():
-        artist.start()
+        redraw.start()
     try:
         yield current
     finally:
         finished.set()
-        if artist.is_alive():
-            artist.join()
+        if redraw.is_alive():
+            redraw.join()
     print(f"{title}: done in {current.seconds():.1f} s", file=sys.stderr, flush=True)

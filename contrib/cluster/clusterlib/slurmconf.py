@@ -81,7 +81,7 @@ PidFile=/run/slurm/slurmdbd.pid
 
 
 def slurm_conf(layout: Layout) -> str:
-    """The whole of slurm.conf."""
+    """Return slurm.conf."""
     types = sorted({node.gpu_type for node in layout.node_list()})
     head = SLURM_CONF.format(
         ctld=layout.host(CTLD_HOST), typed_tres=",".join(f"gres/gpu:{t}" for t in types)
@@ -92,7 +92,7 @@ def slurm_conf(layout: Layout) -> str:
 
 
 def _node_lines(layout: Layout) -> list[str]:
-    """Four CPUs and 4000 MB for each GPU, whatever the host has."""
+    """Return the lines of the nodes: four CPUs and 4000 MB for each GPU, whatever the host has."""
     gpus = layout.gpus_per_node
     where = "NodeHostname=farm " if layout.farm else ""
     return [
@@ -105,7 +105,7 @@ def _node_lines(layout: Layout) -> list[str]:
 
 
 def gres_conf(layout: Layout) -> str:
-    """Slurm wants character devices that exist; `cluster-start` makes them."""
+    """Return gres.conf; its devices must be character devices, which `cluster-start` makes."""
     files = (
         f"/dev/fakegpu[0-{layout.gpus_per_node - 1}]"
         if layout.gpus_per_node > 1
@@ -118,7 +118,7 @@ def gres_conf(layout: Layout) -> str:
 
 
 def topology_conf(layout: Layout) -> str:
-    """One switch per rack, one spine above."""
+    """Return topology.conf: one switch per rack, one spine above."""
     racks = [
         f"SwitchName=rack{rack} Nodes={','.join(node.name for node in nodes)}"
         for rack, nodes in groupby(layout.node_list(), key=lambda node: node.rack)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/examples/train_library.py with a bug: its second epoch never sees one sample, another twice.
+"""docs/examples/train_library.py with a bug: its second epoch skips one sample and repeats another.
 
 The demo's `--break skip-sample` runs it in place of the example, to show that the verdict notices.
 """
@@ -18,7 +18,7 @@ _order = Sampler.order
 
 
 def order(self: Sampler, epoch: int) -> torch.Tensor:
-    """The epoch's order, with the bug."""
+    """Return the epoch's order, with the bug."""
     samples = _order(self, epoch)
     if epoch == 1:
         samples[samples == LOST] = TWICE
