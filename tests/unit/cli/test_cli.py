@@ -169,9 +169,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(
 def test_a_profile_is_what_partition_reads(selastic, backend, controller, tmp_path):
     code, out, err = selastic("show", "4711", "--profile")
     assert (code, out) == (1, "")
-    assert err.startswith(
-        "selastic: job 4711: its layers are not known (yet): they are measured in"
-    )
+    assert err.startswith("selastic: job 4711 has no layer profile (yet): it is measured in the")
     rows = [("conv", 0.02, 0.04, 8_000_000, 1_000_000), ("fc", 0.01, 0.02, 4000, 400_000_000)]
     backend.profile = StoredProfile(tuple(rows), 64)
     code, out, _ = selastic("show", "4711", "--profile")

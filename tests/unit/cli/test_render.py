@@ -126,7 +126,7 @@ def test_plan():
 
 def test_plan_before_the_first_round():
     assert explain.planned(ask("plan", replace(example.VIEW, plan=None))) == [
-        "no round yet: ask again in a moment"
+        "no round yet; repeat in a moment"
     ]
 
 
@@ -158,7 +158,7 @@ def test_show():
         "   SubmitTime=14:00:00 StartTime=14:02:10 EndTime=- TimeLimit=12:00:00\n"
         "   Speed=1.9it/s Step=340 Progress=34% GlobalBatch=-\n"
         "   Proven=yes Reporting=yes Checkpoint=2.1s Restart=7.4s LastCheckpointStep=-\n"
-        "   Held=no Resizes=3 LeftAlone=-\n"
+        "   Held=no Resizes=3 Unmanaged=-\n"
         "   Measured=486samples/s GPUs=8 Type=a100 Nodes=2\n"
     )
 
