@@ -65,7 +65,10 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:8])
 @click.argument("job", metavar="JOBID")
 @options.as_json
 def explain(job: str, json_: bool) -> None:
-    """Explain why a job holds what it holds, what comes next, and what the last resize cost."""
+    """Explain why a job holds what it holds, and what comes next.
+
+    Also shows what its last resize cost, and what was learned of its speed.
+    """
     answer: Any = client.ask("explain", jobs=[job])
     if json_:
         options.put_json(answer)
@@ -93,7 +96,7 @@ def plan(all_: bool, json_: bool) -> None:
 @options.table
 @options.as_json
 def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_: bool) -> None:
-    """Show past changes of one job or of all, and how long each took."""
+    """Show past changes of one job or of all, with their durations."""
     answer: Any = client.ask("history", jobs=[job] if job else None)
     if json_:
         options.put_json(answer)

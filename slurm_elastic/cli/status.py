@@ -86,7 +86,10 @@ def status(
 )
 @options.as_json
 def show(what: str, job: str | None, profile: bool, json_: bool) -> None:
-    """Show everything known of one job: `selastic show job 4711`, as `scontrol show job`."""
+    """Show everything known of one job.
+
+    `selastic show job 4711` is like `scontrol show job 4711`.
+    """
     if job is None:
         what, job = "job", what
     if what not in ("job", "jobs"):

@@ -85,10 +85,11 @@ def recommend(
     parsable: bool,
     json_: bool,
 ) -> None:
-    """Compare the time and cost of a training on the configurations that were profiled.
+    """Compare time and cost of a training on several GPUs.
 
-    Marks the configurations that no other beats in both time and cost. Where none is within a
-    limit, the nearest is named and the exit status is 1. See docs/recommend.md.
+    From profiles of `selastic profile`. Marks the configurations that no other beats in both
+    time and cost. Where none is within a limit, the nearest is named and the exit status is 1.
+    See docs/recommend.md.
     """
     from slurm_elastic.cli.recommend import recommend_answer  # noqa: PLC0415
     from slurm_elastic.profiler import profile_merge  # noqa: PLC0415

@@ -43,10 +43,10 @@ def simulate(
     json_: bool,
     **shared: Any,
 ) -> None:
-    """Replay workloads through the controller's decisions, on a cluster that need not exist.
+    """Replay workloads through the controller's decisions.
 
-    Without --profiles the built-in applications are used, whose figures are our choice; without
-    WORKLOAD a generated workload of them.
+    The cluster need not exist. Without --profiles the built-in applications are used, whose
+    figures are our choice; without WORKLOAD a generated workload of them.
     """
     inputs = simulation_inputs.Inputs(**shared)
     gangs = gang_inputs.GangInputs(slowdown=slowdown, timers=timers, lease=lease, slots=slots)

@@ -54,7 +54,7 @@ _MOST = 4
 def topology(
     *, all_: bool, plot: str | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show switches, nodes and GPUs with their jobs, and the links that jobs share.
+    """Show the network, the jobs on it, and shared links.
 
     Of each elastic job it shows the highest tier that its communication crosses (link domain of
     GPUs, node, rack, spine). Link speeds are those of [topology] in elastic.toml, else measured.
