@@ -1,4 +1,4 @@
-"""`selastic recommend`: in words, as JSON and as a picture, and one line for what is wrong."""
+"""`selastic recommend`: text, JSON and plot; errors are one line."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def zoo(tmp_path, net):
     return paths
 
 
-def test_words(run, net):
+def test_text(run, net):
     code, out, err = run("--profile", net, "--epochs", 10)
     assert (code, err) == (0, "")
     assert out == WORDS + (
@@ -128,7 +128,7 @@ def test_json(run, net):
 
 
 def test_a_rival_within_the_spread_is_named(run, tmp_path):
-    """Four GPUs cost 0.3 % more than one, which nobody can tell, and take a quarter of the time."""
+    """Four GPUs cost 0.3 % more than one, within the spread, and take a quarter of the time."""
     rows = body()["configurations"][:2]
     rows[1]["interconnect"]["seconds"] = 0.001
     (tmp_path / "near.json").write_text(json.dumps(body(configurations=rows)))
@@ -137,7 +137,7 @@ def test_a_rival_within_the_spread_is_named(run, tmp_path):
     assert "  Within its spread this costs no more: 4 a100 on 1 node, 02:34:10" in out
 
 
-def test_an_answer_that_is_close_to_its_limit_says_so(run, net):
+def test_an_answer_close_to_its_limit_is_marked(run, net):
     late = "  It may be late: the deadline is within its spread\n"
     dear = "  It may cost more: the budget is within its spread\n"
     words = (net, "--epochs", 10)
@@ -164,7 +164,7 @@ def test_a_model_that_was_not_profiled(run, zoo):
     assert "note: prep, fetch not measured, counted as 0" in out
 
 
-def test_configurations_of_others_are_added(run, zoo, tmp_path):
+def test_configurations_of_other_models_are_added(run, zoo, tmp_path):
     small = body(configurations=body()["configurations"][:1])
     (tmp_path / "small.json").write_text(json.dumps(small))
     words = ("small.json", *zoo, "--model", "net")
@@ -173,7 +173,7 @@ def test_configurations_of_others_are_added(run, zoo, tmp_path):
     assert rows == ["a100|8|extrapolated", "a100|4|extrapolated", "a100|1|measured"]
 
 
-def test_a_picture(run, net, zoo, tmp_path):
+def test_a_plot(run, net, zoo, tmp_path):
     require("python/matplotlib")
     words = (net, *zoo, "--model", "net", "--extrapolate", "--epochs", 10)
     limits = ("--deadline", 11, "--budget", 20)
@@ -185,7 +185,7 @@ def test_a_picture(run, net, zoo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (
             ("--deadline", 2),
@@ -210,12 +210,12 @@ def test_a_picture(run, net, zoo, tmp_path):
         ),
     ],
 )
-def test_limits_that_nobody_meets(run, net, words, said):
+def test_limits_that_no_configuration_meets(run, net, words, expected):
     code, out, err = run(net, "--epochs", 10, *words)
-    assert (code, out, err) == (1, "", f"selastic: {said}\n")
+    assert (code, out, err) == (1, "", f"selastic: {expected}\n")
     # The advice suffices.
     options = dict(zip(words[::2], words[1::2], strict=True))
-    advice = said.split("use ")[1].replace(",", "").split()
+    advice = expected.split("use ")[1].replace(",", "").split()
     enough = run(
         net, "--epochs", 10, *[w for o in (options | {advice[0]: advice[1]}).items() for w in o]
     )
@@ -223,7 +223,7 @@ def test_limits_that_nobody_meets(run, net, words, said):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--price", "a100=3"), "--price: no price for v100: add v100=X"),
         (
@@ -266,10 +266,10 @@ def test_limits_that_nobody_meets(run, net, words, said):
         (("-o", "nobody"), '--format: "nobody" is unknown; known: type'),
     ],
 )  # fmt: skip
-def test_wrong_options(run, net, words, said):
+def test_wrong_options(run, net, words, expected):
     code, out, err = run(net, *words)
     assert (code, out) == (2, "")
-    assert err.startswith(f"selastic: {said}")
+    assert err.startswith(f"selastic: {expected}")
     assert err.count("\n") == 1
 
 
@@ -281,7 +281,7 @@ def test_wrong_profiles(run, net, tmp_path):
     )
     changed = body()
     changed["configurations"][0]["compute"]["seconds"] = 0.5
-    for name, content, said in (
+    for name, content, expected in (
         (
             "other",
             body("other"),
@@ -304,7 +304,7 @@ def test_wrong_profiles(run, net, tmp_path):
         (tmp_path / "bad.json").write_text(json.dumps(content))
         code, out, err = run(net, "bad.json")
         assert (name, code, out) == (name, 2, "")
-        assert err.startswith(f"selastic: {said}")
+        assert err.startswith(f"selastic: {expected}")
         assert err.count("\n") == 1
     single = body(samples=None)
     (tmp_path / "bad.json").write_text(json.dumps(single))
@@ -322,8 +322,8 @@ def test_wrong_profiles(run, net, tmp_path):
     assert "\x1b" not in run("bad.json")[2]
 
 
-def test_the_page_shows_what_comes_out(run, monkeypatch, tmp_path):
-    """If this fails: docs/recommend.md is to be brought up to date."""
+def test_the_page_shows_real_output(run, monkeypatch, tmp_path):
+    """If this fails: update docs/recommend.md."""
     require("python/matplotlib")
     text = (TOP / "docs" / "recommend.md").read_text()
     blocks = re.findall(r"```\n\$ selastic recommend (.*?)\n(.*?)```", text, re.DOTALL)

@@ -69,7 +69,7 @@ def test_from_sacct(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("generate", "--mix", "foo=1"), "--mix: foo has no profile; known: bertbase"),
         (("generate", "--mix", "resnet18=-1"), "expected NAME=NUMBER"),
@@ -88,10 +88,10 @@ def test_from_sacct(run, tmp_path):
         (("profiles", "/proc/nowhere"), "/proc/nowhere"),
     ],
 )
-def test_bad_input_is_one_line(run, words, said):
+def test_bad_input_is_one_line(run, words, expected):
     code, out, err = run("workload", *words)
     assert code == 2
     assert out == ""
     assert err.startswith("selastic: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert expected in err
