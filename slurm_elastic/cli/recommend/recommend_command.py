@@ -16,7 +16,7 @@ from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_inputs
 
 if TYPE_CHECKING:
-    from slurm_elastic.cli.recommend.recommend_answer import RecommendationInputs
+    from slurm_elastic.cli.recommend.recommend_answer import RecommendationAnswer
     from slurm_elastic.profiler.new_model import Estimates, NewModel
     from slurm_elastic.profiler.profile_file import StepProfile
     from slurm_elastic.profiler.profile_merge import MeasuredModel, MergedProfiles
@@ -136,7 +136,7 @@ def recommend(
             epochs=options.whole(epochs, "--epochs"),
             always_cold=uncached,
         )
-        found = recommend_answer.found(
+        recommended = recommend_answer.evaluate(
             name, work, measured, estimated, prices=_prices(prices, offers), **limits
         )
     except (profile_merge.ComparisonError, ExtrapolationError) as error:
@@ -144,11 +144,13 @@ def recommend(
     except NobodyError as error:
         _nobody(error, limits, unit="" if prices else " GPU h")
     if plot is not None:
-        _draw(found, plot)
+        _draw(recommended, plot)
     if json_:
-        options.put_json(simulation_inputs.plain(recommend_answer.answer(found)))
+        options.put_json(simulation_inputs.plain(recommend_answer.answer(recommended)))
     else:
-        options.put(recommend_answer.shown(found, options.layout(format_, noheader, parsable)))
+        options.put(
+            recommend_answer.shown(recommended, options.layout(format_, noheader, parsable))
+        )
 
 
 def _read(paths: Sequence[str]) -> list[tuple[str, StepProfile]]:
@@ -312,16 +314,16 @@ def _nobody(error: NobodyError, limits: Mapping[str, float], unit: str) -> NoRet
     raise CliError(text, REFUSED)
 
 
-def _draw(found: RecommendationInputs | None, path: str) -> None:
+def _draw(recommended: RecommendationAnswer | None, path: str) -> None:
     """Draw the answer; with None only check that it could be drawn."""
     from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
 
     try:
-        if found is None:
+        if recommended is None:
             plots.check(Path(path))
         else:
             from slurm_elastic.cli.recommend import recommend_plot  # noqa: PLC0415
 
-            recommend_plot.draw(found, Path(path))
+            recommend_plot.draw(recommended, Path(path))
     except plots.PlotError as error:
         raise CliError(clean(error), USAGE) from None

@@ -105,22 +105,22 @@ def compare(
                 name: results[i * len(loaded) : (i + 1) * len(loaded)]
                 for i, name in enumerate(names)
             }
-            said = answer(by_name)
-            lines = shown(by_name, said)
-            found = [
-                _PolicyRuns(name, name, "", runs, said["policies"][name]["ratio"])
+            answer = compared_figures(by_name)
+            lines = shown(by_name, answer)
+            policy_runs = [
+                _PolicyRuns(name, name, "", runs, answer["policies"][name]["ratio"])
                 for name, runs in by_name.items()
             ]
         else:
             if workloads:
                 raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
-            found, said, lines = _past(
+            policy_runs, answer, lines = _past(
                 Path(sacct), names, scalings or SCALINGS, inputs,
                 grow=grow, completed_only=completed_only,
             )  # fmt: skip
-        _write(found, jobs_csv, plot, Path(sacct).name if sacct else "")
+        _write(policy_runs, jobs_csv, plot, Path(sacct).name if sacct else "")
     if json_:
-        options.put_json(simulation_inputs.plain(said))
+        options.put_json(simulation_inputs.plain(answer))
     elif jobs_csv != "-":
         options.put(lines)
 
@@ -143,18 +143,16 @@ class _PolicyRuns(NamedTuple):
     ratios: Mapping[str, float]
 
 
-def _write(
-    found: Sequence[_PolicyRuns], jobs_csv: str | None, plot: str | None, title: str
-) -> None:
+def _write(runs: Sequence[_PolicyRuns], jobs_csv: str | None, plot: str | None, title: str) -> None:
     from slurm_elastic.simulator import plots  # noqa: PLC0415
     from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
 
     if jobs_csv is not None:
-        everything = [r for one in found for r in one.results]
+        everything = [r for one in runs for r in one.results]
         simulation_inputs.write_text(jobs_csv, rows(everything), "--jobs-csv")
     if plot is not None:
-        first = found[0].policy
-        jobs = f"{title} ({len(found[0].results[0].jobs)} jobs)" if title else ""
+        first = runs[0].policy
+        jobs = f"{title} ({len(runs[0].results[0].jobs)} jobs)" if title else ""
         drawn = [
             plots.Drawn(
                 name=one.name,
@@ -162,12 +160,12 @@ def _write(
                 results=one.results,
                 ratios={} if one.policy == first else one.ratios,
             )
-            for one in found
+            for one in runs
         ]
         plots.draw_comparison(drawn, Path(plot), title=jobs)
 
 
-def answer(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+def compared_figures(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """Return the figures of each policy, with ratios to the first."""
     figures = {name: simulation_answer.elastic_figures(runs) for name, runs in results.items()}
     first = next(iter(figures.values()))
@@ -184,25 +182,26 @@ def _ratios(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, float
     return {key: one[key] / first[key] if first[key] else math.nan for key in _RATIOS}
 
 
-def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> list[str]:
+def shown(results: Mapping[str, Sequence[Result]], answer: Mapping[str, Any]) -> list[str]:
     """Return the lines of the answer."""
-    some = next(iter(found.values()))
-    gpus = sum(g for _, g in some[0].gpus)
-    many = clean(some[0].workload) if len(some) == 1 else f"{len(some)} workloads"
+    first_runs = next(iter(results.values()))
+    gpus = sum(g for _, g in first_runs[0].gpus)
+    name_ = clean(first_runs[0].workload)
+    workloads = name_ if len(first_runs) == 1 else f"{len(first_runs)} workloads"
     rows = [
         {"POLICY": name, **{h: _cell([one], key, places) for h, key, places in _FIGURES}}
-        for name, one in said["policies"].items()
+        for name, one in answer["policies"].items()
     ]
     return [
         (
-            f"{said['jobs']} jobs of {many} on {said['cluster']} ({gpus} GPUs);"
-            f" x: times {said['first']}'s"
+            f"{answer['jobs']} jobs of {workloads} on {answer['cluster']} ({gpus} GPUs);"
+            f" x: times {answer['first']}'s"
         ),
         *_table(rows, _FIGURES),
         *(
             f"{name} rejected {one['dropped']} jobs, which its row does not count; compare the"
             " numbers of jobs, too"
-            for name, one in said["policies"].items()
+            for name, one in answer["policies"].items()
             if one["dropped"]
         ),
     ]
@@ -276,19 +275,19 @@ def _past(
         for text, those in jobs.items()
     ]
     results = iter(simulation_inputs.run(tasks, inputs))
-    found = {name: {text: next(results) for text in scalings} for name in names}
+    by_policy = {name: {text: next(results) for text in scalings} for name in names}
     figures: dict[str, dict[str, dict[str, Any]]] = {
         name: {text: dict(simulation_answer.elastic_figures((run,))) for text, run in runs.items()}
-        for name, runs in found.items()
+        for name, runs in by_policy.items()
     }
     first = figures[names[0]]
     for runs in figures.values():
         for text, one in runs.items():
             one["ratio"] = _ratios(one, first[text])
-    was = _was(past)
-    said = {
+    accounted = _accounted(past)
+    answer = {
         "file": str(path), "read": past.said(), "cluster": str(machines), "grow": factor,
-        "scalings": list(scalings), "first": names[0], "as_it_was": was, "policies": figures,
+        "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
     everything = [
         _PolicyRuns(
@@ -298,41 +297,41 @@ def _past(
             [result],
             figures[name][text]["ratio"],
         )
-        for name, runs in found.items()
+        for name, runs in by_policy.items()
         for text, result in runs.items()
     ]
-    return everything, said, _past_lines(said, machines, path)
+    return everything, answer, _past_lines(answer, machines, path)
 
 
-def _past_lines(said: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
+def _past_lines(answer: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
     rows = [
         {
             "POLICY": name,
             **{h: _cell(list(runs.values()), key, places) for h, key, places in _PAST_FIGURES},
         }
-        for name, runs in said["policies"].items()
+        for name, runs in answer["policies"].items()
     ]
-    was = said["as_it_was"]
+    accounted = answer["as_it_was"]
     rows.insert(
         0,
-        {"POLICY": _AS_IT_WAS, **{h: f"{was[k]:.{p}f}" for h, k, p in _PAST_FIGURES}},
+        {"POLICY": _AS_IT_WAS, **{h: f"{accounted[k]:.{p}f}" for h, k, p in _PAST_FIGURES}},
     )
-    curves = said["scalings"]
+    curves = answer["scalings"]
     assumed = (
         f"pessimistic {curves[0]} .. optimistic {curves[-1]}" if len(curves) > 1 else curves[0]
     )
     return [
-        f"{clean(path.name)}: {clean(said['read'])}",
+        f"{clean(path.name)}: {clean(answer['read'])}",
         (
             f"on {machines} ({machines.gpus} GPUs); assumed, not measured: jobs scale as"
-            f" {clean(assumed)} and grow to {said['grow']:g} times what they asked for;"
-            f" x: times {said['first']}'s"
+            f" {clean(assumed)} and grow to {answer['grow']:g} times what they asked for;"
+            f" x: times {answer['first']}'s"
         ),
         *_table(rows, _PAST_FIGURES),
     ]
 
 
-def _was(past: AccountingTrace) -> dict[str, float]:
+def _accounted(past: AccountingTrace) -> dict[str, float]:
     """Return the same figures of the accounting itself."""
     jct = sorted((j.end - j.submit) / 3600 for j in past.jobs)
     begin, end = min(j.submit for j in past.jobs), max(j.end for j in past.jobs)

@@ -87,13 +87,14 @@ def _write(results: Sequence[Result], jobs_csv: str | None, plot: str | None) ->
 
 def shown(results: Sequence[Result], answer: SimulationAnswer) -> list[str]:
     """Return the answer as lines of text."""
-    many = clean(results[0].workload) if len(results) == 1 else f"{len(results)} workloads"
+    workload = clean(results[0].workload)
+    workloads = workload if len(results) == 1 else f"{len(results)} workloads"
     gpu_h = answer["gpu_h_per_job"]
     lost = answer["gpu_h_lost_per_job"] / gpu_h if gpu_h else 0.0
     lines = [
         (
-            f"{answer['jobs']} jobs of {many}, policy {answer['policy']}, on {answer['cluster']}"
-            f" ({answer['gpus']} GPUs)"
+            f"{answer['jobs']} jobs of {workloads}, policy {answer['policy']}, on"
+            f" {answer['cluster']} ({answer['gpus']} GPUs)"
         ),
         (
             f"  completion time   {_hours(answer['avg_jct_h'])} on average,"

@@ -160,13 +160,13 @@ def _foreign(folder: Path) -> dict[str, Any]:
     from slurm_elastic.simulator.workloads import application_profiles as tables  # noqa: PLC0415
     from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
 
-    found = {}
+    patterns = {}
     for name in tables.applications(folder):
         home = folder / name
         types = sorted(p.stem.partition("-")[2] for p in home.glob("placements-*.csv"))
         batches = tables.read_one(home, types).batches
-        found[name] = inventing.RequestPattern(batches=(batches[0], batches[-1]))
-    return found
+        patterns[name] = inventing.RequestPattern(batches=(batches[0], batches[-1]))
+    return patterns
 
 
 def _classes(text: str | None) -> dict[str, float] | None:

@@ -99,9 +99,9 @@ def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = Fals
     if layout.parsable or not layout.header:
         return table
     out = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
-    known = [f"{text} {said}" for tier, text in _TIERS if (said := _tier_speed(answer, tier))]
-    if known:
-        out.append("LINKS   " + "   ".join(known))
+    speeds = [f"{text} {speed}" for tier, text in _TIERS if (speed := _tier_speed(answer, tier))]
+    if speeds:
+        out.append("LINKS   " + "   ".join(speeds))
     out += tree(answer)
     missing = "no jobs hold GPUs" if everybody else "no elastic jobs hold GPUs"
     return [*out, "", *(table if jobs else [missing])]
