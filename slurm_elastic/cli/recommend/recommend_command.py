@@ -32,7 +32,9 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
     "--profile", "profiles", metavar="PROFILE", multiple=True,
     help="Output of `selastic profile`; several may follow.",
 )  # fmt: skip
-@click.option("--epochs", metavar="N", default="1", help="Epochs of the training (1).")
+@click.option(
+    "--epochs", metavar="N", default="1", show_default=True, help="Epochs of the training."
+)
 @click.option("--samples", metavar="N", help="Samples per epoch (from the profile).")
 @click.option("--deadline", metavar="HOURS", help="Find the cheapest that takes at most HOURS.")
 @click.option(
