@@ -10,7 +10,7 @@ from slurm_elastic.profiler import recommendation
 from slurm_elastic.profiler.recommendation import (
     Configuration,
     ConfigurationCost,
-    NobodyError,
+    NoConfigurationError,
     StepTimes,
     Work,
 )
@@ -117,7 +117,7 @@ def test_the_answer_is_that_of_exhaustive_search(offers, work, prices, data):
     ):
         best = exhaustive(rows, first=first, second=second, deadline=deadline, budget=budget)
         if best is None:
-            with pytest.raises(NobodyError) as caught:
+            with pytest.raises(NoConfigurationError) as caught:
                 pick(choices, deadline=deadline, budget=budget)
             _check_nearest(caught.value, rows, deadline, budget)
         else:
@@ -147,7 +147,7 @@ def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices
     least = min(c.cost for c in choices if c.time_s <= deadline * 3600)
     budget = least * 0.999
     for pick in (recommendation.cheapest, recommendation.fastest):
-        with pytest.raises(NobodyError) as caught:
+        with pytest.raises(NoConfigurationError) as caught:
             pick(choices, deadline=deadline, budget=budget)
         if any(c.cost <= budget for c in choices):
             assert (caught.value.limit, caught.value.nearest.cost) == ("both", least)
@@ -178,7 +178,7 @@ def test_the_front_is_what_nobody_dominates(offers, work, prices):
             for o in choices
         )
     ]
-    found = recommendation.front(choices)
+    found = recommendation.pareto_front(choices)
     assert sorted(map(id, found)) == sorted(map(id, expected))
     assert [c.time_s for c in found] == sorted(c.time_s for c in found)
     assert [c.cost for c in found] == sorted((c.cost for c in found), reverse=True)
@@ -199,7 +199,7 @@ def test_the_order_of_profiles_does_not_matter(order, data):
     shuffled = recommendation.evaluate([offers[i] for i in order], work)
     assert recommendation.cheapest(straight) == recommendation.cheapest(shuffled)
     assert recommendation.fastest(straight) == recommendation.fastest(shuffled)
-    assert recommendation.front(straight) == recommendation.front(shuffled)
+    assert recommendation.pareto_front(straight) == recommendation.pareto_front(shuffled)
 
 
 @given(OFFERS, WORKS)

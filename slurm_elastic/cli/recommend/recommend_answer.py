@@ -58,7 +58,7 @@ def evaluate(
     """Evaluate the configurations and choose the cheapest and the fastest.
 
     Raises:
-        NobodyError: no configuration is within the limits.
+        NoConfigurationError: no configuration is within the limits.
     """
     choices = rules.evaluate(offers(measured, estimated), work, prices)
     limits = {"deadline": deadline, "budget": budget}
@@ -75,7 +75,7 @@ def evaluate(
         deadline=deadline,
         budget=budget,
         choices=sorted(choices, key=lambda c: (c.time_s, c.cost, c.offer.configuration)),
-        front=rules.front(choices),
+        front=rules.pareto_front(choices),
         cheapest=cheapest,
         fastest=fastest,
         rivals={k: v for k, v in rivals.items() if v is not None},
