@@ -36,8 +36,8 @@ def decide(cluster, limits, policy="fair", queue="controller", resized=None):
 @given(
     clusters(transitions=False), SHARES, SHARES, st.sampled_from(POLICIES)
 )  # fmt: skip
-@reproduce_failure('6.170.15', b'AEEIQQJBAEEBQQFBAA==')
-@reproduce_failure('6.170.15', b'AEEIQQJBAEEBQQFBAA==')
+@reproduce_failure("6.170.15", b"AEEIQQJBAEEBQQFBAA==")
+@reproduce_failure("6.170.15", b"AEEIQQJBAEEBQQFBAA==")
 def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
     limits = LimitSettings(share=share, user_share=user_share)
     plan = decide(cluster, limits, policy)
