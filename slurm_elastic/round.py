@@ -21,6 +21,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.plan import Alternative, Claim, FreeCapacity, JobRecord, Plan, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement import binding_proposals, decisions, deferred_grants, site_limits
 from slurm_elastic.placement.assignment import Assignment
@@ -89,7 +90,7 @@ def decide_round(
         explain=explain,
     )
     spent = site_limits.resized(snapshot, records) if resized is None else resized
-    stay: Mapping[int, str] = {}
+    stay: Mapping[int, Reason] = {}
     for left in reversed(range(_MOST_REFUSALS)):
         plan, after, ways = decide(stay=stay)
         refused = site_limits.refused(
@@ -113,7 +114,7 @@ def _decide(
     seed: int,
     at_once: bool,
     explain: bool,
-    stay: Mapping[int, str],
+    stay: Mapping[int, Reason],
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
     """As `decide_round`; jobs of `stay` only give way. The last value: ids of those that do."""
     binding = capabilities_of(policy).binding_proposals
@@ -276,7 +277,7 @@ class _Deciding:
             gpu_type=current.gpu_type,
             gpus=current.gpus,
             value=0.0,
-            reason="giving GPUs to others would cost more than they gain",
+            reason=Reason("trade-not-worth"),
         )
         return Proposal(job_id=proposal.job_id, alternatives=(stay,))
 

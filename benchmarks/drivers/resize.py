@@ -18,6 +18,7 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange
 from slurm_elastic.core.cluster import Allocation, JobState
 from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason, log_form
 from slurm_elastic.slurm.scontrol import Scontrol
 
 #: Two nodes of one rack, and moves to another node and to the other rack.
@@ -50,7 +51,11 @@ def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[
     job = controller.reader.jobs()[job_id]
     target = Allocation.of("a100", shares)
     decision = Decision(
-        job_id=job_id, current=job.allocation, target=target, action=Action.MOVE, reason="measured"
+        job_id=job_id,
+        current=job.allocation,
+        target=target,
+        action=Action.MOVE,
+        reason=Reason("text", text="measured"),
     )
     controller.engine.begin([RequestedChange(decision, job, 60.0)])
     (transition,) = controller.engine.live.values()
@@ -58,7 +63,7 @@ def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[
     while "first_step" not in transition.entered and time.time() < deadline:
         controller.look()
         time.sleep(0.05 if controller.engine.live else 0.1)
-    row = {"from": job.gpus, "to": target.gpus, "problem": transition.problem}
+    row = {"from": job.gpus, "to": target.gpus, "problem": log_form(transition.problem)}
     return {"kind": "resize", **row, **transition.seconds()}
 
 

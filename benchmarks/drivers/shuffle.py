@@ -22,6 +22,7 @@ from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason
 
 #: A job that Slurm requeued by itself waits for two minutes.
 PATIENCE_S = 240.0
@@ -99,7 +100,7 @@ def dealt(
                 current=job.allocation,
                 target=target,
                 action=Action.MOVE,
-                reason="dealt",
+                reason=Reason("text", text="dealt"),
             )
             changes.append(RequestedChange(decision, job, notice_s))
     return changes

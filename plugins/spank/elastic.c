@@ -1,9 +1,7 @@
 /*
- * SPANK plugin: gives sbatch, salloc and srun the option --elastic and hands its value to
- * job_submit.lua, which decides what becomes of it. Nothing happens on compute nodes.
+ * SPANK plugin: adds the option --elastic to sbatch, salloc and srun and passes its value on to
+ * job_submit.lua, which checks it. Does nothing on compute nodes.
  */
-
-#include "directive.h"
 
 #include <slurm/spank.h>
 #include <stdbool.h>
@@ -13,13 +11,18 @@
 
 SPANK_PLUGIN(elastic, 1)
 
-/* As for sbatch's own options, the command line beats the environment, and that the script. */
+/* As with sbatch's own options, the command line takes precedence over the environment, and the
+ * environment over the script. */
 #define ENVIRONMENT "SLURM_ELASTIC"
 #define OPEN_MODE "SBATCH_OPEN_MODE"
 
+/* Buffer size: more than the longest directive that job_submit.lua accepts (256 bytes), so that a
+ * value that is cut here is refused there. */
+enum { MAX_BYTES = 512 };
+
 /*
- * Inside an elastic job slurmd sets these, and sbatch and salloc read the first as if --elastic
- * were given again: a job submitted by an elastic job would become elastic unasked.
+ * slurmd sets these inside an elastic job, and sbatch and salloc read the first as if --elastic
+ * were given again: without removing them, jobs submitted by an elastic job would be elastic too.
  */
 static const char *const inherited[] = {
 	"SLURM_SPANK__SLURM_SPANK_OPTION_elastic_elastic",
@@ -27,13 +30,14 @@ static const char *const inherited[] = {
 	"SLURM_SPANK_ELASTIC",
 };
 
-/* --elastic as checked; empty when not given. */
-static char directive[DIRECTIVE_MAX_BYTES + 1];
+/* The value to pass on, printable ASCII; valid if is_given. */
+static char directive[MAX_BYTES];
+static bool is_given;
 
-/* Whether the command line gives it; it is read last. */
+/* Whether --elastic is on the command line, which sbatch reads last. */
 static bool on_command_line;
 
-/* -1: not looked at yet, 0: the user's own or not sbatch, 1: ours, removed again. */
+/* -1: not decided; 0: left as the user set it, or not sbatch; 1: set here, to be removed again. */
 static int open_mode_is_ours = -1;
 
 static int on_elastic(int value, const char *text, int remote);
@@ -49,10 +53,21 @@ static struct spank_option elastic_option = {
 	.cb = on_elastic,
 };
 
+/* Keep the value within bounds: at most MAX_BYTES - 1 bytes, and a question mark, which no
+ * directive may hold, for each byte that is not printable ASCII. */
+static void copy_printable(char *copy, const char *text)
+{
+	size_t i;
+
+	for (i = 0; i < MAX_BYTES - 1 && text[i] != '\0'; ++i)
+		copy[i] = text[i] >= 0x20 && text[i] <= 0x7e ? text[i] : '?';
+	copy[i] = '\0';
+}
+
 /*
- * An elastic job restarts in the middle of its output file. sbatch reads the script's options,
- * then the environment, then the command line: it obeys what is set here before the second, and
- * the user's --open-mode on the command line wins.
+ * Set the open mode, as an elastic job restarts in the middle of its output file. sbatch reads the
+ * script's options, then the environment, then the command line: the variable takes effect when
+ * it is set before the second, and --open-mode on the command line overrides it.
  */
 static void append_output(void)
 {
@@ -61,8 +76,8 @@ static void append_output(void)
 	open_mode_is_ours = getenv(OPEN_MODE) == NULL && setenv(OPEN_MODE, "append", 0) == 0;
 }
 
-/* Looks for --elastic or an abbreviation before options are read; --elastic among the arguments of
- * the user's own program is taken for it too. */
+/* Look for --elastic or an abbreviation before options are read. --elastic among the arguments of
+ * the user's own program counts too. */
 static bool find_on_command_line(void)
 {
 	static const char option[] = "--elastic";
@@ -88,31 +103,22 @@ static bool find_on_command_line(void)
 
 static int on_elastic(int value, const char *text, int remote)
 {
-	struct directive_error error;
-	char shown[DIRECTIVE_MAX_BYTES + 8];
+	char copy[MAX_BYTES];
 
 	(void)value;
 	if (remote)
 		return (0);
-	if (text == NULL)
-		text = "";
-	directive_printable(text, shown, sizeof(shown));
-	if (directive_check(text, &error) < 0) {
-		slurm_error("elastic: --elastic=%s: %s", shown, error.reason);
-		goto fail;
-	}
-	if (directive[0] != '\0' && strcmp(directive, text) != 0 && !on_command_line) {
+	copy_printable(copy, text != NULL ? text : "");
+	if (is_given && strcmp(directive, copy) != 0 && !on_command_line) {
 		slurm_error("elastic: --elastic=%s: differs from --elastic=%s given before;"
 			    " keep one",
-			    shown, directive);
-		goto fail;
+			    copy, directive);
+		return (-1);
 	}
-	snprintf(directive, sizeof(directive), "%s", text);
+	copy_printable(directive, copy);
+	is_given = true;
 	append_output();
 	return (0);
-
-fail:
-	return (-1);
 }
 
 static const char *from_environment(void)
@@ -144,18 +150,14 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 	}
 	if (spank_option_register(sp, &elastic_option) != ESPANK_SUCCESS) {
 		slurm_error("elastic: cannot register --elastic; is the plugin listed twice?");
-		goto fail;
+		return (-1);
 	}
 	return (0);
-
-fail:
-	return (-1);
 }
 
 int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 {
-	char shown[DIRECTIVE_MAX_BYTES + 8] = "";
-	const char *text = directive;
+	const char *environment = from_environment();
 
 	(void)ac;
 	(void)av;
@@ -163,19 +165,15 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 		unsetenv(OPEN_MODE);
 	if (spank_context() != S_CTX_ALLOCATOR && spank_context() != S_CTX_LOCAL)
 		return (0);
-	/* Faults in it are left to job_submit.lua: an error here would not stop sbatch. */
-	if (!on_command_line && from_environment() != NULL) {
-		directive_printable(from_environment(), shown, sizeof(shown));
-		text = shown;
+	if (!on_command_line && environment != NULL) {
+		copy_printable(directive, environment);
+		is_given = true;
 	}
-	if (text[0] == '\0')
+	if (!is_given)
 		return (0);
-	if (spank_job_control_setenv(sp, "ELASTIC", text, 1) != ESPANK_SUCCESS) {
-		slurm_error("elastic: cannot pass --elastic=%s on to slurmctld", text);
-		goto fail;
+	if (spank_job_control_setenv(sp, "ELASTIC", directive, 1) != ESPANK_SUCCESS) {
+		slurm_error("elastic: cannot pass --elastic=%s on to slurmctld", directive);
+		return (-1);
 	}
 	return (0);
-
-fail:
-	return (-1);
 }

@@ -25,10 +25,10 @@ def check(json_: bool) -> None:
     severity, the harm and the remedy. Works without a running controller. Exit code 1 if a setting
     must be changed.
     """
-    from slurm_elastic.controller.site_check import check as look  # noqa: PLC0415
+    from slurm_elastic.controller.site_check import check as site_findings  # noqa: PLC0415
     from slurm_elastic.controller.site_check import lines  # noqa: PLC0415
 
-    findings = look(_facts())
+    findings = site_findings(_facts())
     if json_:
         options.put_json({"findings": [dataclasses.asdict(f) for f in findings]})
     elif findings:
@@ -56,12 +56,12 @@ def ping(json_: bool) -> None:
         return
     begin = time.monotonic()
     answer = client.ask("ping")
-    took = time.monotonic() - begin
+    seconds = time.monotonic() - begin
     if json_:
-        options.put_json({**answer, "seconds": round(took, 4)})
+        options.put_json({**answer, "seconds": round(seconds, 4)})
     else:
         version = formatting.clean(answer.get("version", "?"))
-        click.echo(f"selasticd {version} at {client.address()} answers in {took * 1000:.0f} ms")
+        click.echo(f"selasticd {version} at {client.address()} answers in {seconds * 1000:.0f} ms")
 
 
 def _ping_all(*, json_: bool) -> None:

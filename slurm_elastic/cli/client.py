@@ -1,4 +1,4 @@
-"""Asks the controller; every failure becomes one line with the remedy."""
+"""Requests to the controller; a failure is one line with the remedy."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from slurm_elastic.cli.formatting import clean
 from slurm_elastic.config import schema
 
 _TIMEOUT_S = 20.0
-#: Of several controllers, each gets this long to say whether it is the active one.
+#: Timeout of the question to each of several controllers whether it is active.
 _ROLE_S = 3.0
 
-#: Under which a command keeps what each of several controllers has said.
+#: Key of the context under which a command keeps the answers of several controllers.
 _ROLES = f"{__name__}.roles"
 
-#: Ends the line about a controller that does not answer.
+#: End of the line about a controller that does not answer.
 REMEDY = ": is selasticd running there? systemctl status selasticd"
 
 
 def settings() -> schema.Config | None:
-    """The configuration; None where the file does not exist and none was named.
+    """Return the configuration; None if no file was named and the default does not exist.
 
     Raises:
-        CliError: the file cannot be used.
+        CliError: the file is unreadable or invalid.
     """
     chosen = click.get_current_context().find_root().params.get("config")
     path = Path(chosen) if chosen else schema.DEFAULT_PATH
@@ -39,55 +39,55 @@ def settings() -> schema.Config | None:
 
 
 def address() -> str:
-    """Where the controller listens: --controller, else `[api] controller`."""
+    """Return the controller's address: --controller, else `[api] controller`."""
     chosen = click.get_current_context().find_root().params.get("controller")
     return str(chosen) if chosen else (settings() or schema.Config()).api.controller
 
 
 def roles() -> dict[str, dict[str, Any] | str]:
-    """What each controller answers to a ping, or the line that says why it does not."""
-    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only when talking
+    """Return each controller's answer to a ping, or one line with its error."""
+    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only for requests
 
-    named = frames.addresses(address())
-    found: dict[str, dict[str, Any] | str] = {}
-    for where in named:
+    addresses = frames.addresses(address())
+    answers: dict[str, dict[str, Any] | str] = {}
+    for where in addresses:
         try:
-            timeout_s = _ROLE_S if len(named) > 1 else _TIMEOUT_S
-            found[where] = frames.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
+            timeout_s = _ROLE_S if len(addresses) > 1 else _TIMEOUT_S
+            answers[where] = frames.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
         except frames.ChannelError as error:
-            found[where] = clean(str(error).removeprefix(f"controller {where}: "))
-    return found
+            answers[where] = clean(str(error).removeprefix(f"controller {where}: "))
+    return answers
 
 
 def _active() -> str:
-    """Where the active one of several controllers is.
+    """Return the address of the active one of several controllers.
 
     Raises:
-        CliError: none of them is.
+        CliError: none is active.
     """
     answers = roles()
     click.get_current_context().meta[_ROLES] = answers
     for where, answer in answers.items():
         if isinstance(answer, dict) and answer.get("role") in ("active", "alone"):
             return where
-    said = (f"{w}: {a if isinstance(a, str) else 'stands by'}" for w, a in answers.items())
-    raise CliError(f"no controller is active ({'; '.join(said)}){REMEDY}", SILENT)
+    states = (f"{w}: {a if isinstance(a, str) else 'stands by'}" for w, a in answers.items())
+    raise CliError(f"no controller is active ({'; '.join(states)}){REMEDY}", SILENT)
 
 
-def standing() -> list[str]:
-    """Of several controllers: which is active and what the others do, as `ask` has found."""
+def role_notes() -> list[str]:
+    """Return a line with the role of each of several controllers, known since `ask`."""
     answers = click.get_current_context().meta.get(_ROLES, {})
-    how = {w: a if isinstance(a, str) else a.get("role", "?") for w, a in answers.items()}
-    return [clean(", ".join(f"{w}: {h}" for w, h in how.items()))] if how else []
+    states = {w: a if isinstance(a, str) else a.get("role", "?") for w, a in answers.items()}
+    return [clean(", ".join(f"{w}: {state}" for w, state in states.items()))] if states else []
 
 
 def ask(op: str, **args: Any) -> dict[str, Any]:
-    """Send one request; arguments that are None are left out.
+    """Send one request and return the answer; arguments that are None are left out.
 
     Raises:
         CliError: refused, or no answer.
     """
-    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only when talking
+    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only for requests
 
     where = address()
     if len(frames.addresses(where)) > 1:
@@ -98,9 +98,9 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     except frames.RequestRejected as error:
         raise CliError(clean(error), REFUSED) from None
     except frames.ControllerUnreachable as error:
-        why = str(error).removeprefix(f"controller {where}: ")
+        reason = str(error).removeprefix(f"controller {where}: ")
         raise CliError(
-            f"no controller at {clean(where)} ({clean(why[:1].lower() + why[1:])}){REMEDY}",
+            f"no controller at {clean(where)} ({clean(reason[:1].lower() + reason[1:])}){REMEDY}",
             SILENT,
         ) from None
     except frames.ControllerUntrusted as error:

@@ -1,4 +1,4 @@
-"""Verbs that change something: hold, release, update, retire, reconfigure."""
+"""Verbs that are commands: hold, release, update, retire, reconfigure."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def _report(answer: dict[str, Any], *, dry_run: bool, json_: bool) -> None:
         options.put_json(answer)
     elif "text" in answer:
         click.echo(formatting.clean(answer["text"]))
-    what = "not done, would be: " if dry_run else ""
+    prefix = "not done, would be: " if dry_run else ""
     for result in results if not json_ else ():
         job = result.get("display_id", result.get("job_id"))
-        line = f"{job}: {what if result.get('ok') else ''}{result.get('text', '')}"
+        line = f"{job}: {prefix if result.get('ok') else ''}{result.get('text', '')}"
         click.echo(formatting.clean(line), err=not result.get("ok"))
     if not all(r.get("ok") for r in results):
         click.get_current_context().exit(REFUSED)

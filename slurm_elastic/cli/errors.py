@@ -1,8 +1,8 @@
-"""How `selastic` ends: documented exit codes, one line that names culprit and remedy."""
+"""Exit codes of `selastic`, and the error that ends a command with one line."""
 
 from __future__ import annotations
 
-#: Refused by the controller, or only partly done.
+#: Refused by the controller, failed, or done for some of the jobs only.
 REFUSED = 1
 #: The command line is wrong.
 USAGE = 2
@@ -11,7 +11,7 @@ SILENT = 3
 
 
 class CliError(Exception):
-    """Ends the command: its text follows `selastic: ` on stderr.
+    """Failure that ends the command; its text follows `selastic: ` on stderr.
 
     Attributes:
         exit_code: one of the codes above.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, formatting, options
+from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.status import waits_for
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
@@ -49,7 +50,7 @@ _COLUMNS = (
     Column("TO", lambda r: r["to"] or "-"),
     Column("OUTCOME", lambda r: r["outcome"] or r["state"].lower()),
     Column("TOOK", lambda r: _seconds(r["total_s"]), right=True),
-    Column("REASON", lambda r: r["reason"] or "-"),
+    Column("REASON", lambda r: reason_text(r["reason"]) or "-"),
     Column("SAVE", lambda r: _part(r, "checkpoint"), right=True),
     Column("SLURM", lambda r: _part(r, "slurm"), right=True),
     Column("STARTUP", lambda r: _part(r, "startup"), right=True),
@@ -111,13 +112,13 @@ def explained(answer: ExplainAnswer) -> list[str]:
             lines.append(f"  {label + ':':<{_INDENT - 3}} {formatting.clean(text)}{ending}")
 
     if decision:
-        add("Why not more", decision["why_not_more"])
-        add("Why not fewer", decision["why_not_fewer"])
-        add("Why here", decision["why_here"])
+        add("Why not more", reason_text(decision["why_not_more"]))
+        add("Why not fewer", reason_text(decision["why_not_fewer"]))
+        add("Why here", reason_text(decision["why_here"]))
         told = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
         if decision["action"] == "keep" and (answer["model"] or not told):
-            add("Why", decision["reason"])
-        add("Held back", decision["waiting_for"])
+            add("Why", reason_text(decision["reason"]))
+        add("Held back", reason_text(decision["waiting_for"]))
     add("Learned", _learned(answer["model"]))
     add("Batch", _batch(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
@@ -125,14 +126,14 @@ def explained(answer: ExplainAnswer) -> list[str]:
     if job["elastic"] and job["state"] == "RUNNING" and not answer["reporting"]:
         add("Silent", "it has not reported yet; is it started with esrun?")
     if job["stopped"]:
-        add("Stopped", job["stopped"])
+        add("Stopped", reason_text(job["stopped"]))
         add("Remedy", f"mend the script, then `selastic release {job['display_id']}`")
     if job["held"]:
         add("Held", f"nothing changes until `selastic release {job['display_id']}`")
     add("Time limit", _time_limit(answer))
     add("Next", _next(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
-        add("Because", decision["reason"])
+        add("Because", reason_text(decision["reason"]))
     if answer["last"]:
         add("Last resize", _last(answer["last"], answer["time"]))
     return lines
@@ -166,10 +167,9 @@ def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
         head = "no change would be made now."
     else:
         head = f"{count} change{'s' if count > 1 else ''} would be made now, nothing was done:"
-    rows = [(r["display_id"], _shape(r), formatting.clean(r["reason"]), _worth(r)) for r in changes]
+    rows = [(r["display_id"], _shape(r), reason_text(r["reason"]), _worth(r)) for r in changes]
     rows += [
-        (r["display_id"], "stays", formatting.clean(r["waiting_for"] or r["reason"]), "")
-        for r in stays
+        (r["display_id"], "stays", reason_text(r["waiting_for"] or r["reason"]), "") for r in stays
     ]
     columns = tuple(Column(str(i), _cell(i), right=i == 0) for i in range(4))
     table = render(rows, columns, [c.header for c in columns], TableLayout(header=False))
@@ -178,7 +178,7 @@ def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
         + ", ".join(f"{count} on {formatting.clean(node)}" for node, count in c["gpus"].items())
         for c in answer["claims"]
     ]
-    notes = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
+    notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
     return [*notes, head, *(f"  {line}" for line in table), *kept]
 
 
@@ -207,7 +207,7 @@ def _state(answer: ExplainAnswer) -> str:
     where = formatting.spelled(job["where"])
     text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {where}{since}."
     if job["unmanaged_reason"]:
-        return f"{text} It is left alone: {formatting.clean(job['unmanaged_reason'])}."
+        return f"{text} It is left alone: {reason_text(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
 
 
@@ -237,7 +237,7 @@ def _batch(answer: ExplainAnswer) -> str:
     row = answer.get("batch")
     if row is None:
         return ""
-    reason = formatting.clean(row["reason"])
+    reason = reason_text(row["reason"])
     if row["batch"] != row["present"]:
         would = "" if answer["mode"] == "act" else f", but mode is {answer['mode']}"
         return f"{row['present']} → {row['batch']}{would}: {reason}"
@@ -251,7 +251,7 @@ def _next(answer: ExplainAnswer) -> str:
     if transition:
         target = transition["target"] or "no GPUs"
         ago = formatting.span(max(0.0, now - (transition["since"] or now)))
-        reason = f"; {transition['reason']}" if transition["reason"] else ""
+        reason = f"; {reason_text(transition['reason'])}" if transition["reason"] else ""
         return f"on its way to {target}, {formatting.phase(transition['state'])} for {ago}{reason}"
     if decision is None or decision["action"] == "keep":
         return ""
@@ -288,7 +288,8 @@ def _last(change: ChangeRow, now: float) -> str:
         f" at {formatting.clock(change['time'], now)}"
     )
     if change["outcome"] not in ("", "done"):
-        return f"{text}, {change['outcome']}: {change['reason'] or change['state'].lower()}"
+        why = reason_text(change["reason"]) or change["state"].lower()
+        return f"{text}, {change['outcome']}: {why}"
     if change["total_s"]:
         end = "first step" if change["seconds"].get("startup") else "start"
         text += f", {formatting.span(change['total_s'])} from notice to {end}"

@@ -1,4 +1,4 @@
-r"""Numbers, times and names as people read them.
+r"""Text forms of numbers, times and names.
 
 >>> duration(90061), duration(59.7)
 ('1-01:01:01', '00:01:00')
@@ -30,12 +30,12 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def clean(text: object) -> str:
-    """User-controlled text without anything that a terminal would obey or a table stumble over."""
+    """Replace unprintable characters, which could control a terminal or break a table."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
 def size(count: float) -> str:
-    """Bytes: `1.5 GB`."""
+    """Return a number of bytes with its unit: `1.5 GB`."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
@@ -43,7 +43,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Slurm's [D-]HH:MM:SS."""
+    """Return seconds in Slurm's form, [D-]HH:MM:SS; `-` for None."""
     if seconds is None:
         return "-"
     whole = max(0, round(seconds))
@@ -54,7 +54,7 @@ def duration(seconds: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time as it is said: `9.1 s`, `2 min 30 s`, `2 h 2 min`."""
+    """Return seconds in the two largest units: `9.1 s`, `2 min 30 s`, `2 h 2 min`."""
     if seconds < 9.95:
         return f"{digits(seconds).removesuffix('.0')} s"
     whole = round(seconds)
@@ -70,7 +70,7 @@ def span(seconds: float) -> str:
 
 
 def clock(when: float | None, now: float | None = None) -> str:
-    """`14:02:10` today, `2026-11-20T14:02:10` on other days."""
+    """Return a time of today as `14:02:10`, of other days as `2026-11-20T14:02:10`."""
     if when is None:
         return "-"
     then, today = time.localtime(when), time.localtime(now)
@@ -80,12 +80,12 @@ def clock(when: float | None, now: float | None = None) -> str:
 
 
 def kept(since: float, now: float) -> str:
-    """How far back the controller remembers; "" if it does not say."""
+    """Return a note since when records are kept; "" if that is unknown."""
     return f"(records are kept since {clock(since, now)})" if since else ""
 
 
 def digits(value: float) -> str:
-    """A number with two significant digits, or all of its whole ones."""
+    """Return a number with two significant digits, or all digits of its integer part."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     places = max(0, 1 - math.floor(math.log10(abs(value))))
@@ -94,7 +94,7 @@ def digits(value: float) -> str:
 
 
 def speed(row: JobRow) -> str:
-    """`1.9 it/s`, else samples, else `-`; of a script only its checkpoints are seen."""
+    """Return steps/s, else samples/s, else `-`; of a script, checkpoints saved per second."""
     steps_per_s, samples_per_s = row["steps_per_s"], row["samples_per_s"]
     if steps_per_s is not None:
         return f"{digits(steps_per_s)} {'saves' if row['kind'] == 'script' else 'it'}/s"
@@ -102,31 +102,31 @@ def speed(row: JobRow) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """`34%`; a job that is not done never shows 100%."""
+    """Return `34%`; an unfinished job never shows 100%."""
     if fraction is None:
         return "-"
     return f"{100 if fraction >= 1 else min(99, round(fraction * 100))}%"
 
 
 def percent_gain(fraction: float) -> str:
-    """A relative gain: `4 %`, `0.4 %`."""
+    """Return a relative gain: `4 %`, `0.4 %`."""
     return f"{digits(fraction * 100)} %"
 
 
 def places(where: Iterable[Place]) -> str:
-    """`rack1:g[01-02],rack2:g06`."""
+    """Return nodes by switch: `rack1:g[01-02],rack2:g06`."""
     return ",".join(
         (f"{clean(p['switch'])}:" if p["switch"] else "") + clean(fold(p["nodes"])) for p in where
     )
 
 
 def nodes(where: Iterable[Place]) -> str:
-    """`g[01-02,06]`."""
+    """Return nodes without switches: `g[01-02,06]`."""
     return clean(fold(n for p in where for n in p["nodes"]))
 
 
 def spelled(where: Iterable[Place], most: int = 4) -> str:
-    """`g01, g02 (rack1)`; folded when many."""
+    """Return nodes and racks for a sentence: `g01, g02 (rack1)`; more than `most` are folded."""
     parts = []
     for place in where:
         names = place["nodes"] if len(place["nodes"]) <= most else [fold(place["nodes"])]
@@ -136,11 +136,11 @@ def spelled(where: Iterable[Place], most: int = 4) -> str:
 
 
 def gpus(count: int, gpu_type: str) -> str:
-    """`8 a100`, `1 GPU`."""
+    """Return a number of GPUs with their type: `8 a100`, `1 GPU`."""
     return f"{count} {clean(gpu_type) or ('GPU' if count == 1 else 'GPUs')}"
 
 
-#: States of a transition (`controller.transition`) as people say them.
+#: Words for the states of a transition.
 _PHASES = {
     "RESERVE": "waiting for its GPUs",
     "NOTIFY": "saving",
@@ -150,12 +150,12 @@ _PHASES = {
     "COOL": "being reshaped",
     "RELEASE": "starting",
     "VERIFY": "starting",
-    "CLEAR": "tidied up",
+    "CLEAR": "cleaning up",
 }
 
 
 def wrapped(lines: Iterable[str], indent: int) -> list[str]:
-    """On a terminal: long lines continued under their text."""
+    """Wrap long lines on a terminal; continued lines are indented."""
     if not sys.stdout.isatty():
         return list(lines)
     width = max(40, shutil.get_terminal_size().columns)
@@ -170,15 +170,15 @@ def wrapped(lines: Iterable[str], indent: int) -> list[str]:
 
 
 def phase(state: object) -> str:
-    """What a job in transition is doing."""
+    """Return the words for the state of a transition."""
     return _PHASES.get(str(state), clean(state).lower())
 
 
 def parse_time(text: str, now: float) -> float:
-    """A point in time: `now`, `now-2days`, `today`, `2026-11-20`, `2026-11-20T14:00[:00]`.
+    """Return epoch seconds of `now`, `now-2days`, `today`, `2026-11-20` or `2026-11-20T14:00[:00]`.
 
     Raises:
-        ValueError: none of these.
+        ValueError: the text is none of these.
     """
     units = {"s": 1, "m": _MINUTE, "h": _HOUR, "d": _DAY, "w": 7 * _DAY}
     match = re.fullmatch(r"now(?:-([0-9]{1,12})\s*(s|m|h|d|w)[a-z]*)?", text)
@@ -192,4 +192,4 @@ def parse_time(text: str, now: float) -> float:
         except (ValueError, OverflowError):
             continue
     examples = "now-2days, today, 2026-11-20 or 2026-11-20T14:00"
-    raise ValueError(f'"{text[:40]}" is no time; write {examples}')
+    raise ValueError(f'"{text[:40]}" is invalid: expected a time such as {examples}')

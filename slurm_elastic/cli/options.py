@@ -11,6 +11,7 @@ import click
 
 from slurm_elastic.cli.errors import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
+from slurm_elastic.cli.reason_text import with_texts
 from slurm_elastic.cli.tables import TableLayout
 
 C = TypeVar("C", bound=click.Command)
@@ -108,4 +109,4 @@ def put(lines: Iterable[str]) -> None:
 
 def put_json(answer: Any) -> None:
     """Print an answer as JSON, in ASCII, which every terminal and pipe can carry."""
-    click.echo(json.dumps(answer, indent=2))
+    click.echo(json.dumps(with_texts(answer), indent=2))

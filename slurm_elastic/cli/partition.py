@@ -1,4 +1,4 @@
-"""`selastic partition`: a layer profile becomes pipeline stages with replicas."""
+"""`selastic partition`: pipeline stages with replicas from a layer profile."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def partition(
 
     levels = _levels(machines, bandwidth)
     try:
-        found = partitioner.partition(
+        result = partitioner.partition(
             profile_reader.read(Path(profile)),
             levels,
             cost=partitioner.Cost.PAPER if paper else partitioner.Cost.PUBLISHED,
@@ -102,41 +102,43 @@ def partition(
     except partitioner.PipelineError as error:
         raise CliError(f"{clean(profile)}: {clean(error)}", REFUSED) from None
     if json_:
-        options.put_json(answer(found))
+        options.put_json(answer(result))
     else:
         layout = options.layout(format_, noheader, parsable)
-        options.put(shown(found, levels, Path(profile).name, layout))
+        options.put(shown(result, levels, Path(profile).name, layout))
 
 
-def answer(found: PipelinePartition) -> dict[str, Any]:
-    """The whole answer."""
-    fields = dataclasses.asdict(found)
+def answer(result: PipelinePartition) -> dict[str, Any]:
+    """Return the answer of --json."""
+    fields = dataclasses.asdict(result)
     rows = [{"stage": i, **row} for i, row in enumerate(fields.pop("stages"))]
-    return {**fields, "in_flight": found.in_flight, "stages": rows}
+    return {**fields, "in_flight": result.in_flight, "stages": rows}
 
 
 def shown(
-    found: PipelinePartition, levels: tuple[Level, ...], name: str, layout: TableLayout
+    result: PipelinePartition, levels: tuple[Level, ...], name: str, layout: TableLayout
 ) -> list[str]:
-    """The answer for people."""
-    rows = answer(found)["stages"]
+    """Return the lines of the answer."""
+    rows = answer(result)["stages"]
     table = render(rows, _COLUMNS, [c.header for c in _COLUMNS[:-1]], layout)
     if layout.parsable or not layout.header:
         return table
     gpus = "x".join(str(level.machines) for level in levels)
-    ratio = found.data_parallel_time_s / found.pipeline_time_s if found.pipeline_time_s else 1.0
+    ratio = 1.0
+    if result.pipeline_time_s:
+        ratio = result.data_parallel_time_s / result.pipeline_time_s
     lines = [
         (
-            f"{clean(name)} on {gpus} GPUs: {_seconds(found.pipeline_time_s)} per minibatch; data"
-            f" parallel {_seconds(found.data_parallel_time_s)} ({ratio:.2f} times that);"
-            f" one GPU {_seconds(found.single_time_s)}"
+            f"{clean(name)} on {gpus} GPUs: {_seconds(result.pipeline_time_s)} per minibatch; data"
+            f" parallel {_seconds(result.data_parallel_time_s)} ({ratio:.2f} times that);"
+            f" one GPU {_seconds(result.single_time_s)}"
         ),
         *table,
     ]
-    if not found.exact:
+    if not result.exact:
         lines.append(
-            f"Approximate: {found.states} ways to cut were looked at, there are more; no plan takes"
-            f" less than {_seconds(found.bound_s)}. --states=N looks at more."
+            f"Approximate: {result.states} ways to cut were examined, there are more; every plan"
+            f" takes at least {_seconds(result.bound_s)}. --states=N examines more."
         )
     return lines
 
@@ -148,7 +150,8 @@ def _levels(machines: str, bandwidth: str) -> tuple[Level, ...]:
     speeds = [options.number(text, "--bandwidth") for text in bandwidth.split(",")]
     if len(counts) != len(speeds):
         raise CliError(
-            f"--bandwidth: {len(speeds)} for {len(counts)} levels of --machines: give one for each",
+            f"--bandwidth: {len(speeds)} given: expected {len(counts)}, one for each level of"
+            " --machines",
             USAGE,
         )
     return tuple(Level(n, b) for n, b in zip(counts, speeds, strict=True))

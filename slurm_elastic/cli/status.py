@@ -10,6 +10,7 @@ import click
 
 from slurm_elastic.cli import client, formatting, options
 from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
+from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def lines(answer: StatusAnswer, layout: TableLayout) -> list[str]:
     jobs = render(answer["jobs"], _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return jobs
-    notes = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
+    notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
     if answer["mode"] != "act":
         notes.insert(0, f"note: mode is {answer['mode']}: jobs are looked at, not changed")
     head = notes + [_partition(p) for p in answer["partitions"]]
@@ -134,7 +135,7 @@ def where(row: JobRow) -> str:
         )
         return f"{formatting.places(row['where'])} {way}".lstrip()
     if row["stopped"]:
-        return f"held: {formatting.clean(row['stopped'])}"
+        return f"held: {reason_text(row['stopped'])}"
     if row["waiting"] is not None:
         count, reason = formatting.gpus(row["waiting"]["gpus"], ""), waits_for(row["waiting"])
         return f"waiting for {count}" + (f": {reason}" if reason else "")
@@ -206,8 +207,12 @@ def details(answer: ShowAnswer) -> list[str]:
             Restart=seconds(answer["restart_s"]),
             LastCheckpointStep=answer["checkpoint_step"],
         ),
-        *([pairs(Stopped=job["stopped"])] if job["stopped"] else []),
-        pairs(Held=_yes(job["held"]), Resizes=job["resizes"], LeftAlone=job["unmanaged_reason"]),
+        *([pairs(Stopped=reason_text(job["stopped"]))] if job["stopped"] else []),
+        pairs(
+            Held=_yes(job["held"]),
+            Resizes=job["resizes"],
+            LeftAlone=reason_text(job["unmanaged_reason"]),
+        ),
     ]
     out += [pairs(**row) for row in _running_pairs(answer)]
     out += [
@@ -289,7 +294,7 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
 
 def _asked(everything: bool) -> StatusAnswer:
     answer: Any = client.ask("status", all=everything)
-    answer["notes"] = [*client.standing(), *answer["notes"]]
+    answer["notes"] = [*client.role_notes(), *answer["notes"]]
     return answer  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
-"""Plain tables with Slurm's options: chosen columns, no header, parsable.
+"""Plain tables with Slurm's options: columns, no header, parsable.
 
-A column is named by its header, as with sacct: `-o jobid,name%20,gpus`.
+A column is named by its header, as for sacct: `-o jobid,name%20,gpus`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _FIELD = re.compile(r"(\w+)(?:%(-?)(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
+    """Column of a table.
 
     Attributes:
-        value: gives the text of a row.
+        value: returns the text of a row.
         most: longer texts are cut, but not in parsable output.
-        width: asked for with -o; else as wide as the longest text.
+        width: as given with -o; else that of the longest text.
     """
 
     header: str
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLayout:
-    """The options -o, -h and -P."""
+    """Values of the options -o, -h and -P."""
 
     columns: str = ""
     header: bool = True
@@ -45,12 +45,12 @@ class TableLayout:
 def render(
     rows: Sequence[Any], columns: Sequence[Column], default: Sequence[str], layout: TableLayout
 ) -> list[str]:
-    """Lines of a table.
+    """Return the lines of a table.
 
     Args:
-        rows: what the columns' `value` is called with.
-        columns: all columns there are.
-        default: headers of those shown without -o.
+        rows: arguments of the columns' `value`.
+        columns: all columns.
+        default: headers of the columns that are shown without -o.
         layout: the user's options.
 
     Raises:
@@ -62,14 +62,14 @@ def render(
     if layout.header:
         cells.insert(0, [c.header for c in chosen])
     if layout.parsable:
-        # A job's name may hold the separator; a script must be able to rely on the count.
+        # A job's name may contain the separator; scripts rely on the number of fields.
         return ["|".join(text.replace("|", "?") for text in row) for row in cells]
     widths = [_width(column, i, cells) for i, column in enumerate(chosen)]
     return [_line(row, chosen, widths) for row in cells]
 
 
 def _width(column: Column, index: int, cells: Sequence[Sequence[str]]) -> int:
-    """As wide as the texts, but for those with nothing behind them: they may stick out."""
+    """Return the width of the longest text; one that ends its row may be longer."""
     if column.width:
         return column.width
     texts = [row[index] for row in cells if index == len(row) - 1 or any(row[index + 1 :])]
@@ -93,7 +93,7 @@ def _chosen(text: str, known: Mapping[str, Column]) -> list[Column]:
         column = known.get(match[1].upper()) if match else None
         if match is None or column is None:
             names = ", ".join(h.lower() for h in known)
-            raise CliError(f'--format: "{clean(word)}" is no column; known: {names}', USAGE)
+            raise CliError(f'--format: "{clean(word)}" is unknown; known: {names}', USAGE)
         if match[3]:
             # As with sacct: %8 aligns right, %-8 left.
             column = replace(column, right=match[2] != "-", width=int(match[3]) or None)

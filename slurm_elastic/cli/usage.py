@@ -79,12 +79,12 @@ def usage(
     elif json_:
         options.put_json(answer)
     else:
-        put = options.layout(format_, noheader, parsable)
-        options.put(used(answer, put, by_user=by_user))
+        layout = options.layout(format_, noheader, parsable)
+        options.put(used(answer, layout, by_user=by_user))
 
 
 def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) -> None:
-    """Compare, say what differs, and exit 1 if anything does."""
+    """Print the differences to sacct, and exit with 1 if there are any."""
     try:
         accounted = accounting.runs(since, users=(user,) if user else ())
     except AccountingError as error:
@@ -100,15 +100,14 @@ def _check(answer: UsageAnswer, since: float, user: str | None, *, json_: bool) 
 
 
 def used(answer: UsageAnswer, layout: TableLayout, *, by_user: bool) -> list[str]:
-    """The whole of `usage`."""
+    """Return the lines of `usage`."""
     rows: Any = answer["users"] if by_user else answer["jobs"]
     columns = _USERS if by_user else _JOBS
-    people = layout.header and not layout.parsable
-    # Said only where it matters: the time asked for begins before.
-    asked = answer["start"] or 0.0
-    since = formatting.kept(answer["kept_since"], answer["time"]) if people else ""
-    tail = [since] if since and asked < answer["kept_since"] else []
-    if not rows and people:
+    with_notes = layout.header and not layout.parsable
+    start = answer["start"] or 0.0
+    since = formatting.kept(answer["kept_since"], answer["time"]) if with_notes else ""
+    tail = [since] if since and start < answer["kept_since"] else []
+    if not rows and with_notes:
         return ["no elastic job held GPUs in that time", *tail]
     return [*render(rows, columns, [c.header for c in columns[:-1]], layout), *tail]
 

@@ -1,4 +1,4 @@
-"""`selastic usage --check`: what was counted against Slurm's accounting, run by run."""
+"""`selastic usage --check`: compares the usage of each run with Slurm's accounting."""
 
 from __future__ import annotations
 
@@ -15,47 +15,51 @@ if TYPE_CHECKING:
 def compared(
     counted: Sequence[RunUsage], accounted: Iterable[AccountedRun], *, since: float
 ) -> tuple[int, list[str]]:
-    """How many runs agree to the second, and a line for each that does not.
+    """Return the number of runs that agree to the second, and a line for each that does not.
 
-    Runs that began before `since` (epoch s), or that are not over, are left out.
+    Runs that began before `since` (epoch s), or that have not ended, are left out.
     """
-    theirs = {
+    in_slurm = {
         (r.job_id, r.run, r.start): r for r in accounted if r.start >= since and r.end is not None
     }
-    ours = {(c["job_id"], c["run"], round(c["start"])): c for c in counted if c["start"] >= since}
+    in_ledger = {
+        (c["job_id"], c["run"], round(c["start"])): c for c in counted if c["start"] >= since
+    }
     known = {c["job_id"] for c in counted}
     equal, lines = 0, []
-    for key, one in sorted(ours.items()):
+    for key, one in sorted(in_ledger.items()):
         name = f"{formatting.clean(one['display_id'])} run {one['run']}"
-        other = theirs.pop(key, None)
+        other = in_slurm.pop(key, None)
         if one["end"] is None or not one["settled"]:
             if other is not None:
-                lines.append(f"{name}: not settled yet; ask again in a minute")
+                lines.append(f"{name}: not settled yet; repeat in a minute")
             elif one["end"] is not None:
-                lines.append(f"{name}: sacct does not know it, or not that it is over")
+                lines.append(f"{name}: sacct has no record of it, or not of its end")
             continue
         if other is None:
-            lines.append(f"{name}: sacct does not know it, or not that it is over")
+            lines.append(f"{name}: sacct has no record of it, or not of its end")
         elif (line := _difference(one, other)) != "":
             lines.append(f"{name}: {line}")
         else:
             equal += 1
-    for (_, run, _), other in sorted(theirs.items()):
+    for (_, run, _), other in sorted(in_slurm.items()):
         elastic = other.submitted is not None or other.job_id in known
         if elastic and other.gpus and other.seconds:
             gpu_s = other.gpus * other.seconds
             name = formatting.clean(other.display_id)
-            lines.append(f"{name} run {run}: 0 GPU s, sacct {gpu_s}: nobody saw it (yet)")
+            lines.append(
+                f"{name} run {run}: 0 GPU s, sacct {gpu_s}: not recorded by the controller (yet)"
+            )
     return equal, lines
 
 
 def _difference(one: RunUsage, other: AccountedRun) -> str:
     if other.gpus is None:
-        return "sacct does not say how many GPUs: AccountingStorageTRES lacks gres/gpu"
-    mine, theirs = round(one["gpus"] * one["seconds"]), other.gpus * other.seconds
+        return "sacct has no number of GPUs: add gres/gpu to AccountingStorageTRES"
+    counted, accounted = round(one["gpus"] * one["seconds"]), other.gpus * other.seconds
     if (one["gpus"], round(one["seconds"])) == (other.gpus, other.seconds):
         return ""
     return (
-        f"{mine} GPU s, sacct {theirs}: {one['gpus']} GPUs for {round(one['seconds'])} s"
+        f"{counted} GPU s, sacct {accounted}: {one['gpus']} GPUs for {round(one['seconds'])} s"
         f" against {other.gpus} for {other.seconds} s"
     )

@@ -23,6 +23,7 @@ from slurm_elastic.core.application import JobClass, Learned
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Decision, JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 
@@ -43,14 +44,14 @@ class BatchChoice:
         present: those it has now.
         limits: smallest and largest that its directive allows.
         gain: goodput at `batch` over that at `present`, less 1; 0 where nothing was predicted.
-        reason: why it changes or not, one clause; "" if there is nothing to say.
+        reason: why it changes or not; None: nothing to say.
     """
 
     batch: int
     present: int
     limits: tuple[int, int]
     gain: float = 0.0
-    reason: str = ""
+    reason: Reason | None = None
 
 
 class SettingsSender(Protocol):
@@ -82,13 +83,13 @@ def choose(
     inside = max(low, min(present, high))
     stays = BatchChoice(inside, present, limits)
     if inside != present:
-        stays = dataclasses.replace(stays, reason=f"the directive allows {_range(limits)}")
+        stays = _because(stays, Reason("batch-limits", least=low, most=high))
     if learned is None or learned.application.job_class is not JobClass.ADAPTIVE:
         return stays
     if learned.application.on(held.gpu_type) is None or not learned.observations:
         return stays
     if learned.noise is None:
-        return stays if stays.reason else _because(stays, "its gradient noise is not known yet")
+        return stays if stays.reason else _because(stays, Reason("noise-unknown"))
     reach = min(high, _STRETCH * max(inside, learned.application.initial_batch))
     goodput = {
         b: _goodput(learned, held, b, per_node)
@@ -98,15 +99,16 @@ def choose(
     if best == inside or goodput[best] <= 0:
         return stays
     if before <= 0:
-        why = f"{inside} do not fit into the memory that it is known to use"
+        why = Reason("batch-does-not-fit", batch=inside)
         return BatchChoice(best, present, limits, reason=why)
     gain = goodput[best] / before - 1
     if gain < MIN_GAIN:
         if stays.reason:
             return stays
-        why = f"{best} would gain {max(0.0, gain):.1%}, a change must gain {MIN_GAIN:.0%}"
+        why = Reason("batch-gains-little", batch=best, gain=max(0.0, gain), min_gain=MIN_GAIN)
         return _because(stays, why)
-    return BatchChoice(best, present, limits, gain, f"goodput {gain:+.0%} over that of {inside}")
+    why = Reason("batch-goodput", gain=gain, present=inside)
+    return BatchChoice(best, present, limits, gain, why)
 
 
 def obey(
@@ -131,11 +133,11 @@ def obey(
     found = max(low, min(batch, high, max(reach, present)))
     even = found - found % replicas
     found = even if even >= low else found
-    reason = f"the policy chose {batch} for {held.gpus} GPUs"
-    return BatchChoice(found, present, limits, reason=reason if found != present else "")
+    reason = Reason("batch-by-policy", batch=batch, gpus=held.gpus)
+    return BatchChoice(found, present, limits, reason=reason if found != present else None)
 
 
-def _because(choice: BatchChoice, reason: str) -> BatchChoice:
+def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:
     return dataclasses.replace(choice, reason=reason)
 
 
@@ -372,8 +374,3 @@ def _elastic(job: Job, record: JobRecord) -> bool:
     """Whether its directive lets its batch be chosen."""
     directive = record.override or job.directive
     return directive is not None and directive.batch is not None
-
-
-def _range(limits: tuple[int, int]) -> str:
-    low, high = limits
-    return str(low) if low == high else f"{low}-{high}"

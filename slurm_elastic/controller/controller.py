@@ -28,8 +28,9 @@ from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.controller.transitions.limit_extension import allowed
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
-from slurm_elastic.core.cluster import Job, JobState, Snapshot
-from slurm_elastic.core.plan import JobRecord, Plan
+from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
+from slurm_elastic.core.plan import Action, JobRecord, Plan
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.pyslurm_reader import Reader
@@ -94,8 +95,8 @@ class Controller:
         self.nudge: Callable[[], object] = lambda: None
         #: Another controller that seems to act here, "" for none; asked once a round.
         self.rival: Callable[[], str] = lambda: ""
-        self._notes: dict[str, str] = {}
-        self._advised: dict[int, str] = {}
+        self._notes: dict[str, Reason | None] = {}
+        self._advised: dict[int, tuple[Action, Allocation | None, str]] = {}
         self._settings_read = 0.0
 
     # --- the clock ---
@@ -120,11 +121,11 @@ class Controller:
             if self.pace.silence_s:
                 self._log.info("slurmctld answers again")
             self.pace.silence_s = 0.0
-            self._note("slurm", "")
+            self._note("slurm", None)
         except SlurmUnreachable as error:
             if self.pace.quiet():
                 self._log.error(f"{error}; nothing is changed until it answers")
-            self._note("slurm", str(error))
+            self._note("slurm", Reason("slurm-unreachable", error=str(error)))
         except LedgerError as error:
             self._unwritten(error)
         except NotActive:
@@ -134,14 +135,15 @@ class Controller:
             self._log.error(
                 f"internal error, please report: {error!r} at {where.name}:{where.lineno}"
             )
-            self._note("internal", f"internal error: {error!r}")
+            self._note("internal", Reason("internal-error", error=repr(error)))
             self.pace.stumble()
 
     def _unwritten(self, error: LedgerError) -> None:
         """Say once that the ledger cannot be written; the next round tries again."""
-        if self._notes.get("ledger") != str(error):
+        note = Reason("ledger-unwritable", error=str(error))
+        if self._notes.get("ledger") != note:
             self._log.error(f"{error}; no new change is begun until it can be written")
-        self._note("ledger", str(error))
+        self._note("ledger", note)
 
     def _look(self) -> None:
         if self._idle():
@@ -198,7 +200,8 @@ class Controller:
         """Look at everything, decide, act as far as the mode allows."""
         self._read_settings()
         snapshot = self.reader.snapshot(self._jobs)
-        self._note("rival", self.rival())
+        rival = self.rival()
+        self._note("rival", Reason("other-controller", error=rival) if rival else None)
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
         self._per_node = snapshot.smallest
         if self.config.controller.mode == "act" and not self._notes["rival"]:
@@ -242,10 +245,10 @@ class Controller:
         if self.acts and written:
             self._act(snapshot, plan, records)
         elif self.config.controller.mode == "advise":
-            advice = {d.job_id: f"{words(d, snapshot)} Mode=advise" for d in plan.changes}
-            for job_id, text in advice.items():
-                if self._advised.get(job_id) != text:
-                    self._log.info(text)
+            advice = {d.job_id: (d.action, d.target, d.reason.code) for d in plan.changes}
+            for decision in plan.changes:
+                if self._advised.get(decision.job_id) != advice[decision.job_id]:
+                    self._log.info(f"{words(decision, snapshot)} Mode=advise")
             self._advised = advice
         self._publish()
 
@@ -262,7 +265,7 @@ class Controller:
         for job, choice in told:
             self._log.info(
                 f"JobId={job.display_id} Action=batch From={choice.present} To={choice.batch} "
-                f"Reason={choice.reason!r}"
+                f"Reason={choice.reason}"
             )
 
     @property
@@ -290,7 +293,7 @@ class Controller:
             return False
         if self._notes.get("ledger"):
             self._log.info("the ledger can be written again")
-        self._note("ledger", "")
+        self._note("ledger", None)
         return True
 
     def _act(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
@@ -383,8 +386,8 @@ class Controller:
         reports = self.book.last_reports(self.view.snapshot)
         self.view = dataclasses.replace(self.view, transitions=rows, reports=reports)
 
-    def _note(self, name: str, text: str) -> None:
-        self._notes[name] = text
+    def _note(self, name: str, note: Reason | None) -> None:
+        self._notes[name] = note
         self.view = dataclasses.replace(
             self.view, notes=tuple(n for n in self._notes.values() if n)
         )

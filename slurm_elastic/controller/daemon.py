@@ -292,7 +292,7 @@ class Daemon:
             pyslurm=pyslurm_version(),
             slowest_save_s=slowest,
             slowest_job=view.snapshot.job[job_id].display_id if job_id in view.snapshot.job else "",
-            problems=[*view.notes, *network_problems(view)],
+            problems=[*(str(n.parameters["error"]) for n in view.notes), *network_problems(view)],
         )
         return dict(answer)
 

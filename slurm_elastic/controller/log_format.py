@@ -1,4 +1,4 @@
-"""What the controller's log says of a decision."""
+"""Log lines of the controller about decisions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from slurm_elastic.slurm.shape import describe
 
 
 def words(decision: Decision, snapshot: Snapshot) -> str:
-    """A decision, one line for people to grep."""
+    """Return the log line of a decision."""
     job = snapshot.job[decision.job_id]
     held = decision.current.gpus if decision.current else 0
     return (
         f"JobId={job.display_id} Action={decision.action.value} From={held} "
-        f"To={describe(decision.target)!r} Reason={decision.reason!r}"
+        f"To={describe(decision.target)!r} Reason={decision.reason}"
     )

@@ -17,9 +17,10 @@ from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.layout import LayoutText
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 
-_PROVE = Orders(action="rehearse", reason="proves that this job resumes from its checkpoints")
+_PROVE = Orders(action="rehearse")
 
 
 class ReportHandler:
@@ -75,6 +76,10 @@ class ReportHandler:
             self.stand(job)
         return self._outbox.orders(job_id, run)
 
+    def reason(self, job_id: int, run: int) -> Reason | None:
+        """Return the reason of what one attempt is asked, or None."""
+        return self._outbox.reason(job_id, run)
+
     def stand(self, job: Job) -> None:
         """Tell a job what people have ordered of it, if that is news.
 
@@ -100,7 +105,8 @@ class ReportHandler:
             and not self._book.entry(job).proven
             and directive.min_gpus < directive.max_gpus
         ):
-            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True)
+            why = Reason("resume-rehearsal")
+            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=why)
 
     def expect(self, transition: Transition) -> None:
         """A job is on its new GPUs; its first step there will say what the change cost."""

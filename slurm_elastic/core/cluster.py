@@ -21,6 +21,7 @@ from functools import cached_property
 
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.nodelist import expand
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.submission import Submission
 
 
@@ -151,7 +152,7 @@ class Job:
     run: int = 0
     submission: Submission | None = None
     managed: bool = True
-    unmanaged_reason: str = ""
+    unmanaged_reason: Reason | None = None
     allocation: Allocation | None = None
     gpus: int = 0
     gpu_type: str = ""
@@ -230,7 +231,9 @@ class Limit:
     them here.
 
     Attributes:
-        name: as shown to people: `QOS normal MaxTRESPerUser gres/gpu=8`.
+        name: as shown to people: `QOS normal MaxTRESPerUser gres/gpu=8`; of a share of the site,
+            the partition or the user, "" for the whole site.
+        scope: of a share: `site`, `partition` or `user`; "": Slurm's own limit.
         resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB).
         cap: largest sum over `jobs`.
         jobs: ids of jobs counted against it, running or pending.
@@ -242,6 +245,7 @@ class Limit:
     cap: int
     jobs: frozenset[int]
     spared: Mapping[int, int] = field(default_factory=dict)
+    scope: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

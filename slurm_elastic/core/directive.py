@@ -11,8 +11,8 @@
     Traceback (most recent call last):
     slurm_elastic...DirectiveError: --elastic=16-2: MIN 16 is larger than MAX 2; write 2-16
 
-The SPANK plugin (``plugins/spank/directive.c``) and the Lua module (``plugins/lua``) check the
-same grammar with the same words; ``tests/data/directives.toml`` holds the examples for all three.
+``plugins/lua/slurm_elastic_directive.lua`` checks the same grammar with the same words;
+``tests/data/directives.toml`` holds the examples for both.
 Code inside jobs imports this module: standard library only.
 """
 

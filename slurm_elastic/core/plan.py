@@ -15,6 +15,7 @@ from functools import cached_property
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.reason import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Alternative:
         gpu_type: "" only on clusters without types.
         gpus: 0 means: let it wait (it keeps its checkpoint and a lease).
         value: the policy's own measure, comparable within one round only.
-        reason: why, in words for `selastic explain`.
+        reason: why, for `selastic explain`; None: nothing to say.
         shares: a finished place, (node, GPUs) pairs: exactly that one or none; (): placement
             looks for one.
         batch: samples per step that go with it, where the policy chooses batches itself.
@@ -36,7 +37,7 @@ class Alternative:
     gpu_type: str
     gpus: int
     value: float
-    reason: str = ""
+    reason: Reason | None = None
     shares: tuple[tuple[str, int], ...] = ()
     batch: int | None = None
     dropped: bool = False
@@ -89,12 +90,12 @@ class Decision:
 
     Attributes:
         target: None: it shall wait.
-        reason: why it gets this, one clause, present tense.
-        why_not_more, why_not_fewer, why_here: for `selastic explain`; "" when nothing to say.
+        reason: why it gets this.
+        why_not_more, why_not_fewer, why_here: for `selastic explain`; None: nothing to say.
         gain: relative speed after against before, 0.25 = a quarter faster (negative when it
             gives way to somebody).
         cost_s: expected seconds without training, times GPUs held: GPU seconds.
-        waiting_for: what holds a better allocation back ("minimum interval until 14:05"), or "".
+        waiting_for: what holds a better allocation back, or None.
         batch: samples per step that it is to have with the target, where the policy chooses them.
         dropped: it was turned away for good.
     """
@@ -103,13 +104,13 @@ class Decision:
     current: Allocation | None
     target: Allocation | None
     action: Action
-    reason: str
-    why_not_more: str = ""
-    why_not_fewer: str = ""
-    why_here: str = ""
+    reason: Reason
+    why_not_more: Reason | None = None
+    why_not_fewer: Reason | None = None
+    why_here: Reason | None = None
     gain: float = 0.0
     cost_s: float = 0.0
-    waiting_for: str = ""
+    waiting_for: Reason | None = None
     batch: int | None = None
     dropped: bool = False
 
@@ -139,7 +140,7 @@ class Plan:
     time: float
     decisions: tuple[Decision, ...] = ()
     claims: tuple[Claim, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()
     wake: float | None = None
 
     @cached_property
@@ -193,7 +194,7 @@ class JobRecord:
         in_transition: a transition is under way towards `target`.
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
         resizes: changes made to it in its life.
-        stopped: why the progress guard holds it; "": it does not.
+        stopped: why the crash-loop guard holds it; None: it does not.
         learned: what goodput models are fitted to; None: nothing is known but `measurements`.
         gradient_bytes: what its ranks reduce in each step: bytes of the parameters that are
             trained; None: not told, or it is not data-parallel alone.
@@ -216,7 +217,7 @@ class JobRecord:
     target: Allocation | None = None
     leased: bool = False
     resizes: int = 0
-    stopped: str = ""
+    stopped: Reason | None = None
     learned: Learned | None = None
     gradient_bytes: float | None = None
     extended_s: int = 0

@@ -1,1 +1,1 @@
-"""What runs inside a job without torch: standard library only."""
+"""Programs and modules that run inside a job without torch: standard library only."""

@@ -1,8 +1,8 @@
-"""Carries reports to the controller and orders back.
+"""Client of the controller: sends reports, receives orders.
 
-Two threads: one reports, at once when the desk has something urgent and else
-every `report_every_s`; one keeps a long poll open. A controller that does not
-answer changes nothing for the job: both go on trying, 1 to 30 s apart.
+One thread reports, at once after an urgent change and else every `report_every_s`; another keeps a
+long poll open. A controller that does not answer changes nothing for the job: both try again after
+1 to 30 s.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import time
 from typing import Any
 
 from slurm_elastic.core.report import Orders, ReportError
-from slurm_elastic.job.launch import say
+from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.rpc import frames
 
 _CALL_S = 10.0
 _POLL_S = 25.0
-#: A controller needs a moment to learn of a job that has just started.
+#: Seconds after the start during which the controller may not know the job yet.
 _UNKNOWN_S = 30.0
-_LAST_WORD_S = 0.25
+_FINAL_RETRY_S = 0.25
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
 
 class ControllerClient:
-    """Talks to the controller at `address` on behalf of `desk`, until `stop`."""
+    """Client of the controller at `address`, for the report and orders in `state`."""
 
-    def __init__(self, desk: ReportState, address: str) -> None:
-        self._desk = desk
+    def __init__(self, state: ReportState, address: str) -> None:
+        self._state = state
         self._address = address
         self._stopped = threading.Event()
         self._answered = threading.Event()
         self._started = time.monotonic()
-        self._complaint = ""
-        self._puzzled = False
+        self._problem = ""
+        self._invalid_orders_logged = False
         self._until = 0.0
         self._lock = threading.Lock()
-        report = desk.report()
+        report = state.report()
         self._job = {"v": 1, "job_id": report.job_id, "run": report.run}
         self._threads = [
             threading.Thread(target=self._report, name="report", daemon=True),
@@ -46,75 +46,75 @@ class ControllerClient:
         ]
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start both threads."""
         for thread in self._threads:
             thread.start()
 
-    def stop(self, *, farewell_s: float, failed: bool = False) -> None:
-        """End; a controller that answers gets this long for one last report.
+    def stop(self, *, final_report_s: float, failed: bool = False) -> None:
+        """Stop, after a final report if the controller has answered before.
 
         Args:
-            farewell_s: seconds.
-            failed: it matters: a controller that has not had time to answer yet is waited for, too.
+            final_report_s: longest time for it, in seconds.
+            failed: also send it if the controller has not had time to answer yet.
         """
-        waits = self._answered.is_set() or (failed and not self._complaint)
-        self._until = time.monotonic() + farewell_s
+        waits = self._answered.is_set() or (failed and not self._problem)
+        self._until = time.monotonic() + final_report_s
         self._stopped.set()
         self._answered.set()
-        self._desk.hurry()
+        self._state.request_report()
         if waits:
-            self._threads[0].join(farewell_s)
+            self._threads[0].join(final_report_s)
 
     def _report(self) -> None:
         pause = _Pause()
         while True:
             stopping = self._stopped.is_set()
-            report = self._desk.report()
+            report = self._state.report()
             reply = self._call({"v": 1, "op": "report", "report": report.to_wire()}, _CALL_S)
             if stopping:
-                unknown = reply is None and not self._complaint
+                unknown = reply is None and not self._problem
                 if unknown and time.monotonic() < self._until:
-                    time.sleep(_LAST_WORD_S)  # a job that was over before anybody knew of it
+                    time.sleep(_FINAL_RETRY_S)  # the job ended before the controller knew it
                     continue
                 return
             if reply is None:
                 self._rest(pause.longer())
                 continue
             pause = _Pause()
-            self._desk.reported(report)
+            self._state.mark_reported(report)
             self._take(reply, authoritative=False)
             self._answered.set()
             self._wait()
 
     def _rest(self, seconds: float) -> None:
-        """While the controller is silent: a notice of its runs out all the same."""
+        """Wait before the next try; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + seconds
         while not self._stopped.is_set() and (left := end - time.monotonic()) > 0:
-            self._desk.expire()
+            self._state.expire_notice()
             self._stopped.wait(min(left, 1.0))
 
     def _wait(self) -> None:
-        """Until the next report is due; in between look whether a notice has run out."""
-        end = time.monotonic() + self._desk.orders().report_every_s
+        """Wait until the next report is due; withdraw an overdue notice meanwhile."""
+        end = time.monotonic() + self._state.orders().report_every_s
         while True:
-            self._desk.expire()
+            self._state.expire_notice()
             left = end - time.monotonic()
-            if left <= 0 or self._desk.wait_urgent(min(left, 1.0)):
+            if left <= 0 or self._state.wait_urgent(min(left, 1.0)):
                 return
 
     def _poll(self) -> None:
-        # Until a report has been accepted the controller does not know what to answer.
+        # The controller answers polls only for jobs that have reported.
         self._answered.wait()
         pause = _Pause()
         while not self._stopped.is_set():
             started = time.monotonic()
-            request = {**self._job, "op": "orders", "seen": self._desk.seq, "wait_s": _POLL_S}
+            request = {**self._job, "op": "orders", "seen": self._state.seq, "wait_s": _POLL_S}
             reply = self._call(request, _POLL_S + _CALL_S)
             if reply is not None:
-                changed = self._desk.seq
+                old_seq = self._state.seq
                 self._take(reply, authoritative=True)
-                # An answer at once without news would make this loop spin.
-                if self._desk.seq != changed or time.monotonic() - started > 1:
+                # Pause after an immediate answer without a change, which would make this loop spin.
+                if self._state.seq != old_seq or time.monotonic() - started > 1:
                     pause = _Pause()
                     continue
             self._stopped.wait(pause.longer())
@@ -123,41 +123,41 @@ class ControllerClient:
         try:
             orders = Orders.from_wire(reply.get("orders"))
         except ReportError as error:
-            if not self._puzzled:
-                self._puzzled = True
-                say(f"controller {self._address}: its orders are not understood: {error}")
+            if not self._invalid_orders_logged:
+                self._invalid_orders_logged = True
+                log_line(f"controller {self._address}: its orders are ignored: {error}")
             return
-        self._desk.take(orders, authoritative=authoritative)
+        self._state.receive(orders, authoritative=authoritative)
 
     def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         try:
             reply = frames.call(self._address, request, timeout_s=timeout_s)
         except frames.RequestRejected as error:
-            young = time.monotonic() < self._started + _UNKNOWN_S
-            if error.code == "unknown_job" and young:
+            is_new = time.monotonic() < self._started + _UNKNOWN_S
+            if error.code == "unknown_job" and is_new:
                 return None
-            self._desk.despair()
-            self._complain(f"controller {self._address} refuses: {error}")
+            self._state.give_up_controller()
+            self._log_problem(f"controller {self._address} rejects the report: {error}")
         except frames.ChannelError as error:
-            self._desk.despair()
-            self._complain(f"{error}; the job goes on without it")
+            self._state.give_up_controller()
+            self._log_problem(f"{error}; the job continues without it")
         else:
-            if self._complaint:
-                self._complain("")
-                say(f"controller {self._address} answers again")
+            if self._problem:
+                self._log_problem("")
+                log_line(f"controller {self._address} answers again")
             return reply
         return None
 
-    def _complain(self, text: str) -> None:
-        """Log a trouble once, until another takes its place."""
+    def _log_problem(self, text: str) -> None:
+        """Log a problem once, until another replaces it; an empty text ends it."""
         with self._lock:
-            if text and text != self._complaint and not self._stopped.is_set():
-                say(text)
-            self._complaint = text
+            if text and text != self._problem and not self._stopped.is_set():
+                log_line(text)
+            self._problem = text
 
 
 class _Pause:
-    """1, 2, 4 … 30 s, a quarter up or down so that a thousand jobs do not come back together."""
+    """Pauses of 1, 2, 4 … 30 s, ±25 % so that jobs do not call the controller at the same time."""
 
     def __init__(self) -> None:
         self._next = _FIRST_PAUSE_S

@@ -1,9 +1,9 @@
 """esbatch: sbatch for elastic jobs on sites without the SPANK plugin.
 
 Takes `--elastic=…` from the command line, else from SLURM_ELASTIC, else from the script's
-`#SBATCH` lines, and calls sbatch with what Slurm knows: `--comment=elastic:…`, `--requeue`,
-`--open-mode=append` and a shape to start in, if the job names none. All other options, the
-script's arguments and sbatch's exit code pass through. Option names must be written in full.
+`#SBATCH` lines, and calls sbatch with options of Slurm: `--comment=elastic:…`, `--requeue`,
+`--open-mode=append` and, if the job names no GPUs, a shape to start in. All other options, the
+script's arguments and sbatch's exit code are passed on. Option names must be written in full.
 
     >>> words = ["--elastic=2-16", "--time=60", "train.sbatch", "--lr", "1"]
     >>> command, elastic = plan(words, "", {}, lambda partition: {"a100": 4})
@@ -33,7 +33,7 @@ ENVIRONMENT = "SLURM_ELASTIC"
 MAX_COMMENT_BYTES = 1024
 #: Longest script sbatch accepts by default, in bytes.
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
-#: GPUs per node where sinfo does not tell.
+#: GPUs per node if sinfo prints none.
 DEFAULT_GPUS_PER_NODE = 4
 
 _WORD = re.compile(r"[\w-]+")
@@ -47,7 +47,7 @@ _FLAGS = frozenset(
 )
 _SHORT_FLAGS = "HhkOQsvVW"
 _SHORT_NAMES = {"C": "constraint", "G": "gpus", "N": "nodes", "p": "partition"}
-_QUESTIONS = frozenset(["-h", "--help", "--usage", "-V", "--version"])
+_INFORMATION = frozenset(["-h", "--help", "--usage", "-V", "--version"])
 _SHAPE = frozenset(
     _WORD.findall("gres gpus gpus-per-node gpus-per-socket gpus-per-task ntasks-per-gpu")
 )
@@ -57,11 +57,11 @@ _IN_SCRIPT = re.compile(r"""\s--elastic(?:=|\s+)(?:"[^"]*"|'[^']*'|\S*)""")
 
 
 class EsbatchError(Exception):
-    """What the user has to change, in one line."""
+    """A request that cannot be submitted; the message is one line."""
 
 
 class Option(NamedTuple):
-    """One option as given: its long name ("-x" for an uninteresting short one) and value."""
+    """One option as given: its long name ("-x" if esbatch does not use it) and value."""
 
     name: str
     value: str
@@ -98,7 +98,7 @@ def parse_options(words: Sequence[str]) -> tuple[list[Option], list[str]]:
 
 
 def script_options(script: str) -> list[Option]:
-    """The options in a script's `#SBATCH` lines, up to its first command."""
+    """Return the options in a script's `#SBATCH` lines, up to its first command."""
     options: list[Option] = []
     for line in _head(script):
         if line.startswith("#SBATCH"):
@@ -113,7 +113,7 @@ def script_options(script: str) -> list[Option]:
 
 
 def without_elastic(script: str) -> str:
-    """The script as plain sbatch accepts it; its lines keep their numbers."""
+    """Return the script without `--elastic`; its lines keep their numbers."""
     lines = _LINE.findall(script)
     for number, line in enumerate(_head(script)):
         if line.startswith("#SBATCH") and _IN_SCRIPT.search(line):
@@ -128,31 +128,31 @@ def plan(
     environment: Mapping[str, str],
     cluster: Callable[[str], Mapping[str, int]],
 ) -> tuple[list[str], bool]:
-    """What to call sbatch with.
+    """Return the arguments for sbatch.
 
     Args:
-        arguments: The user's, as for sbatch.
+        arguments: The user's arguments, as for sbatch.
         script: The text of the script; empty with --wrap.
-        environment: The user's.
-        cluster: Asked only if the job needs a shape to start in, with its partition or "": the
-            GPU types ("" for GPUs without a type) and the GPUs of the smallest node of each.
+        environment: The user's environment.
+        cluster: Returns, for a partition or "", the GPUs of the smallest node of each GPU type (""
+            for GPUs without a type). Called only if the job needs a shape to start in.
 
     Returns:
         sbatch's arguments and whether the job is elastic.
 
     Raises:
-        EsbatchError: The request contradicts itself.
+        EsbatchError: The request cannot be submitted.
         DirectiveError: The directive does not follow the grammar.
     """
     own, rest = parse_options(arguments)
-    inside = script_options(script)
-    text = _elastic(own, inside, environment)
+    in_script = script_options(script)
+    text = _elastic(own, in_script, environment)
     if text is None:
         return list(arguments), False
     directive = Directive.parse(text)
     if ":" in rest:
         raise EsbatchError("heterogeneous jobs cannot be resized: leave out --elastic")
-    given = {option.name: option.value for option in (*inside, *own)}
+    given = {option.name: option.value for option in (*in_script, *own)}
     if "no-requeue" in given:
         raise EsbatchError("an elastic job is resized by requeueing it: leave out --no-requeue")
     words = [
@@ -164,8 +164,8 @@ def plan(
     words += [f"--comment={_comment(directive, given.get('comment', ''))}", "--requeue"]
     if "open-mode" not in given and "SBATCH_OPEN_MODE" not in environment:
         words.append("--open-mode=append")
-    asks = _SHAPE & given.keys() or _SHAPE_VARIABLES & environment.keys()
-    if not asks and "gpu" not in given.get("tres-per-task", ""):
+    has_shape = _SHAPE & given.keys() or _SHAPE_VARIABLES & environment.keys()
+    if not has_shape and "gpu" not in given.get("tres-per-task", ""):
         partition = given.get("partition") or environment.get("SBATCH_PARTITION", "")
         words += start_options(
             directive,
@@ -183,24 +183,26 @@ def start_options(
     nodes_given: bool,
     constrained: bool,
 ) -> list[str]:
-    """Options that start a job at its smallest size on GPUs of one type.
+    """Return options that start a job at its smallest size on GPUs of one type.
 
-    A job that is constrained to features and names no types chooses the type by the features.
+    With a constraint to features and no types in the directive, no type is requested.
     """
     gpus, gpu_type = directive.start()
     ranked = sorted(gpus_per_node, key=lambda name: (-gpus_per_node[name], name))
     known = [name for name in directive.types or ranked if name in gpus_per_node]
     types = [name for name in known or directive.types if directive.allows(gpus, name)]
-    room = min((gpus_per_node.get(name, DEFAULT_GPUS_PER_NODE) for name in types), default=0)
-    several = len(gpus_per_node) > 1 and (nodes_given or gpus > (room or DEFAULT_GPUS_PER_NODE))
-    unwanted = set(gpus_per_node) - set(types) or (directive.types and not gpus_per_node)
-    free = constrained and not directive.types
-    if gpu_type is None and types and not free and (several or unwanted):
+    smallest = min((gpus_per_node.get(name, DEFAULT_GPUS_PER_NODE) for name in types), default=0)
+    may_mix_types = len(gpus_per_node) > 1 and (
+        nodes_given or gpus > (smallest or DEFAULT_GPUS_PER_NODE)
+    )
+    has_other_types = set(gpus_per_node) - set(types) or (directive.types and not gpus_per_node)
+    by_features = constrained and not directive.types
+    if gpu_type is None and types and not by_features and (may_mix_types or has_other_types):
         gpu_type = types[0] or None
     kind = f"{gpu_type}:" if gpu_type else ""
     if nodes_given:
         return [f"--gpus={kind}{gpus}"]
-    size = gpus_per_node.get(gpu_type or "", room) or DEFAULT_GPUS_PER_NODE
+    size = gpus_per_node.get(gpu_type or "", smallest) or DEFAULT_GPUS_PER_NODE
     nodes = math.ceil(gpus / size)
     if gpus % nodes:
         return [f"--nodes={nodes}", f"--gpus={kind}{gpus}"]
@@ -208,9 +210,9 @@ def start_options(
 
 
 def read_sinfo(report: str) -> dict[str, int]:
-    """GPUs of the smallest node of each type, from `sinfo -h -o "%P %G"`.
+    """Return the GPUs of the smallest node of each type, from `sinfo -h -o "%P %G"`.
 
-    Of several partitions only the default one counts, marked by an asterisk.
+    Of several partitions only the default one, marked by an asterisk, is used.
     """
     lines = [line.partition(" ")[::2] for line in report.splitlines()]
     default = [line for line in lines if line[0].endswith("*")]
@@ -222,7 +224,7 @@ def read_sinfo(report: str) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run esbatch; returns its exit code."""
+    """Run esbatch and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _submit(words)
@@ -233,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _submit(words: list[str]) -> int:
     options, rest = parse_options(words)
-    if any(word in _QUESTIONS for option in options for word in option.words):
+    if any(word in _INFORMATION for option in options for word in option.words):
         return _sbatch(words, None)
     name = next((word for word in rest if word != "--"), None)
     stdin = name is None and not any(option.name == "wrap" for option in options)
@@ -243,7 +245,7 @@ def _submit(words: list[str]) -> int:
     elif name is not None and Path(name).is_file():
         data = Path(name).read_bytes()
     if len(data) > MAX_SCRIPT_BYTES:
-        raise EsbatchError(f"the script is larger than {MAX_SCRIPT_BYTES} bytes")
+        raise EsbatchError(f"the script is too large: expected at most {MAX_SCRIPT_BYTES} bytes")
     script = data.decode("utf-8", "surrogateescape")
     command, elastic = plan(words, script, os.environ, _cluster)
     changed = data
@@ -252,7 +254,7 @@ def _submit(words: list[str]) -> int:
     if name is None or changed == data:
         return _sbatch(command, changed if stdin else None)
     with tempfile.TemporaryDirectory(prefix="esbatch-") as directory:
-        copy = Path(directory) / Path(name).name  # sbatch names the job after it
+        copy = Path(directory) / Path(name).name  # the job's name by default
         copy.write_bytes(changed)
         command[len(command) - len(rest) + rest.index(name)] = str(copy)
         return _sbatch(command, None)
@@ -264,10 +266,10 @@ def _sbatch(command: list[str], stdin: bytes | None) -> int:
 
 
 def _cluster(partition: str) -> dict[str, int]:
-    only = ["-p", partition] if partition else []
+    filters = ["-p", partition] if partition else []
     try:
         done = subprocess.run(
-            ["sinfo", "-h", *only, "-o", "%P %G"],
+            ["sinfo", "-h", *filters, "-o", "%P %G"],
             capture_output=True,
             text=True,
             timeout=20,
@@ -278,14 +280,16 @@ def _cluster(partition: str) -> dict[str, int]:
     return read_sinfo(done.stdout)
 
 
-def _elastic(own: list[Option], inside: list[Option], environment: Mapping[str, str]) -> str | None:
-    """The directive in force, by sbatch's own order: command line, environment, script."""
-    by_hand = [option.value for option in own if option.name == "elastic"]
-    if by_hand:
-        return by_hand[-1]
+def _elastic(
+    own: list[Option], in_script: list[Option], environment: Mapping[str, str]
+) -> str | None:
+    """Return the directive by sbatch's precedence: command line, environment, script."""
+    on_command_line = [option.value for option in own if option.name == "elastic"]
+    if on_command_line:
+        return on_command_line[-1]
     if environment.get(ENVIRONMENT):
         return environment[ENVIRONMENT]
-    written = [option.value for option in inside if option.name == "elastic"]
+    written = [option.value for option in in_script if option.name == "elastic"]
     for other in written[1:]:
         if other != written[0]:
             raise EsbatchError(
@@ -295,20 +299,20 @@ def _elastic(own: list[Option], inside: list[Option], environment: Mapping[str, 
 
 
 def _comment(directive: Directive, own: str) -> str:
-    """The directive and, behind it, the user's own words."""
+    """Return the directive followed by the user's own comment."""
     if own.startswith("elastic:"):
         raise EsbatchError(f"--comment={own}: the directive is given twice; keep --elastic")
     text = f"elastic:{directive} {own}".rstrip()
     size = len(text.encode("utf-8", "surrogateescape"))
     if size > MAX_COMMENT_BYTES:
         raise EsbatchError(
-            f"--comment is {size - MAX_COMMENT_BYTES} bytes too long: the directive stands in it"
+            f"--comment is {size - MAX_COMMENT_BYTES} bytes too long: it also holds the directive"
         )
     return text
 
 
 def _head(script: str) -> list[str]:
-    """The lines sbatch looks at: all before the first command."""
+    """Return the lines that sbatch reads: all before the first command."""
     lines = []
     for line in _LINE.findall(script):
         if line.strip() and not line.startswith("#"):

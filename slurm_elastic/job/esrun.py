@@ -1,4 +1,4 @@
-"""esrun: from the command line to running ranks."""
+"""The command esrun: from its arguments to running ranks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job.esrun_options import HELP, Options, UsageError, parse
-from slurm_elastic.job.launch import RankLaunch, hold_signals, say
+from slurm_elastic.job.launch import RankLaunch, hold_signals, log_line
 from slurm_elastic.job.slurm_env import AllocationError
 
-#: Slurm needs about so long to start the ranks.
+#: Seconds that Slurm needs to start the ranks.
 _AHEAD_S = 0.25
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run esrun; the exit code is the program's."""
+    """Run esrun and return the exit code of the program."""
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.show:
@@ -24,16 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _without_slurm(options)
         return _in_job(options, os.environ)
     except (UsageError, AllocationError) as error:
-        say(str(error))
+        log_line(str(error))
         return 2
     except FileNotFoundError as error:
-        say(f"{error.filename}: not found")
+        log_line(f"{error.filename}: not found")
         return 127
 
 
 def _in_job(options: Options, env: Mapping[str, str]) -> int:
     if int(env.get("SLURM_STEP_NUM_TASKS", "1") or 1) > 1 and "SLURM_STEP_ID" in env:
-        raise AllocationError("started by srun in several tasks: start esrun itself, without srun")
+        raise AllocationError("srun started several tasks of esrun: expected one; omit srun")
     launch = RankLaunch(options, env)
     launch.begin_probe()
     if options.dry_run:
@@ -44,7 +44,7 @@ def _in_job(options: Options, env: Mapping[str, str]) -> int:
         return 0
     hold_signals()
     if options.checkpoint:
-        # What checkpoints there are has to be known before the ranks can read them.
+        # The existing checkpoints must be listed before the ranks can read them.
         from slurm_elastic.job.supervisor import Supervisor  # noqa: PLC0415
 
         launch.settle()
@@ -52,7 +52,7 @@ def _in_job(options: Options, env: Mapping[str, str]) -> int:
     launch.settle()
     child = launch.start()
     child.ends_within(_AHEAD_S)
-    # Loading this takes 60 ms of a core that Slurm and the ranks need before.
+    # Imported late: it takes 60 ms of a core, which Slurm and the ranks need first.
     from slurm_elastic.job.supervisor import Supervisor  # noqa: PLC0415
 
     return Supervisor(launch, child).run()
@@ -64,10 +64,10 @@ def _without_slurm(options: Options) -> int:
     return single_machine.run(options.program, options.local or 1)
 
 
-def _show(what: str) -> int:
+def _show(option: str) -> int:
     from slurm_elastic import __version__  # noqa: PLC0415 - see above
 
-    sys.stdout.write(HELP if what == "h" else f"esrun {__version__}\n")
+    sys.stdout.write(HELP if option == "h" else f"esrun {__version__}\n")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""esrun's command line.
+"""Command line of esrun.
 
-Parsed by hand: argparse costs as much as the rest of a start. Options stand
-before the program, everything from the first word that is none belongs to it.
+Parsed by hand: importing argparse takes as long as the rest of a start. Options stand
+before the program; the first word that is not an option begins the program.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ from collections.abc import Sequence
 HELP = """\
 usage: esrun [options] program [arguments…]
 
-Starts `program` once per GPU of the present allocation and, where a controller
-runs, lets it resize the job. In a batch script, instead of srun or torchrun:
+Start `program` once per GPU of the current allocation. If a controller runs, it
+can resize the job. In a batch script, instead of srun or torchrun:
 
     #SBATCH --elastic=2-16
     esrun python train.py
 
-Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK,
+Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK,
 MASTER_ADDR and MASTER_PORT, and one GPU in CUDA_VISIBLE_DEVICES. Outside Slurm
 one process runs, as rank 0 of 1.
 
 options for scripts that do not use slurm_elastic.training:
-  --checkpoint GLOB   where the script writes its checkpoints, e.g. 'ckpt/*.pt'. It is
-                      resized only after a complete new one, and only once it has
-                      been seen to resume from one (see `man esrun`). Quote the pattern.
-  --signal NAME       sent to the ranks, e.g. USR2, to ask for a checkpoint at once;
-                      without it esrun waits for the next one
+  --checkpoint GLOB   quoted pattern of the script's checkpoints, e.g. 'ckpt/*.pt'. The
+                      job is resized only after a new complete checkpoint, and only if
+                      a restart has resumed from one before (see `man esrun`)
+  --signal NAME       signal that makes the ranks save a checkpoint, e.g. USR2; without
+                      it esrun waits for the next checkpoint
 
 options:
-  --srun-args ARGS    more options for srun, e.g. '--container-image=…'; may be repeated
-  --local N           run N ranks on this machine without Slurm
-  -n, --dry-run       print the srun command instead of running it
+  --srun-args ARGS    additional options of srun, e.g. '--container-image=…'; may be repeated
+  --local N           run N ranks on this machine, without Slurm
+  -n, --dry-run       print the srun command and exit
   --version           print the version
   -h, --help          print this help
 
-exit code: that of the first rank that failed (128+n if signal n ended it),
-2 for wrong usage, 0 if all ranks succeeded. A program that uses the library and
-leaves with 83 is started again in place.
+exit code: that of the first rank that failed (128+n after signal n), 0 if all ranks
+succeeded, 2 for wrong usage, 127 if srun or the program is not found. A program that
+uses the library and exits with 83 is started again in place.
 
 environment:
-  SLURM_ELASTIC_CONTROLLER   HOST:PORT of the controller, instead of the site's
-  USE_LIBUV                  is left alone if set
+  SLURM_ELASTIC_CONTROLLER   HOST:PORT of the controller, instead of the configured one
+  USE_LIBUV                  not changed if set
 """
 
 _SIGNALS = ("USR1", "USR2", "HUP", "INT", "TERM", "CONT", "WINCH")
 
 
 class UsageError(Exception):
-    """The command line cannot be used; one clear line."""
+    """An invalid command line; the message is one line."""
 
 
 class Options:
-    """What was asked."""
+    """Options of one command line, and the program to run."""
 
     __slots__ = ("checkpoint", "dry_run", "local", "program", "show", "signal", "srun_args")
 
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """Read the command line.
 
     Raises:
-        UsageError: naming the word that is wrong.
+        UsageError: names the word that is invalid.
     """
     options = Options()
     words = list(arguments)
@@ -89,38 +89,38 @@ def parse(arguments: Sequence[str]) -> Options:
             options.dry_run = True
             continue
         if name not in ("--checkpoint", "--signal", "--srun-args", "--local"):
-            raise UsageError(f"{word}: no such option; see esrun --help")
+            raise UsageError(f"{word}: unknown option; see esrun --help")
         if not equals:
             if not words:
-                raise UsageError(f"{name}: a value is missing")
+                raise UsageError(f"{name}: expected a value; see esrun --help")
             value = words.pop(0)
         _set(options, name, value)
     options.program = words
     if not words:
-        raise UsageError("no program given; see esrun --help")
+        raise UsageError("expected a program to run; see esrun --help")
     if options.signal and not options.checkpoint:
-        raise UsageError("--signal needs --checkpoint: nothing else shows that a save has ended")
+        raise UsageError("--signal: expected --checkpoint too, which shows when a save is complete")
     return options
 
 
 def _set(options: Options, name: str, value: str) -> None:
     if name == "--checkpoint":
         if not value:
-            raise UsageError("--checkpoint: the pattern is empty")
+            raise UsageError("--checkpoint: expected a pattern; write one such as 'ckpt/*.pt'")
         options.checkpoint = value
     elif name == "--signal":
         signal = value.upper().removeprefix("SIG")
         if signal not in _SIGNALS:
-            raise UsageError(f"--signal {value}: use one of {', '.join(_SIGNALS)}")
+            raise UsageError(f"--signal: {value} is invalid: expected {', '.join(_SIGNALS)}")
         options.signal = signal
     elif name == "--srun-args":
-        import shlex  # noqa: PLC0415 - slow to load and seldom needed
+        import shlex  # noqa: PLC0415 - slow to load, rarely needed
 
         try:
             options.srun_args += shlex.split(value)
         except ValueError as error:
-            raise UsageError(f"--srun-args {value}: {error}") from None
+            raise UsageError(f"--srun-args: {value} is invalid: {error}") from None
     elif not value.isdecimal() or not 0 < int(value) <= 1024:
-        raise UsageError(f"--local {value}: write a number from 1 to 1024")
+        raise UsageError(f"--local: {value} is invalid: expected a number from 1 to 1024")
     else:
         options.local = int(value)

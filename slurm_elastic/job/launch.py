@@ -1,7 +1,7 @@
-"""What is started, and the start itself: nothing else stands between Slurm and the ranks.
+"""Start of the ranks.
 
-Every restart of a job pays for this module, so it loads next to nothing: an
-srun is on its way about 15 ms after Python. What watches it comes later.
+Each restart of a job waits for this module, so it imports almost nothing: srun starts about
+15 ms after Python. The modules that supervise it are imported later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_elastic.job.slurm_env import SlurmAllocation, clean, following_ports,
 
 _PROBE_S = 20.0
 
-#: What esrun reacts to.
+#: Signals that esrun handles.
 SIGNALS = frozenset(
     (
         *(_signal.SIGHUP, _signal.SIGINT, _signal.SIGTERM),
@@ -30,14 +30,14 @@ SIGNALS = frozenset(
 )
 
 
-def say(text: str) -> None:
-    """One line to the job's log."""
+def log_line(text: str) -> None:
+    """Write one line to the job's log."""
     sys.stderr.write(f"esrun: {text}\n")
     sys.stderr.flush()
 
 
 def hold_signals() -> None:
-    """Keep `SIGNALS` waiting until somebody is there to react; children do not inherit this."""
+    """Block `SIGNALS` until their handlers are installed; children do not inherit this."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, SIGNALS)
 
 
@@ -45,9 +45,9 @@ class SrunProcess:
     """A started srun.
 
     Attributes:
-        pid: its process.
-        errors: where its error output can be read.
-        mark: the value of `SLURM_ELASTIC_STEP` in its tasks.
+        pid: process id.
+        errors: descriptor from which its error output can be read.
+        mark: value of `SLURM_ELASTIC_STEP` in its tasks.
         started: `time.monotonic()` of the start.
     """
 
@@ -59,7 +59,7 @@ class SrunProcess:
         self.pid, self.errors = _spawn(command, env, [2])
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end, at most so long, and leave it to be collected."""
+        """Wait at most this long for the end; return whether it has ended. Does not reap it."""
         handle = os.pidfd_open(self.pid)
         try:
             return bool(select.select([handle], [], [], seconds)[0])
@@ -68,15 +68,15 @@ class SrunProcess:
 
 
 class RankLaunch:
-    """The step of this job, to be started once or again.
+    """The job's step, to be started once or several times.
 
     Attributes:
-        allocation: the job.
+        allocation: the job's nodes, CPUs and GPUs.
         options: of the command line.
-        tasks: ranks of each node.
-        gpus: whether each rank gets one.
+        tasks: number of ranks of each node.
+        gpus: whether each rank gets a GPU.
         attempt: starts so far in this run of the job.
-        listener: the socket for rank 0, already listening.
+        listener: listening socket for rank 0.
     """
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
@@ -95,7 +95,7 @@ class RankLaunch:
         self.listener.listen(16)
 
     def begin_probe(self) -> None:
-        """Ask the other nodes for their GPUs, if there are any; `settle` takes the answer."""
+        """Start a query of the other nodes' GPUs, if there are any; `settle` reads the answer."""
         if None in self.allocation.gpus:
             command = srun.probe_command(self.allocation, self._submitted)
             self._probe = _spawn(command, self._env, [1])
@@ -107,13 +107,15 @@ class RankLaunch:
             nodes = len(self.allocation.nodes)
             answer = srun.probed(_collect(*self._probe), nodes)
             if answer is None:
-                say(f"the nodes do not tell their GPUs; taking {counts[0]} on each, as here")
+                log_line(
+                    f"GPUs of the other nodes: no answer; assuming {counts[0]} each, as on this one"
+                )
             counts = [counts[0]] * nodes if answer is None else list(answer)
         self.gpus = any(counts)
         self.tasks = srun.tasks_per_node(self.allocation, counts)
 
     def command(self) -> list[str]:
-        """The srun that `start` runs."""
+        """Return the srun command line that `start` runs."""
         return srun.command(
             self.allocation,
             self.tasks,
@@ -136,18 +138,18 @@ class RankLaunch:
             mark,
         )
         again = " in place" if self.attempt > 1 else ""
-        say(f"attempt {job.run + 1}{again}: {describe(job, self.tasks)}, port {port}")
+        log_line(f"attempt {job.run + 1}{again}: {describe(job, self.tasks)}, port {port}")
         return child
 
     @property
     def nodes(self) -> list[str]:
-        """Those that run ranks."""
+        """Names of the nodes that run ranks."""
         by_node = zip(self.allocation.nodes, self.tasks, strict=True)
         return [name for name, count in by_node if count]
 
 
 def describe(allocation: SlurmAllocation, tasks: Sequence[int]) -> str:
-    """The world in words: `6 ranks on g[01-02] (4+2)`."""
+    """Return the ranks and nodes as text: `6 ranks on g[01-02] (4+2)`."""
     ranks = sum(tasks)
     text = f"{ranks} rank{'s' if ranks > 1 else ''} on {allocation.nodelist}"
     if len(set(tasks)) > 1 and len(tasks) <= 16:
@@ -156,7 +158,7 @@ def describe(allocation: SlurmAllocation, tasks: Sequence[int]) -> str:
 
 
 def free_port(first: int) -> int:
-    """The first port from `first` on that can be bound here, where rank 0 will run."""
+    """Return the first port from `first` on that can be bound on this host, where rank 0 runs."""
     for port in following_ports(first):
         sock = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
         try:
@@ -173,7 +175,7 @@ def free_port(first: int) -> int:
 def _spawn(
     command: Sequence[str], env: Mapping[str, str], captured: Sequence[int]
 ) -> tuple[int, int]:
-    """Start a process whose descriptors `captured` write into the returned one."""
+    """Start a process; return its id and a descriptor that reads what it writes to `captured`."""
     read_end, write_end = os.pipe()
     try:
         actions = [(os.POSIX_SPAWN_DUP2, write_end, fd) for fd in captured]
@@ -189,7 +191,7 @@ def _spawn(
 
 
 def _collect(pid: int, output: int) -> str:
-    """All that the probe prints, unless it takes too long."""
+    """Return all that the probe prints within `_PROBE_S`; end it then."""
     data, end = b"", time.monotonic() + _PROBE_S
     while select.select([output], [], [], max(0.0, end - time.monotonic()))[0]:
         part = os.read(output, 65536)

@@ -1,7 +1,7 @@
-"""Takes files out of this node's page cache, so that the next read comes from storage.
+"""Removal of files from this node's page cache, so that the next read comes from storage.
 
-Needs no privilege but to read the files. Pages that a process has mapped stay, and what a file
-server keeps in its own memory is its own affair. As a program it is run once on each node:
+Needs only the right to read the files. Pages that a process has mapped stay, and so does the cache
+of a file server. As a program it is run once on each node:
 
     python -m slurm_elastic.job.page_cache PATH...
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 
 def drop(paths: Iterable[str | Path]) -> tuple[int, int]:
-    """Drop what is cached of these files, and of those below these directories.
+    """Drop the cached pages of these files, and of the files below these directories.
 
     Returns:
-        Files and bytes; files that cannot be read are left out.
+        Number of files and of bytes; files that cannot be read are not counted.
     """
     count = size = 0
     for path in _files(paths):
@@ -27,7 +27,7 @@ def drop(paths: Iterable[str | Path]) -> tuple[int, int]:
         except OSError:
             continue
         try:
-            os.fsync(handle)  # what is not written yet cannot be dropped
+            os.fsync(handle)  # unwritten pages cannot be dropped
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             size += os.fstat(handle).st_size
             count += 1
@@ -48,7 +48,7 @@ def _files(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def _plain(directory: str, name: str) -> bool:
-    """A pipe or a device would make the open wait."""
+    """Return whether it is a regular file: opening a pipe or a device may block."""
     return Path(directory, name).is_file()
 
 

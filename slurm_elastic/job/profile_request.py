@@ -1,18 +1,18 @@
-"""What `selastic profile` asks of a run, in the environment of its ranks, and how a run answers.
+"""Request of `selastic profile` to a run, in the environment of its ranks, and the run's answer.
 
-The training library heeds this by itself. Any other script may, with or without this module; it
-needs nothing but the standard library:
+The training library answers by itself. Any other script can, with or without this module, which
+needs the standard library only:
 
     from slurm_elastic.job import profile_request
 
-    asked = profile_request.asked()
-    if asked:
-        ...  # asked.warm_up + asked.steps steps, on repeated data if asked.synthetic
-        profile_request.answer(steps=asked.steps, seconds=measured, batch=per_gpu)   # on rank 0
+    request = profile_request.asked()
+    if request:
+        ...  # request.warm_up + request.steps steps, on repeated data if request.synthetic
+        profile_request.answer(steps=request.steps, seconds=measured, batch=per_gpu)   # on rank 0
 
->>> found = asked({"SLURM_ELASTIC_PROFILE": "/run/a.json", "SLURM_ELASTIC_PROFILE_STEPS": "30",
+>>> request = asked({"SLURM_ELASTIC_PROFILE": "/run/a.json", "SLURM_ELASTIC_PROFILE_STEPS": "30",
 ...                "SLURM_ELASTIC_PROFILE_BLOCKS": "synthetic,warm"})
->>> found.steps, found.synthetic, found.blocks
+>>> request.steps, request.synthetic, request.blocks
 (30, True, ('synthetic', 'warm'))
 """
 
@@ -28,34 +28,34 @@ from typing import Any
 
 __all__ = ["BLOCKS", "COLD", "SYNTHETIC", "WARM", "ProfileRequest", "answer", "asked"]
 
-#: Where the data of a block come from: the first batch over and over; storage, nothing of it in
-#: the page cache; memory, as the same samples have been read just before.
+#: Source of a block's data: the first batch, repeated; storage, with an empty page cache; memory,
+#: as the same samples have just been read.
 SYNTHETIC, COLD, WARM = "synthetic", "cold", "warm"
 BLOCKS = (SYNTHETIC, COLD, WARM)
 
 _PREFIX = "SLURM_ELASTIC_PROFILE"
-#: What a script may print instead of writing the file; times are decimal seconds.
+#: Line that a script can print instead of writing the file; times are decimal seconds.
 _LINE = re.compile(
     r"^selastic-profile: steps=(?P<steps>\d+) seconds=(?P<seconds>\d+(?:\.\d+)?)"
     r"(?: batch=(?P<batch>\d+))?\s*$",
     re.ASCII | re.MULTILINE,
 )
-#: Of one block.
-_MOST_STEPS = 1_000_000
+#: Limit for one block.
+_MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """What is to be run.
+    """A profiling run, as requested.
 
     Attributes:
         result: file for the answer.
-        blocks: of `BLOCKS`, in this order; a run may leave out all but the first.
-        steps: to be timed in each block.
-        warm_up: steps before them, in each block, that are not timed.
-        batch: samples per GPU and step; None: what the script would take on `gpus` GPUs.
-        gpus: of the largest configuration that is measured; 0: not known.
-        data: files and directories that the cold blocks are to find out of the page cache.
+        blocks: of `BLOCKS`, in this order; a run may omit all but the first.
+        steps: number of timed steps in each block.
+        warm_up: number of steps before them, in each block, that are not timed.
+        batch: samples per GPU and step; None: the script's own on `gpus` GPUs.
+        gpus: of the largest configuration that is measured; 0: unknown.
+        data: files and directories to be removed from the page cache before cold blocks.
     """
 
     result: Path
@@ -72,7 +72,7 @@ class ProfileRequest:
         return self.blocks[:1] == (SYNTHETIC,)
 
     def environment(self) -> dict[str, str]:
-        """The variables that `asked` reads."""
+        """Return the variables that `asked` reads."""
         return {
             _PREFIX: str(self.result),
             f"{_PREFIX}_BLOCKS": ",".join(self.blocks),
@@ -85,13 +85,13 @@ class ProfileRequest:
 
 
 def asked(environment: Mapping[str, str] | None = None) -> ProfileRequest | None:
-    """What is asked of this process; None: it is not profiled.
+    """Return the request to this process; None if it is not profiled.
 
     Args:
         environment: the process's by default.
 
     Raises:
-        ValueError: the variables are damaged.
+        ValueError: the variables are invalid.
     """
     env = os.environ if environment is None else environment
     result = env.get(_PREFIX, "")
@@ -99,7 +99,7 @@ def asked(environment: Mapping[str, str] | None = None) -> ProfileRequest | None
         return None
     blocks = tuple(filter(None, env.get(f"{_PREFIX}_BLOCKS", WARM).split(",")))
     if not blocks or set(blocks) - set(BLOCKS):
-        raise ValueError(f"{_PREFIX}_BLOCKS: some of {', '.join(BLOCKS)} are needed")
+        raise ValueError(f"{_PREFIX}_BLOCKS: expected some of {', '.join(BLOCKS)}")
     batch = env.get(f"{_PREFIX}_BATCH", "")
     return ProfileRequest(
         result=Path(result),
@@ -115,27 +115,27 @@ def asked(environment: Mapping[str, str] | None = None) -> ProfileRequest | None
 def answer(
     *, steps: int, seconds: float, batch: int | None = None, to: ProfileRequest | None = None
 ) -> None:
-    """Say how long the first block's steps took; for scripts, on rank 0, once.
+    """Write the time of the first block's steps; for scripts, on rank 0, once.
 
     Args:
-        steps: that were timed, at least 1.
-        seconds: of all of them.
+        steps: number of timed steps, at least 1.
+        seconds: total time of these steps.
         batch: samples per GPU and step.
-        to: what was asked; None: the environment says it.
+        to: the request; by default that of the environment.
     """
     to = to or asked()
     if to is not None:
-        one = {"block": to.blocks[0], "seconds": [seconds / steps] * steps}
-        write(to.result, [one], {"batch": batch})
+        block = {"block": to.blocks[0], "seconds": [seconds / steps] * steps}
+        write(to.result, [block], {"batch": batch})
 
 
 def write(path: Path, blocks: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-    """Write an answer; it is whole or not there.
+    """Write an answer atomically.
 
     Args:
         path: of the file.
-        blocks: name and seconds of each step: {"block": …, "seconds": […]}.
-        facts: of the training, by name, for the profile.
+        blocks: name, and seconds of each step: {"block": …, "seconds": […]}.
+        facts: about the training, by name, for the profile.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps({"blocks": list(blocks), "facts": dict(facts)}), encoding="utf-8")
@@ -143,16 +143,16 @@ def write(path: Path, blocks: Sequence[Mapping[str, Any]], facts: Mapping[str, A
 
 
 def printed(output: str, block: str) -> dict[str, Any] | None:
-    """The answer in a program's output, as in a file; None: there is no such line.
+    """Return the answer in a program's output, in the form of the file; None without one.
 
     >>> printed("selastic-profile: steps=2 seconds=0.5 batch=8", "warm")["blocks"]
     [{'block': 'warm', 'seconds': [0.25, 0.25]}]
     """
-    *_, found = (None, *_LINE.finditer(output))
-    if found is None or not 0 < (steps := int(found["steps"])) <= _MOST_STEPS:
+    *_, line = (None, *_LINE.finditer(output))
+    if line is None or not 0 < (steps := int(line["steps"])) <= _MAX_STEPS:
         return None
-    each = float(found["seconds"]) / steps
+    step_s = float(line["seconds"]) / steps
     return {
-        "blocks": [{"block": block, "seconds": [each] * steps}],
-        "facts": {"batch": int(found["batch"])} if found["batch"] else {},
+        "blocks": [{"block": block, "seconds": [step_s] * steps}],
+        "facts": {"batch": int(line["batch"])} if line["batch"] else {},
     }

@@ -1,4 +1,4 @@
-"""Signals for the ranks of a step, on whatever node they run, and for them alone."""
+"""Signals to the ranks of a step on all nodes, but not to their child processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TIMEOUT_S = 20.0
 
 
 class RankSignals:
-    """The ranks of the present step.
+    """Signals to the ranks of the current step.
 
     Args:
-        launch: what starts them.
+        launch: starts them.
 
     Attributes:
-        mark: of the present step.
+        mark: that of the current step.
     """
 
     def __init__(self, launch: RankLaunch) -> None:
@@ -31,7 +31,7 @@ class RankSignals:
         self._guard: _Guard | None = None
 
     def send(self, name: str) -> bool:
-        """Signal the main process of every rank; whether any could be found on every node."""
+        """Signal the main process of each rank; return whether each node had at least one."""
         nodes = self._launch.nodes
         if nodes == [self._launch.allocation.here]:
             command = ["sh", "-c", srun.SIGNAL_SCRIPT, "esrun", name, self.mark]
@@ -48,48 +48,46 @@ class RankSignals:
             return False
 
     def guard(self) -> None:
-        """Place a guard on every node, which sees to it that Slurm's SIGTERM ends the ranks.
+        """Start a guard on each node, which after `arm` kills the ranks at Slurm's SIGTERM.
 
-        It is a step of its own: when Slurm ends a job, the batch script dies first, and with it
-        everything that it has started.
+        The guards are a step of their own: when Slurm ends a job, the batch script ends first, and
+        with it all processes that it has started.
         """
         if self._guard is None:
             self._guard = _Guard(self._launch.nodes, self.mark)
 
     def arm(self) -> None:
-        """From now on the guards act: nothing is lost with the ranks."""
+        """Arm the guards: the ranks have saved everything."""
         if self._guard is not None:
             self._guard.signal_when_ready(signal.SIGUSR2)
 
     def unguard(self) -> None:
-        """Take the guards away."""
+        """End the guards."""
         if self._guard is not None:
-            # Not SIGTERM: it would reach them as the end of the job.
+            # Not SIGTERM, which tells them that the job ends.
             self._guard.signal_when_ready(signal.SIGUSR1)
             self._guard = None
 
 
 class _Guard:
-    """The guards of one step, behind one srun, which forwards signals to them."""
+    """The guards of one step, and the srun that forwards signals to them."""
 
     def __init__(self, nodes: list[str], mark: str) -> None:
         self._nodes = len(nodes)
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         command = srun.helper_command(nodes, srun.GUARD_SCRIPT, "KILL", mark)
         self._srun = _begin(command, subprocess.PIPE)
-        threading.Thread(target=self._attend, name="guard", daemon=True).start()
+        threading.Thread(target=self._forward_signals, name="guard", daemon=True).start()
 
     def signal_when_ready(self, number: int) -> None:
-        """Before it is ready a signal would only end it."""
+        """Queue a signal until all guards have installed their traps: it would end them before."""
         self._signals.put(number)
 
-    def _attend(self) -> None:
+    def _forward_signals(self) -> None:
         assert self._srun.stdout is not None
-        ready = 0
-        while ready < self._nodes:
+        for _ in range(self._nodes):
             if not self._srun.stdout.readline():
                 return
-            ready += 1
         while self._srun.poll() is None:
             self._srun.send_signal(self._signals.get())
 

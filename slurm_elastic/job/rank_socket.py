@@ -1,16 +1,14 @@
-"""The line between a training process and the esrun that started it.
+"""Connection between a training process and the esrun that started it.
 
-Rank 0 runs on the host of its esrun, which names a unix socket in
-`SLURM_ELASTIC_SOCKET`. JSON lines go both ways: `{"report": {…}}` with some of
-the fields of `slurm_elastic.core.report.Report`, and `{"orders": {…}, "controller": …}`
-with one of `CONTROLLER`. A path that begins with `@` is an abstract socket, which
-containers see without a bind mount; both ends check that the other runs as the
-same user.
+Rank 0 runs on the host of its esrun, which names a unix socket in `SLURM_ELASTIC_SOCKET`. Both
+send lines of JSON: `{"report": {…}}` with some of the fields of
+`slurm_elastic.core.report.Report`, and `{"orders": {…}, "controller": …}` with one of
+`CONTROLLER`. A path that begins with `@` is an abstract socket, which containers reach without a
+bind mount; both ends check that the other runs as the same user.
 
-A program whose ranks all leave with exit code `AGAIN` is started again in place.
+A program whose ranks all exit with `RESTART_CODE` is started again in place.
 
-Nothing here blocks but `wait` and `first`, nothing raises, and an esrun that is gone only
-means that the last orders stay as they are.
+Only `wait` and `first` block, nothing raises, and without esrun the last orders stay in force.
 
 >>> link = RankSocket.connect("/nowhere") or RankSocket.offline()
 >>> link.send({"phase": "training", "step": 12})
@@ -32,16 +30,16 @@ from typing import Any
 
 from slurm_elastic.core.report import Orders, ReportError
 
-#: Where esrun listens; set in every rank, answered only on the host of rank 0.
+#: Address of esrun's socket; set in all ranks, reachable on the host of rank 0 only.
 SOCKET_VARIABLE = "SLURM_ELASTIC_SOCKET"
 
-#: Exit code of a program that has saved and wants to be started again in place, e.g. in another
-#: layout. It means nothing to others: shells use 1, 2 and 126 on (128+n: signal n), sysexits.h
-#: 64 to 78 (of which sites like 75 for Slurm's RequeueExit), timeout 124, Python itself 120.
-AGAIN = 83
+#: Exit code of a program that has saved and is to be started again in place, e.g. in another
+#: layout. Not used by others: shells use 1, 2 and from 126 on (128+n: signal n), sysexits.h 64 to
+#: 78 (75 is a common RequeueExit of Slurm), timeout 124, Python 120.
+RESTART_CODE = 83
 
-#: What esrun knows of its controller when it passes orders on: these are esrun's own, the
-#: controller's first word is still to come; they are the controller's; there is none to be heard.
+#: Source of the orders: esrun's defaults while the controller's first answer is awaited; the
+#: controller; esrun's defaults, as no controller is configured or reachable.
 CONTROLLER = ("expected", "heard", "none")
 
 _MAX_LINE = 65536
@@ -49,10 +47,10 @@ _CONNECT_S = 2.0
 
 
 class RankSocket:
-    """Sends reports to esrun and keeps the newest orders.
+    """A rank's end of the connection: sends reports, keeps the newest orders.
 
-    Use from one thread at a time. A forked child (a data-loader worker) that
-    inherits a link finds it silent: it never reads what is meant for its parent.
+    To be used from one thread at a time. In a forked child (a data-loader worker) it is not
+    connected, so that the child does not read its parent's orders.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
@@ -69,10 +67,10 @@ class RankSocket:
 
     @classmethod
     def connect(cls, path: str | None = None) -> RankSocket | None:
-        """Join the esrun named by `path`, by default the environment's.
+        """Connect to the esrun at `path`, by default that of the environment.
 
         Returns:
-            None when there is none, it does not answer, or it runs as another user.
+            The connection; None without esrun, if it does not answer, or runs as another user.
         """
         path = path or os.environ.get(SOCKET_VARIABLE, "")
         if not path:
@@ -91,24 +89,24 @@ class RankSocket:
 
     @classmethod
     def offline(cls) -> RankSocket:
-        """A link to nobody: swallows reports, its orders stay `run`."""
+        """Return one without a connection: reports are discarded, the orders stay `run`."""
         return cls(None)
 
     @property
     def connected(self) -> bool:
-        """Whether esrun was there when last looked at, and this is the process that joined it."""
+        """Whether the connection was open at its last use, in the process that opened it."""
         return self._sock is not None and self._pid == os.getpid()
 
     @property
     def controlled(self) -> bool:
-        """Whether esrun is there and hears a controller, or expects to."""
+        """Whether esrun is connected, and has a controller or awaits its first answer."""
         return self.connected and self._controller != "none"
 
     def send(self, report_fields: dict[str, Any]) -> None:
-        """Report some fields; the rest stays as last reported, None clears one.
+        """Report some fields; None clears one, all others stay as last reported.
 
-        What does not fit into the socket's buffer is sent, merged, by the next call of any
-        method, so that a stopped esrun costs intermediate values and never a wait.
+        Never waits: fields that do not fit into the socket's buffer are merged, and sent by the
+        next call of any method.
         """
         if not self.connected:
             return
@@ -116,7 +114,7 @@ class RankSocket:
         self._flush()
 
     def orders(self) -> Orders:
-        """The newest orders, without waiting (a few microseconds)."""
+        """Return the newest orders without waiting (a few microseconds)."""
         if self.connected:
             if self._unsent or self._fields:
                 self._flush()
@@ -124,39 +122,39 @@ class RankSocket:
         return self._orders
 
     def deadline_left(self) -> float | None:
-        """Seconds until the deadline of the present orders; None when they have none."""
+        """Return the seconds until the deadline of the current orders; None without one."""
         if self._orders.deadline_s is None:
             return None
         return self._received + self._orders.deadline_s - time.monotonic()
 
     def wait(self, timeout: float) -> Orders:
-        """Orders that differ from the last ones asked for; after `timeout` seconds the same.
+        """Wait for orders that differ from the last ones; return the same after `timeout` seconds.
 
-        Returns at once with the present orders when esrun is gone: check `connected`.
+        Returns the current orders at once if esrun is not connected: check `connected`.
         """
-        before = self._orders
-        self._wait_while(lambda: self._orders is before, timeout)
+        old_orders = self._orders
+        self._wait_while(lambda: self._orders is old_orders, timeout)
         return self._orders
 
     def first(self, timeout_s: float) -> Orders:
-        """The controller's orders for an attempt that begins.
+        """Return the orders for an attempt that begins.
 
-        Waits, at most so many seconds, until esrun has heard its controller for the first time;
-        returns at once when it has, when it has none or cannot reach it, and without an esrun.
+        Waits at most `timeout_s` seconds for the controller's first answer to esrun. Returns at
+        once if that has come, without a controller that can be reached, and without esrun.
         """
         self._wait_while(lambda: self._controller == "expected", timeout_s)
         return self._orders
 
     def close(self) -> None:
-        """Leave; esrun sees the end of this process's reports."""
+        """Close the connection."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
-    def _wait_while(self, true: Callable[[], bool], timeout_s: float) -> None:
+    def _wait_while(self, condition: Callable[[], bool], timeout_s: float) -> None:
         self.orders()
         end = time.monotonic() + timeout_s
-        while true() and self.connected and self._sock is not None:
+        while condition() and self.connected and self._sock is not None:
             left = end - time.monotonic()
             if left <= 0:
                 break
@@ -180,7 +178,7 @@ class RankSocket:
 
     def _pack(self) -> None:
         if self._fields and not self._unsent:
-            # float: what a training loop measured may be a tensor of one element.
+            # float: values of a training loop may be tensors of one element.
             self._unsent = json.dumps({"report": self._fields}, default=float).encode() + b"\n"
             self._fields = {}
 
@@ -200,25 +198,25 @@ class RankSocket:
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
-        # A newer esrun may say what this library does not know: better ignored than fatal.
+        # A newer esrun may send what this library does not know: ignore it.
         with contextlib.suppress(ValueError, KeyError, TypeError, ReportError):
             message = json.loads(line)
             orders = Orders.from_wire(message["orders"])
-            # An older esrun does not say; what it passes on is all that there will be for a while.
-            known = message.get("controller")
-            self._controller = known if known in CONTROLLER else "heard"
+            # An older esrun sends no source: do not wait for other orders.
+            source = message.get("controller")
+            self._controller = source if source in CONTROLLER else "heard"
             self._received = time.monotonic()
             if orders != self._orders:
                 self._orders = orders
 
 
 def socket_address(path: str) -> str:
-    """The address for bind and connect: a leading `@` means Linux's abstract names."""
+    """Return the address for bind and connect: a leading `@` stands for an abstract socket."""
     return "\0" + path[1:] if path.startswith("@") else path
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """Unix user of the process at the other end."""
+    """Return the user id of the process at the other end."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     return int(uid)

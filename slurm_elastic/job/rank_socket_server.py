@@ -1,4 +1,4 @@
-"""esrun's end of the line to rank 0; the other end is `slurm_elastic.job.rank_socket`."""
+"""esrun's end of the connection to rank 0; the other is `slurm_elastic.job.rank_socket`."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from typing import Any
 from slurm_elastic.job.rank_socket import peer_uid
 from slurm_elastic.job.report_state import ReportState
 
-#: A profile with long names may have this much, and is then left out with a word.
+#: Longest line, in bytes: room for a layer profile that is then refused as too large.
 _MAX_LINE = 1 << 20
 _CHUNK = 65536
 
 
 class RankSocketServer:
-    """Hands the library's reports to the desk and the desk's orders to the library.
+    """Server for the training library: takes its reports, sends it the orders.
 
     Args:
-        desk: the job's.
-        listener: bound and listening.
-        joined: called once a library is there.
+        state: gets the reports and has the orders.
+        listener: a listening socket.
+        on_report: called before each report is taken.
     """
 
     def __init__(
         self,
-        desk: ReportState,
+        state: ReportState,
         listener: socket.socket,
         *,
-        joined: Callable[[], None] = lambda: None,
+        on_report: Callable[[], None] = lambda: None,
     ) -> None:
-        self._desk = desk
+        self._state = state
         self._listener = listener
-        self._joined = joined
+        self._on_report = on_report
         self._lock = threading.Condition()
         self._peers: list[socket.socket] = []
-        #: Whether a library has ever been there.
-        self.met = False
+        #: Whether a rank has ever connected.
+        self.has_connected = False
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start serving in the background."""
         threading.Thread(target=self._accept, name="local", daemon=True).start()
-        self._desk.subscribe(lambda _: self._push())
+        self._state.subscribe(lambda _: self._push())
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait, at most so long, until all is read that ended ranks have sent."""
+    def drain(self, timeout_s: float) -> None:
+        """Wait at most this long until everything that ended ranks have sent is read."""
         with self._lock:
             self._lock.wait_for(lambda: not self._peers, timeout_s)
 
     def _accept(self) -> None:
         while True:
             peer, _ = self._listener.accept()
-            # An abstract name can be called by anybody on this node.
+            # All users of this node can connect to an abstract socket.
             if peer_uid(peer) != os.getuid():
                 peer.close()
                 continue
             peer.settimeout(None)
             with self._lock:
                 self._peers.append(peer)
-                self.met = True
+                self.has_connected = True
             threading.Thread(target=self._serve, args=(peer,), name="rank 0", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -87,15 +87,15 @@ class RankSocketServer:
         except (ValueError, KeyError, TypeError):
             return
         if isinstance(fields, dict):
-            self._joined()
-            self._desk.tell(fields)
+            self._on_report()
+            self._state.update(fields)
 
     def _push(self) -> None:
-        with self._lock:  # whoever sends last sends the newest
-            orders, controller = self._desk.news()
+        with self._lock:  # so that the last message sent has the newest orders
+            orders, controller = self._state.orders_and_source()
             message = {"orders": orders.to_wire(), "controller": controller}
             line = json.dumps(message).encode() + b"\n"
             for peer in self._peers:
-                # A stopped rank must not stop esrun; it asks for the orders by reconnecting.
+                # Do not wait for a stopped rank: it gets the orders when it connects again.
                 with contextlib.suppress(OSError):
                     peer.sendall(line, socket.MSG_DONTWAIT)

@@ -1,7 +1,7 @@
-"""What esrun knows of its job, and what it was last told: shared by its threads.
+"""Report and orders of one job, shared by esrun's threads.
 
-Reports come in pieces, from rank 0 and from esrun's own watching, and leave
-whole. Orders come from the controller and go to whoever subscribed.
+Rank 0 and the watch of checkpoints set single fields of the report; the controller gets it whole.
+Orders come from the controller and are passed on to subscribers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_elastic.core.report import Orders, Report, ReportError, profile_rows
-from slurm_elastic.job.launch import say
+from slurm_elastic.job.launch import log_line
 
-#: A change of these is reported at once.
+#: Fields whose change is reported at once.
 _URGENT = frozenset({"phase", "notice", "proven", "exit_code", "kind"})
-#: Facts that only esrun knows.
+#: Fields that only esrun sets.
 _OWN = frozenset({"job_id", "run", "gpus", "nodes"})
-#: Measured since the last report: said once.
+#: Fields that are reported once, with their values after that.
 _ONCE: dict[str, Any] = {
     "step_time_s": None,
     "steps_measured": 0,
@@ -27,7 +27,7 @@ _ONCE: dict[str, Any] = {
     "profile": (),
     "profile_batch": None,
 }
-#: What a new attempt in place has to say anew.
+#: Fields that a new attempt in place sets again, with their values until then.
 _ATTEMPT: dict[str, Any] = {
     **_ONCE,
     **dict.fromkeys(("notice", "exit_code", "startup_s", "restore_s", "resumed_from")),
@@ -36,16 +36,16 @@ _ATTEMPT: dict[str, Any] = {
     "layout": "",
 }
 
-#: After a notice's deadline the job goes on if the controller has been silent for this long.
+#: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0
 _DEFAULT_DEADLINE_S = 300.0
 
 
 class ReportState:
-    """The present report and the present orders of one job.
+    """Current report and orders of one job.
 
     Args:
-        report: what is known from the start.
+        report: the first one.
         clock: monotonic seconds.
     """
 
@@ -62,14 +62,14 @@ class ReportState:
         self._subscribers: list[Callable[[Orders], None]] = []
         self._complained: set[str] = set()
 
-    def tell(self, fields: dict[str, Any]) -> None:
-        """Take some fields of a report; one that cannot be is left out, with a word in the log."""
+    def update(self, fields: dict[str, Any]) -> None:
+        """Set some fields of the report; an invalid one is ignored and logged once."""
         with self._changed:
-            before = self._report
+            old_report = self._report
             for name, value in fields.items():
                 if name not in _OWN:
                     self._set(name, value)
-            if any(getattr(before, name) != getattr(self._report, name) for name in _URGENT):
+            if any(getattr(old_report, name) != getattr(self._report, name) for name in _URGENT):
                 self._urgent = True
                 self._changed.notify_all()
 
@@ -80,7 +80,7 @@ class ReportState:
         if name == "checkpoint_age_s":
             self._aged = self._clock()
         try:
-            if name == "profile":  # once is enough: it is large
+            if name == "profile":  # validated by itself, as it is large
                 self._report = replace(rest, profile=profile_rows(value or ()))
             else:
                 known = {**rest.to_wire(), name: value}
@@ -88,10 +88,10 @@ class ReportState:
         except ReportError as error:
             if name not in self._complained:
                 self._complained.add(name)
-                say(f"a report of the job is left out: {error}")
+                log_line(f"a field of the job's report is ignored: {error}")
 
     def report(self) -> Report:
-        """The whole report as of now."""
+        """Return the current report."""
         with self._changed:
             report = self._report
             if report.checkpoint_age_s is None:
@@ -99,38 +99,38 @@ class ReportState:
             age = report.checkpoint_age_s + self._clock() - self._aged
             return replace(report, checkpoint_age_s=age)
 
-    def reported(self, report: Report) -> None:
-        """The controller has this one: its measurements are not said again."""
+    def mark_reported(self, report: Report) -> None:
+        """Do not send the measurements of this report again: the controller has it."""
         with self._changed:
             if all(getattr(report, name) == getattr(self._report, name) for name in _ONCE):
                 self._report = replace(self._report, **_ONCE)
 
     def begin_attempt(self) -> None:
-        """The program is started again, in place."""
+        """Reset the report for a restart in place."""
         with self._changed:
             self._report = replace(self._report, phase="starting", **_ATTEMPT)
             self._urgent = True
             self._changed.notify_all()
 
     def wait_urgent(self, seconds: float) -> bool:
-        """Wait at most so long for something that wants to be reported at once."""
+        """Wait at most this long for an urgent change; return whether there is one."""
         with self._changed:
             urgent = self._changed.wait_for(lambda: self._urgent, seconds)
             self._urgent = False
             return urgent
 
-    def hurry(self) -> None:
-        """Make a report due."""
+    def request_report(self) -> None:
+        """Make a report due at once."""
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
 
     def orders(self) -> Orders:
-        """The present orders; their deadline counts from now."""
-        return self.news()[0]
+        """Return the current orders; their deadline counts from now."""
+        return self.orders_and_source()[0]
 
-    def news(self) -> tuple[Orders, str]:
-        """The present orders and, one of `local.CONTROLLER`, what they are."""
+    def orders_and_source(self) -> tuple[Orders, str]:
+        """Return the current orders and their source, one of `rank_socket.CONTROLLER`."""
         with self._changed:
             controller = "none" if self._heard is None else "heard"
             orders = self._orders
@@ -139,12 +139,12 @@ class ReportState:
                 orders = replace(orders, deadline_s=max(0.0, left))
             return orders, "expected" if self._expected else controller
 
-    def expect(self) -> None:
-        """There is a controller, whose first word is worth waiting for."""
+    def expect_controller(self) -> None:
+        """Record that a controller is configured, whose first answer is awaited."""
         self._expected = True
 
-    def despair(self) -> None:
-        """The controller cannot be reached: nobody shall wait for its first word any more."""
+    def give_up_controller(self) -> None:
+        """Record that the controller cannot be reached: end the wait for its first answer."""
         with self._changed:
             if not self._expected:
                 return
@@ -155,24 +155,24 @@ class ReportState:
 
     @property
     def seq(self) -> int:
-        """Of the present orders."""
+        """Sequence number of the current orders."""
         return self._orders.seq
 
-    def take(self, orders: Orders, *, authoritative: bool) -> None:
-        """Take orders from the controller.
+    def receive(self, orders: Orders, *, authoritative: bool) -> None:
+        """Accept orders of the controller, and pass changes on to subscribers.
 
         Args:
             orders: as received.
-            authoritative: from the long poll. A report's answer may be overtaken by it and
-                counts only if it is newer; the poll's may be older after the controller lost
-                its ledger, and still counts.
+            authoritative: whether they answer the long poll. Others are accepted only if they are
+                newer, as the poll may overtake them; those of the poll always, as the controller
+                may have lost its ledger.
         """
         with self._changed:
             first, self._heard = self._heard is None, self._clock()
             self._expected = False
             same = orders == replace(self._orders, deadline_s=orders.deadline_s)
             newer = authoritative or first or orders.seq > self._orders.seq
-            # The first word is news even when it says what was known.
+            # The first answer is passed on even if it changes nothing.
             if not newer or (same and not first):
                 return
             self._orders, self._received = orders, self._clock()
@@ -181,13 +181,13 @@ class ReportState:
             subscriber(orders)
 
     def subscribe(self, subscriber: Callable[[Orders], None]) -> None:
-        """Call with the present orders, and from then on, from any thread, with every change."""
+        """Call with the current orders now, and later, from any thread, at each change."""
         with self._changed:
             self._subscribers.append(subscriber)
         subscriber(self.orders())
 
-    def expire(self) -> None:
-        """Withdraw a notice whose controller has gone: it must not park the job for ever."""
+    def expire_notice(self) -> None:
+        """Withdraw a notice past its deadline if the controller does not answer."""
         with self._changed:
             orders, now = self._orders, self._clock()
             deadline = _DEFAULT_DEADLINE_S if orders.deadline_s is None else orders.deadline_s
@@ -195,10 +195,10 @@ class ReportState:
             silent = self._heard is None or now >= self._heard + GRACE_S
             if orders.action != "notice" or not overdue or not silent:
                 return
-            reason = "the controller is silent and the deadline has passed"
+            reason = "the controller does not answer and the deadline has passed"
             self._orders = replace(orders, action="resume", deadline_s=None, reason=reason)
             orders, subscribers = self._orders, list(self._subscribers)
-        say(f"notice {orders.notice}: {reason}; going on")
+        log_line(f"notice {orders.notice} is withdrawn: {reason}")
         for subscriber in subscribers:
             subscriber(orders)
 

@@ -1,4 +1,4 @@
-"""`esrun` outside Slurm: the same ranks on one machine, for trying things out."""
+"""`esrun` outside Slurm: the same ranks on one machine."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from collections.abc import Mapping, Sequence
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.in_place_restart import InPlaceRestart
 from slurm_elastic.job.launch import free_port
-from slurm_elastic.job.rank_socket import AGAIN, SOCKET_VARIABLE, socket_address
+from slurm_elastic.job.rank_socket import RESTART_CODE, SOCKET_VARIABLE, socket_address
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
 from slurm_elastic.job.slurm_env import master_port
 from slurm_elastic.job.srun import without_libuv
 
 _STOP_S = 10.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 def run(program: Sequence[str], ranks: int) -> int:
-    """Run `ranks` processes until all end; the first failure ends the others and is returned.
+    """Run `ranks` processes to their end; return 0, or the exit code of the first that failed.
 
-    A program that leaves with `AGAIN` is started again, as in a job.
+    The first failure ends the others. A program that exits with `RESTART_CODE` is started again,
+    as in a job.
     """
-    desk = ReportState(Report(job_id=0, run=0, phase="starting", gpus=ranks))
+    state = ReportState(Report(job_id=0, run=0, phase="starting", gpus=ranks))
     listener = _listener()
-    server = RankSocketServer(desk, listener)
+    server = RankSocketServer(state, listener)
     server.start()
-    again = InPlaceRestart(desk, server)
+    in_place = InPlaceRestart(state, server)
     socket_path = f"@{listener.getsockname()[1:].decode()}"
     children: list[subprocess.Popen[bytes]] = []
     ended = False
@@ -45,7 +46,7 @@ def run(program: Sequence[str], ranks: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks as well
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks too
     attempt = 0
     while True:
         port = free_port(master_port(os.getpid(), 0, attempt))
@@ -56,7 +57,7 @@ def run(program: Sequence[str], ranks: int) -> int:
             code = _wait(children)
         finally:
             _stop(children)
-        if ended or not again.wanted(code):
+        if ended or not in_place.should_restart(code):
             return code
         children.clear()
         attempt += 1
@@ -73,8 +74,8 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     while True:
         codes = [child.poll() for child in children]
         failed = next((code for code in codes if code), 0)
-        if failed == AGAIN:
-            _leave(children)
+        if failed == RESTART_CODE:
+            _wait_for_all(children)
         if failed:
             return 128 - failed if failed < 0 else failed
         if None not in codes:
@@ -82,14 +83,14 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
         if len(children) == 1:
             children[0].wait()
         else:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
-def _leave(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """All ranks are about to end; each shall find the others there until it has."""
+def _wait_for_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for all ranks to end by themselves: each may need the others until then."""
     end = time.monotonic() + _STOP_S
     while None in [child.poll() for child in children] and time.monotonic() < end:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -109,11 +110,11 @@ def _environment(
 ) -> dict[str, str]:
     gpus = env.get("CUDA_VISIBLE_DEVICES")
     devices = gpus.split(",") if gpus else [str(number) for number in range(ranks)]
-    pick = {"CUDA_VISIBLE_DEVICES": devices[rank]} if 1 < ranks <= len(devices) else {}
+    own_device = {"CUDA_VISIBLE_DEVICES": devices[rank]} if 1 < ranks <= len(devices) else {}
     return {
         **({"USE_LIBUV": "0"} if without_libuv() else {}),
         **env,
-        **pick,
+        **own_device,
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),

@@ -1,11 +1,10 @@
-"""What a batch script's environment says about its allocation.
+"""The allocation of a job, read from the environment of its batch script.
 
-After a requeue with a new shape part of `SLURM_*` still speaks of the shape at
-submission; `clean` takes those variables away, and nothing here reads them.
-What the environment does not say at all, the GPUs of the *other* nodes, is
-asked by `slurm_elastic.job.srun.probe`.
+After a requeue with a new shape, some `SLURM_*` variables still describe the shape at
+submission; `clean` removes them, and nothing here reads them. The GPUs of the *other* nodes are
+not in the environment: `slurm_elastic.job.srun.probe_command` queries them.
 
-On the way of every start: only modules that Python has loaded anyway.
+Part of each start: imports only modules that Python has loaded already.
 
 >>> expand("rack1n[01-03,7],login")
 ['rack1n01', 'rack1n02', 'rack1n03', 'rack1n7', 'login']
@@ -17,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: Variables of the submission, which srun would take for options and scripts for the truth.
-#: srun's own tasks get fresh ones for the step.
+#: Variables that describe the submission; srun would read them as options. srun sets new ones for
+#: the tasks of the step.
 STALE = frozenset(
     """
     SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GPUS_PER_TASK SLURM_GPU_BIND
@@ -29,7 +28,7 @@ STALE = frozenset(
     SLURM_DISTRIBUTION SLURM_HOSTFILE SLURM_EXCLUSIVE SLURM_EXACT SLURM_OVERCOMMIT SLURM_OVERLAP
     SLURM_WHOLE SLURM_CORE_SPEC SLURM_THREAD_SPEC SLURM_RESV_PORTS SLURM_EXPORT_ENV
     SLURM_KILL_BAD_EXIT SLURM_WAIT SLURM_RELATIVE SLURM_STEP_ID SLURM_STEPID
-    """.split()  # noqa: SIM905 - a list of 40 quoted names is no easier to read
+    """.split()  # noqa: SIM905 - 40 quoted names are harder to read
 )
 
 #: Below Linux's ephemeral ports (32768 and up), above the registered daemons of clusters.
@@ -37,22 +36,22 @@ _FIRST_PORT, _PORTS = 20000, 12700
 
 
 class AllocationError(Exception):
-    """The environment does not describe a job that esrun can start; one clear line."""
+    """An environment without a job that esrun can start; the message is one line."""
 
 
 class SlurmAllocation:
-    """The job as it runs now.
+    """The current allocation of the job.
 
     Attributes:
         job_id: the raw id, for array tasks too.
         run: how often Slurm has restarted the job.
-        run_id: the same over all restarts.
-        nodes: in Slurm's order; rank 0 runs on the first.
-        nodelist: the same, folded.
-        cpus: of each node.
-        gpus: of each node; an entry is None if the environment does not tell.
-        tasks: what the job asked for, the world of a job without GPUs.
-        here: this node's name, or empty outside the allocation (salloc on a login node).
+        run_id: identifier that is the same over all restarts.
+        nodes: names in Slurm's order; rank 0 runs on the first.
+        nodelist: the same in Slurm's folded form.
+        cpus: number of CPUs of each node.
+        gpus: number of GPUs of each node; None where the environment has no number.
+        tasks: number of tasks requested; used for jobs without GPUs.
+        here: this node's name; empty outside the allocation (salloc on a login node).
     """
 
     __slots__ = (
@@ -70,7 +69,7 @@ class SlurmAllocation:
     def __init__(self, env: Mapping[str, str]) -> None:
         if int(env.get("SLURM_HET_SIZE", "0") or 0) > 1:
             raise AllocationError(
-                "heterogeneous jobs cannot be elastic: start their parts with srun"
+                "heterogeneous jobs cannot be elastic: start their components with srun"
             )
         try:
             self.job_id = int(env["SLURM_JOB_ID"])
@@ -81,7 +80,7 @@ class SlurmAllocation:
             self.tasks = int(env.get("SLURM_NTASKS", "0") or 0)
             on_node = _gpus_here(env)
         except (KeyError, ValueError) as error:
-            raise AllocationError(f"the environment of the job is damaged: {error}") from None
+            raise AllocationError(f"the environment of the job is invalid: {error}") from None
         if len(self.cpus) != len(self.nodes):
             self.cpus = (1,) * len(self.nodes)
         self.here = env.get("SLURMD_NODENAME", "")
@@ -91,7 +90,7 @@ class SlurmAllocation:
 
 
 def _gpus_here(env: Mapping[str, str]) -> int | None:
-    """GPUs of the batch host; 0 in a job without, None where nobody tells (salloc)."""
+    """Return the number of GPUs of the batch host; None if it is unknown (salloc)."""
     count = env.get("SLURM_GPUS_ON_NODE")
     if count:
         return int(count)
@@ -102,22 +101,22 @@ def _gpus_here(env: Mapping[str, str]) -> int | None:
 
 
 def clean(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy without what describes the job as it was submitted."""
+    """Return a copy without the variables that describe the submission."""
     return {name: value for name, value in env.items() if name not in STALE}
 
 
 def master_port(job_id: int, run: int, attempt: int) -> int:
-    """A port that differs between jobs, restarts and attempts."""
+    """Return a port that differs between jobs, restarts and attempts."""
     return _FIRST_PORT + (job_id * 7919 + run * 131 + attempt * 17) % _PORTS
 
 
 def following_ports(port: int) -> Iterable[int]:
-    """Where to look when `port` is taken, itself first, within the same range."""
+    """Return `port` and the ports to try after it, within the range of `master_port`."""
     return (_FIRST_PORT + (port - _FIRST_PORT + i) % _PORTS for i in range(200))
 
 
 def expand(nodelist: str) -> list[str]:
-    """The names that Slurm's folded form stands for, in its order."""
+    """Return the node names of Slurm's folded form, in its order."""
     names = []
     for part in _split(nodelist):
         head, bracket, rest = part.partition("[")
@@ -132,7 +131,7 @@ def expand(nodelist: str) -> list[str]:
 
 
 def unfold(counts: str) -> list[int]:
-    """Slurm's `4(x2),1`, one number per node."""
+    """Return one number per node from Slurm's `4(x2),1`."""
     numbers: list[int] = []
     for part in filter(None, counts.split(",")):
         count, _, times = part.partition("(x")
@@ -141,7 +140,7 @@ def unfold(counts: str) -> list[int]:
 
 
 def _split(nodelist: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """Split a node list at the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(nodelist):
         depth += (char == "[") - (char == "]")

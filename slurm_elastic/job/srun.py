@@ -1,11 +1,10 @@
-"""The srun command that starts one task per GPU, and what runs around each task.
+"""The srun command that starts one task per GPU, and the shell scripts that run in each task.
 
-The step is granted every GPU of its nodes and no binding; the rank itself
-picks its one by `CUDA_VISIBLE_DEVICES`. With Slurm's own per-task binding a
-site that confines devices by cgroups would hide the neighbours' GPUs, and
-NCCL could not use the links between them.
+The step gets all GPUs of its nodes without binding, and each rank selects its own by
+`CUDA_VISIBLE_DEVICES`. With Slurm's per-task binding, sites that confine devices by cgroups would
+hide the other ranks' GPUs, and NCCL could not use the links between them.
 
-On the way of every start: only modules that Python has loaded anyway.
+Part of each start: imports only modules that Python has loaded already.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from collections.abc import Mapping, Sequence
 
 from slurm_elastic.job.slurm_env import SlurmAllocation
 
-#: Marks the processes of one step, so that `SIGNAL_SCRIPT` finds them.
+#: Marks the processes of one step for `SIGNAL_SCRIPT`.
 STEP_VARIABLE = "SLURM_ELASTIC_STEP"
 _TASKS_VARIABLE = "ESRUN_TASKS"
 
-#: Debian builds torch without libuv, which torch's rendezvous takes for granted.
+#: Debian builds torch without libuv, which torch's rendezvous uses by default.
 _DEBIAN_TORCH = "/usr/lib/python3/dist-packages/torch"
 
-#: Runs as each task: picks the rank's GPU, names the rank, becomes the program. The first variable
-#: that is set decides: Slurm sets them all to the same list unless told the vendor.
+#: Runs as each task: selects the rank's GPU, exports the rank's variables, executes the program.
+#: Changes only the first variable that is set: Slurm sets all unless the vendor is configured.
 RANK_SCRIPT = f"""
 tasks=${_TASKS_VARIABLE}, node=$SLURM_NODEID
 while [ "$node" -gt 0 ]; do tasks=${{tasks#*,}} node=$((node-1)); done
@@ -41,8 +40,8 @@ export WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_WORLD_SIZE=${{tasks%%,*}}
 exec "$@"
 """
 
-#: Signals this node's tasks of step $2 with $1, and not their children: data-loader workers die of
-#: signals they do not expect. A task's parent is slurmstepd, or (hidepid) cannot be seen.
+#: Sends signal $1 to this node's tasks of step $2, but not to their children: data-loader workers
+#: would die of it. The parent of a task is slurmstepd, or (hidepid) is not visible.
 _SIGNAL_TASKS = f"""
 signal_tasks() {{
     found=1
@@ -57,11 +56,11 @@ signal_tasks() {{
     return $found
 }}
 """
-# Slurm repeats its SIGTERM, to helpers as well.
+# Slurm repeats its SIGTERM, and sends it to helper steps too.
 SIGNAL_SCRIPT = "trap '' TERM" + _SIGNAL_TASKS + 'signal_tasks "$@"'
 
-#: Says `ready`; once armed by USR2, waits for Slurm's SIGTERM and kills the tasks, which may not
-#: heed it. USR1 ends the wait. A `sleep` that escapes a signal must not keep the step for long.
+#: Prints `ready`. After USR2 it kills the tasks at Slurm's SIGTERM, which they may ignore. USR1
+#: ends it. The `sleep` is short: one that misses the signal delays the end of the step.
 GUARD_SCRIPT = (
     _SIGNAL_TASKS
     + """
@@ -81,10 +80,10 @@ _PROBE_SCRIPT = """
 
 
 def probe_command(allocation: SlurmAllocation, env: Mapping[str, str]) -> list[str]:
-    """An srun that asks each node for its GPUs; the environment tells only the first node's.
+    """Return an srun that prints each node's GPUs; the environment has only the first node's.
 
-    Naming no GPUs grants the step all of the job's, except in jobs submitted with GPUs per task:
-    there it takes as many tasks as the job has. `--overlap` would be refused in jobs with a total.
+    A step that requests no GPUs gets all of the job's. In jobs submitted with GPUs per task it
+    needs as many tasks as the job has. In jobs submitted with `--gpus`, srun refuses `--overlap`.
     """
     nodes = len(allocation.nodes)
     per_task = "gpu" in env.get("SLURM_TRES_PER_TASK", "")
@@ -100,7 +99,7 @@ def probe_command(allocation: SlurmAllocation, env: Mapping[str, str]) -> list[s
 
 
 def probed(output: str, nodes: int) -> tuple[int, ...] | None:
-    """GPUs of each node from what the probe printed; None if a node is missing."""
+    """Return the GPUs of each node from the probe's output; None if a node is missing."""
     counts: dict[int, int] = {}
     for line in output.splitlines():
         node, _, gpus = line.partition(" ")
@@ -112,7 +111,7 @@ def probed(output: str, nodes: int) -> tuple[int, ...] | None:
 
 
 def tasks_per_node(allocation: SlurmAllocation, gpus: Sequence[int]) -> tuple[int, ...]:
-    """One task per GPU; without any GPU the tasks that the job asked for, at least one a node."""
+    """Return each node's tasks: one per GPU; without GPUs those requested, at least one a node."""
     if any(gpus):
         return tuple(gpus)
     nodes = len(allocation.nodes)
@@ -128,14 +127,14 @@ def command(
     gpus: bool,
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The whole command line of the step.
+    """Return the command line of the step.
 
     Args:
-        allocation: the job.
-        tasks: of each node; 0 leaves a node out.
-        program: what each rank runs.
-        gpus: whether each task gets one.
-        extra: the user's options for srun, last so that they win.
+        allocation: the job's.
+        tasks: number of each node; 0 excludes a node.
+        program: command that each rank runs.
+        gpus: whether each task gets a GPU.
+        extra: the user's options for srun, last so that they take precedence.
     """
     used = [
         (n, t, c) for n, t, c in zip(allocation.nodes, tasks, allocation.cpus, strict=True) if t
@@ -158,7 +157,7 @@ def command(
 
 
 def helper_command(nodes: Sequence[str], script: str, *arguments: str) -> list[str]:
-    """Runs a shell script once on each of these nodes, beside the step."""
+    """Return an srun that runs a shell script once on each of these nodes, beside the step."""
     return [
         *("srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", "--gres=none", "--mem=0", "--overlap"),
@@ -176,15 +175,15 @@ def step_environment(
     socket: str,
     step: str,
 ) -> dict[str, str]:
-    """What every rank finds, besides what `RANK_SCRIPT` works out.
+    """Return the environment of the step; `RANK_SCRIPT` adds each rank's own variables.
 
     Args:
-        env: the batch script's, already clean.
-        allocation: the job.
-        tasks: of each node.
-        port: free on the first node.
-        socket: where this esrun listens for rank 0.
-        step: the mark of this step.
+        env: the batch script's, without stale variables.
+        allocation: the job's.
+        tasks: number of each node.
+        port: a free port on the first node.
+        socket: address at which this esrun listens for rank 0.
+        step: mark of this step.
     """
     used = [count for count in tasks if count]
     first = next(name for name, count in zip(allocation.nodes, tasks, strict=True) if count)
@@ -202,5 +201,5 @@ def step_environment(
 
 
 def without_libuv() -> bool:
-    """Whether torch here is Debian's; with another torch, too, `USE_LIBUV=0` does no harm."""
+    """Return whether Debian's torch is installed; `USE_LIBUV=0` does no harm to others."""
     return os.path.isdir(_DEBIAN_TORCH)  # noqa: PTH112 - pathlib is slow to load

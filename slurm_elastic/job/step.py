@@ -1,8 +1,8 @@
-"""One running step: an srun process, its error output, its end.
+"""One running step: an srun process, its error output, its exit code.
 
-srun reports the *largest* exit code, which after `--kill-on-bad-exit` is that
-of the ranks it killed. So its error output passes through here, unchanged, and
-the first rank that srun names decides what the job script gets to see.
+srun reports the *largest* exit code, which after `--kill-on-bad-exit` is that of the ranks it
+killed. Its error output is therefore read, and passed on unchanged: the first failed rank that it
+names decides the exit code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Step:
         self._pump_thread.start()
 
     def wait(self) -> int:
-        """Wait for the end; the first failing rank's exit code, 128+n for signal n."""
+        """Wait for the end; return the exit code of the first failed rank, 128+n for signal n."""
         _, status = os.waitpid(self.child.pid, 0)
         self._ended.set()
         self._pump_thread.join(_SETTLE_S)
@@ -39,11 +39,11 @@ class Step:
         return (self._first_failure or code) if code else 0
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether another thread's `wait` sees the end in this time."""
+        """Wait at most this long for another thread's `wait`; return whether the step has ended."""
         return self._ended.wait(seconds)
 
     def send(self, number: int) -> None:
-        """Signal srun itself: it forwards USR1, USR2, HUP to every process, TERM kills the step."""
+        """Send srun a signal: it forwards USR1, USR2, HUP to all processes; TERM kills the step."""
         if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child.pid, number)
@@ -67,7 +67,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def failure_code(line: bytes) -> int | None:
-    """The exit code in one of srun's lines about a failed task, None in all others.
+    """Return the exit code in a line of srun about a failed task, None for all others.
 
     >>> failure_code(b"srun: error: g01: task 1: Exited with exit code 3")
     3
@@ -77,11 +77,11 @@ def failure_code(line: bytes) -> int | None:
     if not line.startswith(_PREFIX):
         return None
     _, _, rest = line.removeprefix(_PREFIX).partition(b": task")
-    _, _, what = rest.partition(b": ")
-    exited, _, digits = what.strip().rpartition(b" ")
+    _, _, outcome = rest.partition(b": ")
+    exited, _, digits = outcome.strip().rpartition(b" ")
     if exited == b"Exited with exit code" and digits.isdigit():
         return int(digits)
-    name = what.removesuffix(b" (core dumped)").strip().decode("ascii", "replace")
+    name = outcome.removesuffix(b" (core dumped)").strip().decode("ascii", "replace")
     return _SIGNALS.get(name)
 
 

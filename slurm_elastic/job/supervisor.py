@@ -1,4 +1,4 @@
-"""Stands by a running step: signals, threads, restarts in place, the end."""
+"""Supervision of a running step: signals, threads, restarts in place, exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from slurm_elastic.core.report import Report
 from slurm_elastic.job.controller_client import ControllerClient
 from slurm_elastic.job.in_place_restart import InPlaceRestart
-from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, say
+from slurm_elastic.job.launch import SIGNALS, RankLaunch, SrunProcess, log_line
 from slurm_elastic.job.rank_signals import RankSignals
 from slurm_elastic.job.rank_socket_server import RankSocketServer
 from slurm_elastic.job.report_state import ReportState
@@ -23,27 +23,27 @@ from slurm_elastic.job.unmodified.script_watch import ScriptWatch
 from slurm_elastic.rpc import frames
 
 _FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-#: Slurm sends SIGCONT directly before the SIGTERM that ends a job.
+#: Slurm sends SIGCONT directly before the SIGTERM that ends a job; seconds between the two.
 _SLURM_TERM_S = 2.0
 _SLURM_CONT_S = 0.5
-#: From SIGTERM until a step that is to be restarted gets SIGKILL.
+#: Seconds from SIGTERM to SIGKILL for a step that is to be restarted.
 _STOP_S = 10.0
-_FAREWELL_S = 2.0
+_FINAL_REPORT_S = 2.0
 
 
 class Supervisor:
-    """Runs one job's steps to their end.
+    """Supervisor of the steps of one job.
 
     Args:
-        launch: what to start.
-        child: the first start, if it has been made already.
+        launch: starts the steps.
+        child: the first step's srun, if it has been started already.
     """
 
     def __init__(self, launch: RankLaunch, child: SrunProcess | None = None) -> None:
         self._launch = launch
         self._ranks = RankSignals(launch)
         job = launch.allocation
-        self._desk = ReportState(
+        self._state = ReportState(
             Report(
                 job_id=job.job_id,
                 run=job.run,
@@ -53,82 +53,86 @@ class Supervisor:
                 nodes=sum(1 for count in launch.tasks if count),
             )
         )
-        self._library = False
-        self._script = self._watch(launch.options.checkpoint) if launch.options.checkpoint else None
-        self._step = self._stand_by(child) if child else self._start()
+        self._uses_library = False
+        self._script = (
+            self._script_watch(launch.options.checkpoint) if launch.options.checkpoint else None
+        )
+        self._step = self._supervise(child) if child else self._start()
         self._stopping = threading.Lock()
-        self._stopped = False
-        self._all_told = False
+        self._end_requested = False
+        self._all_signalled = False
         self._ending = False
         self._continued_at = -math.inf
-        self._courier: ControllerClient | None = None
+        self._client: ControllerClient | None = None
 
     def run(self) -> int:
-        """Stand by until the program has ended; its exit code."""
+        """Supervise the program until it has ended; return its exit code."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        # Before any thread starts: helpers that threads start must not inherit the block.
+        # Before any thread starts: their child processes must not inherit the blocked signals.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         listener = socket.socket(fileno=self._launch.listener.detach())
         address = frames.controller_address()
         if address:
-            self._desk.expect()
-        server = RankSocketServer(self._desk, listener, joined=self._library_joined)
+            self._state.expect_controller()
+        server = RankSocketServer(self._state, listener, on_report=self._on_library_report)
         server.start()
-        again = InPlaceRestart(self._desk, server)
+        in_place = InPlaceRestart(self._state, server)
         if address:
-            self._courier = ControllerClient(self._desk, address)
-            self._courier.start()
+            self._client = ControllerClient(self._state, address)
+            self._client.start()
         if self._script:
             self._script.start()
         else:
-            self._desk.tell({"phase": "training"})
+            self._state.update({"phase": "training"})
         code = self._step.wait()
-        while self._rehearsed(code) or (not self._ending and again.wanted(code)):
+        while self._ended_for_rehearsal(code) or (
+            not self._ending and in_place.should_restart(code)
+        ):
             self._step = self._start()
             code = self._step.wait()
         self._ranks.unguard()
-        self._leave(code)
+        self._report_end(code)
         return code
 
-    def _watch(self, pattern: str) -> ScriptWatch:
+    def _script_watch(self, pattern: str) -> ScriptWatch:
         name = self._launch.options.signal
         return ScriptWatch(
             pattern=pattern,
-            desk=self._desk,
-            memory=ResumeStateFile(self._launch.allocation.run_id),
-            ask=(lambda: self._in_background(self._ask, name)) if name else None,
-            restart=lambda: self._in_background(self._stop),
+            state=self._state,
+            resume_file=ResumeStateFile(self._launch.allocation.run_id),
+            send_signal=(lambda: self._in_background(self._signal_ranks, name)) if name else None,
+            restart=lambda: self._in_background(self._end_step),
             guard=self._ranks,
         )
 
     def _start(self) -> Step:
-        if self._script and not self._library:
+        if self._script and not self._uses_library:
             restarted = self._launch.allocation.run > 0 or self._launch.attempt > 0
             self._script.begin_attempt(restarted=restarted)
-        return self._stand_by(self._launch.start())
+        return self._supervise(self._launch.start())
 
-    def _stand_by(self, child: SrunProcess) -> Step:
+    def _supervise(self, child: SrunProcess) -> Step:
         self._ranks.mark = child.mark
         return Step(child)
 
-    def _library_joined(self) -> None:
-        if self._library:
+    def _on_library_report(self) -> None:
+        if self._uses_library:
             return
-        self._library = True
-        self._desk.tell({"kind": "library"})
+        self._uses_library = True
+        self._state.update({"kind": "library"})
         if self._script:
-            self._script.retire()
-            say("the program uses slurm_elastic.training: --checkpoint is not needed")
+            self._script.stop()
+            log_line("the program uses slurm_elastic.training: --checkpoint is ignored")
 
-    def _leave(self, code: int) -> None:
+    def _report_end(self, code: int) -> None:
         if self._ending:
-            return  # Slurm waits for this process, and knows the outcome
-        self._desk.tell({"phase": "ended", "exit_code": code})
-        if self._courier:
-            self._courier.stop(farewell_s=_FAREWELL_S, failed=code != 0)
+            return  # Slurm waits for this process to end, and needs no report
+        self._state.update({"phase": "ended", "exit_code": code})
+        if self._client:
+            self._client.stop(final_report_s=_FINAL_REPORT_S, failed=code != 0)
         if code:
-            say(f"the program ended with exit code {code}")
+            log_line(f"the program ended with exit code {code}")
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if number == signal.SIGCONT:
@@ -136,50 +140,50 @@ class Supervisor:
         elif number in _FORWARDED:
             self._step.send(number)
         elif number == signal.SIGINT and sys.stdin.isatty():
-            pass  # the terminal has sent it to srun as well
+            pass  # the terminal has sent it to srun too
         else:
-            self._on_end()
+            self._on_sigterm()
 
-    def _on_end(self) -> None:
-        """SIGTERM: from Slurm, which has told the ranks too, or from somebody who has not."""
+    def _on_sigterm(self) -> None:
+        """Handle SIGTERM: from Slurm, which signals the ranks too, or from another process."""
         first, self._ending = not self._ending, True
         if first:
-            self._in_background(self._end_unless_slurm_does, time.monotonic())
-        elif not self._slurm_ends(time.monotonic()):
+            self._in_background(self._end_step_unless_slurm_does, time.monotonic())
+        elif not self._slurm_ends_job(time.monotonic()):
             self._step.send(signal.SIGTERM)
 
-    def _end_unless_slurm_does(self, at: float) -> None:
-        # Python runs the handlers of two signals that came together in the order of their numbers.
+    def _end_step_unless_slurm_does(self, at: float) -> None:
+        # Python runs handlers of simultaneous signals by number: SIGTERM (15) before SIGCONT (18).
         time.sleep(_SLURM_CONT_S)
-        if not self._slurm_ends(at):
-            self._stop()
+        if not self._slurm_ends_job(at):
+            self._end_step()
 
-    def _slurm_ends(self, at: float) -> bool:
+    def _slurm_ends_job(self, at: float) -> bool:
         return abs(at - self._continued_at) < _SLURM_TERM_S
 
-    def _ask(self, name: str) -> None:
+    def _signal_ranks(self, name: str) -> None:
         if not self._ranks.send(name) and not self._step.ends_within(0):
-            say(f"the ranks could not be sent {name}")
+            log_line(f"signal {name} could not be sent to the ranks")
 
-    def _stop(self) -> None:
-        """End the step: the ranks may react to SIGTERM, then srun kills them."""
+    def _end_step(self) -> None:
+        """End the step: SIGTERM to the ranks, after `_STOP_S` srun kills them."""
         step = self._step
         with self._stopping:
             if step.ends_within(0):
                 return
-            self._stopped = True
-            self._all_told = self._ranks.send("TERM")
+            self._end_requested = True
+            self._all_signalled = self._ranks.send("TERM")
         if not step.ends_within(_STOP_S):
             step.send(signal.SIGTERM)  # "srun: forcing job termination"
 
-    def _rehearsed(self, code: int) -> bool:
-        """Whether the step has ended because a rehearsal ended it."""
+    def _ended_for_rehearsal(self, code: int) -> bool:
+        """Return whether a rehearsal has ended the step."""
         with self._stopping:
-            stopped, self._stopped = self._stopped, False
-        # Success although the signal did not reach all ranks: they had finished on their own.
-        if not stopped or self._ending or not (self._all_told or code != 0):
+            stopped, self._end_requested = self._end_requested, False
+        # Success although the signal did not reach all ranks: they had finished by themselves.
+        if not stopped or self._ending or not (self._all_signalled or code != 0):
             return False
-        say("rehearsal: starting the step again")
+        log_line("rehearsal: starting the step again")
         return True
 
     @staticmethod

@@ -25,7 +25,16 @@ TINY = 1e-8
 PUBLISHED = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 #: Bounds of gamma.
 GAMMA = (1.0, 10.0)
-_TOLERANCE = 1e-5
+#: Tolerance of Sia's search.
+_PUBLISHED_TOLERANCE = 1e-5
+#: Tolerance of ours, and the residuals (of logarithms) that it rounds the objective by in turn.
+_TOLERANCE = 1e-8
+_ROUNDINGS = (0.3, 1e-3)
+#: Below half a microsecond of communication the bound of beta/alpha (1e-8/alpha) would cost.
+_LEAST_ALPHA = 5e-7
+#: Bounds of the logarithms of seconds, and of beta/alpha: wide, but nothing overflows.
+_LOG_MOST = 20.0
+_MOST_GROWTH = 1e6
 
 
 class FitLink(enum.IntEnum):
@@ -64,13 +73,21 @@ class FitPoint:
         return cls(link, extra, micro_batch, math.log(micro_step_s), math.log(step_s))
 
 
-def objective(points: Sequence[FitPoint]) -> Objective:  # noqa: PLR0915 - one formula
-    """The function theta -> (objective, its gradient); formula in `throughput.fit`.
+def objective(  # noqa: PLR0915 - one formula
+    points: Sequence[FitPoint], *, rounding: float = 0.0
+) -> Objective:
+    """Return the function theta -> (objective, its gradient); formula in `throughput.fit`.
 
     Entries of theta: alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma.
     The gradient of a root mean square that is exactly zero counts as zero.
+
+    Args:
+        points: measurements, at least one.
+        rounding: added in square to both mean squares. A root mean square has a kink where all
+            its residuals are zero; this rounds the kink, so that a search can pass along it.
     """
     count = len(points)
+    rounding_square = rounding * rounding
     groups = _by_network(points)
     log, exp, sqrt = math.log, math.exp, math.sqrt
 
@@ -124,7 +141,8 @@ def objective(points: Sequence[FitPoint]) -> Objective:  # noqa: PLR0915 - one f
             elif link == _ACROSS:
                 n0 += pull
                 n1 += pull * extra
-        rms_compute, rms_step = sqrt(squares_compute / count), sqrt(squares_step / count)
+        rms_compute = sqrt(squares_compute / count + rounding_square)
+        rms_step = sqrt(squares_step / count + rounding_square)
         by_compute = 1 / (count * rms_compute) if rms_compute > 0 else 0.0
         by_step = 1 / (count * rms_step) if rms_step > 0 else 0.0
         qn, qr = bn / an, br / ar
@@ -145,7 +163,7 @@ def objective(points: Sequence[FitPoint]) -> Objective:  # noqa: PLR0915 - one f
 def _by_network(
     points: Sequence[FitPoint],
 ) -> list[tuple[int, float, list[tuple[int, float, float]]]]:
-    """(link, extra, [(micro-batch, log compute, log step), ...]) of the points that share T_net."""
+    """Group points that share T_net: (link, extra, [(micro-batch, log compute, log step), ...])."""
     groups: dict[tuple[int, float], list[tuple[int, float, float]]] = {}
     for p in points:
         group = groups.setdefault((int(p.link), p.extra), [])
@@ -153,13 +171,14 @@ def _by_network(
     return [(link, extra, members) for (link, extra), members in groups.items()]
 
 
-def bounds(points: Sequence[FitPoint], *, overlap: bool) -> tuple[Floats, Floats, Floats]:
-    """(start, lower, upper) as in Sia's artifact: what cannot be told apart is fixed.
+def bounds(points: Sequence[FitPoint], *, overlap: bool) -> tuple[Floats, Floats]:
+    """Return lower and upper bounds of theta, as in Sia's artifact.
 
-    alpha_c is half the measured time if all points have one micro-batch; what no
-    point travels over is fixed at `TINY`; so are both betas below three replicas.
+    Both are equal for what the points cannot tell apart: alpha_c is half the measured
+    time if all points have one micro-batch; what no point travels over is fixed at
+    `TINY`; so are both betas below three replicas.
     """
-    start, lower, upper = np.array(PUBLISHED), np.full(7, TINY), np.full(7, np.inf)
+    lower, upper = np.full(7, TINY), np.full(7, np.inf)
     lower[6], upper[6] = GAMMA if overlap else (1.0, 1.0)
     fixed: dict[int, float] = {}
     if len({p.micro_batch for p in points}) == 1:
@@ -171,12 +190,104 @@ def bounds(points: Sequence[FitPoint], *, overlap: bool) -> tuple[Floats, Floats
     if not any(p.extra >= 1 for p in points):
         fixed |= {3: TINY, 5: TINY}
     for index, value in fixed.items():
-        start[index] = lower[index] = upper[index] = value
-    return np.clip(start, lower, upper), lower, upper
+        lower[index] = upper[index] = value
+    return lower, upper
+
+
+def search(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
+    """Return the theta at the minimum that L-BFGS-B finds from a start that the points suggest.
+
+    Our definition. It searches in coordinates in which the objective is tame,
+
+        log alpha_c, log beta_c, log alpha_n, beta_n/alpha_n, log alpha_r, beta_r/alpha_r, gamma
+
+    with rounded kinks: much at first, which leads past most local minima, then hardly. At the
+    start half of the measured time grows with the batch, and an all-reduce takes as long as
+    computing.
+
+    Args:
+        points: at least one.
+        overlap: whether gamma may leave 1.
+    """
+    if len(points) == 1 and points[0].link is FitLink.NONE:
+        # Anything between the two measured times is optimal: take what predicts the step.
+        (p,) = points
+        alpha = math.exp(p.log_compute) / 2
+        beta = max((math.exp(p.log_step) - alpha) / p.micro_batch, TINY)
+        return [alpha, beta, TINY, TINY, TINY, TINY, 1.0]
+    lone = all(p.link is FitLink.NONE for p in points)
+    lower, upper = _coordinate_bounds(*bounds(points, overlap=overlap and not lone))
+    seconds = math.fsum(math.exp(p.log_compute) for p in points) / len(points)
+    micro_batch = sum(p.micro_batch for p in points) / len(points)
+    half, whole = math.log(seconds / 2), math.log(seconds)
+    start = [half, half - math.log(micro_batch), whole, 0.1, whole, 0.1, 1.5]
+    at = np.clip(start, lower, upper)
+    for rounding in _ROUNDINGS:
+        at = minimize(
+            _in_coordinates(objective(points, rounding=rounding)),
+            at,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=Bounds(lower, upper),
+            options={"ftol": _TOLERANCE, "gtol": 1e-7},
+        ).x
+    return [max(value, TINY) for value in _theta(at)]
+
+
+def _theta(at: Floats) -> tuple[float, ...]:
+    """Return theta at these coordinates of `search`."""
+    log_alpha_c, log_beta_c, log_alpha_n, growth_n, log_alpha_r, growth_r, gamma = at.tolist()
+    alpha_n, alpha_r = math.exp(log_alpha_n), math.exp(log_alpha_r)
+    return (
+        math.exp(log_alpha_c),
+        math.exp(log_beta_c),
+        alpha_n,
+        alpha_n * growth_n,
+        alpha_r,
+        alpha_r * growth_r,
+        gamma,
+    )
+
+
+def _in_coordinates(evaluate: Objective) -> Callable[[Floats], tuple[float, Floats]]:
+    """Return an objective of theta as one of the coordinates of `search`."""
+
+    def evaluate_at(at: Floats) -> tuple[float, Floats]:
+        theta = _theta(at)
+        value, slope = evaluate(theta)
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, _ = theta
+        by_alpha_c, by_beta_c, by_alpha_n, by_beta_n, by_alpha_r, by_beta_r, by_gamma = slope
+        return value, np.array(
+            (
+                by_alpha_c * alpha_c,
+                by_beta_c * beta_c,
+                by_alpha_n * alpha_n + by_beta_n * beta_n,
+                by_beta_n * alpha_n,
+                by_alpha_r * alpha_r + by_beta_r * beta_r,
+                by_beta_r * alpha_r,
+                by_gamma,
+            )
+        )
+
+    return evaluate_at
+
+
+def _coordinate_bounds(lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
+    """Return the bounds of theta as those of the coordinates of `search`."""
+    fixed = lower == upper
+    least, most = lower.copy(), upper.copy()
+    for index in (0, 1, 2, 4):
+        least[index] = math.log(lower[index])
+        most[index] = least[index] if fixed[index] else _LOG_MOST
+    for alpha, beta in ((2, 3), (4, 5)):
+        if not fixed[alpha]:
+            least[alpha] = math.log(_LEAST_ALPHA)
+        least[beta], most[beta] = 0.0, 0.0 if fixed[beta] else _MOST_GROWTH
+    return least, most
 
 
 def published(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
-    """The theta that Sia's artifact finds: L-BFGS-B from its one start, to its tolerance.
+    """Return the theta that Sia's artifact finds: L-BFGS-B from its one start, to its tolerance.
 
     It often stops well above the minimum, and the artifact's decisions rest on that.
 
@@ -184,15 +295,20 @@ def published(points: Sequence[FitPoint], *, overlap: bool) -> list[float]:
         points: at least one.
         overlap: whether gamma may leave 1.
     """
-    start, lower, upper = bounds(points, overlap=overlap)
+    lower, upper = bounds(points, overlap=overlap)
     evaluate = objective(points)
 
     def lean(theta: Floats) -> tuple[float, Floats]:
         value, gradient = evaluate(theta.tolist())
         return value, np.array(gradient)
 
-    found = minimize(
-        lean, start, jac=True, method="L-BFGS-B", bounds=Bounds(lower, upper), tol=_TOLERANCE
+    result = minimize(
+        lean,
+        np.clip(PUBLISHED, lower, upper),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=Bounds(lower, upper),
+        tol=_PUBLISHED_TOLERANCE,
     )
-    theta: list[float] = found.x.tolist()
+    theta: list[float] = result.x.tolist()
     return theta

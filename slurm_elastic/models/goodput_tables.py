@@ -88,7 +88,7 @@ class GoodputBasis:
             self.observations[gpu_type],
             unit=self.unit(gpu_type),
             overlap=not pipeline,
-            starts=1 if self.compat else throughput.STARTS,
+            compat=self.compat,
         )
 
     def pipeline(self, gpu_type: str) -> bool:

@@ -31,15 +31,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from slurm_elastic.core.application import Observation
-from slurm_elastic.models import fitting, multistart
+from slurm_elastic.models import fitting
 from slurm_elastic.models.fitting import FitLink, FitPoint
 
 Floats = NDArray[np.float64]
 
 #: Seconds of communication of a single replica; also the least of alpha and beta.
 TINY = fitting.TINY
-#: Starts of a fit unless told otherwise.
-STARTS = multistart.STARTS
 #: A type that never ran on several nodes pays this much more there than within one (artifact).
 _ACROSS = 1.1
 
@@ -157,9 +155,9 @@ def fit(
     *,
     unit: int = 1,
     overlap: bool = True,
-    starts: int = STARTS,
+    compat: bool = False,
 ) -> ThroughputParameters:
-    """The parameters that explain these measurements best; equal measurements, equal answer.
+    """Return the parameters that explain these measurements best; equal input, equal answer.
 
     Minimises, with the parameters bounded and fixed as in Sia's artifact
     (`fitting.bounds`),
@@ -174,13 +172,12 @@ def fit(
         observations: of one GPU type, at least one; of equal configurations the first counts.
         unit: GPUs per replica.
         overlap: whether communication may hide behind computation; False fixes gamma at 1.
-        starts: points to search from, at most 6. 1: the published search, which often stops
-            early, for the artifact's sake; more: `restarts`, which finds the better minimum.
+        compat: search as Sia's artifact does, which often stops early.
 
     Raises:
         ValueError: none given, several GPU types, or a value that cannot be; names the field.
     """
-    return _fit(tuple(observations), unit, overlap, starts)
+    return _fit(tuple(observations), unit, overlap, compat)
 
 
 def objective(
@@ -196,13 +193,11 @@ def objective(
 
 @lru_cache(maxsize=8192)
 def _fit(
-    observations: tuple[Observation, ...], unit: int, overlap: bool, starts: int
+    observations: tuple[Observation, ...], unit: int, overlap: bool, compat: bool
 ) -> ThroughputParameters:
     points = _points(observations, unit)
-    if starts == 1:
-        theta = fitting.published(points, overlap=overlap)
-    else:
-        theta = multistart.search(points, overlap=overlap, starts=starts)
+    search = fitting.published if compat else fitting.search
+    theta = search(points, overlap=overlap)
     if not any(p.link is FitLink.ACROSS for p in points):
         theta[2] = max(theta[2], _ACROSS * theta[4])
         theta[3] = max(theta[3], _ACROSS * theta[5])

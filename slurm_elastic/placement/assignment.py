@@ -16,6 +16,7 @@ import numpy as np
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import fit, takes
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import RoundJob
@@ -30,18 +31,18 @@ class JobOutcome:
     """Target of one job, and the refusals on the way to it.
 
     Attributes:
-        waits: why it waits for a nearer place although one is free, or "".
-        stays: why it does not move together although it could, or "".
+        waits: why it waits for a nearer place instead of taking a free one, or None.
+        stays: why it does not move to fewer nodes or racks although it could, or None.
     """
 
     tenant: RoundJob
     target: Allocation | None
-    reason: str = ""
+    reason: Reason | None = None
     wished: Alternative | None = None
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[Reason] = field(default_factory=list)
     promised: bool = False
-    waits: str = ""
-    stays: str = ""
+    waits: Reason | None = None
+    stays: Reason | None = None
 
     @property
     def changed(self) -> bool:
@@ -119,7 +120,7 @@ class Assignment:
             self.later.give(tenant.need, target)
             if self._holds(tenant, current):
                 outcome.target = current
-                outcome.reason = "nobody needs its GPUs more"
+                outcome.reason = Reason("shrink-undone")
             elif target is not None:
                 outcome.target = self._between(tenant, target, current) or target
             self.later.take(tenant.need, outcome.target)
@@ -149,9 +150,7 @@ class Assignment:
             and not self._unworthy(tenant, promised)
         )
         if good:
-            outcome = JobOutcome(
-                tenant, promised, reason="takes the GPUs that were given up for it"
-            )
+            outcome = JobOutcome(tenant, promised, reason=Reason("takes-promised-gpus"))
             outcome.promised = True
             self.outcomes[tenant.job.job_id] = outcome
         self.later.take(tenant.need, promised if good else tenant.current)
@@ -198,10 +197,13 @@ class Assignment:
                 else self.find(tenant, alternative.gpu_type, alternative.gpus)
             )
             if found is None:
-                where = f" on {', '.join(place.nodes)}" if place else ""
                 outcome.refusals.append(
-                    f"no place that it may use has {alternative.gpus}"
-                    f" {alternative.gpu_type or 'GPUs'} free{where}"
+                    Reason(
+                        "no-place",
+                        gpus=alternative.gpus,
+                        gpu_type=alternative.gpu_type,
+                        nodes=place.nodes if place else None,
+                    )
                 )
                 continue
             refusal = self._unworthy(tenant, found)
@@ -214,16 +216,16 @@ class Assignment:
             break
         self.later.take(tenant.need, outcome.target)
 
-    def waits(self, outcome: JobOutcome, found: Allocation) -> str:
-        """Why a job rather waits for a nearer place than takes this one, or ""; noted."""
+    def waits(self, outcome: JobOutcome, found: Allocation) -> Reason | None:
+        """Return why a job waits for a nearer place instead of taking this one, and note it."""
         refusal = self.gate.refusal(outcome.tenant, found)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 
-    def wait(self, tenant: RoundJob, refusal: str) -> None:
+    def wait(self, tenant: RoundJob, refusal: Reason) -> None:
         """Let a pending job wait for a nearer place."""
-        words = _nearer(refusal)
-        self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=words, waits=words)
+        reason = _nearer(refusal)
+        self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=reason, waits=reason)
 
     def find(self, tenant: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
         """Return a place for the job, None if there is none.
@@ -267,33 +269,41 @@ class Assignment:
                 free[i] += gpus
         return np.asarray(free == self.later.gpus)
 
-    def _unworthy(self, tenant: RoundJob, target: Allocation) -> str:
-        """Why a change does not pay, or ""."""
+    def _unworthy(self, tenant: RoundJob, target: Allocation) -> Reason | None:
+        """Return why a change does not pay, or None."""
         current = tenant.current
         if not self.judging or current is None or not tenant.allowed(current):
-            return ""
+            return None
         if target.gpus < current.gpus and target.gpu_type == current.gpu_type:
-            return ""
+            return None
         gain = tenant.speed(self.frame, target) / tenant.speed(self.frame, current) - 1
-        what = "moving" if target.gpus == current.gpus else f"growing to {target.gpus}"
+        change = "move" if target.gpus == current.gpus else "grow"
         if target.gpu_type != current.gpu_type:
-            what = f"changing to {target.gpus} {target.gpu_type}"
+            change = "type"
+        gpus, gpu_type = target.gpus, target.gpu_type
         if gain <= _EPSILON:
-            return f"{what} would gain nothing"
+            return Reason("change-gains-nothing", change=change, gpus=gpus, gpu_type=gpu_type)
         if gain < self.config.resize.min_gain:
-            return f"{what} would gain only {gain:.0%}"
-        if gain * tenant.window_s <= tenant.cost_s:
-            return (
-                f"{what} would gain {gain:.0%}, less in {minutes(tenant.window_s)} than the"
-                f" {tenant.cost_s:.0f} s it costs"
+            return Reason(
+                "change-gains-little", change=change, gpus=gpus, gpu_type=gpu_type, gain=gain
             )
-        return ""
+        if gain * tenant.window_s <= tenant.cost_s:
+            return Reason(
+                "change-not-paid-back",
+                change=change,
+                gpus=gpus,
+                gpu_type=gpu_type,
+                gain=gain,
+                window_s=tenant.window_s,
+                cost_s=tenant.cost_s,
+            )
+        return None
 
     def _holds(self, tenant: RoundJob, allocation: Allocation) -> bool:
         """Return whether an allocation on the job's own nodes is still free on `later`."""
         room = self.later.room(tenant.need)
         shares = self.frame.shares(allocation.shares)
-        return all(room[i] >= g for i, g in shares.items()) and not self.later.within_limits(
+        return all(room[i] >= g for i, g in shares.items()) and not self.later.exceeds_limits(
             tenant.need, allocation
         )
 
@@ -315,13 +325,8 @@ class Assignment:
         return None
 
 
-def _nearer(refusal: str) -> str:
-    return f"waits for a nearer place: {refusal}"
-
-
-def minutes(seconds: float) -> str:
-    """Return a duration for people: `40 s`, `20 min`."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def _nearer(refusal: Reason) -> Reason:
+    return Reason("waits-for-nearer-place", reason=refusal)
 
 
 def _same_shape(alternative: Alternative, current: Allocation) -> bool:

@@ -101,7 +101,7 @@ def fit(
     if chosen is None:
         return None
     allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
-    return None if ledger.within_limits(seat.need, allocation) else allocation
+    return None if ledger.exceeds_limits(seat.need, allocation) else allocation
 
 
 def takes(
@@ -138,7 +138,7 @@ def takes(
             return False
         if any(gpus % unit for gpus in shares.values()):
             return False
-    return not ledger.within_limits(seat.need, place)
+    return not ledger.exceeds_limits(seat.need, place)
 
 
 def evenly(shares: Iterable[int], most: int, unit: int) -> bool:

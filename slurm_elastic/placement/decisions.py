@@ -1,14 +1,15 @@
-"""Targets to decisions: what can be begun now, in which order, and in which words. Pure."""
+"""Targets to decisions: what can be begun now, in which order, and for which reasons. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action, Alternative, Decision, Plan, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.eligibility import RoundJob
-from slurm_elastic.placement.explanation import Explainer, awaits, gives, gpus, notes, whose
+from slurm_elastic.placement.explanation import Explainer, awaits, gives, notes
 from slurm_elastic.placement.free_resources import FreeResources, union
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import PendingClaims
@@ -32,13 +33,13 @@ def made(
     *,
     explain: bool,
 ) -> Plan:
-    """Targets to decisions, as far as they can be begun now, with their words."""
+    """Turn targets into decisions, as far as they can be begun now, with their reasons."""
     frame, now = assignment.frame, assignment.now
     snapshot = frame.snapshot
     explainer = Explainer(frame, assignment.idle(), owed.claims) if explain else None
-    givers: dict[int, list[str]] = {}
+    givers: dict[int, list[Job]] = {}
     for given in owed.ways.values():
-        givers.setdefault(given.beneficiary.job_id, []).append(whose(given.tenant.job))
+        givers.setdefault(given.beneficiary.job_id, []).append(given.tenant.job)
     kept = {claim.job_id: claim for claim in owed.claims}
     decisions = []
     ordered = sorted(everyone.values(), key=lambda t: _rank(t, owed, assignment.outcomes))
@@ -46,25 +47,29 @@ def made(
         job_id, current = tenant.job.job_id, tenant.current
         outcome = assignment.outcomes.get(job_id)
         way = owed.ways.get(job_id)
-        target, reason = tenant.current, "keeps what it has"
+        target, reason = tenant.current, Reason("keeps-allocation")
         waiting = tenant.why
         if way is not None:
-            target, reason, waiting = way.target, gives(way, snapshot), ""
+            target, reason, waiting = way.target, gives(way, snapshot), None
         elif outcome is not None:
             target, reason = outcome.target, outcome.reason or reason
         elif tenant.current is None:
             waiting = awaits(tenant, kept.get(job_id), givers.get(job_id, []))
-            reason = "waits"
+            reason = Reason("waits")
         begins = assignment.at_once or way is not None or not target or target == current
         if target and not begins and not _begin(now, tenant, target):
-            waiting = f"{gpus(target.gpus, target.gpu_type)} on {', '.join(target.nodes)}, which"
-            waiting += " others give up first"
-            target, reason = tenant.current, "keeps what it has for now"
+            waiting = Reason(
+                "gpus-given-up-first",
+                gpus=target.gpus,
+                gpu_type=target.gpu_type,
+                nodes=target.nodes,
+            )
+            target, reason = tenant.current, Reason("keeps-for-now")
         holds = target or tenant.current
         meant = _meant(proposals.get(job_id), target)
-        words = {}
+        answers = {}
         if explainer is not None and holds:
-            words = {
+            answers = {
                 "why_not_more": explainer.why_not_more(tenant, holds, outcome, way),
                 "why_not_fewer": explainer.why_not_fewer(tenant, holds, outcome),
                 "why_here": explainer.why_here(tenant, holds, outcome),
@@ -81,7 +86,7 @@ def made(
                 waiting_for=waiting,
                 batch=meant.batch if meant else None,
                 dropped=meant is not None and meant.dropped,
-                **words,
+                **answers,
             )
         )
     decisions.sort(key=lambda d: _ORDER.index(d.action))
@@ -119,7 +124,7 @@ def _begin(now: FreeResources, tenant: RoundJob, target: Allocation) -> bool:
     now.give(tenant.need, current)
     room = now.room(tenant.need)
     shares = now.frame.shares(target.shares)
-    fits = all(room[i] >= g for i, g in shares.items()) and not now.within_limits(
+    fits = all(room[i] >= g for i, g in shares.items()) and not now.exceeds_limits(
         tenant.need, target
     )
     now.take(tenant.need, union(current, target) if fits else current)

@@ -9,6 +9,7 @@ consolidated as well.
 from __future__ import annotations
 
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.placement.eligibility import RoundJob, remaining_s
@@ -51,17 +52,18 @@ def _weigh(assignment: Assignment, outcome: JobOutcome, found: Allocation) -> No
     least = assignment.config.resize.min_gain
     if gain > 0 and gain >= least and gain * horizon > cost:
         outcome.target = found
-        outcome.reason = (
-            f"its GPUs come together on {_where(assignment, found)}: {1 + gain:.2g} times as fast,"
-            f" pays back its {cost:.0f} s in {duration(cost + cost / gain)}"
-        )
+        unit, spread = _spread(assignment, found)
+        outcome.reason = Reason("consolidates", unit=unit, spread=spread, gain=gain, cost_s=cost)
         return
-    over = _where(assignment, outcome.tenant.current)
-    if gain * horizon <= cost and gain > 0:
-        why = f"gain {gain:.0%}, less in {duration(horizon)} than the {cost:.0f} s it costs"
-    else:
-        why = f"gain only {max(0.0, gain):.0%}"
-    outcome.stays = f"stays spread over {over}: moving together would {why}"
+    unit, spread = _spread(assignment, outcome.tenant.current)
+    outcome.stays = Reason(
+        "stays-spread",
+        unit=unit,
+        spread=spread,
+        gain=max(0.0, gain),
+        window_s=horizon if gain * horizon <= cost and gain > 0 else None,
+        cost_s=cost,
+    )
 
 
 def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
@@ -72,21 +74,14 @@ def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
     return tenant.window_s if left == float("inf") else left
 
 
-def _where(assignment: Assignment, allocation: Allocation | None) -> str:
-    """Return `one node`, `one rack`, `3 nodes`, `2 racks`: the widest tier that is crossed."""
+def _spread(assignment: Assignment, allocation: Allocation | None) -> tuple[str, int]:
+    """Return the widest unit that is crossed, node or rack, and how many of them."""
     frame = assignment.frame
     nodes, racks = frame.topology.spread(
         n for n in (allocation.nodes if allocation else ()) if n in frame.index
     )
     if nodes == 1:
-        return "one node"
+        return "node", 1
     if racks > 1:
-        return f"{racks} racks"
-    return "one rack" if len(frame.topology.racks) > 1 else f"{nodes} nodes"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: `40 s`, `20 min`, `3 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.0f} h"
+        return "rack", racks
+    return ("rack", 1) if len(frame.topology.racks) > 1 else ("node", nodes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import JobRecord, Measurement
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.link_estimates import LinkEstimates
 from slurm_elastic.models.links import CommunicationCost, Links, stalls
 from slurm_elastic.models.speedup import SpeedModel
@@ -48,7 +48,7 @@ class RoundJob:
 
     Attributes:
         current: what it holds, None while pending.
-        why: for a standing other than FREE: why, in words ("minimum interval until 14:05:00").
+        why: for a standing other than FREE and OURS: the reason.
         cost_s: seconds without training that a change costs.
         window_s: over how long a change has to pay back: `payback_s`, or less when the job
             ends sooner.
@@ -59,7 +59,7 @@ class RoundJob:
     directive: Directive
     model: SpeedModel
     standing: Eligibility
-    why: str
+    why: Reason | None
     need: ResourceNeed
     current: Allocation | None
     cost_s: float
@@ -115,7 +115,7 @@ def tenants(
     frame: NodeArrays,
     records: Mapping[int, JobRecord],
     config: Config,
-    stay: Mapping[int, str] | None = None,
+    stay: Mapping[int, Reason] | None = None,
 ) -> dict[int, RoundJob]:
     """Return all elastic jobs that have not ended, managed or not, by id in the snapshot's order.
 
@@ -189,37 +189,41 @@ def remaining_s(job: Job, record: JobRecord, now: float) -> float:
     return max(0.0, left)
 
 
-def _standing(job: Job, record: JobRecord, config: Config, now: float) -> tuple[Eligibility, str]:
+def _standing(
+    job: Job, record: JobRecord, config: Config, now: float
+) -> tuple[Eligibility, Reason | None]:
     partitions = config.controller.partitions
     pending = job.state is JobState.PENDING
     if record.in_transition:
-        return Eligibility.MOVING, "a change is under way"
+        return Eligibility.MOVING, Reason("change-under-way")
     if not job.managed:
         return (
             Eligibility.SLURMS if pending else Eligibility.FIXED,
-            job.unmanaged_reason or "not managed",
+            job.unmanaged_reason or Reason("not-managed"),
         )
     if partitions and job.partition not in partitions:
-        why = f"partition {job.partition} is not managed"
+        why = Reason("partition-not-managed", partition=job.partition)
         return Eligibility.SLURMS if pending else Eligibility.FIXED, why
     if pending:
         if config.controller.queue == "controller" and not record.held:
-            return Eligibility.OURS, ""
-        return Eligibility.SLURMS, "Slurm starts it"
+            return Eligibility.OURS, None
+        return Eligibility.SLURMS, Reason("slurm-starts")
     return _running(job, record, config, now)
 
 
-def _running(job: Job, record: JobRecord, config: Config, now: float) -> tuple[Eligibility, str]:
+def _running(
+    job: Job, record: JobRecord, config: Config, now: float
+) -> tuple[Eligibility, Reason | None]:
     deaf = record.deaf_until if record.deaf_until and now < record.deaf_until else None
     fixed = (
-        (job.state is JobState.COMPLETING, "it is ending"),
-        (job.state is JobState.SUSPENDED, "it is suspended"),
-        (job.allocation is None, "its GPUs are not known"),
-        (not job.requeueable, "submitted with --no-requeue"),
-        (record.held, "held by `selastic hold`"),
-        (not record.proven, "its first checkpoint and resume: it is not proven yet"),
-        (not record.reporting, "its first report of this run"),
-        (deaf is not None, f"it did not save in time; asked again after {clock(deaf or 0)}"),
+        (job.state is JobState.COMPLETING, Reason("job-ending")),
+        (job.state is JobState.SUSPENDED, Reason("job-suspended")),
+        (job.allocation is None, Reason("gpus-unknown")),
+        (not job.requeueable, Reason("no-requeue")),
+        (record.held, Reason("held-by-command")),
+        (not record.proven, Reason("not-proven")),
+        (not record.reporting, Reason("no-report")),
+        (deaf is not None, Reason("save-missed", until=deaf or 0.0)),
     )
     for stays, why in fixed:
         if stays:
@@ -231,30 +235,25 @@ def _running(job: Job, record: JobRecord, config: Config, now: float) -> tuple[E
     recent = [t for t in record.changes if t > now - _HOUR_S]
     if len(recent) >= resize.per_hour:
         if not recent:
-            return Eligibility.FIXED, "no resizes are allowed (per_hour = 0)"
-        until = clock(sorted(recent)[len(recent) - resize.per_hour] + _HOUR_S)
-        return Eligibility.FIXED, f"{resize.per_hour} resizes an hour are used up until {until}"
+            return Eligibility.FIXED, Reason("resizes-forbidden")
+        until = sorted(recent)[len(recent) - resize.per_hour] + _HOUR_S
+        return Eligibility.FIXED, Reason("job-resizes-used", most=resize.per_hour, until=until)
     last = record.last_change if record.last_change is not None else job.start_time
     if last is not None and now < last + resize.min_interval_s:
-        return Eligibility.YIELDS, f"minimum interval until {clock(last + resize.min_interval_s)}"
-    return Eligibility.FREE, ""
+        return Eligibility.YIELDS, Reason("minimum-interval", until=last + resize.min_interval_s)
+    return Eligibility.FREE, None
 
 
-def _late(job: Job, record: JobRecord, config: Config, now: float) -> str:
-    """Why a change comes too late in a job's life, or "": it would lose what is left.
+def _late(job: Job, record: JobRecord, config: Config, now: float) -> Reason | None:
+    """Return why a change comes too late in a job's life, or None: it would lose what is left.
 
     Slurm counts limits in minutes: what is left after a change has to be one at least, or the job
     would get more than it asked for.
     """
     if job.start_time is None or job.time_limit_s is None:
-        return ""
+        return None
     left = job.start_time + job.time_limit_s - now
     needs = 2 * record.change_s(config.resize.restart_s) + _LEAST_S
     if left >= needs:
-        return ""
-    return f"its time limit ends it at {clock(now + left)}: a change would not be worth it"
-
-
-def clock(at: float) -> str:
-    """Return a time of day for people."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
+        return None
+    return Reason("time-limit-near", until=now + left)

@@ -1,4 +1,4 @@
-"""Decisions in words, for `selastic explain`, `plan` and the log."""
+"""Reasons of decisions that concern other jobs, sizes and places."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_elastic.core.cluster import Allocation, Job, Snapshot
 from slurm_elastic.core.plan import Claim
-from slurm_elastic.placement.assignment import JobOutcome, minutes
+from slurm_elastic.core.reason import Reason
+from slurm_elastic.placement.assignment import JobOutcome
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.site_limits import above_min
@@ -14,62 +15,61 @@ from slurm_elastic.placement.victim_selection import Concession
 from slurm_elastic.topology import Tier
 
 
-def gpus(count: int, gpu_type: str = "") -> str:
-    """`4 a100`, `1 GPU`."""
-    return f"{count} {gpu_type or ('GPU' if count == 1 else 'GPUs')}"
-
-
-def whose(job: Job) -> str:
-    """A job as people call it: `bob's 4722`."""
-    return f"{job.user}'s {job.display_id}"
-
-
-def givers_give(givers: Sequence[str]) -> str:
-    """`bob's 4711 gives way`, for one or several."""
-    return f"{' and '.join(givers)} {'gives' if len(givers) == 1 else 'give'} way"
-
-
-def gives(way: Concession, snapshot: Snapshot) -> str:
-    """Why a job gives way."""
+def gives(way: Concession, snapshot: Snapshot) -> Reason:
+    """Return why a job gives way."""
     job, current = way.beneficiary, way.tenant.current
-    waited = minutes(max(0.0, snapshot.time - job.submit_time))
-    kind = "elastic" if job.submission else "rigid"
-    who = f"{whose(job)} ({kind}, waiting {waited})"
+    other = {
+        "job": job.display_id,
+        "user": job.user,
+        "elastic": job.submission is not None,
+        "waited_s": max(0.0, snapshot.time - job.submit_time),
+    }
     if way.target is None:
-        return f"waits so that {who}, of higher priority, can start"
+        return Reason("waits-for-job", **other)
     freed = (current.gpus if current else 0) - way.target.gpus
     if freed > 0:
-        return f"gives {gpus(freed)} so that {who} can start"
-    return f"moves to {', '.join(way.target.nodes)} so that {who} finds {gpus(job.gpus)} together"
+        return Reason("gives-gpus", gpus=freed, **other)
+    return Reason("moves-for-job", nodes=way.target.nodes, gpus=job.gpus, **other)
 
 
-def awaits(tenant: RoundJob, claim: Claim | None, givers: Sequence[str]) -> str:
-    """What a pending elastic job waits for."""
-    least = tenant.job.gpus or tenant.directive.min_gpus
-    wants = gpus(least, tenant.job.gpu_type)
+def awaits(tenant: RoundJob, claim: Claim | None, givers: Sequence[Job]) -> Reason | None:
+    """Return what a pending elastic job waits for; None: nothing is known."""
+    gpus, gpu_type = tenant.job.gpus or tenant.directive.min_gpus, tenant.job.gpu_type
     if givers:
-        return f"{wants}: {givers_give(givers)}"
+        return Reason("jobs-give-way", gpus=gpus, gpu_type=gpu_type, **_named(givers))
     if claim is not None:
-        return f"{wants}, kept for it on {', '.join(n for n, _ in claim.shares)}"
+        nodes = [n for n, _ in claim.shares]
+        return Reason("gpus-kept", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
     if tenant.standing is Eligibility.OURS:
-        return f"{wants}: not even its MIN has room, and nobody can give way"
+        return Reason("no-room-for-min", gpus=gpus, gpu_type=gpu_type)
     return tenant.why
 
 
 def notes(
-    snapshot: Snapshot, claims: Iterable[Claim], givers: Mapping[int, list[str]]
-) -> tuple[str, ...]:
-    """Which jobs give way to whom, a line for each job that gets something."""
+    snapshot: Snapshot, claims: Iterable[Claim], givers: Mapping[int, list[Job]]
+) -> tuple[Reason, ...]:
+    """Return which jobs give way, a note for each job that gets GPUs."""
     return tuple(
-        f"{whose(snapshot.job[claim.job_id])} gets {gpus(snapshot.job[claim.job_id].gpus)} on"
-        f" {', '.join(n for n, _ in claim.shares)}: {givers_give(givers[claim.job_id])}"
+        Reason(
+            "job-gets-gpus",
+            job=snapshot.job[claim.job_id].display_id,
+            user=snapshot.job[claim.job_id].user,
+            gpus=snapshot.job[claim.job_id].gpus,
+            nodes=[n for n, _ in claim.shares],
+            **_named(givers[claim.job_id]),
+        )
         for claim in claims
         if claim.job_id in givers
     )
 
 
+def _named(jobs: Iterable[Job]) -> dict[str, list[str]]:
+    jobs = tuple(jobs)
+    return {"jobs": [j.display_id for j in jobs], "users": [j.user for j in jobs]}
+
+
 class Explainer:
-    """Says why a job has neither more nor fewer GPUs nor others."""
+    """Reasons why a job has neither more nor fewer GPUs, nor GPUs elsewhere."""
 
     def __init__(self, frame: NodeArrays, idle: Mapping[str, int], claims: Iterable[Claim]) -> None:
         self._frame = frame
@@ -85,34 +85,35 @@ class Explainer:
         holds: Allocation,
         outcome: JobOutcome | None,
         way: Concession | None,
-    ) -> str:
-        """What keeps a job from growing; "" when it is left alone for another reason."""
+    ) -> Reason | None:
+        """Return what keeps a job from growing; None when it is left alone for another reason."""
         directive, name = tenant.directive, holds.gpu_type
         sizes = directive.sizes(name)
         if sizes and holds.gpus >= sizes[-1]:
-            return f"{holds.gpus} is its MAX"
+            return Reason("holds-max", gpus=holds.gpus)
         if way is not None:
-            return f"{whose(way.beneficiary)} needs {gpus(way.beneficiary.gpus)}"
+            job = way.beneficiary
+            return Reason("job-needs-gpus", gpus=job.gpus, job=job.display_id, user=job.user)
         snapshot = self._frame.snapshot
         capped = self._capped(tenant, holds)
         if capped or outcome is None or outcome.refusals:
-            return capped or (outcome.refusals[0] if outcome else "")
+            return capped or (outcome.refusals[0] if outcome else None)
         for limit in snapshot.limits:
             if tenant.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{name}"):
                 held = (snapshot.job[j].allocation for j in limit.jobs if j in snapshot.job)
                 if not limit.spared and sum(a.gpus for a in held if a) >= limit.cap:
-                    return f"{limit.name} is reached"
+                    return Reason("limit-reached", limit=limit.name)
         claim = self._kept.get(name)
         idle = self._idle.get(name, 0)
         if claim is not None and not idle:
             job = snapshot.job[claim.job_id]
-            return f"{whose(job)} needs {gpus(job.gpus)} and freed ones are kept for it"
+            return Reason("freed-gpus-kept", gpus=job.gpus, job=job.display_id, user=job.user)
         if not idle:
-            return f"no {name or 'GPU'} is idle, and no other job would lose less than it gains"
-        return f"none of the {gpus(idle, name)} that are idle would help it enough"
+            return Reason("no-gpu-idle", gpu_type=name)
+        return Reason("idle-gpus-useless", gpus=idle, gpu_type=name)
 
-    def _capped(self, tenant: RoundJob, holds: Allocation) -> str:
-        """Which share of the site's GPUs is used up, or ""."""
+    def _capped(self, tenant: RoundJob, holds: Allocation) -> Reason | None:
+        """Return which share of the site's GPUs is used up, or None."""
         job_id, snapshot = tenant.job.job_id, self._frame.snapshot
         sizes = tenant.directive.sizes(holds.gpu_type)
         more = next((s for s in sizes if s > holds.gpus), holds.gpus)
@@ -120,42 +121,53 @@ class Explainer:
             if limit.spared and job_id in limit.jobs:
                 used = above_min(limit, snapshot)
                 if more - max(limit.spared.get(job_id, 0), holds.gpus) > limit.cap - used:
-                    return f"{limit.name}, and {used} are in use"
-        return ""
+                    return Reason(
+                        "share-used",
+                        scope=limit.scope,
+                        partition=limit.name if limit.scope == "partition" else None,
+                        user=limit.name if limit.scope == "user" else None,
+                        most=limit.cap,
+                        used=used,
+                    )
+        return None
 
-    def why_not_fewer(self, tenant: RoundJob, holds: Allocation, outcome: JobOutcome | None) -> str:
-        """What its last GPUs are good for, compared with others if they were compared."""
+    def why_not_fewer(
+        self, tenant: RoundJob, holds: Allocation, outcome: JobOutcome | None
+    ) -> Reason | None:
+        """Return what its last GPUs add, compared with other jobs if they were compared."""
         sizes = tenant.directive.sizes(holds.gpu_type)
         smaller = max((s for s in sizes if s < holds.gpus), default=None) if sizes else None
         if smaller is None:
-            return f"{holds.gpus} is its MIN" if sizes and holds.gpus == sizes[0] else ""
+            least = sizes and holds.gpus == sizes[0]
+            return Reason("holds-min", gpus=holds.gpus) if least else None
         model, last = tenant.model, holds.gpus - smaller
         nodes = len(holds.nodes)
         now = model.speed(holds.gpu_type, holds.gpus, nodes)
         each = (now - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
         if each <= 0:
-            return ""
-        gain = f"{each:.3g} {model.unit}" if model.measured else f"{each / now:.0%} of its speed"
-        which = f"each of its last {last} GPUs" if last > 1 else "its last GPU"
-        compared = ", and no other job would gain more from it" if outcome else ""
-        return f"{which} adds {gain}{compared}"
+            return None
+        return Reason(
+            "last-gpus-worth",
+            gpus=last,
+            speed=each if model.measured else None,
+            unit=model.unit if model.measured else None,
+            part=each / now,
+            compared=outcome is not None,
+        )
 
     def why_here(
         self, tenant: RoundJob, holds: Allocation, outcome: JobOutcome | None = None
-    ) -> str:
-        """What its place is worth."""
+    ) -> Reason | None:
+        """Return what its place is worth, or None."""
         if outcome is not None and outcome.stays and holds == tenant.current:
             return outcome.stays
         tree = self._frame.topology
         known = [n for n in holds.nodes if n in self._frame.index]
         if tree.tier(known) <= Tier.NODE or not known:
-            return ""
+            return None
         racks = tree.racks_of(known)
         if len(racks) == 1:
-            return f"its {len(known)} nodes share one rack" if racks[0] else ""
+            return Reason("nodes-share-rack", count=len(known)) if racks[0] else None
         here = tenant.model.speed(holds.gpu_type, holds.gpus, len(known), len(racks))
         there = tenant.model.speed(holds.gpu_type, holds.gpus, len(known), 1)
-        return (
-            f"across {len(racks)} racks it runs at {here / there:.2f} of its speed in one,"
-            " which had no room or was not worth the move"
-        )
+        return Reason("across-racks", racks=len(racks), speed=here / there)

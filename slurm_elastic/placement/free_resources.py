@@ -132,13 +132,13 @@ class FreeResources:
         """Return the indices of the limits that count a job."""
         return tuple(self._limits_of.get(job_id, ()))
 
-    def within_limits(self, need: ResourceNeed, allocation: Allocation) -> str:
-        """Return the name of the first limit that this allocation would exceed, or ""."""
+    def exceeds_limits(self, need: ResourceNeed, allocation: Allocation) -> bool:
+        """Return whether this allocation would exceed a limit."""
         for i in self._limits_of.get(need.job_id, ()):
             used = _use(self.limits[i], need, allocation)
             if used and used > self.left[i] + 1e-6:
-                return self.limits[i].name
-        return ""
+                return True
+        return False
 
     def most_gpus(self, job_id: int, gpu_type: str) -> float:
         """Return the GPUs of a type that the limits leave to a job that holds none now."""

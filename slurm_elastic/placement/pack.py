@@ -16,6 +16,7 @@ import numpy as np
 
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
 from slurm_elastic.placement.free_resources import FreeResources
@@ -87,7 +88,7 @@ def _present(current: Allocation | None) -> tuple[Alternative, ...]:
     """Return the alternative of keeping the present shape, if there is one."""
     if current is None:
         return ()
-    reason = "nothing that its policy wants for it is free"
+    reason = Reason("no-choice-free")
     return (Alternative(gpu_type=current.gpu_type, gpus=current.gpus, value=0.0, reason=reason),)
 
 
@@ -119,7 +120,7 @@ class _Packing:
             if place is not None:
                 exact = self._assignment.exactly(outcome.tenant, place)
                 if exact is None:
-                    outcome.refusals.append(f"{', '.join(place.nodes)} are not free for it")
+                    outcome.refusals.append(Reason("nodes-not-free", nodes=place.nodes))
                     refused.append(wish)
                 else:
                     self._settle(outcome, exact)
@@ -136,7 +137,7 @@ class _Packing:
         for wish in waiting:
             found = self._scattered(wish.outcome.tenant, wish.chosen.gpus, later)
             if found is None:
-                wish.outcome.refusals.append("there are not enough free GPUs for it")
+                wish.outcome.refusals.append(Reason("gpus-short"))
                 refused.append(wish)
             elif self._waits(wish.outcome, found):
                 refused.append(wish)
@@ -180,7 +181,7 @@ class _Packing:
 
     def _restarting(self) -> list[JobOutcome]:
         return [
-            JobOutcome(t, t.current, "changes nodes so that others find whole ones")
+            JobOutcome(t, t.current, Reason("makes-room"))
             for t in self._tenants.values()
             if t.standing is Eligibility.MOVING
             and t.job.job_id not in self._assignment.outcomes
@@ -278,4 +279,4 @@ class _Packing:
         self, tenant: RoundJob, chosen: Mapping[int, int], ledger: FreeResources
     ) -> Allocation | None:
         found = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
-        return None if ledger.within_limits(tenant.need, found) else found
+        return None if ledger.exceeds_limits(tenant.need, found) else found

@@ -20,6 +20,7 @@ from functools import partial
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Claim
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.eligibility import Eligibility, RoundJob
@@ -58,7 +59,7 @@ class PendingClaims:
     claims: list[Claim] = field(default_factory=list)
     ways: dict[int, Concession] = field(default_factory=dict)
     ready: list[int] = field(default_factory=list)
-    picky: dict[int, str] = field(default_factory=dict)
+    picky: dict[int, Reason] = field(default_factory=dict)
     refused: dict[str, float] = field(default_factory=dict)
 
 
@@ -140,9 +141,9 @@ def neighbours(
     return found
 
 
-def _refusal(gate: DelayGate | None, tenant: RoundJob | None, place: Allocation) -> str:
-    """Why a job of ours rather waits than takes a place, or ""."""
-    return gate.refusal(tenant, place) if gate and tenant else ""
+def _refusal(gate: DelayGate | None, tenant: RoundJob | None, place: Allocation) -> Reason | None:
+    """Return why a job of ours waits instead of taking a place, or None."""
+    return gate.refusal(tenant, place) if gate and tenant else None
 
 
 def _is_ours(tenant: RoundJob | None) -> bool:
@@ -198,7 +199,7 @@ def _give_way(
     donors: ConcessionSearch,
     books: ResourceViews,
     *,
-    refusal: Callable[[Allocation], str],
+    refusal: Callable[[Allocation], Reason | None],
     preempt: Iterable[bool],
 ) -> tuple[tuple[Concession, ...], Allocation | None]:
     """Book changes of elastic jobs that make room, at a place that is not refused.

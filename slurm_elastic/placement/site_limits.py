@@ -16,15 +16,10 @@ from slurm_elastic.config import schema
 from slurm_elastic.core.cluster import Job, JobState, Limit, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
-from slurm_elastic.placement.eligibility import clock
+from slurm_elastic.core.reason import Reason
 
 HOUR_S = 3600.0
-_WOULD = {
-    Action.GROW: "grow to",
-    Action.SHRINK: "shrink to",
-    Action.MOVE: "move to",
-    Action.PREEMPT: "wait",
-}
+_RESIZES = frozenset((Action.GROW, Action.SHRINK, Action.MOVE, Action.PREEMPT))
 
 
 def shares(
@@ -49,18 +44,17 @@ def shares(
     total = sum(n.gpus for n in snapshot.nodes)
     found = []
     if limits.share < 1:
-        found.append(_cap("elasticity", limits.share, total, jobs, spared))
+        found.append(_cap("site", "", limits.share * total, jobs, spared))
     for partition in snapshot.partitions:
         share = limits.partition_shares.get(partition.name)
         if share is not None:
             size = sum(snapshot.node[n].gpus for n in partition.nodes if n in snapshot.node)
             mine = [j for j in jobs if j.partition == partition.name]
-            name = f"elasticity in partition {partition.name}"
-            found.append(_cap(name, share, size, mine, spared))
+            found.append(_cap("partition", partition.name, share * size, mine, spared))
     if limits.user_share < 1:
         for user in sorted({j.user for j in jobs}):
             mine = [j for j in jobs if j.user == user]
-            found.append(_cap(f"{user}'s elasticity", limits.user_share, total, mine, spared))
+            found.append(_cap("user", user, limits.user_share * total, mine, spared))
     return tuple(found)
 
 
@@ -90,7 +84,7 @@ def refused(
     spent: Mapping[str, Sequence[float]],
     limits: schema.LimitSettings,
     all_others: bool = False,
-) -> Mapping[int, str]:
+) -> Mapping[int, Reason]:
     """Return the jobs that must stay unchanged for the plan to keep to the resizes of this hour.
 
     Args:
@@ -113,7 +107,7 @@ def refused(
     every = sorted(t for times in recent.values() for t in times)
     left_all = limits.resizes - len(every)
     left: dict[str, int] = {}
-    wanted = [d for d in plan.changes if d.action in _WOULD and d.job_id not in giving]
+    wanted = [d for d in plan.changes if d.action in _RESIZES and d.job_id not in giving]
     allowed, over = set[int](), Counter[str]()
     for decision in wanted:
         user = snapshot.job[decision.job_id].user
@@ -140,34 +134,49 @@ def refused(
             if by_user
             else (every, limits.resizes)
         )
-        who = job.user if by_user else "the site"
-        found[job.job_id] = _words(meant.get(job.job_id), who, times, most)
+        owner = job.user if by_user else None
+        found[job.job_id] = _used_up(meant.get(job.job_id), owner, times, most)
     return found
 
 
-def _words(decision: Decision | None, who: str, times: Sequence[float], most: int) -> str:
-    used = min(len(times), most)
-    until = f", until {clock(times[-most] + HOUR_S)}" if 0 < most <= len(times) else ""
-    text = f"{who} has used {used} of {most} resizes this hour{until}"
-    if used < most:
-        text = f"{who} has used {used} of {most} resizes this hour, and others come first"
+def _used_up(
+    decision: Decision | None, user: str | None, times: Sequence[float], most: int
+) -> Reason:
+    """Return why a job may not change; of the site without a user."""
+    reason = Reason(
+        "resizes-used",
+        scope="user" if user is not None else "site",
+        user=user,
+        used=min(len(times), most),
+        most=most,
+        until=times[-most] + HOUR_S if 0 < most <= len(times) else None,
+    )
     if decision is None:
-        return text
-    target = f" {decision.target.gpus} {decision.target.gpu_type}" if decision.target else ""
-    return f"would {_WOULD[decision.action]}{target.rstrip()}, but {text}"
+        return reason
+    return Reason(
+        "change-refused",
+        action=decision.action.value,
+        gpus=decision.target.gpus if decision.target else 0,
+        gpu_type=decision.target.gpu_type if decision.target else "",
+        reason=reason,
+    )
 
 
 def _cap(
-    who: str, share: float, gpus: int, jobs: Sequence[Job], spared: Mapping[int, int]
+    scope: str,
+    name: str,
+    cap: float,
+    jobs: Sequence[Job],
+    spared: Mapping[int, int],
 ) -> Limit:
-    cap = math.floor(share * gpus + 1e-9)
     ids = frozenset(j.job_id for j in jobs)
     return Limit(
-        name=f"{who} may have {cap} GPUs above MIN ([limits])",
+        name=name,
         resource="gpu",
-        cap=cap,
+        cap=math.floor(cap + 1e-9),
         jobs=ids,
         spared={i: spared[i] for i in ids},
+        scope=scope,
     )
 
 

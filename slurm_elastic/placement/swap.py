@@ -9,6 +9,7 @@ binding proposals: their policy has weighed what the change costs.
 
 from __future__ import annotations
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.assignment import Assignment, JobOutcome
 
 
@@ -61,7 +62,9 @@ def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
         return False
     mover.target, mover.reason = target, wants.reason
     giver.target = None
-    giver.reason = (
-        f"changes places with {mover.tenant.job.display_id}, which goes first: then {back.reason}"
+    giver.reason = Reason(
+        "changes-places",
+        job=mover.tenant.job.display_id,
+        reason=back.reason or Reason("keeps-allocation"),
     )
     return True

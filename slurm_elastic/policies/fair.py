@@ -20,6 +20,7 @@ from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job, JobState, Limit
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.utility_curves import UtilityCurve, curve
@@ -41,7 +42,7 @@ class _Share:
         at: index into the sizes of its curve; -1 while it has nothing.
         held: GPUs it holds now of the type it is to run on.
         before: the shape to fall back to when a change of type is refused.
-        short: why it gets nothing.
+        short: why it gets nothing; None: it gets something.
     """
 
     job: Job
@@ -56,7 +57,7 @@ class _Share:
     at: int = -1
     held: int = 0
     before: tuple[str, int] | None = None
-    short: str = ""
+    short: Reason | None = None
 
     def on(self, gpu_type: str) -> UtilityCurve | None:
         """Return its curve on a type; None where it cannot run."""
@@ -248,7 +249,7 @@ def _minimum(share: _Share, pool: _Pool) -> None:
         names = (held.gpu_type,)
     elif share.job.gpu_type in names and not share.directive.types:
         names = (share.job.gpu_type,)
-    share.short = "its directive names no type of GPU that this cluster has"
+    share.short = Reason("no-gpu-type")
     for name in names:
         on = share.on(name)
         if on is None:
@@ -258,7 +259,7 @@ def _minimum(share: _Share, pool: _Pool) -> None:
             share.put(name, on, 0)
             pool.take(share.job.job_id, name, least)
             return
-        share.short = f"waits for {least} {name or 'GPUs'}, its MIN"
+        share.short = Reason("waits-for-min", gpus=least, gpu_type=name)
 
 
 def _proposal(share: _Share) -> Proposal:
@@ -266,7 +267,7 @@ def _proposal(share: _Share) -> Proposal:
     held, on = share.job.allocation, share.curve
     found: dict[tuple[str, int], Alternative] = {}
 
-    def add(gpu_type: str, gpus: int, reason: str) -> None:
+    def add(gpu_type: str, gpus: int, reason: Reason | None) -> None:
         value = -math.inf
         if on is not None and gpu_type == share.gpu_type and gpus >= on.sizes[0]:
             value = float(on.utility[on.at(gpus)])
@@ -277,19 +278,19 @@ def _proposal(share: _Share) -> Proposal:
     if on is not None and share.at >= 0:
         add(share.gpu_type, share.gpus, _why(share, on))
         if share.before and (not held or share.before[1] > held.gpus):
-            add(*share.before, "its share on its present type")
+            add(*share.before, Reason("share-on-present-type"))
         floor = on.at(share.held) if share.held else 0
         steps = [2**i for i in range(_STEPS_BETWEEN)]
         between = {share.at - step for step in steps} | {floor + step for step in steps}
         for index in sorted(between, reverse=True):
             if floor < index < share.at:
-                add(share.gpu_type, int(on.sizes[index]), "the next size that finds a place")
+                add(share.gpu_type, int(on.sizes[index]), Reason("next-size"))
     if held:
-        add(held.gpu_type, held.gpus, "nothing else is better for it")
+        add(held.gpu_type, held.gpus, Reason("nothing-better"))
     else:
         if on is not None and share.at >= 0:
-            add(share.gpu_type, int(on.sizes[0]), "its MIN")
-        add("", 0, share.short if share.at < 0 else "nothing that it could run on is free")
+            add(share.gpu_type, int(on.sizes[0]), Reason("min-first"))
+        add("", 0, share.short if share.at < 0 else Reason("nothing-free"))
     return Proposal(job_id=share.job.job_id, alternatives=tuple(found.values()))
 
 
@@ -310,17 +311,17 @@ def _largest(on: UtilityCurve, gpus: int) -> int:
     return max((i for i in on.vertices if on.sizes[i] <= gpus), default=-1)
 
 
-def _why(share: _Share, on: UtilityCurve) -> str:
-    """The reason for a share, in words."""
+def _why(share: _Share, on: UtilityCurve) -> Reason:
+    """Return the reason for a share."""
     gpus, most = share.gpus, share.directive.max_gpus
     if share.before:
-        return f"{share.gpu_type} GPUs are idle and make it faster"
+        return Reason("idle-type-helps", gpu_type=share.gpu_type)
     if gpus == most:
         held = share.job.allocation
         grows = held is not None and held.gpus < gpus
-        return f"idle GPUs bring it to its MAX of {gpus}" if grows else f"{gpus} is its MAX"
+        return Reason("grows-to-max", gpus=gpus) if grows else Reason("holds-max", gpus=gpus)
     if not share.at:
-        return f"{gpus} is its MIN; each further GPU helps another job more"
+        return Reason("min-share", gpus=gpus)
     if share.at == on.vertices[-1]:
-        return "more GPUs would not make it faster"
-    return f"its fair share is {gpus} of at most {most}"
+        return Reason("more-not-faster")
+    return Reason("fair-share", gpus=gpus, most=most)

@@ -6,7 +6,18 @@ only ever added: scripts may rely on every name here.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
+
+
+class ReasonRow(TypedDict):
+    """A reason: a code of docs/reasons.md and its parameters; null stands for what is hidden.
+
+    `selastic --json` adds `text`, the reason in words.
+    """
+
+    code: str
+    parameters: dict[str, Any]
+    text: NotRequired[str]
 
 
 class ChangeSeconds(TypedDict, total=False):
@@ -82,9 +93,9 @@ class JobRow(TypedDict):
     partition: str
     state: str
     elastic: bool
-    unmanaged_reason: str
+    unmanaged_reason: ReasonRow | None
     held: bool
-    stopped: str
+    stopped: ReasonRow | None
     gpus: int
     wants: str
     gpu_type: str
@@ -117,7 +128,7 @@ class StatusAnswer(TypedDict):
     time: float
     mode: str
     policy: str
-    notes: list[str]
+    notes: list[ReasonRow]
     partitions: list[PartitionRow]
     jobs: list[JobRow]
 
@@ -129,11 +140,11 @@ class DecisionRow(TypedDict):
     gpus: int
     gpu_type: str
     where: list[Place]
-    reason: str
-    why_not_more: str
-    why_not_fewer: str
-    why_here: str
-    waiting_for: str
+    reason: ReasonRow | None
+    why_not_more: ReasonRow | None
+    why_not_fewer: ReasonRow | None
+    why_here: ReasonRow | None
+    waiting_for: ReasonRow | None
     gain: float
     cost_gpu_s: float
     payback_s: float | None
@@ -149,7 +160,7 @@ ChangeRow = TypedDict(
         "action": str,
         "from": str,
         "to": str,
-        "reason": str,
+        "reason": ReasonRow | None,
         "state": str,
         "outcome": str,
         "seconds": ChangeSeconds,
@@ -170,7 +181,7 @@ class BatchRow(TypedDict):
     least: int
     most: int
     gain: float
-    reason: str
+    reason: ReasonRow | None
 
 
 class ExplainAnswer(TypedDict):
@@ -278,7 +289,7 @@ class PlanAnswer(TypedDict):
     changes: list[PlanRow]
     stays: list[PlanRow]
     claims: list[ClaimRow]
-    notes: list[str]
+    notes: list[ReasonRow]
 
 
 class UsageRow(TypedDict):

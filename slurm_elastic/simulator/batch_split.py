@@ -54,7 +54,7 @@ class BatchSplitter:
         fit = throughput.fit(
             observations,
             unit=profile.unit if profile else 1,
-            starts=1 if compat else throughput.STARTS,
+            compat=compat,
         )
         self._micro_batch, self._accumulation = tried.micro_batch[0], tried.accumulation[0]
         seconds = fit.iteration_time(

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from slurm_elastic.core.reason import Reason
+
 HOUR_S = 3600.0
 
 
@@ -120,7 +122,7 @@ class Result:
     cpu_s: float
     stages_s: tuple[tuple[str, float], ...] = ()
     #: Unusual events of decisions, e.g. a solver's time limit.
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason | str, ...] = ()
     crossing_gpu_s: float = 0.0
     freezing: tuple[JobFreezing, ...] = ()
     dropped: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.application import JobClass
 from slurm_elastic.core.plan import Plan, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.simulator import fairness, job_factory
@@ -178,7 +179,7 @@ class _Run:
     active: list[SimulatedJob] = field(default_factory=list)
     rounds: list[RoundResult] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Reason] = field(default_factory=list)
     contention: dict[int, tuple[float, float]] = field(default_factory=dict)
     holding: dict[int, Segment] = field(default_factory=dict)
     dropped: list[SimulatedJob] = field(default_factory=list)

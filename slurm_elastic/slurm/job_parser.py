@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from slurm_elastic.core.cluster import Job, JobState
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.submission import (
     Submission,
     SubmissionError,
@@ -34,12 +35,16 @@ _STATES = {
 }
 
 
+#: A submission, or why there is none.
+_Parsed = tuple[Submission | None, Reason | None]
+
+
 class JobParser:
     """Jobs from pyslurm's records; a record is parsed again only when it has changed."""
 
     def __init__(self) -> None:
         self._log = structlog.get_logger("snapshot")
-        self._submissions: dict[tuple[int, float, str], tuple[Submission | None, str]] = {}
+        self._submissions: dict[tuple[int, float, str], _Parsed] = {}
         self._user_names: dict[int, str] = {}
         #: Per job: the mark of its record, and the job as last parsed.
         self._parsed: dict[int, tuple[object, Job]] = {}
@@ -104,7 +109,7 @@ class JobParser:
             layout = raw.get_resource_layout_per_node()
             allocation = pyslurm_records.allocation(layout)
             if allocation is None and submission and state is JobState.RUNNING:
-                problem = problem or "holds GPUs of several types"
+                problem = problem or Reason("several-gpu-types")
         tres = raw.requested_tres
         requested, gpu_type = pyslurm_records.requested_gpus(raw, tres)
         gpus = requested
@@ -175,17 +180,17 @@ class JobParser:
             submission=submission,
         )
 
-    def _submission(self, raw: Any) -> tuple[Submission | None, str]:
-        """Return directive and shape, parsed once per job, and what is wrong with them, or ""."""
+    def _submission(self, raw: Any) -> _Parsed:
+        """Return directive and shape, parsed once per job, and what is wrong with them, or None."""
         admin = pyslurm_records.text(raw, "admin_comment")
         comment = pyslurm_records.text(raw, "comment")
         key = (int(raw.id), float(raw.submit_time or 0), admin + "\0" + comment)
         if key not in self._submissions:
             try:
                 submission = parse_admin_comment(admin) or parse_comment(comment)
-                self._submissions[key] = (submission, "")
+                self._submissions[key] = (submission, None)
             except SubmissionError as error:
-                self._submissions[key] = (None, str(error))
+                self._submissions[key] = (None, Reason("directive-invalid", error=str(error)))
         return self._submissions[key]
 
     def _user(self, raw: Any) -> str:

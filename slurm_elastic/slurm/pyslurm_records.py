@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Partition
 from slurm_elastic.core.nodelist import expand
+from slurm_elastic.core.reason import Reason
 
 _UNUSABLE = (
     "DOWN",
@@ -75,19 +76,19 @@ def mark(raw: Any, now: float) -> tuple[Any, ...]:
     )
 
 
-def unmanageable(raw: Any) -> str:
-    """Return why an elastic job cannot be managed, or ""."""
+def unmanageable(raw: Any) -> Reason | None:
+    """Return why an elastic job cannot be managed, or None."""
     if not raw.is_batch_job:
-        return "interactive: only batch jobs can be requeued"
+        return Reason("interactive")
     if raw.heterogeneous_id:
-        return "a component of a heterogeneous job"
+        return Reason("heterogeneous")
     if not raw.is_requeueable:
-        return "submitted with --no-requeue"
+        return Reason("no-requeue")
     if raw.state == "RUNNING" and text(raw, "state_reason").startswith("JobHeld"):
-        return "held by its owner or an administrator: a requeue would leave it in the queue"
+        return Reason("held-while-running")
     if raw.state == "PENDING" and raw.array_id is not None and raw.array_tasks_waiting:
-        return "tasks of an array that never ran: Slurm starts them"
-    return ""
+        return Reason("array-waits")
+    return None
 
 
 def node(
@@ -146,7 +147,7 @@ def unreadable(raw: Any, state: JobState, why: str) -> Job:
         state=state,
         partition="",
         managed=False,
-        unmanaged_reason=f"cannot be read: {why}",
+        unmanaged_reason=Reason("record-unreadable", error=why),
         allocation=held,
         devices=devices(layout),
         gpus=held.gpus if held else 0,

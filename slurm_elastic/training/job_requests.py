@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.parallel.parallel_strategy import StrategySettings
 from slurm_elastic.training.parallel.process_group import RankGroup
@@ -161,7 +161,7 @@ class JobRequests:
             log_line(f"saved step {cursor.step}; restarting in another layout")
         self._signals.exit_at_once(True)
         self._rank_group.barrier("leaving", PEERS_END_S)
-        exit_now(AGAIN)
+        exit_now(RESTART_CODE)
 
     def _allow_exit(self) -> None:
         """Let SIGTERM end this rank at once from now on, as everything is saved."""

@@ -316,7 +316,7 @@ def test_a_silent_controller_changes_nothing(cluster: SlurmCluster, directory: s
     cluster.wait(job, "COMPLETED")
     text = output(cluster)
     assert "done\n" in text
-    assert text.count("goes on without it") == 1
+    assert text.count("continues without it") == 1
 
 
 LIBRARY = """

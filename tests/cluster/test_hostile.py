@@ -139,7 +139,7 @@ def attacks(cluster: SlurmCluster, job: int) -> None:
     try:
         until(lambda: "ready" in cluster.exec("cat /tmp/pose", check=False).stdout)
         said = cluster.exec([PYTHON, PLACE, "ask", "ctld:7399"], user="alice").stdout
-        assert said.startswith("Untrusted "), said
+        assert said.startswith("ControllerUntrustedError "), said
     finally:
         cluster.exec(f"kill {pid}; rm -f /tmp/pose", check=False)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, running
+from tests.support.selasticd import Daemon, eager, gpus, running
 from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
@@ -35,19 +35,19 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
         f"exec esrun python3 {EXAMPLES}/train_gpt.py --out {OUT} {MODEL} --checkpoint-every 2",
         *("--elastic=1,parallel=hybrid", "-Jgpt", "-t30", f"--output={OUT}.log"),
     )
-    for gpus, layout in [(1, "1x1"), *WALK]:
-        if gpus > 1 or layout != "1x1" or losses(cluster, OUT):
-            change = (f"--elastic={gpus},parallel=hybrid", "--layout", layout)
+    for count, layout in [(1, "1x1"), *WALK]:
+        if count > 1 or layout != "1x1" or losses(cluster, OUT):
+            change = (f"--elastic={count},parallel=hybrid", "--layout", layout)
             daemon.ask("update", str(job), *change)
 
-        def arrived(gpus: int = gpus, layout: str = layout) -> bool:
+        def arrived(layout: str = layout) -> bool:
             found = losses(cluster, OUT)
             mine = [line for line in found if line["layout"] == layout]
             return len(mine) >= 3 and found[-1] == mine[-1]
 
         log = f"not at {layout}: see {OUT}.log"
         until(arrived, seconds=90, what=log)
-        assert gpus(cluster, job) == gpus
+        assert gpus(cluster, job) == count
 
     def shown() -> bool:
         running = json.loads(daemon.ask("show", str(job), "--json"))["running"]

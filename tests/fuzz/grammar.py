@@ -25,7 +25,7 @@ NUMBERS = (
 )
 PERCENTS = ("0%", "0.5%", "100%", "100.0001%", "0.00001%", "1.", ".5%", "5", "%", "1.2.3%", "5%%")
 MODES = ("data", "pipeline", "hybrid", "off", "auto", "on", "Data", "")
-#: Longest text made; check_directive reads lines of twice as many digits.
+#: Longest text made.
 MAX_BYTES = 8000
 BREAKERS = (
     *(b"\n", b"\t", b" ", b"\x1b[31m", b"\x7f", b"\xff", b"\xc3\xa9", b"%s", b"%n", b"%1", b"%"),

@@ -23,6 +23,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.reasons import told
 from tests.support.synthetic_clusters import Cluster, node, racks
 
 TIMERS = st.sampled_from(["own", "fixed", "auto", "nowait", "full", "2,5"])
@@ -40,7 +41,7 @@ class Greedy:
             sizes = [s for s in reversed(directive.sizes("a100")) if s <= left]
             left -= sizes[0] if sizes else 0
             wishes = [Alternative(gpu_type="a100", gpus=s, value=float(s)) for s in sizes[:1]]
-            wishes.append(Alternative(gpu_type="", gpus=0, value=0.0, reason="waits"))
+            wishes.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=told("waits")))
             proposals.append(Proposal(job_id=job.job_id, alternatives=tuple(wishes)))
         return tuple(proposals), state
 

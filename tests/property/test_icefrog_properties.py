@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from slurm_elastic.core.application import LayerCost, Prefixes
 from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.sia.sia import Sia
+from tests.support.reasons import words
 from tests.support.sia_strategies import (
     CASES,
     TYPES,
@@ -56,14 +57,14 @@ def test_it_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, see
     for proposal in proposals:
         job = asked.snapshot.job[proposal.job_id]
         for alternative in proposal.alternatives:
-            assert alternative.reason
+            assert words(alternative.reason)
             if alternative.gpus:
                 assert job.directive.allows(alternative.gpus, alternative.gpu_type)
         best = proposal.alternatives[0]
         if best.gpus:
             used[best.gpu_type] += best.gpus
         learned = cluster.records[proposal.job_id].learned
-        if "frozen" in best.reason:
+        if "frozen" in words(best.reason):
             prefixes = learned.prefixes
             frozen = int(best.reason.partition("layers 1-")[2].partition(" ")[0])
             assert 0 < frozen <= min(prefixes.certified, prefixes.layers - 1)

@@ -10,6 +10,7 @@ from slurm_elastic.placement.free_resources import ResourceNeed
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
 from tests.support.cluster_strategies import clusters
+from tests.support.reasons import words
 
 FREE_OF_COST = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
 
@@ -93,7 +94,7 @@ def test_every_target_is_one_the_user_allows(cluster, config):
         directive = job[decision.job_id].directive
         assert directive.allows(decision.target.gpus, decision.target.gpu_type)
         assert {types[n] for n in decision.target.nodes} == {decision.target.gpu_type}
-        assert decision.reason
+        assert words(decision.reason)
 
 
 @given(clusters(), configs)
@@ -120,7 +121,7 @@ def test_rigid_held_and_moving_jobs_are_left_alone(cluster, config):
         ):
             assert decision.action is Action.KEEP
             assert decision.target == job.allocation
-            assert decision.waiting_for
+            assert words(decision.waiting_for)
 
 
 @given(clusters(), configs)
@@ -197,6 +198,6 @@ def test_nothing_changes_without_a_gain(cluster, config):
         if decision.action is Action.GROW:
             assert decision.gain > config.resize.min_gain - 1e-9
         if decision.action is Action.PREEMPT:
-            assert "can start" in decision.reason
-        if decision.action is Action.MOVE and "together" not in decision.reason:
+            assert "can start" in words(decision.reason)
+        if decision.action is Action.MOVE and "together" not in words(decision.reason):
             assert decision.gain > config.resize.min_gain - 1e-9

@@ -15,6 +15,7 @@ from slurm_elastic.core.cluster import (
 )
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Claim, Decision, JobRecord, Measurement, Plan
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.submission import Submission
 
@@ -95,12 +96,14 @@ PLAN = Plan(
             current=Allocation.of("a100", A100),
             target=Allocation.of("a100", {"g01": 4}),
             action=Action.SHRINK,
-            reason="to start 4722 (rigid, waiting 2 min)",
-            why_not_more="bob's 4722 needs 4 GPUs and freed ones are kept for it",
-            why_not_fewer="each of its last 4 GPUs adds 0.21 it/s, more than any other job would"
-            " gain from them",
-            why_here="across racks it would run at 0.62 of this speed (measured 13:40); it waited"
-            " 3 min of at most 10 for one rack",
+            reason=Reason(
+                "gives-gpus", gpus=4, job="4722", user="bob", elastic=False, waited_s=120.0
+            ),
+            why_not_more=Reason("freed-gpus-kept", gpus=4, job="4722", user="bob"),
+            why_not_fewer=Reason(
+                "last-gpus-worth", gpus=4, speed=0.21, unit="it/s", part=0.1, compared=True
+            ),
+            why_here=Reason("across-racks", racks=2, speed=0.62),
             gain=-0.4,
             cost_s=19.0,
         ),
@@ -109,7 +112,7 @@ PLAN = Plan(
             current=Allocation.of("a100", {"g03": 1}),
             target=Allocation.of("a100", {"g03": 2}),
             action=Action.GROW,
-            reason="idle GPU on its node",
+            reason=Reason("fair-share", gpus=2, most=8),
             gain=0.875,
             cost_s=30.6,
         ),
@@ -118,9 +121,16 @@ PLAN = Plan(
             current=Allocation.of("v100", {"g06": 4}),
             target=Allocation.of("v100", {"g06": 4}),
             action=Action.KEEP,
-            reason="best where it is",
-            waiting_for="moving to rack1 would gain 4 %, costs more than it gains in the 20 min it"
-            " has left",
+            reason=Reason("nothing-better"),
+            waiting_for=Reason(
+                "change-not-paid-back",
+                change="move",
+                gpus=4,
+                gpu_type="v100",
+                gain=0.04,
+                window_s=1200.0,
+                cost_s=60.0,
+            ),
         ),
     ),
     claims=(Claim(job_id=4722, shares=(("g02", 4),), since=NOW - 120, until=NOW + 60),),
@@ -159,7 +169,7 @@ HISTORY: list[HistoryRow] = [
         "action": "grow",
         "from": "4",
         "to": "8",
-        "reason": "idle GPUs",
+        "reason": Reason("grows-to-max", gpus=8),
         "state": "DONE",
         "seconds": {"checkpoint": 2.1, "slurm": 3.0, "startup": 4.0, "restore": 1.2},
         "outcome": "done",

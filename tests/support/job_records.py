@@ -7,6 +7,7 @@ from slurm_elastic.controller.state.transition import Transition, TransitionStat
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
@@ -94,7 +95,7 @@ def transition(target, old=None, state=TransitionState.RESERVE, **fields):
         "old": allocation(old),
         "target": allocation(target),
         "planned": allocation(target),
-        "reason": "",
+        "reason": Reason("waits"),
         "reservation": "selastic_1",
         "state": state,
         "entered": {state.value: 0.0},

@@ -11,8 +11,10 @@ from benchmarks.round import measure
 from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettings, SpeedupSettings
 from slurm_elastic.core.cluster import Allocation, JobState, Partition
 from slurm_elastic.core.plan import Action, Measurement
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import NOW, Cluster, node, racks
 
 CONTROLLER = Config(controller=ControllerSettings(queue="controller"))
@@ -53,7 +55,7 @@ def test_idle_gpus_are_used():
     assert decision.target.gpus == 8
     assert decision.gain > 4
     assert decision.cost_s == 15.0
-    assert decision.why_not_more == "8 is its MAX"
+    assert words(decision.why_not_more) == "8 is its MAX"
 
 
 def test_a_job_alone_that_has_its_max_keeps_it():
@@ -61,7 +63,7 @@ def test_a_job_alone_that_has_its_max_keeps_it():
     c.add(1, elastic="1-4", on={"g1": 4})
     plan, _ = decide(c)
     assert not plan.changes
-    assert "adds 24% of its speed" in plan.decision[1].why_not_fewer
+    assert "adds 24% of its speed" in words(plan.decision[1].why_not_fewer)
 
 
 def test_speeds_are_told_in_samples_once_measured():
@@ -69,7 +71,7 @@ def test_speeds_are_told_in_samples_once_measured():
     seen = Measurement(gpu_type="a100", gpus=4, nodes=1, samples_per_s=400.0, steps=9)
     c.add(1, elastic="2-4", on={"g1": 4}, record={"measurements": (seen,)})
     plan, _ = decide(c)
-    assert "samples/s" in plan.decision[1].why_not_fewer
+    assert "samples/s" in words(plan.decision[1].why_not_fewer)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_speeds_are_told_in_samples_once_measured():
         ({}, {"state": JobState.COMPLETING}, "ending"),
         ({}, {"state": JobState.SUSPENDED}, "suspended"),
         ({}, {"requeueable": False}, "--no-requeue"),
-        ({}, {"managed": False, "unmanaged_reason": "interactive"}, "interactive"),
+        ({}, {"managed": False, "unmanaged_reason": Reason("interactive")}, "interactive"),
         ({}, {"partition": "debug"}, "debug is not managed"),
     ],
 )
@@ -93,7 +95,7 @@ def test_who_is_left_alone_and_why(record, more, why):
     c.add(1, elastic="1-8", on={"g1": 1}, record=record, **more)
     plan, _ = decide(c, Config(controller=ControllerSettings(partitions=("gpu",))))
     assert not plan.changes
-    assert why in plan.decision[1].waiting_for
+    assert why in words(plan.decision[1].waiting_for)
 
 
 def test_a_job_without_a_record_is_not_proven():
@@ -123,7 +125,7 @@ def test_growth_that_does_not_pay_back_is_refused_in_words(record):
     c.add(1, elastic="4-8", on={"g1": 4}, record=record)
     plan, _ = decide(c)
     assert not plan.changes
-    assert "growing to 8 would gain 80%" in plan.decision[1].why_not_more
+    assert "growing to 8 would gain 80%" in words(plan.decision[1].why_not_more)
 
 
 def test_growth_just_before_the_time_limit_is_refused():
@@ -153,7 +155,7 @@ def test_a_scattered_job_comes_together_when_that_pays():
     (decision,) = decide(c)[0].changes
     assert decision.action is Action.MOVE
     assert dict(decision.target.shares) == {"g1": 4}
-    assert decision.reason == (
+    assert words(decision.reason) == (
         "its GPUs come together on one node: 1.1 times as fast, pays back its 5 s in 80 s"
     )
 
@@ -164,14 +166,14 @@ def test_two_racks_become_one():
     plan, _ = decide(c)
     (decision,) = plan.changes
     assert dict(decision.target.shares) == {"g1": 4, "g2": 4}
-    assert decision.why_here == "its 2 nodes share one rack"
+    assert words(decision.why_here) == "its 2 nodes share one rack"
 
 
 def test_the_place_is_explained():
     c = Cluster(nodes(2), switches=racks(["g1", "g2"], 1))
     c.add(1, elastic="8-8", on={"g1": 4, "g2": 4})
     plan, _ = decide(c)
-    assert "across 2 racks it runs at 0.90 of its speed in one" in plan.decision[1].why_here
+    assert "across 2 racks it runs at 0.90 of its speed in one" in words(plan.decision[1].why_here)
 
 
 def test_who_has_much_gives_to_who_has_little_and_that_is_promised():
@@ -181,13 +183,13 @@ def test_who_has_much_gives_to_who_has_little_and_that_is_promised():
     plan, state = decide(c)
     (decision,) = plan.changes
     assert (decision.job_id, decision.action, decision.target.gpus) == (1, Action.SHRINK, 8)
-    assert plan.decision[2].waiting_for == "4 a100 on g3, which others give up first"
+    assert words(plan.decision[2].waiting_for) == "4 a100 on g3, which others give up first"
     c.carry_out(plan)
     c.records[1] = dataclasses.replace(c.records[1], last_change=NOW)
     plan, state = decide(c, previous=plan, state=state)
     (decision,) = plan.changes
     assert dict(decision.target.shares) == {"g3": 4}
-    assert decision.reason == "takes the GPUs that were given up for it"
+    assert words(decision.reason) == "takes the GPUs that were given up for it"
     c.carry_out(plan)
     plan, state = decide(c, previous=plan, state=state)
     assert not plan.changes
@@ -204,7 +206,7 @@ def test_nothing_more_is_taken_while_a_promise_waits_for_its_gpus():
     )
     again, state = decide(c, previous=plan, state=state)
     assert not again.changes
-    assert "which others give up first" in again.decision[2].waiting_for
+    assert "which others give up first" in words(again.decision[2].waiting_for)
 
 
 def test_a_narrowed_directive_is_obeyed_whatever_it_costs():
@@ -223,7 +225,7 @@ def test_gpus_on_their_way_to_somebody_are_nobodys():
     c.add(2, elastic="1-4", on={"g1": 1}, record=moving)
     plan, _ = decide(c)
     assert not plan.changes
-    assert plan.decision[1].waiting_for == "4 a100 on g1, which others give up first"
+    assert words(plan.decision[1].waiting_for) == "4 a100 on g1, which others give up first"
 
 
 def test_a_pending_job_in_transition_keeps_its_target():
@@ -245,12 +247,13 @@ def test_a_rigid_job_gets_what_it_needs_and_no_more():
     plan, _ = decide(c)
     (decision,) = plan.changes
     assert (decision.action, decision.target.gpus) == (Action.SHRINK, 4)
-    assert decision.reason.startswith("gives 4 GPUs so that bob's 3 (rigid, waiting")
+    assert words(decision.reason).startswith("gives 4 GPUs so that bob's 3 (rigid, waiting")
     (claim,) = plan.claims
     assert claim.job_id == 3
     assert claim.until == NOW + 120
     assert len(claim.shares) == 1
-    assert plan.notes == (f"bob's 3 gets 4 GPUs on {claim.shares[0][0]}: bob's 1 gives way",)
+    (note,) = plan.notes
+    assert words(note) == f"bob's 3 gets 4 GPUs on {claim.shares[0][0]}: bob's 1 gives way"
 
 
 def test_the_minimum_interval_does_not_protect_from_a_neighbour_but_a_transition_does():
@@ -283,8 +286,8 @@ def test_nobody_shrinks_for_a_job_that_fits_and_nobody_grows_into_its_gpus():
     plan, _ = decide(c)
     assert not plan.changes
     assert plan.claims[0].shares == (("g2", 4),)
-    assert "bob's 2" not in plan.decision[1].why_not_more
-    assert "alice's 2 needs 4 GPUs" in plan.decision[1].why_not_more
+    assert "bob's 2" not in words(plan.decision[1].why_not_more)
+    assert "alice's 2 needs 4 GPUs" in words(plan.decision[1].why_not_more)
 
 
 @pytest.mark.parametrize(
@@ -360,8 +363,8 @@ def test_small_jobs_move_together_so_that_a_whole_node_is_free():
     plan, _ = decide(c)
     (decision,) = plan.changes
     assert (decision.action, decision.target.gpus) == (Action.MOVE, 2)
-    assert "so that bob's 3 (rigid" in decision.reason
-    assert decision.reason.endswith("finds 4 GPUs together")
+    assert "so that bob's 3 (rigid" in words(decision.reason)
+    assert words(decision.reason).endswith("finds 4 GPUs together")
     c.carry_out(plan)
     assert c.jobs[2].state is JobState.RUNNING
 
@@ -392,7 +395,7 @@ def test_nobody_grows_into_gpus_before_they_are_free():
     c.add(2, on={"g2": 4}, state=JobState.COMPLETING, end_time=NOW - 5)
     plan, _ = decide(c)
     assert not plan.changes
-    assert plan.decision[1].waiting_for == "8 a100 on g1, g2, which others give up first"
+    assert words(plan.decision[1].waiting_for) == "8 a100 on g1, g2, which others give up first"
 
 
 def test_rigid_jobs_are_never_disturbed():
@@ -454,9 +457,9 @@ def test_with_slurms_queue_a_pending_elastic_job_is_served_like_any_other():
     c.add(2, elastic="2-4", gpus=2)
     plan, _ = decide(c)
     assert plan.decision[1].target.gpus == 2
-    assert "(elastic, waiting" in plan.decision[1].reason
+    assert "(elastic, waiting" in words(plan.decision[1].reason)
     assert plan.decision[2].action is Action.KEEP
-    assert plan.decision[2].waiting_for == "2 GPUs: bob's 1 gives way"
+    assert words(plan.decision[2].waiting_for) == "2 GPUs: bob's 1 gives way"
 
 
 # --- queue = "controller" ---------------------------------------------------------------------
@@ -502,7 +505,7 @@ def test_the_lowest_priority_is_preempted_only_for_a_higher_one():
     plan, _ = decide(c, CONTROLLER)
     (decision,) = plan.changes
     assert (decision.job_id, decision.action) == (2, Action.PREEMPT)
-    assert "of higher priority, can start" in decision.reason
+    assert "of higher priority, can start" in words(decision.reason)
     assert not changes(c)  # with queue = "slurm" nobody is preempted
     c.jobs[-1] = dataclasses.replace(c.jobs[-1], priority=3)
     assert not changes(c, CONTROLLER)
@@ -520,7 +523,7 @@ def test_a_waiting_job_says_what_it_waits_for():
     c.add(1, on={"g1": 4})
     c.add(2, elastic="2-4", gpus=2)
     plan, _ = decide(c, CONTROLLER)
-    assert plan.decision[2].waiting_for.startswith("2 GPUs: not even its MIN has room")
+    assert words(plan.decision[2].waiting_for).startswith("2 GPUs: not even its MIN has room")
 
 
 # --- odd inputs -------------------------------------------------------------------------------
@@ -553,7 +556,7 @@ def test_no_resizes_at_all_with_a_budget_of_none():
     c.add(1, elastic="1-8", on={"g1": 1})
     plan, _ = decide(c, Config(resize=ResizeSettings(per_hour=0)))
     assert not plan.changes
-    assert "per_hour = 0" in plan.decision[1].waiting_for
+    assert "per_hour = 0" in words(plan.decision[1].waiting_for)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 /*
- * Drives fuzz_elastic.c where there is no libFuzzer: runs the corpus, then mutations of it that a
- * seed determines. Understands -runs=N, -seed=N, -max_total_time=SECONDS and directories or files
- * as libFuzzer does; without -runs and -max_total_time it only runs the files.
+ * Replacement for libFuzzer where clang is missing: runs the corpus, then mutations of it that a
+ * seed determines. Takes -runs=N, -seed=N, -max_total_time=SECONDS and directories or files as
+ * libFuzzer does; without -runs and -max_total_time it only runs the files.
  */
 
 #include <dirent.h>
@@ -22,18 +22,15 @@ static struct {
 } corpus[MAX_FILES];
 static int corpus_count;
 
-/* What the grammar and the plugin's neighbours are made of. */
+/* Inserted by mutations: values, options, and what printing or splitting them could trip over. */
 static const char *const words[] = {
-	"2-16", "16-2", "types=", "batch=", "parallel=", "freeze=", "max-penalty=", "notice=",
-	"unit=", "a100", "v100", "a100:2", "/", ":", ",", "=", "-", ".", "%", "%s", "%n", "\x1b[31m",
-	"\n", "mig", "1g.5gb", "data", "pipeline", "hybrid", "off", "auto", "0.5%", "100%", "65536",
-	"65537", "1000000000", "86400", "99999999999999999999", "0", "--elastic=", "--el", "\x01",
-	"\xff", " ", "\t",
+	"2-16", "2-4", "types=a100", "%", "%s", "%n", "\x1b[31m", "\n", "--elastic=", "--elastic",
+	"--elasti", "--el", "--e", "=", "\x01", "\xff", "\x7f", " ", "\t", "?",
 };
 
 static uint64_t state;
 
-/* xorshift64*, a number below the limit. */
+/* Return a random number below the limit (xorshift64*). */
 static size_t draw(size_t limit)
 {
 	state ^= state >> 12;
@@ -75,12 +72,12 @@ static void load(const char *path)
 	fclose(file);
 }
 
-static size_t insert(uint8_t *data, size_t size, size_t at, const void *what, size_t length)
+static size_t insert(uint8_t *data, size_t size, size_t at, const void *piece, size_t length)
 {
 	if (size + length > MAX_BYTES)
 		return (size);
 	memmove(data + at + length, data + at, size - at);
-	memcpy(data + at, what, length);
+	memcpy(data + at, piece, length);
 	return (size + length);
 }
 
@@ -90,18 +87,18 @@ static size_t mutate(uint8_t *data, size_t size)
 	uint8_t byte = (uint8_t)draw(256);
 
 	switch (draw(6)) {
-	case 0: { /* a word of the grammar */
+	case 0: {
 		const char *word = words[draw(sizeof(words) / sizeof(words[0]))];
 
 		return (insert(data, size, at, word, strlen(word)));
 	}
-	case 1: /* any byte */
+	case 1:
 		return (insert(data, size, at, &byte, 1));
-	case 2: /* change one */
+	case 2: /* change a byte */
 		if (at < size)
 			data[at] = byte;
 		return (size);
-	case 3: /* cut some out */
+	case 3: /* remove some */
 		count = draw(size - at + 1);
 		memmove(data + at, data + at + count, size - at - count);
 		return (size - count);

@@ -1,4 +1,4 @@
-"""`selastic profile`: where a training's time goes, measured."""
+"""`selastic profile`: measures what a training waits for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from slurm_elastic.profiler.profiling_runs import Failure, ProfilingRequest
     from slurm_elastic.profiler.runners import Runner
 
-#: Options belong to selastic up to the first word that is none.
+#: Options of selastic end at the first word that is not an option.
 _SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -153,29 +153,29 @@ def profile(  # noqa: PLR0917 - click passes them by name
     store = _store(Path(directory), request, again=again)
     failures = _run(request, runner, store)
     for failure in failures:
-        _complain(failure)
-    found = _outcome(
+        _print_failure(failure)
+    profile_ = _outcome(
         store, request, application=application, gpu_type=gpu_type or _type_from_slurm()
     )
-    _write(Path(out) if out else store.directory / "profile.json", found)
+    _write(Path(out) if out else store.directory / "profile.json", profile_)
     if plot:
-        _draw(found, plot)
+        _draw(profile_, plot)
     if send:
-        _send(found, send)
+        _send(profile_, send)
     if json_:
         from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
 
-        options.put_json(to_body(found))
+        options.put_json(to_body(profile_))
     else:
-        options.put(profile_report.lines(found, layout, cold=bool(data), whole=whole))
+        options.put(profile_report.lines(profile_, layout, cold=bool(data), whole=whole))
     return REFUSED if failures else None
 
 
 def _check(data: Sequence[str], plot: str | None) -> None:
-    """Before anything runs: is what is named there?"""
+    """Refuse missing data and impossible plots before anything runs."""
     for path in data:
         if not Path(path).exists():
-            raise CliError(f"--data {clean(path)}: there is no such file or directory", USAGE)
+            raise CliError(f"--data {clean(path)}: no such file or directory", USAGE)
     if plot:
         from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
 
@@ -190,8 +190,8 @@ def _runner(shapes: str | None) -> Runner:
     from slurm_elastic.profiler import runners  # noqa: PLC0415
 
     if "SLURM_JOB_ID" not in os.environ:
-        wanted = [s.gpus for s in _parsed(shapes) if s.nodes == 1] if shapes else []
-        return runners.Local(max([runners.local_gpus(), *wanted]))
+        requested = [s.gpus for s in _parsed(shapes) if s.nodes == 1] if shapes else []
+        return runners.Local(max([runners.local_gpus(), *requested]))
     try:
         return runners.Allocated(os.environ)
     except AllocationError as error:
@@ -203,12 +203,12 @@ def _shapes(text: str | None, runner: Runner) -> tuple[ProfiledShape, ...]:
 
     if text is None:
         return default_shapes(runner.gpus)
-    found = _parsed(text)
-    for shape in found:
+    shapes = _parsed(text)
+    for shape in shapes:
         if not fits(shape, runner.gpus):
-            has = ", ".join(map(str, runner.gpus))
-            raise CliError(f"--shapes {shape}: the nodes here have {has} GPUs", USAGE)
-    return found
+            present = ", ".join(map(str, runner.gpus))
+            raise CliError(f"--shapes {shape} is invalid: the nodes have {present} GPUs", USAGE)
+    return shapes
 
 
 def _parsed(text: str) -> tuple[ProfiledShape, ...]:
@@ -260,7 +260,7 @@ def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
         "whole": request.whole,
     }
     if request.batch is None:
-        settings["largest shape"] = request.gpus  # which the samples per GPU follow from
+        settings["largest shape"] = request.gpus  # determines the samples per GPU
     try:
         return Store(directory, settings, again=again)
     except StoreError as error:
@@ -270,10 +270,10 @@ def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
 def _run(request: ProfilingRequest, runner: Runner, store: Store) -> list[Failure]:
     from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
 
-    begun = time.monotonic()
+    start = time.monotonic()
 
     def progress(done: int, total: int, what: str) -> None:
-        passed = time.monotonic() - begun
+        passed = time.monotonic() - start
         left = f", about {span(passed / done * (total - done))} left" if done else ""
         click.echo(f"selastic: run {done + 1} of {total}: {what}{left}", err=True)
 
@@ -285,17 +285,17 @@ def _run(request: ProfilingRequest, runner: Runner, store: Store) -> list[Failur
         return runs.run(request, runner, store, progress)
     except KeyboardInterrupt:
         click.echo(
-            f"selastic: stopped; what was measured is kept in {clean(store.directory)}, the same"
-            " command goes on",
+            f"selastic: stopped; measurements are kept in {clean(store.directory)}, the same"
+            " command continues",
             err=True,
         )
         raise
     except OSError as error:
-        what = clean(error.filename or request.program[0])
-        raise CliError(f"{what}: {error.strerror}") from None
+        path = clean(error.filename or request.program[0])
+        raise CliError(f"{path}: {error.strerror}") from None
 
 
-def _complain(failure: Failure) -> None:
+def _print_failure(failure: Failure) -> None:
     from slurm_elastic.profiler.profiling_runs import describe  # noqa: PLC0415
 
     text = f"selastic: {describe(failure.launch)}: the program {failure.why}"
@@ -312,8 +312,8 @@ def _outcome(
 
     if request.batch is None and store.batch() is None and store.steps:
         click.echo(
-            "selastic: the script does not say how many samples a GPU takes per step; the profile"
-            " says 1: give --batch before it is used by `selastic recommend`",
+            "selastic: the script reports no samples per GPU and step; the profile has 1: add"
+            " --batch before it is used by `selastic recommend`",
             err=True,
         )
     try:
@@ -325,33 +325,33 @@ def _outcome(
             whole=request.whole,
         )
     except Unmeasured as error:
-        raise CliError(f"{error}; nothing can be told") from None
+        raise CliError(f"{error}; no profile can be computed") from None
 
 
-def _write(path: Path, found: StepProfile) -> None:
+def _write(path: Path, measured: StepProfile) -> None:
     from slurm_elastic.profiler import profile_file  # noqa: PLC0415
 
     try:
-        profile_file.write(path, found)
+        profile_file.write(path, measured)
     except profile_file.ProfileFileError as error:
         raise CliError(clean(error)) from None
     click.echo(f"selastic: {clean(path)} written", err=True)
 
 
-def _draw(found: StepProfile, path: str) -> None:
+def _draw(measured: StepProfile, path: str) -> None:
     from slurm_elastic.cli.profile import profile_plot  # noqa: PLC0415 - slow to import
     from slurm_elastic.simulator import plots  # noqa: PLC0415
 
     try:
-        profile_plot.draw(found, Path(path))
+        profile_plot.draw(measured, Path(path))
     except plots.PlotError as error:
         raise CliError(clean(error), USAGE) from None
 
 
-def _send(found: StepProfile, job: str) -> None:
+def _send(measured: StepProfile, job: str) -> None:
     from slurm_elastic.profiler.profile_file import to_body  # noqa: PLC0415
 
-    (result,) = client.ask("teach", jobs=[job], profile=to_body(found))["results"]
+    (result,) = client.ask("teach", jobs=[job], profile=to_body(measured))["results"]
     text = f"job {clean(result['display_id'])}: {clean(result['text'])}"
     if not result["ok"]:
         raise CliError(text)

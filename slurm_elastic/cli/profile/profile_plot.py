@@ -1,4 +1,4 @@
-"""The picture of `selastic profile --plot`: a step of each configuration as a stacked bar."""
+"""Plot of `selastic profile --plot`: the step of each configuration as a stacked bar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_elastic.simulator import plots
 if TYPE_CHECKING:
     from slurm_elastic.profiler.profile_file import Configured, StepProfile
 
-#: Also told apart without colours.
+#: Colour and hatch of each part of a step; the hatch distinguishes them without colours.
 _LOOKS = {
     "compute": ("#999999", ""),
     "interconnect": (plots.COLOURS[0], "////"),
@@ -23,14 +23,14 @@ _LOOKS = {
 _MS = 1e3
 
 
-def draw(found: StepProfile, path: Path) -> None:
+def draw(profile: StepProfile, path: Path) -> None:
     """Draw a profile.
 
     Raises:
         PlotError: matplotlib is not installed, or the file cannot be written.
     """
     plt = plots.matplotlib()
-    rows = found.configurations
+    rows = profile.configurations
     with plt.rc_context(plots.STYLE):
         figure, axes = plt.subplots(figsize=(7.5, 1.6 + 0.5 * len(rows)), layout="constrained")
         left = [0.0] * len(rows)
@@ -50,8 +50,8 @@ def draw(found: StepProfile, path: Path) -> None:
         axes.set_xlim(0, max(cold(c) for c in rows) * _MS * 1.02)
         axes.set_xlabel("ms per step")
         axes.grid(visible=False, axis="y")
-        name = clean(found.application or found.model) or "training"
-        axes.set_title(f"Where a step of {name} goes")
+        name = clean(profile.application or profile.model) or "training"
+        axes.set_title(f"Parts of a step of {name}")
         figure.legend(loc="outside lower center", ncols=5)
         plots.save(figure, path)
         plt.close(figure)

@@ -1,4 +1,4 @@
-"""What `selastic profile` prints."""
+"""Output of `selastic profile`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: Stalls in the order in which they are stacked.
 STALLS = ("interconnect", "network", "prep", "fetch")
-#: Of a stall that is none its error is shown if it is more than this part of a step.
-_DOUBT = 0.05
+#: The error of a stall of 0 is shown if it exceeds this fraction of a step.
+_SHOWN_ERROR = 0.05
 
 _COLUMNS = (
     Column("GPUS", lambda c: str(c.gpus), right=True),
@@ -35,30 +35,30 @@ _COLUMNS = (
 _DEFAULT = tuple(c.header for c in _COLUMNS if c.header != "REPEATS")
 
 
-def lines(found: StepProfile, layout: TableLayout, *, cold: bool, whole: bool) -> list[str]:
-    """The table, and what is to be known about it.
+def lines(profile: StepProfile, layout: TableLayout, *, cold: bool, whole: bool) -> list[str]:
+    """Return the table of a profile, and notes about it.
 
     Args:
-        found: what was measured.
+        profile: the measurements.
         layout: the table options.
-        cold: whether reading from storage was to be measured.
+        cold: whether reading from storage was measured.
         whole: whether whole runs were timed.
     """
-    table = render(found.configurations, _COLUMNS, _DEFAULT, layout)
+    table = render(profile.configurations, _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return table
-    return [_heading(found), "", *table, "", *_notes(found, cold=cold, whole=whole)]
+    return [_heading(profile), "", *table, "", *_notes(profile, cold=cold, whole=whole)]
 
 
 def planned(request: ProfilingRequest) -> list[str]:
-    """What would be run."""
+    """Return what a run without --dry-run would measure."""
     runs = list(dict.fromkeys((n.shape, n.repeat) for n in request.needs))
     shapes = list(dict.fromkeys(n.shape for n in request.needs))
     blocks = list(dict.fromkeys(n.block for n in request.needs))
     repeats = max(n.repeat for n in request.needs)
     head = (
-        f"{len(runs)} runs would be started, each of {request.warm_up} + {request.steps} steps"
-        f" with {' and '.join(blocks)} data, nothing was done:"
+        f"nothing done; {len(runs)} runs would be started, each with {request.warm_up} +"
+        f" {request.steps} steps on {' and '.join(blocks)} data:"
     )
     return [
         head,
@@ -72,18 +72,18 @@ def planned(request: ProfilingRequest) -> list[str]:
 
 
 def warm(c: Configured) -> float:
-    """Seconds of a step with the data in memory, as far as it was told."""
+    """Return the seconds of a step with the data in memory; unmeasured parts count as 0."""
     known = (c.compute, c.interconnect, c.network, c.prep)
     return sum(t.seconds for t in known if t is not None)
 
 
 def cold(c: Configured) -> float:
-    """Seconds of a step whose data come from storage."""
+    """Return the seconds of a step whose data come from storage."""
     return warm(c) + (c.fetch.seconds if c.fetch else 0.0)
 
 
 def seconds(value: float) -> str:
-    """`12 ms`, `1.4 s`."""
+    """Return seconds as `12 ms` or `1.4 s`."""
     return f"{digits(value * 1e3)} ms" if value < 0.9995 else f"{digits(value)} s"
 
 
@@ -92,44 +92,48 @@ def _stall(time: Timed | None, of: float) -> str:
         return "-"
     spread = "" if math.isnan(time.spread) else f" +-{digits(time.spread * 1e3)}"
     if time.seconds == 0:
-        return f"none{spread} ms" if time.spread > _DOUBT * of else "none"
+        return f"none{spread} ms" if time.spread > _SHOWN_ERROR * of else "none"
     in_ms = f"{digits(time.seconds * 1e3)}{spread} ms"
     return f"{in_ms} {time.seconds / of:.0%}"
 
 
-def _heading(found: StepProfile) -> str:
+def _heading(profile: StepProfile) -> str:
     facts = []
-    if found.application:
-        facts.append(f"application {clean(found.application)}")
-    if found.model:
-        facts.append(f"model {clean(found.model)}")
-    if found.layers:
-        facts.append(f"{found.layers} layer{'s' if found.layers > 1 else ''}")
-    if found.gradient_bytes:
-        facts.append(f"{size(found.gradient_bytes)} of gradients")
+    if profile.application:
+        facts.append(f"application {clean(profile.application)}")
+    if profile.model:
+        facts.append(f"model {clean(profile.model)}")
+    if profile.layers:
+        facts.append(f"{profile.layers} layer{'s' if profile.layers > 1 else ''}")
+    if profile.gradient_bytes:
+        facts.append(f"{size(profile.gradient_bytes)} of gradients")
     return ", ".join(facts) or "profile"
 
 
-def _notes(found: StepProfile, *, cold: bool, whole: bool) -> list[str]:
-    one: Sequence[Configured] = [c for c in found.configurations if c.repeats < 2]
+def _notes(profile: StepProfile, *, cold: bool, whole: bool) -> list[str]:
+    single: Sequence[Configured] = [c for c in profile.configurations if c.repeats < 2]
     notes = [
         "Parts of a step of all GPUs: median +- standard error. FETCH is what reading from storage",
-        "adds; S is the part of the time in which GPUs compute instead of waiting for each other.",
+        "adds; S is the fraction of the time in which GPUs do not wait for each other.",
     ]
     if whole:
         notes.append(
-            "Whole runs were timed: COMPUTE holds the start and the loading of data, S is too high."
+            "Whole runs were timed: COMPUTE includes start and loading of data, S is too high."
         )
     if not cold:
-        notes.append("FETCH is not known: name the data set's files with --data.")
-    if any(0 < _DOUBT * warm(c) < t.spread for c in found.configurations for t in _none(c)):
-        notes.append("`none +-X`: not above its noise; add --repeats, or look who else runs here.")
-    if one:
-        notes.append("Of one repeat no spread is known: stalls below 5 % of a step count as none.")
+        notes.append("FETCH is unknown: name the files of the data set with --data.")
+    if any(0 < _SHOWN_ERROR * warm(c) < t.spread for c in profile.configurations for t in _none(c)):
+        notes.append(
+            "`none +-X`: not above its noise; add --repeats, or check for other jobs on the nodes."
+        )
+    if single:
+        notes.append(
+            "With one repeat the spread is unknown: stalls below 5 % of a step count as none."
+        )
     return notes
 
 
 def _none(c: Configured) -> list[Timed]:
-    """Stalls that were measured and are none."""
+    """Return the stalls that were measured as 0."""
     times: list[Timed | None] = [getattr(c, name) for name in STALLS]
     return [t for t in times if t is not None and t.seconds == 0]

@@ -1,4 +1,4 @@
-"""`selastic profile` outside of an allocation: the same command in a job of its own."""
+"""`selastic profile` in a new job: submits the same command with sbatch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import click
 from slurm_elastic.cli.errors import REFUSED, CliError
 from slurm_elastic.cli.formatting import clean
 
-#: Options that describe the job, each with a value; inside of it they mean nothing.
-_OWN = ("-p", "--partition", "--nodes", "--gpus-per-node", "--time")
+#: Options that describe the job, each with a value; removed from the command inside it.
+_JOB_OPTIONS = ("-p", "--partition", "--nodes", "--gpus-per-node", "--time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingJob:
-    """What sbatch is asked for; None is left to the site."""
+    """Options of sbatch; None: the default of the site."""
 
     partition: str | None
     nodes: int
@@ -29,15 +29,15 @@ class ProfilingJob:
 
 
 def submit(job: ProfilingJob, argv: Sequence[str], *, directory: Path, dry_run: bool) -> int:
-    """Submit, wait for the end, show what the job has printed; returns its exit code.
+    """Submit a job, wait for its end, print its output, and return its exit code.
 
     Raises:
-        CliError: there is no sbatch, or it refuses.
+        CliError: sbatch is missing, or refuses the job.
     """
     if shutil.which("sbatch") is None:
         raise CliError(
-            "there is no sbatch here: leave --partition, --nodes, --gpus-per-node and --time out"
-            " to measure on this machine"
+            "no sbatch on this machine: leave out --partition, --nodes, --gpus-per-node and --time"
+            " to measure here"
         )
     log = directory.absolute() / "job.log"
     command = sbatch(job, inner(argv), log)
@@ -49,13 +49,13 @@ def submit(job: ProfilingJob, argv: Sequence[str], *, directory: Path, dry_run: 
     except OSError as error:
         raise CliError(f"--dir {clean(directory)}: {error.strerror}") from None
     log.unlink(missing_ok=True)
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert done.stdout is not None
-    job_id = done.stdout.readline().strip().split(";")[0]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    job_id = process.stdout.readline().strip().split(";")[0]
     if job_id:
         click.echo(f"selastic: job {clean(job_id)} submitted, waiting for it ({log})", err=True)
     try:
-        code = done.wait()
+        code = process.wait()
     except KeyboardInterrupt:
         if job_id:
             subprocess.run(["scancel", job_id], check=False)
@@ -68,7 +68,7 @@ def submit(job: ProfilingJob, argv: Sequence[str], *, directory: Path, dry_run: 
 
 
 def sbatch(job: ProfilingJob, words: Sequence[str], log: Path) -> list[str]:
-    """The command line."""
+    """Return the command line of sbatch."""
     return [
         *("sbatch", "--parsable", "--wait", "--job-name=selastic-profile", f"--output={log}"),
         *(("--partition=" + job.partition,) if job.partition else ()),
@@ -81,7 +81,7 @@ def sbatch(job: ProfilingJob, words: Sequence[str], log: Path) -> list[str]:
 
 
 def inner(argv: Sequence[str]) -> list[str]:
-    """The command without what describes the job, by absolute path.
+    """Return the command without the options of the job, by absolute path.
 
     >>> inner(["/usr/bin/selastic", "profile", "-p", "gpu", "--time=5", "--", "a", "-p", "b"])
     ['/usr/bin/selastic', 'profile', '--', 'a', '-p', 'b']
@@ -93,11 +93,11 @@ def inner(argv: Sequence[str]) -> list[str]:
     for word in rest:
         if word == "--":
             return [*kept, word, *rest]
-        if word in _OWN:
+        if word in _JOB_OPTIONS:
             next(rest, None)
         elif word in ("-n", "--dry-run"):
             continue
-        elif not word.startswith(tuple(f"{o}=" for o in _OWN if o.startswith("--"))):
+        elif not word.startswith(tuple(f"{o}=" for o in _JOB_OPTIONS if o.startswith("--"))):
             kept.append(word)
     return kept
 
@@ -105,5 +105,5 @@ def inner(argv: Sequence[str]) -> list[str]:
 def _count(gpus_per_node: str) -> str:
     count = gpus_per_node.rpartition(":")[2]
     if not count.isdecimal() or not int(count):
-        raise CliError(f"--gpus-per-node {clean(gpus_per_node)}: write 4, or a100:4")
+        raise CliError(f"--gpus-per-node {clean(gpus_per_node)} is invalid: expected 4 or a100:4")
     return count

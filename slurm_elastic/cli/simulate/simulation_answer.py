@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from slurm_elastic.cli.reason_text import sentence
+
 if TYPE_CHECKING:
     from slurm_elastic.simulator.gangs.gang_results import GangResult
     from slurm_elastic.simulator.results import Result
@@ -87,7 +89,9 @@ def elastic_figures(results: Sequence[Result]) -> SimulationFigures:
 
 def elastic_answer(results: Sequence[Result]) -> SimulationAnswer:
     """Return the answer for elastic jobs."""
-    notes = sorted({note for result in results for note in result.notes})
+    notes = sorted(
+        {n if isinstance(n, str) else sentence(n) for result in results for n in result.notes}
+    )
     each = [elastic_figures((result,)) for result in results]
     return {**elastic_figures(results), "notes": notes, "each": each}
 

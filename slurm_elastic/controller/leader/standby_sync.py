@@ -18,6 +18,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import ControllerSettings
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.rpc import frames
 
 #: Table → the column that says when a row was written.
@@ -40,7 +41,7 @@ _UNSURE: dict[str, Any] = {
     "broken": -1,
     "spare": [-1, 0],
 }
-_LOST = "the controller that began it was lost"
+_LOST = Reason("controller-lost")
 
 
 def succeed(ledger: Ledger, generation: int, log: Any) -> None:
@@ -61,7 +62,7 @@ def succeed(ledger: Ledger, generation: int, log: Any) -> None:
 def _disown(ledger: Ledger, generation: int) -> int:
     live = ledger.live_transitions()
     for id_, _, body in live:
-        ledger.put_transition(id_, "ENDED", {**body, "problem": _LOST}, live=False)
+        ledger.put_transition(id_, "ENDED", {**body, "problem": _LOST.to_json()}, live=False)
     with ledger.raw() as db:
         for row in db.execute("SELECT key, record FROM jobs").fetchall():
             try:

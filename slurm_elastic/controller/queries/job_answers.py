@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +14,7 @@ from slurm_elastic.controller.queries.view import (
     View,
     Viewer,
 )
+from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action, Decision, JobRecord
 from slurm_elastic.rpc.answers import (
@@ -26,6 +26,7 @@ from slurm_elastic.rpc.answers import (
     JobRow,
     PartitionRow,
     Place,
+    ReasonRow,
     StatusAnswer,
     Waiting,
 )
@@ -33,9 +34,6 @@ from slurm_elastic.slurm.shape import submitted_gpus
 
 #: Seconds from a complete checkpoint until Slurm counts the GPUs as free, when nothing hinders.
 _FREED_AFTER_SAVE_S = 2.0
-
-#: How reasons name jobs: "bob's 4722", "job 4711_3", "4711".
-_NAMED_JOB = re.compile(r"(?:(\S+'s |job ))?\b([0-9]+(?:_[0-9]+)?)\b")
 
 #: States in which a job has its GPUs.
 HOLDING = (JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED)
@@ -47,7 +45,7 @@ class JobRows:
     def __init__(self, view: View, viewer: Viewer) -> None:
         self.view = view
         self._shown = {j.job_id: j for j in viewer.jobs(view)}
-        self._viewer = viewer
+        self.reason = Visibility(view, viewer).row
         self._leaf: dict[str, str] = {}
         for switch in sorted(view.snapshot.switches, key=lambda s: -s.level):
             self._leaf.update(dict.fromkeys(switch.nodes, switch.name))
@@ -66,10 +64,6 @@ class JobRows:
         """The id that people type."""
         job = self.view.snapshot.job.get(job_id)
         return job.display_id if job else str(job_id)
-
-    def words(self, text: str) -> str:
-        """A reason without the jobs that the viewer may not see."""
-        return discreet(text, self.view, self._viewer)
 
     def where(self, nodes: Sequence[str]) -> list[Place]:
         """Nodes by leaf switch, in the order of the first node of each."""
@@ -92,9 +86,9 @@ class JobRows:
             "partition": job.partition,
             "state": job.state.value,
             "elastic": job.elastic,
-            "unmanaged_reason": job.unmanaged_reason,
+            "unmanaged_reason": self.reason(job.unmanaged_reason),
             "held": record.held,
-            "stopped": record.stopped if job.state is JobState.PENDING else "",
+            "stopped": self.reason(record.stopped) if job.state is JobState.PENDING else None,
             "gpus": held.gpus if held else 0,
             "wants": wants(job, record),
             "gpu_type": held.gpu_type if held else job.gpu_type,
@@ -108,10 +102,10 @@ class JobRows:
             "waiting": self._waiting(job, record) if job.state is JobState.PENDING else None,
         }
 
-    def notes(self) -> list[str]:
-        """What the controller and the last round have to say to everybody."""
+    def notes(self) -> list[ReasonRow]:
+        """Return the notes of the controller and of the last round, for all viewers."""
         planned = self.view.plan.notes if self.view.plan else ()
-        return [self.words(n) for n in (*self.view.notes, *planned)]
+        return [row for n in (*self.view.notes, *planned) if (row := self.reason(n)) is not None]
 
     def steps_per_s(self, job: Job) -> float | None:
         """Speed of a running job as it last reported it."""
@@ -128,11 +122,11 @@ class JobRows:
             "gpus": target.gpus if target else 0,
             "gpu_type": target.gpu_type if target else "",
             "where": self.where(target.nodes) if target else [],
-            "reason": self.words(decision.reason),
-            "why_not_more": self.words(decision.why_not_more),
-            "why_not_fewer": self.words(decision.why_not_fewer),
-            "why_here": self.words(decision.why_here),
-            "waiting_for": self.words(decision.waiting_for),
+            "reason": self.reason(decision.reason),
+            "why_not_more": self.reason(decision.why_not_more),
+            "why_not_fewer": self.reason(decision.why_not_fewer),
+            "why_here": self.reason(decision.why_here),
+            "waiting_for": self.reason(decision.waiting_for),
             "gain": decision.gain,
             "cost_gpu_s": decision.cost_s,
             "payback_s": payback_s(decision, current),
@@ -140,7 +134,7 @@ class JobRows:
 
     def _transition(self, row: TransitionRow) -> dict[str, object]:
         shown = {k: row.get(k) for k in ("id", "state", "since", "target")}
-        return {**shown, "reason": self.words(row.get("reason", ""))}
+        return {**shown, "reason": self.reason(row.get("reason"))}
 
     def _waiting(self, job: Job, record: JobRecord) -> Waiting:
         claim = self._claims.get(job.job_id)
@@ -182,22 +176,6 @@ class JobRows:
             return None
         elapsed = self.view.snapshot.time - transition.get("since", self.view.snapshot.time)
         return max(1.0, save + _FREED_AFTER_SAVE_S - elapsed)
-
-
-def discreet(text: str, view: View, viewer: Viewer) -> str:
-    """A reason without the jobs that the viewer may not see, those long gone included."""
-    if viewer.operator or not viewer.private:
-        return text
-
-    def shown(match: re.Match[str]) -> str:
-        said, number = match.groups()
-        ids = view.snapshot.named.get(number) or ((int(number),) if "_" not in number else ())
-        jobs = [view.snapshot.job[i] for i in ids if i in view.snapshot.job]
-        # A number alone that is no job's is a count of GPUs or seconds.
-        hidden = not all(viewer.sees(j.uid) for j in jobs) if jobs else bool(said)
-        return "another job" if hidden else match[0]
-
-    return _NAMED_JOB.sub(shown, text)
 
 
 def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAnswer:
@@ -256,7 +234,7 @@ def explain(
         "submitted_gpus": submitted_gpus(job) if job.submission else job.gpus,
         "decision": rows.decision(decision) if decision else None,
         "model": model_row(view.snapshot, job, record.learned),
-        "batch": _batch(view.batches.get(job_id)),
+        "batch": _batch(rows, view.batches.get(job_id)),
         "next_round": view.next_round,
         "last": change(rows, mine[-1]) if mine else None,
     }
@@ -274,7 +252,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
         "action": row.get("action", ""),
         "from": str(row.get("from", "")),
         "to": str(row.get("to", "")),
-        "reason": rows.words(row.get("reason", "")),
+        "reason": rows.reason(row.get("reason")),
         "state": row.get("state", ""),
         "outcome": row.get("outcome", ""),
         "seconds": seconds,
@@ -305,7 +283,7 @@ def payback_s(decision: Decision, current: Allocation | None) -> float | None:
     return decision.cost_s / current.gpus / decision.gain
 
 
-def _batch(choice: BatchChoice | None) -> BatchRow | None:
+def _batch(rows: JobRows, choice: BatchChoice | None) -> BatchRow | None:
     if choice is None:
         return None
     least, most = choice.limits
@@ -315,7 +293,7 @@ def _batch(choice: BatchChoice | None) -> BatchRow | None:
         "least": least,
         "most": most,
         "gain": choice.gain,
-        "reason": choice.reason,
+        "reason": rows.reason(choice.reason),
     }
 
 

@@ -11,6 +11,7 @@ from slurm_elastic.controller.batch_tuning import BatchChoice
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Job, Snapshot
 from slurm_elastic.core.plan import JobRecord, Plan
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.rpc.answers import ChangeSeconds
 
@@ -32,7 +33,7 @@ HistoryRow = TypedDict(
         "action": str,
         "from": str,
         "to": str,
-        "reason": str,
+        "reason": Reason,
         "state": str,
         "seconds": ChangeSeconds,
         "outcome": str,
@@ -50,7 +51,7 @@ class TransitionRow(TypedDict, total=False):
     state: str
     since: float
     target: str
-    reason: str
+    reason: Reason
 
 
 class SegmentRow(TypedDict, total=False):
@@ -80,7 +81,7 @@ class View:
         batches: what was decided of the batch of each job that may change it.
         resizes: changes made to each job in its life; absent: `len(record.changes)`.
         kept_since: epoch s from which on past changes and allocations are kept; 0: not known.
-        notes: warnings of the controller to show above the status ("slurmctld is slow", …).
+        notes: warnings of the controller to show above the status.
         next_round: epoch s.
         topology: what is configured of the network.
     """
@@ -97,7 +98,7 @@ class View:
     next_round: float | None = None
     topology: schema.TopologySettings = field(default_factory=schema.TopologySettings)
     kept_since: float = 0.0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from typing import Any
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.leader.standby_sync import news
 from slurm_elastic.controller.queries import dispatch
-from slurm_elastic.controller.queries.job_answers import discreet
 from slurm_elastic.controller.queries.view import (
     HistoryRow,
     Particulars,
@@ -21,6 +20,7 @@ from slurm_elastic.controller.queries.view import (
     View,
     Viewer,
 )
+from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.server import profile_import
 from slurm_elastic.controller.server.directive_update import DirectiveUpdate, updated
 from slurm_elastic.controller.server.requests import RequestRefusedError
@@ -31,6 +31,8 @@ from slurm_elastic.slurm.shape import describe
 
 #: Seconds for which a user's name is taken to be the same.
 _NAME_S = 300.0
+#: Characters of the reason of an order.
+_MOST_TEXT = 200
 #: Beyond it, and for NaN, there is no time.
 _LAST = 1e12
 
@@ -98,13 +100,13 @@ class RequestHandler:
         """See `api_requests.Desk`."""
         job = self._controller.job(job_id)
         orders = self._controller.dialogue.orders(job_id, run, job=job)
-        if job is None or not orders.reason:
+        why = self._controller.dialogue.reason(job_id, run)
+        if job is None or why is None:
             return orders
-        viewer = self._viewer(job.uid)
-        reason = discreet(orders.reason, self._controller.view, viewer)
+        shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(why)
         # A job refuses orders that its log could not print.
-        reason = "".join(c if c.isprintable() else "?" for c in reason)[:200]
-        return dataclasses.replace(orders, reason=reason)
+        text = "".join(c if c.isprintable() else "?" for c in str(shown))[:_MOST_TEXT]
+        return dataclasses.replace(orders, reason=text)
 
     def _viewer(self, uid: int) -> Viewer:
         private = self._controller.private

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 
 #: A program that never tells a step may be at work for long without our seeing it: its attempt
@@ -52,7 +53,7 @@ class AttemptProgress:
         excused: we ended it, or Slurm did.
         ahead: [run, reached, ended] of an attempt that has told before it was followed.
         vain: attempts in a row that were in vain.
-        why: why the job is held for that; "": it is not.
+        why: why the job is held for that; None: it is not.
         freed: its owner wants it to go on.
     """
 
@@ -67,7 +68,7 @@ class AttemptProgress:
     excused: bool = False
     ahead: list[Any] = field(default_factory=list)
     vain: int = 0
-    why: str = ""
+    why: Reason | None = None
     freed: bool = False
 
     @classmethod
@@ -75,7 +76,14 @@ class AttemptProgress:
         """From the ledger's JSON; what is not known is ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-        return cls(**{k: v for k, v in values.items() if k in known})
+        found = cls(**{k: v for k, v in values.items() if k in known})
+        found.why = Reason.from_json(values.get("why"))
+        return found
+
+    def to_body(self) -> dict[str, Any]:
+        """Return JSON for the ledger."""
+        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**body, "why": self.why.to_json() if self.why else None}
 
 
 def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) -> None:
@@ -142,17 +150,13 @@ def judge(watch: AttemptProgress, *, at: float | None = None) -> Verdict:
     return Verdict.VAIN if failed and lasted is not None and lasted < SHORT_S else Verdict.EXCUSED
 
 
-def words(vain: int, mark: int | None, code: int) -> str:
-    """Why a job is held, in one clause.
+def no_progress(vain: int, mark: int | None, code: int) -> Reason:
+    """Return why a job is held.
 
-    >>> words(2, 40, 1)
-    'no progress in 2 attempts in a row: its newest checkpoint is still of step 40; exit code 1'
+    >>> print(no_progress(2, 40, 1))
+    no-progress attempts=2 step=40 exit_code=1
     """
-    what = "it has told of no checkpoint"
-    if mark is not None:
-        what = f"its newest checkpoint is still of step {mark}"
-    code_text = f"; exit code {code}" if code else ""
-    return f"no progress in {vain} attempts in a row: {what}{code_text}"
+    return Reason("no-progress", attempts=vain, step=mark, exit_code=code or None)
 
 
 def _later(one: int | None, other: int | None) -> int | None:

@@ -65,6 +65,7 @@ class StoredJob:
         body = dataclasses.asdict(self)
         body.pop("dirty")
         body["lesson"] = self.lesson.to_body()
+        body["watch"] = self.watch.to_body()
         return body
 
     @classmethod

@@ -31,6 +31,7 @@ from typing import Any
 from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudget
 from slurm_elastic.core.cluster import Allocation, Job
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 
 #: What a transition takes over of its job as it is called there.
 _OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
@@ -92,7 +93,7 @@ class Transition:
             time), `running`, `first_step`, `cleared` as well.
         tries: updates sent in the present state.
         refused: updates that Slurm refused in the present state.
-        problem: why the plan was given up.
+        problem: why the plan was given up; None: it was not.
         step: of the checkpoint that the job acknowledged.
         checkpoint_s, startup_s, restore_s: measured, for the history.
     """
@@ -107,7 +108,7 @@ class Transition:
     run: int
     old: Allocation | None
     target: Allocation | None
-    reason: str
+    reason: Reason
     planned: Allocation | None = None
     reservation: str = ""
     state: TransitionState = TransitionState.RESERVE
@@ -120,14 +121,14 @@ class Transition:
     entered: dict[str, float] = field(default_factory=dict)
     tries: int = 0
     refused: int = 0
-    problem: str = ""
+    problem: Reason | None = None
     step: int | None = None
     checkpoint_s: float | None = None
     startup_s: float | None = None
     restore_s: float | None = None
 
     @classmethod
-    def of(cls, job: Job, *, action: Action, reason: str, **more: Any) -> Transition:
+    def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
         """A new one (id 0) of a job as it is now; `more`: other attributes, `target` is None."""
         who = {name: getattr(job, name) for name in _OF_JOB}
         fields = {"target": None, **more}
@@ -151,7 +152,7 @@ class Transition:
     @property
     def given_up(self) -> bool:
         """Whether the job is on its way back rather than to the plan."""
-        return bool(self.problem)
+        return self.problem is not None
 
     @property
     def moved(self) -> bool:
@@ -196,6 +197,8 @@ class Transition:
         for name in ("old", "target", "planned"):
             held: Allocation | None = getattr(self, name)
             body[name] = {"gpu_type": held.gpu_type, "shares": dict(held.shares)} if held else None
+        body["reason"] = self.reason.to_json()
+        body["problem"] = self.problem.to_json() if self.problem else None
         body["action"], body["state"] = self.action.value, self.state.value
         body["seconds"] = self.seconds()
         return body
@@ -213,6 +216,8 @@ class Transition:
             for name in ("old", "target", "planned"):
                 held = values.get(name)
                 values[name] = Allocation.of(held["gpu_type"], held["shares"]) if held else None
+            values["reason"] = Reason.from_json(values["reason"]) or Reason("text", text="")
+            values["problem"] = Reason.from_json(values.get("problem"))
             values["budget"] = TimeBudget.from_body(values.get("budget"))
             values["terms"] = ExtensionTerms.from_body(values.get("terms"))
             values["action"], values["state"] = (

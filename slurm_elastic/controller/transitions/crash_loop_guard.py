@@ -20,6 +20,7 @@ from slurm_elastic.controller.state.transition import Transition, TransitionStat
 from slurm_elastic.controller.transitions.transition_steps import HELD, LAUNCH_FAILED
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
 
 #: What begins a comment of ours, for whoever looks at the job with Slurm's own tools.
@@ -109,7 +110,9 @@ class CrashLoopGuard:
         """Where nothing may be done, say once what would be."""
         if self._due(watch) and job.key not in self._advised:
             self._advised.add(job.key)
-            self._log.warning(f"JobId={job.display_id} Action=hold Reason={_why(watch)!r} not done")
+            self._log.warning(
+                f"JobId={job.display_id} Action=hold Reason={_why(watch)} Mode=advise"
+            )
 
     def _hold(self, watch: AttemptProgress, job: Job) -> None:
         watch.why = _why(watch)
@@ -117,19 +120,19 @@ class CrashLoopGuard:
         try:
             self._scontrol.hold(job)
         except SlurmUnreachable:
-            watch.why = ""
+            watch.why = None
             raise
         except ScontrolError as error:
-            watch.why = ""
+            watch.why = None
             self._log.warning(f"JobId={job.display_id} Problem={error}")
             return
         self.holds += 1
         self._log.warning(
-            f"JobId={job.display_id} Action=hold Reason={watch.why!r} "
+            f"JobId={job.display_id} Action=hold Reason={watch.why} "
             f"Remedy='mend it, then: selastic release {job.display_id}'"
         )
         if not job.comment or job.comment.startswith(COMMENT):
-            self._comment(job, COMMENT + watch.why)
+            self._comment(job, COMMENT + str(watch.why))
         noted = Transition.of(
             job,
             action=Action.HOLD,
@@ -155,7 +158,7 @@ class CrashLoopGuard:
         if job.comment.startswith(COMMENT):
             self._comment(job, "")
         self._log.info(f"JobId={job.display_id} Hold=released")
-        watch.why, watch.freed, watch.vain = "", False, 0
+        watch.why, watch.freed, watch.vain = None, False, 0
         self._book.command(job, watch=watch)
 
     def _comment(self, job: Job, text: str) -> None:
@@ -171,5 +174,5 @@ def _back_at(job: Job) -> float | None:
     return job.submit_time if job.state is JobState.PENDING else None
 
 
-def _why(watch: AttemptProgress) -> str:
-    return attempt_progress.words(watch.vain, watch.mark, watch.code)
+def _why(watch: AttemptProgress) -> Reason:
+    return attempt_progress.no_progress(watch.vain, watch.mark, watch.code)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 
 #: Seconds between two reports of a job: where few jobs report, and where very many do (a job that
@@ -105,7 +106,7 @@ class OrderOutbox:
     def __init__(self) -> None:
         self.wake: Callable[[int], object] = lambda _: None
         self._lock = threading.RLock()
-        self._asked: dict[int, tuple[int, Orders]] = {}
+        self._asked: dict[int, tuple[int, Orders, Reason | None]] = {}
         self._standing = DesiredSettings()
         self._seq = int(time.time())
         self._report_every_s = _REPORT_EVERY_S
@@ -119,24 +120,40 @@ class OrderOutbox:
     def orders(self, job_id: int, run: int) -> Orders:
         """What one attempt is to do now."""
         with self._lock:
-            asked_run, asked = self._asked.get(job_id, (run, Orders()))
+            asked_run, asked, _ = self._asked.get(job_id, (run, Orders(), None))
             orders = self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
             return dataclasses.replace(orders, report_every_s=self._report_every_s)
 
-    def ask(self, job_id: int, orders: Orders, *, run: int, once: bool = False) -> None:
+    def reason(self, job_id: int, run: int) -> Reason | None:
+        """Return the reason of what one attempt is asked, or None."""
+        with self._lock:
+            asked_run, _, reason = self._asked.get(job_id, (run, Orders(), None))
+            return reason if asked_run == run else None
+
+    def ask(
+        self,
+        job_id: int,
+        orders: Orders,
+        *,
+        run: int,
+        once: bool = False,
+        reason: Reason | None = None,
+    ) -> None:
         """Let one attempt do something, in place of what its job was asked before.
 
         Args:
             job_id: the job.
-            orders: an action and what belongs to it; their `seq` is given here.
+            orders: an action and what belongs to it; their `seq` is given here, and their
+                `reason` when they are fetched, without what their job's owner may not see.
             run: restart count of the attempt.
             once: only if this attempt has been asked nothing yet.
+            reason: why.
         """
         with self._lock:
             if once and job_id in self._asked and self._asked[job_id][0] == run:
                 return
             self._seq += 1
-            self._asked[job_id] = (run, dataclasses.replace(orders, seq=self._seq))
+            self._asked[job_id] = (run, dataclasses.replace(orders, seq=self._seq), reason)
         self.wake(job_id)
 
     def take_back(self, job_id: int) -> None:

@@ -25,6 +25,7 @@ from slurm_elastic.controller.transitions.reservations import Reservations
 from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
 from slurm_elastic.core.cluster import Job, JobState
 from slurm_elastic.core.plan import Decision
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 
@@ -34,7 +35,6 @@ _WRITERS = 8
 _STARTING = (TransitionState.COOL, TransitionState.RELEASE, TransitionState.VERIFY)
 #: A change whose nodes Slurm would not reserve is not tried again for so many seconds.
 _REFUSED_S = 60.0
-_UNWRITTEN = "it could not be written down"
 
 
 class RequestedChange(NamedTuple):
@@ -135,7 +135,8 @@ class TransitionEngine:
             except ScontrolError as error:
                 for t in targets:
                     self._refused[t.job_id] = time.monotonic() + _REFUSED_S
-                    self._end(t, TransitionState.UNDONE, str(error), None)
+                    why = Reason("slurm-refused", error=str(error))
+                    self._end(t, TransitionState.UNDONE, why, None)
         begun = {t.job_id: t for t in fresh if t.state.live}
         with self._lock:
             self._live |= begun
@@ -154,7 +155,7 @@ class TransitionEngine:
                     self.persist(t)
         except LedgerError:
             for t in fresh:
-                t.state, t.problem = TransitionState.UNDONE, _UNWRITTEN
+                t.state, t.problem = TransitionState.UNDONE, Reason("not-written")
             self._unwritten += fresh
             raise
         return fresh
@@ -238,7 +239,7 @@ class TransitionEngine:
                     self._log.warning(f"{transition} State={state} Problem={error}")
                 break
             except LedgerError as error:
-                transition.state, transition.problem = TransitionState.UNDONE, _UNWRITTEN
+                transition.state, transition.problem = TransitionState.UNDONE, Reason("not-written")
                 return transition, job, error
             if transition.state is before or not transition.state.live:
                 break
@@ -263,9 +264,8 @@ class TransitionEngine:
                 action="notice",
                 notice=transition.id,
                 deadline_s=transition.notice_s,
-                reason=transition.reason[:200],
             )
-            self.outbox.ask(transition.job_id, notice, run=transition.run)
+            self.outbox.ask(transition.job_id, notice, run=transition.run, reason=transition.reason)
         if state.live:
             self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
 
@@ -283,8 +283,8 @@ class TransitionEngine:
                 transition.step = step
                 transition.entered.setdefault("saved", time.time())
                 return
-        orders = Orders(action="resume", notice=notice, reason="nothing planned")
-        self.outbox.ask(job_id, orders, run=run)
+        orders = Orders(action="resume", notice=notice)
+        self.outbox.ask(job_id, orders, run=run, reason=Reason("nothing-planned"))
 
     # --- beginning and ending ---
 
@@ -330,7 +330,7 @@ class TransitionEngine:
             del self._unwritten[0]
 
     def _end(
-        self, transition: Transition, state: TransitionState, problem: str, job: Job | None
+        self, transition: Transition, state: TransitionState, problem: Reason, job: Job | None
     ) -> None:
         transition.state, transition.problem = state, problem
         transition.entered[state.value] = time.time()
@@ -345,15 +345,17 @@ class TransitionEngine:
             self._live.pop(transition.job_id, None)
         if self.outbox.orders(transition.job_id, transition.run).action == "notice":
             if job and job.state is JobState.RUNNING and job.run == transition.run:
-                reason = transition.problem[:200]
-                resume = Orders(action="resume", notice=transition.id, reason=reason)
-                self.outbox.ask(transition.job_id, resume, run=transition.run)
+                resume = Orders(action="resume", notice=transition.id)
+                self.outbox.ask(
+                    transition.job_id, resume, run=transition.run, reason=transition.problem
+                )
             else:
                 self.outbox.take_back(transition.job_id)
+        problem = f" Problem={transition.problem}" if transition.problem else ""
         how = self._log.info if transition.state is TransitionState.DONE else self._log.warning
         how(
             f"{transition} State={transition.state.value} Action={transition.action.value} "
-            f"Seconds={transition.seconds_text()} {transition.problem}".rstrip()
+            f"Seconds={transition.seconds_text()}{problem}"
         )
         self.ended.append((transition, job))
 
@@ -363,9 +365,7 @@ class TransitionEngine:
         for t in found:
             job = jobs.get(t.job_id)
             if job is None or job.key != t.key or job.state is JobState.ENDED:
-                self._end(
-                    t, TransitionState.ENDED, "the job ended while the controller was away", None
-                )
+                self._end(t, TransitionState.ENDED, Reason("ended-unseen"), None)
             elif t.state in (TransitionState.RESERVE, TransitionState.NOTIFY) or (
                 t.state is TransitionState.REQUEUE
                 and job.run == t.run
@@ -373,7 +373,7 @@ class TransitionEngine:
             ):
                 notice = Orders(action="notice", notice=t.id)  # so that ending resumes it
                 self.outbox.ask(t.job_id, notice, run=t.run)
-                self._end(t, TransitionState.UNDONE, "the controller was restarted", job)
+                self._end(t, TransitionState.UNDONE, Reason("controller-restarted"), job)
             elif job.state is JobState.RUNNING:
                 t.state = TransitionState.VERIFY
             elif t.state is not TransitionState.CLEAR:
@@ -398,7 +398,7 @@ class TransitionEngine:
         ]
         for transition in waiting:
             job = jobs.get(transition.job_id)
-            self._end(transition, TransitionState.UNDONE, "the controller was stopped", job)
+            self._end(transition, TransitionState.UNDONE, Reason("controller-stopped"), job)
         return bool(waiting)
 
     def close(self) -> None:

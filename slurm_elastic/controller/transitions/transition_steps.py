@@ -16,6 +16,7 @@ from slurm_elastic.controller.state import time_limits
 from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
 
@@ -34,9 +35,6 @@ _MOST_CLEARS = 20
 HELD = ("JobHeldUser", "JobHeldAdmin")
 #: Slurm itself holds a job that it could not launch.
 LAUNCH_FAILED = "launch_failed_requeued_held"
-_HELD = "its owner or an administrator holds the job"
-_NO_NODES = "a node it was to run on is down or drained"
-_EXCLUDED = "a node it was to run on has been excluded for it meanwhile"
 
 Enter = Callable[[Transition, TransitionState], None]
 
@@ -104,14 +102,14 @@ class StepInputs:
             for node, gpus in target.shares
         )
 
-    def obstacle(self, job: Job, target: Allocation | None) -> str:
-        """Why Slurm would not start a job on the target's nodes, "" when nothing is known of it."""
+    def obstacle(self, job: Job, target: Allocation | None) -> Reason | None:
+        """Return why Slurm would not start a job on the target's nodes; None: nothing is known."""
         nodes = target.nodes if target else ()
         if not self.down.isdisjoint(nodes):
-            return _NO_NODES
+            return Reason("node-down")
         if not set(job.excluded_nodes).isdisjoint(nodes):
-            return _EXCLUDED
-        return ""
+            return Reason("node-excluded")
+        return None
 
     def donors(self, transition: Transition) -> bool:
         """Whether another transition may still free GPUs on the target's nodes."""
@@ -143,7 +141,7 @@ class TransitionSteps:
             ScontrolError: slurmctld refused or did not answer; called again, it is tried again.
         """
         if job is None:
-            t.problem = t.problem or "the job ended meanwhile"
+            t.problem = t.problem or Reason("job-ended")
             enter(t, TransitionState.ENDED)
             return
         try:
@@ -157,11 +155,11 @@ class TransitionSteps:
 
     def _reserve(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
         if job.run != t.run or (job.state is JobState.PENDING) != (t.old is None):
-            return self._left(t, "the job changed by itself")
+            return self._left(t, Reason("job-changed"))
         if t.id not in site.admitted:
             late = t.waited(time.time()) > 3.0
             if late and (t.id in site.hopeless or not site.donors(t)):
-                return self._left(t, "its GPUs were taken meanwhile")
+                return self._left(t, Reason("gpus-taken"))
             return None
         if t.old is None and job.time_limit_s is not None:
             self._count(t, job, ran_s=0.0)
@@ -169,9 +167,9 @@ class TransitionSteps:
 
     def _notify(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
         if job.state is not JobState.RUNNING or job.run != t.run:
-            return self._left(t, "the job left its GPUs by itself")
+            return self._left(t, Reason("job-left-gpus"))
         if job.reason in HELD:
-            return self._left(t, _HELD)
+            return self._left(t, Reason("held-in-slurm"))
         if "saved" in t.entered:
             now = time.time()
             t.limit_s = shape.remaining_s(job, now, spare_s=t.spare_s)
@@ -180,7 +178,7 @@ class TransitionSteps:
             return TransitionState.REQUEUE
         if t.waited(time.time()) > t.notice_s:
             t.entered["unanswered"] = time.time()
-            return self._left(t, f"no checkpoint within {t.notice_s:g} s")
+            return self._left(t, Reason("no-checkpoint", notice_s=t.notice_s))
         return None
 
     def _requeue(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
@@ -198,7 +196,7 @@ class TransitionSteps:
             return TransitionState.RESHAPE
         if job.state is JobState.RUNNING:
             if job.run > t.run:
-                return self._left(t, "somebody started the job", TransitionState.CLEAR)
+                return self._left(t, Reason("started-by-others"), TransitionState.CLEAR)
             if t.waited(time.time()) > PATIENCE_S:
                 return TransitionState.REQUEUE
         return None
@@ -208,14 +206,14 @@ class TransitionSteps:
             return TransitionState.VERIFY if job.state is JobState.RUNNING else None
         if job.reason in HELD:
             self._to_queue(t, job, site, start="now")
-            return self._left(t, _HELD)
+            return self._left(t, Reason("held-in-slurm"))
         if t.target is None:
             self._to_queue(t, job, site, start=f"now+{int(site.lease_s)}")
             if (
                 t.nice and TransitionState.RELEASE.value in t.entered
             ):  # its start priority took that away
                 return TransitionState.CLEAR
-            return self._left(t, t.problem) if t.given_up else TransitionState.DONE
+            return TransitionState.UNDONE if t.given_up else TransitionState.DONE
         fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
         self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return TransitionState.COOL
@@ -237,7 +235,7 @@ class TransitionSteps:
         if site.free(t, t.target):
             return TransitionState.RELEASE
         if t.waited(now) > GIVE_UP_S:
-            return self._fall_back(t, job, site, "its GPUs were taken meanwhile")
+            return self._fall_back(t, job, site, Reason("gpus-taken"))
         return None
 
     def _release(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
@@ -255,22 +253,22 @@ class TransitionSteps:
         if job.state is JobState.RUNNING:
             t.entered.setdefault("running", time.time())
             if t.target is not None and job.allocation != t.target:
-                t.problem = t.problem or f"it runs on {job.allocation} instead"
+                t.problem = t.problem or _elsewhere(job.allocation)
             return TransitionState.CLEAR
         waited = t.waited(time.time())
         if job.state is JobState.PENDING and job.reason in HELD:
             return TransitionState.RESHAPE  # a new priority would lift the hold
         if job.state is JobState.PENDING and job.reason == LAUNCH_FAILED:
             t.entered["drained"] = time.time()  # it has just left its nodes once more
-            return self._fall_back(t, job, site, "Slurm could not launch it")
+            return self._fall_back(t, job, site, Reason("launch-failed"))
         if job.state is JobState.PENDING and (why := site.obstacle(job, t.target)):
             return self._fall_back(t, job, site, why)
         if job.state is not JobState.PENDING or waited < PATIENCE_S:
             return None
         if t.target is not None and not site.free(t, t.target):
-            return self._fall_back(t, job, site, "its GPUs were taken meanwhile")
+            return self._fall_back(t, job, site, Reason("gpus-taken"))
         if waited > GIVE_UP_S or job.reason == "BadConstraints":
-            return self._fall_back(t, job, site, f"Slurm did not start it ({job.reason})")
+            return self._fall_back(t, job, site, Reason("not-started", slurm_reason=job.reason))
         if t.tries < 2 and waited > PATIENCE_S * (t.tries + 1):
             t.tries += 1
             if t.target is not None:
@@ -284,7 +282,7 @@ class TransitionSteps:
         the owner's wish: it is read back before this one ends.
         """
         if job.state is JobState.PENDING and job.reason in HELD:
-            return self._left(t, _HELD)  # a release would lift the hold
+            return self._left(t, Reason("held-in-slurm"))  # a release would lift the hold
         if "cleared" in t.entered and job.nice:
             return TransitionState.UNDONE if t.given_up else TransitionState.DONE
         try:
@@ -318,10 +316,11 @@ class TransitionSteps:
         t.refused += 1
         if t.refused < _MOST_REFUSALS or t.state is TransitionState.CLEAR:
             raise error
+        why = Reason("slurm-refused", error=str(error))
         if t.state is TransitionState.REQUEUE or (t.given_up and t.target is None):
             self._log.warning(f"{t} Problem={error}")
-            return self._left(t, str(error))  # in the queue Slurm starts it as it is
-        return self._fall_back(t, job, site, str(error))
+            return self._left(t, why)  # in the queue Slurm starts it as it is
+        return self._fall_back(t, job, site, why)
 
     def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
         """What the attempt that ends leaves of the job's time, where its limit may be extended."""
@@ -330,7 +329,7 @@ class TransitionSteps:
         if t.budget.set_s not in (None, job.time_limit_s):
             self._log.info(
                 f"{t} TimeLimit={job.time_limit_s} Was={t.budget.set_s} "
-                "Reason='somebody has set it: it is not extended any more'"
+                f"Reason={Reason('limit-set-by-others')}"
             )
         t.budget = time_limits.after(t.budget, ran_s=ran_s, limit_s=job.time_limit_s)
 
@@ -353,7 +352,7 @@ class TransitionSteps:
 
     @staticmethod
     def _left(
-        t: Transition, why: str, state: TransitionState = TransitionState.UNDONE
+        t: Transition, why: Reason, state: TransitionState = TransitionState.UNDONE
     ) -> TransitionState:
         t.problem = t.problem or why
         return state
@@ -364,14 +363,14 @@ class TransitionSteps:
         """Slurm shows another size than was written: write it again, or give the plan up."""
         t.tries += 1
         if t.tries > 3:
-            return self._fall_back(t, job, site, f"Slurm took only part of the change: {wrong}")
+            return self._fall_back(t, job, site, Reason("change-partial", difference=wrong))
         if t.target is not None and t.tries > 1:  # the read may have been older than the write
             fields = shape.sized(job, t.target, time_limit_s=self._limit_s(t))
             self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return None
 
-    def _fall_back(self, t: Transition, job: Job, site: StepInputs, why: str) -> TransitionState:
-        """Back to the old allocation if it is still free, else into the queue at MIN."""
+    def _fall_back(self, t: Transition, job: Job, site: StepInputs, why: Reason) -> TransitionState:
+        """Go back to the old allocation if it is still free, else into the queue at MIN."""
         self._log.warning(f"{t} Problem={why}")
         t.refused = 0
         first = not t.given_up
@@ -394,3 +393,13 @@ class TransitionSteps:
         self._scontrol.update(job, {**fields, **time_left, "StartTime": start})
         if job.priority >= int(shape.FIRST) or job.reason == LAUNCH_FAILED:
             self._scontrol.release(job)
+
+
+def _elsewhere(held: Allocation | None) -> Reason:
+    """Return the reason of a job that runs on other GPUs than planned."""
+    return Reason(
+        "runs-elsewhere",
+        gpus=held.gpus if held else 0,
+        gpu_type=held.gpu_type if held else "",
+        nodes=held.nodes if held else (),
+    )

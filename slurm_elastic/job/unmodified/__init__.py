@@ -1,1 +1,1 @@
-"""Scripts that save and load their own checkpoints, without the training library."""
+"""Support for scripts that save and load their own checkpoints, without the training library."""

@@ -1,9 +1,8 @@
-"""Which checkpoints of a script are there, and which of them are complete.
+"""Detection of a script's checkpoints, and of those that are complete.
 
-A checkpoint is what a glob pattern matches: a file, or a directory with all
-that is in it. It is complete when its size and times have not changed for
-`SETTLE_S` while somebody looked; names that say "not yet" do not count. Where
-saves are known to be one file each, being renamed into place is enough.
+A checkpoint is a file, or a directory with its contents, that matches a glob pattern. It is
+complete when its size and times have not changed for `SETTLE_S` seconds of scans; names of
+unfinished files do not count. If each save is a single file, a rename into place completes it.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from slurm_elastic.job.unmodified.inotify import DirectoryWatch
 SETTLE_S = 1.0
 
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
-#: A directory with more files than this is judged by its first ones.
+#: At most this many files of a directory are examined.
 _MAX_FILES = 20_000
-#: Older checkpoints than so many are not looked into again.
-_FRESH = 4
+#: Only this many of the newest checkpoints are examined again at each scan.
+_NEWEST = 4
 
 
 class ScriptCheckpoint(NamedTuple):
     """One version of a checkpoint.
 
     Attributes:
-        path: its real path.
-        written: time of the last change, as the file system says.
+        path: real path.
+        written: time of the last change, by the file system.
         signature: equal as long as nothing changes.
-        changed_at: when this version was first seen, on the scanner's clock.
+        changed_at: time of the scan that first found this version, by the scanner's clock.
     """
 
     path: str
@@ -44,15 +43,15 @@ class ScriptCheckpoint(NamedTuple):
 
 
 class CheckpointScanner:
-    """Looks at the checkpoints again and again.
+    """Scanner of the checkpoints that match a pattern.
 
     Args:
-        pattern: the glob pattern, `**` included; relative to the present directory.
+        pattern: a glob pattern, may contain `**`; relative to the current directory.
         clock: monotonic seconds.
 
     Attributes:
-        trust_renames: what is renamed into place is complete at once. Not to be believed of a
-            script that writes several files for one save: the others may still be to come.
+        trust_renames: whether a file that is renamed into place is complete at once. Wrong for
+            scripts that write several files per save: others may follow.
     """
 
     def __init__(self, pattern: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,18 +60,18 @@ class CheckpointScanner:
         self._clock = clock
         self._seen: dict[str, ScriptCheckpoint] = {}
         self._complete: dict[str, ScriptCheckpoint] = {}
-        self._directories = DirectoryWatch()
+        self._directory_watch = DirectoryWatch()
 
-    def adopt(self) -> None:
-        """Take all that is there as complete: nobody is writing yet."""
-        self._look()
+    def accept_existing(self) -> None:
+        """Take all existing checkpoints as complete; to be called while no rank runs."""
+        self._refresh()
         self._complete = dict(self._seen)
 
     def scan(self) -> list[ScriptCheckpoint]:
-        """Look once; the versions that have become complete since the last look, oldest first."""
+        """Scan; return the versions that have become complete since the last scan, oldest first."""
         now = self._clock()
-        renamed = self._directories.renamed()
-        self._look()
+        renamed = self._directory_watch.renamed()
+        self._refresh()
         fresh = [
             checkpoint
             for path, checkpoint in self._seen.items()
@@ -86,45 +85,47 @@ class CheckpointScanner:
         return sorted(fresh, key=lambda checkpoint: checkpoint.written)
 
     def wait(self, seconds: float) -> None:
-        """Until something happens beside the checkpoints on this host, at most so long."""
-        self._directories.wait(seconds)
+        """Wait at most this long for an event in the checkpoints' directories on this host."""
+        self._directory_watch.wait(seconds)
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End another thread's `wait`."""
-        self._directories.poke()
+        self._directory_watch.wake()
 
     @property
     def unsettled(self) -> bool:
-        """Whether something was being written at the last look."""
+        """Whether a checkpoint was incomplete at the last scan."""
         return any(self._complete.get(path) != c for path, c in self._seen.items())
 
     @property
     def complete(self) -> list[ScriptCheckpoint]:
-        """All complete ones, newest first."""
+        """All complete checkpoints, newest first."""
         return sorted(self._complete.values(), key=lambda c: c.written, reverse=True)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         now = self._clock()
-        found: dict[str, ScriptCheckpoint] = {}
-        tops = sorted(self._matches().items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
-        for rank, (path, status) in enumerate(tops):
+        current: dict[str, ScriptCheckpoint] = {}
+        matches = sorted(
+            self._matches().items(), key=lambda item: item[1].st_mtime_ns, reverse=True
+        )
+        for rank, (path, status) in enumerate(matches):
             known = self._seen.get(path)
-            if known and rank >= _FRESH and self._complete.get(path) == known:
-                found[path] = known
+            if known and rank >= _NEWEST and self._complete.get(path) == known:
+                current[path] = known
                 continue
             signature = _signature(path, status)
             if signature is None:
                 continue
             if known and known.signature == signature:
-                found[path] = known
+                current[path] = known
             else:
-                found[path] = ScriptCheckpoint(path, signature[2] / 1e9, signature, now)
-        self._seen = found
-        self._directories.watch(str(Path(path).parent) for path in found)
+                current[path] = ScriptCheckpoint(path, signature[2] / 1e9, signature, now)
+        self._seen = current
+        self._directory_watch.watch(str(Path(path).parent) for path in current)
 
     def _matches(self) -> dict[str, os.stat_result]:
-        """Real paths, so that a `latest` link is the checkpoint that it names."""
-        found = {}
+        """Return real paths, so that a link such as `latest` counts as its target."""
+        matches = {}
         parents: dict[str, str] = {}
         for name in glob.glob(self.pattern, recursive=True):  # noqa: PTH207 - it may be absolute
             parent, base = os.path.split(name)
@@ -134,15 +135,15 @@ class CheckpointScanner:
                 status = os.lstat(name)
                 if stat.S_ISLNK(status.st_mode):
                     path = os.path.realpath(name, strict=True)
-                    status = os.stat(path)  # noqa: PTH116 - called for every file again and again
+                    status = os.stat(path)  # noqa: PTH116 - called for each file at each scan
                 else:
                     if parent not in parents:
                         parents[parent] = os.path.realpath(parent)
                     path = f"{parents[parent]}/{base}"
             except OSError:
                 continue
-            found[path] = status
-        return found
+            matches[path] = status
+        return matches
 
 
 def _is_unfinished(name: str) -> bool:
@@ -151,7 +152,7 @@ def _is_unfinished(name: str) -> bool:
 
 
 def _signature(path: str, status: os.stat_result) -> tuple[int, ...] | None:
-    """Inode, size and newest change, for a directory of all that is in it; None if still empty."""
+    """Return inode, size and newest change, of a directory over its contents; None if empty."""
     if not stat.S_ISDIR(status.st_mode):
         return (status.st_ino, status.st_size, status.st_mtime_ns) if status.st_size else None
     files, size, newest = 0, 0, status.st_mtime_ns

@@ -1,7 +1,7 @@
-"""Sees files being read, written and renamed into place, through the kernel's inotify.
+"""Detection of reads, writes and renames of files by the kernel's inotify.
 
-It sees what processes of this host do, whatever the file system, and not what
-other hosts do: enough here, as rank 0 runs on esrun's host.
+It reports what processes of this host do, on any file system, and nothing of other hosts; rank 0
+runs on esrun's host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_WATCHES = 256
 
 
 class _Inotify:
-    """One inotify instance; `_paths` names what each watch is for."""
+    """One inotify instance; `_paths` has the path of each watch."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -30,14 +30,14 @@ class _Inotify:
         self._paths: dict[int, str] = {}
 
     def _add(self, file: str, mask: int, path: str) -> None:
-        # A watch that the kernel refuses (fs.inotify.max_user_watches) is one less.
+        # Ignore refusals of the kernel (fs.inotify.max_user_watches).
         if self._fd >= 0 and len(self._paths) < _MAX_WATCHES:
             number = int(self._libc.inotify_add_watch(self._fd, os.fsencode(file), mask))
             if number >= 0:
                 self._paths[number] = path
 
     def _events(self, timeout: float = 0.0) -> Iterator[tuple[str, int, str]]:
-        """What has happened: path of the watch, mask, name within it."""
+        """Yield the events so far: path of the watch, mask, name within it."""
         if self._fd < 0 or not select.select([self._fd], [], [], timeout)[0]:
             return
         while True:
@@ -62,10 +62,10 @@ class _Inotify:
 
 
 class ReadWatch(_Inotify):
-    """Watches whether files are read.
+    """Watch for reads of files.
 
     Args:
-        paths: files, or directories whose files all count.
+        paths: files, or directories with all files below them.
 
     Attributes:
         works: False where the kernel gives no watch; then nothing is ever seen.
@@ -79,13 +79,13 @@ class ReadWatch(_Inotify):
         for path in paths:
             for file in _files(path):
                 self._add(file, mask, path)
-        self.works = bool(self._paths)
+        self.is_active = bool(self._paths)
 
-    def seen(self, timeout: float = 0.0) -> set[str]:
-        """Which of `paths` have been read so far; waits at most so long for news.
+    def paths_read(self, timeout: float = 0.0) -> set[str]:
+        """Return those of `paths` that have been read; wait at most this long for an event.
 
-        A file counts that was read from, or opened and left unchanged (mapped into memory). One
-        that is opened to be overwritten does not.
+        A file counts as read if it was read from, or opened and not changed (mapped into memory);
+        not if it was opened to be overwritten.
         """
         for path, mask, _ in self._events(timeout):
             if mask & _IN_ISDIR:
@@ -100,32 +100,32 @@ class ReadWatch(_Inotify):
 
 
 class DirectoryWatch(_Inotify):
-    """Watches directories for what is made or ended in them, and for what is renamed into them."""
+    """Watch for files that are created, closed after writing, or renamed into directories."""
 
     def __init__(self) -> None:
         super().__init__()
         self._renamed: set[str] = set()
-        self._poked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def watch(self, directories: Iterable[str]) -> None:
-        """Watch these, too."""
+        """Watch these directories too."""
         for directory in set(directories) - set(self._paths.values()):
             self._add(directory, _IN_CREATE | _IN_CLOSE_WRITE | _IN_MOVED_TO, directory)
 
     def wait(self, timeout: float) -> None:
-        """Return when something has happened, when poked, or after the timeout."""
-        sources = [fd for fd in (self._fd, self._poked) if fd >= 0]
+        """Wait for an event, for `wake`, or for the timeout."""
+        sources = [fd for fd in (self._fd, self._wake_event) if fd >= 0]
         select.select(sources, [], [], timeout)
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._poked)
+            os.eventfd_read(self._wake_event)
         self._take()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """End another thread's `wait`."""
-        os.eventfd_write(self._poked, 1)
+        os.eventfd_write(self._wake_event, 1)
 
     def renamed(self) -> set[str]:
-        """What was renamed into place since the last call."""
+        """Return the paths that were renamed into place since the last call."""
         self._take()
         renamed, self._renamed = self._renamed, set()
         return renamed
@@ -133,7 +133,7 @@ class DirectoryWatch(_Inotify):
     def close(self) -> None:
         """Stop watching."""
         super().close()
-        os.close(self._poked)
+        os.close(self._wake_event)
 
     def _take(self) -> None:
         for directory, mask, name in self._events():

@@ -1,8 +1,8 @@
-"""What esrun remembers of a script over the restarts of its job.
+"""State of a script that is kept over the restarts of its job.
 
-A small JSON file in `.slurm-elastic/` below the directory of submission. It is
-a convenience: without it (a read-only directory) the count of checkpoints
-starts again and the proof has to be repeated.
+A small JSON file in `.slurm-elastic/` below the directory of submission. Without it (a read-only
+directory) the count of checkpoints begins at 0 and the script has to resume once more before the
+job can be resized.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_elastic.job.launch import say
+from slurm_elastic.job.launch import log_line
 
 
 @dataclass(kw_only=True)
 class ResumeState:
-    """One job's history.
+    """Checkpoints of one job, and whether its script resumes.
 
     Attributes:
-        count: complete checkpoints seen, in all runs.
+        count: complete checkpoints in all runs.
         proven: a restart has read the newest checkpoint and written a newer one.
-        refuted: a restart has written one without reading any; never rehearsed again.
+        refuted: a restart has written one without reading any; there is no further rehearsal.
     """
 
     count: int = 0
@@ -32,7 +32,7 @@ class ResumeState:
 
 
 class ResumeStateFile:
-    """Where one job's `ResumeState` lies."""
+    """File of one job's `ResumeState`."""
 
     def __init__(self, run_id: str, directory: Path | None = None) -> None:
         submitted_from = os.environ.get("SLURM_SUBMIT_DIR") or "."
@@ -40,24 +40,27 @@ class ResumeStateFile:
         self._complained = False
 
     def load(self) -> ResumeState:
-        """What is remembered; a fresh memory if there is none that can be read."""
+        """Read the state; return a new one if the file is missing or invalid."""
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            known = {field.name: data[field.name] for field in dataclasses.fields(ResumeState)}
-            memory = ResumeState(**known)
+            fields = {field.name: data[field.name] for field in dataclasses.fields(ResumeState)}
+            state = ResumeState(**fields)
         except (OSError, ValueError, KeyError, TypeError):
             return ResumeState()
-        usable = type(memory.count) is int and memory.count >= 0
-        return memory if usable else ResumeState()
+        valid = type(state.count) is int and state.count >= 0
+        return state if valid else ResumeState()
 
-    def save(self, memory: ResumeState) -> None:
-        """Remember; a failure is said once and forgiven."""
+    def save(self, state: ResumeState) -> None:
+        """Write the state; log the first failure, ignore later ones."""
         temporary = self.path.with_suffix(".tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(dataclasses.asdict(memory)), encoding="utf-8")
+            temporary.write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                say(f"{self.path} cannot be written ({error.strerror}): a proof will not be kept")
+                log_line(
+                    f"{self.path}: not written ({error.strerror}); after a requeue the script has"
+                    " to show again that it resumes"
+                )

@@ -23,6 +23,7 @@ import numpy as np
 
 from slurm_elastic.config.schema import PlacementSettings
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.best_fit import even_splits
 from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
 from slurm_elastic.placement.eligibility import RoundJob
@@ -68,18 +69,18 @@ class DelayGate:
         """Whether every place is accepted."""
         return self.placement.mode != "delay"
 
-    def refusal(self, tenant: RoundJob, target: Allocation) -> str:
-        """Why a job rather waits than takes this place, or ""."""
+    def refusal(self, tenant: RoundJob, target: Allocation) -> Reason | None:
+        """Return why a job waits instead of taking this place, or None."""
         current = tenant.current
         grows = current is None or (
             target.gpus > current.gpus or target.gpu_type != current.gpu_type
         )
         if self.open or not grows:
-            return ""
+            return None
         nodes, racks = self.frame.topology.spread(target.nodes)
         fewest, least = self.nearest(tenant, target)
         if nodes <= fewest and racks <= least:
-            return ""
+            return None
         kind, gpus = target.gpu_type, target.gpus
         best = tenant.model.speed(kind, gpus, fewest, least)
         part = tenant.speed(self.frame, target) / best if best > 0 else 1.0
@@ -89,20 +90,22 @@ class DelayGate:
         since = self._since(tenant)
         waited = max(0.0, self.frame.snapshot.time - since)
         if 1 - part <= self._patience.accepted_loss(waited, limit):
-            return ""
+            return None
         until = since + self._patience.accepts_at_s(1 - part, limit)
         first = self._refused.get(tenant.job.job_id)
         if first is None:
             self._refused[tenant.job.job_id] = RefusedPlace(tier, since, gpus, until)
         elif until < first.until:
             self._refused[tenant.job.job_id] = RefusedPlace(first.tier, since, first.gpus, until)
-        over = f"{racks} racks" if racks > least else f"{nodes} nodes"
-        near = f"{_count(least, 'rack')}" if racks > least else f"{_count(fewest, 'node')}"
         # Not numbers of the timers, which move, but what is true of this place.
-        most = "any length of time" if np.isinf(until) else f"at most {until - since:.0f} s"
-        return (
-            f"over {over} it would run at {part:.2f} of its speed in {near}; it waited"
-            f" {waited:.0f} s of {most} for that"
+        return Reason(
+            "place-too-far",
+            unit="rack" if racks > least else "node",
+            spread=racks if racks > least else nodes,
+            nearest=least if racks > least else fewest,
+            speed=part,
+            waited_s=waited,
+            limit_s=until - since,
         )
 
     def nearest(self, tenant: RoundJob, target: Allocation) -> tuple[int, int]:
@@ -172,7 +175,3 @@ class DelayGate:
             began = job.start_time or 0.0
         running = tenant.current is not None
         return self._patience.since(job.key, began=began, running=running)
-
-
-def _count(number: int, word: str) -> str:
-    return f"one {word}" if number == 1 else f"{number} {word}s"

@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import Pool, answer, requests, waits
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
@@ -38,12 +39,12 @@ class Fifo:
         for request in asked:
             chosen = request.present or (None if head else pool.first(request.shapes))
             if request.present:
-                reason = "runs until it ends"
+                reason = Reason("runs-until-end")
             elif chosen:
                 pool.take(chosen)
-                reason = "its turn, and there is room"
+                reason = Reason("its-turn")
             elif head:
-                reason = f"job {head} came first"
+                reason = Reason("job-came-first", job=head)
             else:
                 reason = waits(request)
                 head = request.job.display_id if request.shapes else ""

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
@@ -82,12 +83,13 @@ class Gavel:
                 chosen[i], values[i] = shape, -priority
         proposals = []
         for i, request in enumerate(asked):
-            reason = "others' turn this round" if request.shapes else waits(request)
+            reason = Reason("others-turn") if request.shapes else waits(request)
             if i in chosen:
                 kind = chosen[i][0]
                 share = x[i, kinds.index(kind)]
-                reason = f"its share of {kind or 'GPU'} time is {share:.0%}; its turn"
-                reason = reason if share else "no share, but GPUs were left over"
+                reason = Reason("left-over")
+                if share:
+                    reason = Reason("time-share", gpu_type=kind, share=share)
             proposals.append(answer(request, chosen.get(i), reason, values.get(i, 0.0)))
         taken = {asked[i].job.key: shape[0] for i, shape in chosen.items()}
         return tuple(proposals), {

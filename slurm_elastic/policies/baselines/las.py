@@ -21,6 +21,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
@@ -55,9 +56,9 @@ class LeastAttainedService:
             chosen = pool.first(self._shapes(request, question, per_node))
             if chosen:
                 pool.take(chosen)
-                reason = f"in the {'first' if first else 'second'} queue, and there is room"
+                reason = Reason("queue-turn", queue=1 if first else 2)
             else:
-                reason = waits(request) if not request.held else "others have attained less"
+                reason = waits(request) if not request.held else Reason("others-less-served")
             proposals.append(answer(request, chosen, reason, float(first)))
         return tuple(proposals), {"time": question.snapshot.time, "jobs": books}
 

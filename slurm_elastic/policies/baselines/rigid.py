@@ -15,6 +15,7 @@ from typing import Any
 from slurm_elastic.core.cluster import Allocation, Job, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Alternative, JobRecord, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Question
 
 #: A GPU type and a number of GPUs.
@@ -91,24 +92,24 @@ def gpus_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def answer(
-    request: RigidRequest, chosen: Shape | None, reason: str, value: float = 0.0
+    request: RigidRequest, chosen: Shape | None, reason: Reason, value: float = 0.0
 ) -> Proposal:
     """Propose the chosen shape, else the present one, else waiting; None: waiting first."""
     wait = Alternative(gpu_type="", gpus=0, value=-math.inf, reason=reason)
     ranked = [] if chosen else [wait]
     for shape in dict.fromkeys((chosen, request.present)):
         if shape:
-            words = reason if shape == chosen else "what was chosen for it finds no place"
-            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=words))
+            why = reason if shape == chosen else Reason("choice-no-place")
+            ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=why))
     ranked += [wait] if chosen else []
     return Proposal(job_id=request.job.job_id, alternatives=tuple(ranked))
 
 
-def waits(request: RigidRequest) -> str:
-    """Why a job gets nothing, in words."""
+def waits(request: RigidRequest) -> Reason:
+    """Return why a job gets nothing."""
     if not request.shapes:
-        return "no GPUs of this cluster suit it"
-    return "waits for " + " or ".join(f"{gpus} {kind or 'GPUs'}" for kind, gpus in request.shapes)
+        return Reason("no-suitable-gpus")
+    return Reason("waits-for-shapes", shapes=request.shapes)
 
 
 def elapsed(question: Question, since: Any) -> dict[str, float]:

@@ -19,6 +19,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.plan import JobRecord, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     answer,
@@ -57,9 +58,9 @@ class ShortestRemaining:
             chosen = pool.first(request.staying_first)
             if chosen:
                 pool.take(chosen)
-                reason = f"about {seconds:.0f} s are left, and there is room"
+                reason = Reason("short-remaining", left_s=seconds)
             else:
-                reason = waits(request) if not request.held else "others have less left to do"
+                reason = waits(request) if not request.held else Reason("others-shorter")
             proposals.append(answer(request, chosen, reason, -seconds))
         return tuple(proposals), {"time": question.snapshot.time, "ran": ran}
 

@@ -17,6 +17,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
@@ -69,7 +70,7 @@ class Static:
         promise: _Promise | None = None
         for request in asked:
             if request.present:
-                proposals.append(answer(request, request.present, "runs until it ends"))
+                proposals.append(answer(request, request.present, Reason("runs-until-end")))
                 continue
             end = now + _limit(request.job)
             fitting = [s for s in request.shapes if pool.room(s)]
@@ -79,10 +80,13 @@ class Static:
                 ends.append((end, *chosen))
                 if promise and chosen[0] == promise.gpu_type and end >= promise.begins:
                     promise.spare -= chosen[1]
-                reason = f"fills a gap before job {promise.job_id}" if promise else "its turn"
+                reason = Reason("its-turn")
+                if promise:
+                    reason = Reason("fills-gap", job=promise.job_id)
             else:
-                reason = waits(request) if not (fitting and promise) else ""
-                reason = reason or f"would delay job {promise.job_id if promise else ''}"
+                reason = waits(request)
+                if fitting and promise:
+                    reason = Reason("would-delay-job", job=promise.job_id)
                 if promise is None and request.shapes:
                     promise = _promise(request, pool, ends)
             proposals.append(answer(request, chosen, reason))

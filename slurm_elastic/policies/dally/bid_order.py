@@ -38,11 +38,11 @@ class Order(Protocol):
     """Order of gangs, and the places that they accept.
 
     Attributes:
-        words: what the order is by.
+        name: what the order is by, a word of the reasons.
         reserves: whether nodes are kept for gangs that are due.
     """
 
-    words: str
+    name: str
     reserves: bool
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
@@ -96,7 +96,7 @@ def order_of(settings: schema.DallySettings) -> Order:
 class OwnOrder:
     """See the module."""
 
-    words = "least GPU time left"
+    name = "remaining-time"
     reserves = True
 
     def __init__(self, settings: schema.DallySettings) -> None:
@@ -154,7 +154,7 @@ class OwnOrder:
 class PublishedOrder:
     """See the module."""
 
-    words = "lowest network sensitivity"
+    name = "network-sensitivity"
     reserves = False
 
     def __init__(self, timers: Timers, history: float) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement.delay.free_map import GangTier, Place
 from slurm_elastic.policies.dally.bid_order import Order
 from slurm_elastic.policies.dally.candidates import Places, RoundCandidates, TypeCandidates
@@ -47,7 +48,7 @@ class BiddingResult:
 
     bidder: GangState
     target: Allocation | None
-    reason: str
+    reason: Reason
     renewed: bool = False
 
 
@@ -67,7 +68,7 @@ class BiddingRound:
         self.now = self.rooms.frame.snapshot.time
         self._awaited = Awaited(self.rooms, (), self.lease_s)
         self._givers = ShrinkCandidates(self.now)
-        self.words = DallyReasons(self.order, self.now)
+        self.reasons = DallyReasons(self.order, self.now)
 
     def run(self, bidders: Sequence[GangState], bidding: Sequence[GangState]) -> None:
         """Run all steps.
@@ -83,7 +84,7 @@ class BiddingRound:
             self._givers.put(b, b.held)
         for b in bidders:
             if b.held is not None and b.job_id not in over:
-                self._settle(BiddingResult(b, b.held, self.words.leased(b)))
+                self._settle(BiddingResult(b, b.held, self.reasons.leased(b)))
         queue = [b for b in bidders if b.held is None or b.job_id in over]
         queue.sort(key=lambda b: self.order.rank(b.gang))
         if self.order.reserves:
@@ -118,11 +119,11 @@ class BiddingRound:
         if held is not None and bidder.legal and self.rooms.holds(bidder, held):
             self.rooms.stay(bidder, held)
             awaiting = self._awaited.on(held.nodes)
-            words = self.words.until(awaiting) if awaiting else self.words.renewed()
-            self._settle(BiddingResult(bidder, held, words, renewed=awaiting is None))
+            reason = self.reasons.until(awaiting) if awaiting else self.reasons.renewed()
+            self._settle(BiddingResult(bidder, held, reason, renewed=awaiting is None))
             return
         if held is None and not self.preempts:
-            self._settle(BiddingResult(bidder, None, self.words.waits(bidder, None)))
+            self._settle(BiddingResult(bidder, None, self.reasons.waits(bidder, None)))
             return
         if self._start(bidder, bidder.shapes):
             return
@@ -167,8 +168,8 @@ class BiddingRound:
         self, bidder: GangState, found: Allocation, gave: Sequence[ShrinkCandidate] = ()
     ) -> None:
         tier = tier_of(self.rooms.frame, found)
-        words = self.words.starts(bidder, found, tier, gave)
-        self._settle(BiddingResult(bidder, found, words, renewed=True))
+        reason = self.reasons.starts(bidder, found, tier, gave)
+        self._settle(BiddingResult(bidder, found, reason, renewed=True))
 
     def _acceptable(
         self,
@@ -225,11 +226,11 @@ class BiddingRound:
         if not self.rooms.exchange(bidder, found, changes, {n: g for n, g in idle.items() if g}):
             return False
         for giver, left in gave:
-            words = self.words.gives(giver, left, bidder)
-            self._settle(BiddingResult(giver.bidder, left, words, renewed=True))
+            reason = self.reasons.gives(giver, left, bidder)
+            self._settle(BiddingResult(giver.bidder, left, reason, renewed=True))
         if found == bidder.held:
-            words = self.words.kept([g.bidder for g, _ in gave])
-            self._settle(BiddingResult(bidder, found, words, renewed=True))
+            reason = self.reasons.kept([g.bidder for g, _ in gave])
+            self._settle(BiddingResult(bidder, found, reason, renewed=True))
         else:
             self._started(bidder, found, [g for g, _ in gave])
         return True
@@ -268,9 +269,9 @@ class BiddingRound:
         )
         if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
             self.rooms.stay(bidder, held)
-            self._settle(BiddingResult(bidder, held, self.words.renewed()))
+            self._settle(BiddingResult(bidder, held, self.reasons.renewed()))
             return
-        self._settle(BiddingResult(bidder, None, self.words.preempted(taker)))
+        self._settle(BiddingResult(bidder, None, self.reasons.preempted(taker)))
 
     def _improve(self, dealt: BiddingResult, *, over: bool) -> None:
         """Run step 4: grow to the requested size, or come together, if that pays."""
@@ -289,8 +290,8 @@ class BiddingRound:
             gain = self._speed(bidder, found) / before - 1
             if gain < self.min_gain or gain * window_s <= bidder.cost_s:
                 continue
-            words = self.words.improves(bidder, held, found, gain)
-            self._settle(BiddingResult(bidder, found, words, renewed=True))
+            reason = self.reasons.improves(bidder, held, found, gain)
+            self._settle(BiddingResult(bidder, found, reason, renewed=True))
             after = found
             break
         self.rooms.improve(bidder, held, after)
@@ -315,21 +316,21 @@ class BiddingRound:
         speed = bidder.model.base
         return sorted(found, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
 
-    def _why(self, bidder: GangState) -> str:
-        """Why a waiting gang gets nothing."""
+    def _why(self, bidder: GangState) -> Reason:
+        """Return why a waiting gang gets nothing."""
         shape = next(iter(bidder.shapes), None)
         if shape is None:
-            return self.words.waits(bidder, None)
+            return self.reasons.waits(bidder, None)
         kind, gpus = shape
         hall = self.rooms.hall(bidder, kind)
         name = self.rooms.name(bidder, kind, GangTier.NETWORK)
         best, most = hall.whole.best(name, gpus, enough=1.0)
         if not best:
-            return self.words.nowhere(kind, gpus)
+            return self.reasons.nowhere(kind, gpus)
         place, share = hall.open.best(name, gpus, enough=most)
         if not place:
-            return self.words.waits(bidder, shape)
-        return self.words.picky(bidder, _span(hall, best), _span(hall, place), share)
+            return self.reasons.waits(bidder, shape)
+        return self.reasons.picky(bidder, _span(hall, best), _span(hall, place), share)
 
     def _speed(self, bidder: GangState, held: Allocation) -> float:
         frame = self.rooms.frame

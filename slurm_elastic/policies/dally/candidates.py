@@ -246,7 +246,7 @@ class RoundCandidates:
         shares = self.frame.shares(allocation.shares)
         if len(shares) != len(allocation.shares) or any(room[i] < g for i, g in shares.items()):
             return False
-        return not self.ledger.within_limits(bidder.need, allocation)
+        return not self.ledger.exceeds_limits(bidder.need, allocation)
 
     def take(self, bidder: GangState, allocation: Allocation) -> None:
         """Allocate to a gang; no other one is offered it."""

@@ -21,6 +21,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.free_resources import FreeResources
 from slurm_elastic.placement.node_arrays import NodeArrays
@@ -100,14 +101,13 @@ def _proposal(dealt: BiddingResult) -> Proposal:
     if target is None:
         ranked.append(_wait(dealt.reason))
     if bidder.held is not None and bidder.held != target:
-        ranked.append(_exactly(bidder.held, "keeps what it has until its place is free"))
+        ranked.append(_exactly(bidder.held, Reason("keeps-until-free")))
     if target is not None:
-        nodes = ", ".join(target.nodes)
-        ranked.append(_wait(f"waits until {nodes} can be had: {dealt.reason}"))
+        ranked.append(_wait(Reason("waits-for-nodes", nodes=target.nodes, reason=dealt.reason)))
     return Proposal(job_id=bidder.job_id, alternatives=tuple(ranked))
 
 
-def _exactly(place: Allocation, reason: str) -> Alternative:
+def _exactly(place: Allocation, reason: Reason) -> Alternative:
     return Alternative(
         gpu_type=place.gpu_type,
         gpus=place.gpus,
@@ -117,5 +117,5 @@ def _exactly(place: Allocation, reason: str) -> Alternative:
     )
 
 
-def _wait(reason: str) -> Alternative:
+def _wait(reason: Reason) -> Alternative:
     return Alternative(gpu_type="", gpus=0, value=-math.inf, reason=reason)

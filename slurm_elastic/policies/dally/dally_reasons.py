@@ -1,4 +1,4 @@
-"""The decisions of the policy `dally` in words, for `selastic explain`."""
+"""The reasons of the policy `dally`."""
 
 from __future__ import annotations
 
@@ -6,117 +6,122 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_elastic.core.cluster import Allocation
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.communication import Span
 from slurm_elastic.placement.delay.free_map import GangTier
-from slurm_elastic.placement.eligibility import clock
 from slurm_elastic.policies.dally.bid_order import Order
 from slurm_elastic.policies.dally.job_state import GangState
 from slurm_elastic.policies.dally.shrink_selection import ShrinkCandidate
-from slurm_elastic.policies.gangs.gang_policy import Gang
 
-_UNITS = ("rack", "node", "link domain")
+_UNITS = ("rack", "node", "link-domain")
+_TIERS = ("gpu", "node", "rack", "network")
+#: Waits from here on have no end that is worth a number.
+_ENDLESS_S = 1e9
+_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class DallyReasons:
-    """At one time, with the timers as they are set then."""
+    """Reasons at one time, with the timers as they are set then."""
 
     order: Order
     now: float
 
-    def leased(self, bidder: GangState) -> str:
-        """It runs, and is not asked."""
+    def leased(self, bidder: GangState) -> Reason:
+        """Return why a running gang does not bid."""
         if bidder.until_s > bidder.firm_s:
-            return f"keeps its GPUs: its lease ends at {clock(bidder.until_s)}"
-        return f"keeps its GPUs: nobody takes them before {clock(bidder.firm_s)}"
+            return Reason("lease-running", until=bidder.until_s)
+        return Reason("protected", until=bidder.firm_s)
 
-    def renewed(self) -> str:
-        """Its lease is over, and begins again."""
-        return "keeps its GPUs for another lease: nobody before it in the order wants them"
+    def renewed(self) -> Reason:
+        """Return why the lease begins again."""
+        return Reason("lease-renewed")
 
-    def until(self, awaiting: GangState) -> str:
-        """Its lease is over, and the nodes are promised."""
-        return f"keeps its GPUs until job {awaiting.name}, which waited long, can have the nodes"
+    def until(self, awaiting: GangState) -> Reason:
+        """Return why the lease is over: the nodes are promised."""
+        return Reason("lease-until-job", job=awaiting.name)
 
-    def waits(self, bidder: GangState, shape: tuple[str, int] | None) -> str:
-        """Nothing is free."""
+    def waits(self, bidder: GangState, shape: tuple[str, int] | None) -> Reason:
+        """Return why a gang waits when nothing is free."""
         if not bidder.shapes:
-            return "no GPUs of this cluster suit it"
+            return Reason("no-suitable-gpus")
         shapes = [shape] if shape else list(bidder.shapes)
-        wants = " or ".join(f"{gpus} {kind or 'GPUs'}" for kind, gpus in shapes)
-        return f"waits for {wants}; they are held, or go to jobs before it ({self.order.words})"
+        return Reason("waits-in-order", shapes=shapes, order=self.order.name)
 
-    def nowhere(self, gpu_type: str, gpus: int) -> str:
-        """The cluster never has such a place."""
-        kind = gpu_type or "GPUs"
-        return f"waits: nowhere that it may run are {gpus} {kind} in even shares on their nodes"
+    def nowhere(self, gpu_type: str, gpus: int) -> Reason:
+        """Return why a gang waits when the cluster never has such a place."""
+        return Reason("no-even-place", gpus=gpus, gpu_type=gpu_type)
 
-    def picky(self, bidder: GangState, best: Span, place: Span, share: float) -> str:
-        """There is a place, but too far apart."""
+    def picky(self, bidder: GangState, best: Span, place: Span, share: float) -> Reason:
+        """Return why a gang waits although there is a place: it is spread too far."""
         waited = max(0.0, self.now - bidder.gang.since_s)
         tier = GangTier.NETWORK if place[0] > best[0] else GangTier.RACK
         level = next((i for i in range(3) if place[i] > best[i]), 1)
         limit = self.order.limit_s(bidder.gang.gpus, tier)
-        most = f" of at most {limit:.0f} s" if limit < 1e9 and waited < limit else ""
-        return (
-            f"waits for {_count(best[level], level)}: over {_count(place[level], level)} it would"
-            f" compute {share:.2f} of its time; waited {waited:.0f} s{most}"
+        return Reason(
+            "waits-for-place",
+            unit=_UNITS[level],
+            nearest=best[level],
+            spread=place[level],
+            speed=share,
+            waited_s=waited,
+            limit_s=limit if limit < _ENDLESS_S and waited < limit else None,
         )
 
     def starts(
         self, bidder: GangState, found: Allocation, tier: GangTier, gave: Sequence[ShrinkCandidate]
-    ) -> str:
-        """A place was found."""
-        where = ("on one GPU", "on one node", "in one rack", "across racks")[tier]
+    ) -> Reason:
+        """Return why a gang gets the place that was found."""
+        where = _TIERS[tier]
         if bidder.held is not None:
-            return f"moves to {', '.join(found.nodes)}: a job before it takes its GPUs"
+            return Reason("moves-for-earlier", nodes=found.nodes)
         waited = max(0.0, self.now - bidder.gang.since_s)
         asked = dict(bidder.shapes).get(found.gpu_type, found.gpus)
         if gave:
-            names = " and ".join(g.bidder.name for g in gave)
-            return f"starts {where}: job {names} shrinks for it"
+            return Reason("starts-by-shrink", tier=where, jobs=[g.bidder.name for g in gave])
         if found.gpus < asked:
-            return f"starts {where} with {found.gpus} of {asked}: no place that it accepts has more"
+            return Reason("starts-smaller", tier=where, gpus=found.gpus, wanted=asked)
         if tier >= GangTier.RACK and waited < 1:
-            return f"starts at once, {where}: distance costs it nothing"
-        return f"starts {where} after {waited:.0f} s" if waited >= 1 else f"starts {where}"
+            return Reason("starts-anywhere", tier=where)
+        if waited >= 1:
+            return Reason("starts-after", tier=where, waited_s=waited)
+        return Reason("starts-there", tier=where)
 
-    def gives(self, giver: ShrinkCandidate, left: Allocation, taker: GangState) -> str:
-        """It shrinks."""
-        count = giver.has.gpus - left.gpus
-        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-        what = "runs on" if taker.held else "starts on"
+    def gives(self, giver: ShrinkCandidate, left: Allocation, taker: GangState) -> Reason:
+        """Return why a gang shrinks."""
         if giver.bidder.held is None:
-            return f"starts on {left.gpus} GPUs, so that job {taker.name} is not preempted"
-        return f"gives {gpus}, which job {taker.name} {what}, so that nobody is preempted"
+            return Reason("starts-smaller-for", gpus=left.gpus, job=taker.name)
+        return Reason(
+            "gives-to-job",
+            gpus=giver.has.gpus - left.gpus,
+            job=taker.name,
+            running=taker.held is not None,
+        )
 
-    def kept(self, gave: Sequence[GangState]) -> str:
-        """It would have lost its GPUs."""
+    def kept(self, gave: Sequence[GangState]) -> Reason:
+        """Return why a gang keeps the GPUs that it would have lost."""
         if not gave:
-            return "keeps its GPUs for another lease"
-        names = " and ".join(b.name for b in gave)
-        return f"keeps its GPUs: job {names} takes fewer instead"
+            return Reason("lease-kept")
+        return Reason("lease-kept-by-shrink", jobs=[b.name for b in gave])
 
-    def preempted(self, taker: GangState | None) -> str:
-        """It loses all its GPUs."""
+    def preempted(self, taker: GangState | None) -> Reason:
+        """Return why a gang loses all its GPUs."""
         if taker is None:
-            return "waits: its GPUs went to jobs before it in the order"
-        return f"gives way to job {taker.name} ({self.order.words}{self._value(taker.gang)})"
+            return Reason("gpus-to-earlier")
+        value = self.order.rank(taker.gang)[0]
+        return Reason(
+            "preempted-by",
+            job=taker.name,
+            order=self.order.name,
+            value=value / _HOUR_S if self.order.reserves else value,
+        )
 
-    def improves(self, bidder: GangState, held: Allocation, found: Allocation, gain: float) -> str:
-        """It grows or moves."""
+    def improves(
+        self, bidder: GangState, held: Allocation, found: Allocation, gain: float
+    ) -> Reason:
+        """Return why a gang grows or moves."""
         if found.gpu_type != held.gpu_type:
-            return f"{found.gpus} {found.gpu_type} are idle: {gain:.0%} faster"
+            return Reason("idle-type-faster", gpus=found.gpus, gpu_type=found.gpu_type, gain=gain)
         if found.gpus > held.gpus:
-            return f"idle GPUs bring it nearer to the {bidder.gang.gpus} that it asked for"
-        return f"its GPUs come together: {gain:.0%} faster"
-
-    def _value(self, gang: Gang) -> str:
-        value = self.order.rank(gang)[0]
-        if self.order.reserves:
-            return f", {value / 3600:.1f} h"
-        return f", {value:.2f}"
-
-
-def _count(number: int, level: int) -> str:
-    return f"one {_UNITS[level]}" if number == 1 else f"{number} {_UNITS[level]}s"
+            return Reason("grows-to-wanted", gpus=bidder.gang.gpus)
+        return Reason("comes-together", gain=gain)

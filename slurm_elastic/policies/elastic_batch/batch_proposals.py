@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_elastic.core.plan import Alternative, Proposal
-from slurm_elastic.placement.eligibility import clock
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import arrival, gpus_of
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRow, ValueRows
 from slurm_elastic.policies.policy_protocol import Question
@@ -63,12 +63,12 @@ class BatchQuestion:
             if row is not None:
                 yield kind, row
 
-    def why_never(self, job: Candidate) -> str:
-        """Why a job can run on no number of GPUs."""
+    def why_never(self, job: Candidate) -> Reason:
+        """Return why a job can run on no number of GPUs."""
         sizes = {t: job.directive.sizes(t) for t in job.directive.types or tuple(self.totals)}
         if not any(legal and legal[0] <= self.totals.get(t, 0) for t, legal in sizes.items()):
-            return f"the cluster has no {job.directive.min_gpus} GPUs of a type that it may have"
-        return "no batch that it allows fits into the memory of the GPUs that it may have"
+            return Reason("too-few-in-cluster", gpus=job.directive.min_gpus)
+        return Reason("batch-exceeds-memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class BatchProposals:
 
     asked: BatchQuestion
     targets: Mapping[str, BatchTarget]
-    why: Mapping[str, str]
+    why: Mapping[str, Reason]
     dropped: Collection[str]
     next_s: float
 
@@ -103,9 +103,9 @@ class BatchProposals:
             floor = row.value[present] if row.allows(present) else -np.inf
             smaller = np.flatnonzero(row.value[: target.gpus] > floor)
             for gpus in smaller[::-1][:_SMALLER].tolist():
-                ranked.append(_at(row, target.gpu_type, gpus, "the next size that finds a place"))
+                ranked.append(_at(row, target.gpu_type, gpus, Reason("next-size")))
         if held is not None and present != target.gpus:
-            why = "nothing else that it was given finds a place"
+            why = Reason("assigned-not-free")
             ranked.append(
                 _at(row, held.gpu_type, held.gpus, why)
                 if present
@@ -113,16 +113,19 @@ class BatchProposals:
             )
         if held is None:
             if row.least not in [a.gpus for a in ranked]:
-                ranked.append(_at(row, target.gpu_type, row.least, "its MIN for now"))
-            wants = f"{target.gpus} {target.gpu_type or 'GPUs'} for it are not free yet"
+                ranked.append(_at(row, target.gpu_type, row.least, Reason("min-for-now")))
+            wants = Reason("gpus-not-free", gpus=target.gpus, gpu_type=target.gpu_type)
             ranked.append(Alternative(gpu_type="", gpus=0, value=0.0, reason=wants))
         return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
 
-    def _chosen(self, row: ValueRow, target: BatchTarget) -> str:
-        worth = f"{row.value[target.gpus]:.2f} times its speed on one"
-        batch = f", with {target.batch} samples per step" if target.batch else ""
-        gpus = f"{target.gpus} {target.gpu_type or 'GPUs'}"
-        return f"with {gpus} for it the sum over all jobs is largest: {worth}{batch}"
+    def _chosen(self, row: ValueRow, target: BatchTarget) -> Reason:
+        return Reason(
+            "largest-sum",
+            gpus=target.gpus,
+            gpu_type=target.gpu_type,
+            times=row.value[target.gpus],
+            batch=target.batch or None,
+        )
 
     def _stays(self, job: Candidate) -> Alternative:
         """What a running job without a target has."""
@@ -130,23 +133,22 @@ class BatchProposals:
         kind, gpus = job.held.gpu_type, job.held.gpus
         row = self.asked.row(job, kind)
         why = self._next() if row is not None and row.least else self.asked.why_never(job)
-        return Alternative(
-            gpu_type=kind, gpus=gpus, value=0.0, reason=f"keeps what it has: {why}"
-        )  # fmt: skip
+        reason = Reason("keeps-until-divided", reason=why)
+        return Alternative(gpu_type=kind, gpus=gpus, value=0.0, reason=reason)
 
     def _waits(self, key: str) -> Alternative:
         """Why a pending job gets nothing."""
-        why = self.why.get(key, "")
+        why = self.why.get(key)
         if key not in self.dropped:
             return Alternative(gpu_type="", gpus=0, value=0.0, reason=why or self._next())
-        reason = f'turned away for good ([elastic_batch] mode = "drop"): {why or "no room"}'
+        reason = Reason("turned-away", reason=why)
         return Alternative(gpu_type="", gpus=0, value=0.0, reason=reason, dropped=True)
 
-    def _next(self) -> str:
-        return f"GPUs are divided next at {clock(self.next_s)}"
+    def _next(self) -> Reason:
+        return Reason("next-division", at=self.next_s)
 
 
-def _size(row: ValueRow, target: BatchTarget, reason: str) -> Alternative:
+def _size(row: ValueRow, target: BatchTarget, reason: Reason) -> Alternative:
     return Alternative(
         gpu_type=target.gpu_type,
         gpus=target.gpus,
@@ -156,7 +158,7 @@ def _size(row: ValueRow, target: BatchTarget, reason: str) -> Alternative:
     )
 
 
-def _at(row: ValueRow, kind: str, gpus: int, reason: str) -> Alternative:
+def _at(row: ValueRow, kind: str, gpus: int, reason: Reason) -> Alternative:
     batch = int(row.batch[gpus]) if row.allows(gpus) else 0
     value = float(row.value[gpus]) if row.allows(gpus) else 0.0
     return Alternative(gpu_type=kind, gpus=gpus, value=value, reason=reason, batch=batch or None)

@@ -26,6 +26,7 @@ import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import arrival
 from slurm_elastic.policies.elastic_batch.batch_proposals import (
     BatchProposals,
@@ -89,7 +90,11 @@ class ElasticBatch:
         self._rows.forget(alive)
         asked = BatchQuestion(question, self._rows)
         targets = {k: BatchTarget(*t) for k, t in state.get("targets", {}).items() if k in alive}
-        why = {k: t for k, t in state.get("why", {}).items() if k in alive}
+        why = {
+            k: reason
+            for k, t in state.get("why", {}).items()
+            if k in alive and (reason := Reason.from_json(t)) is not None
+        }
         dropped = [k for k in state.get("dropped", ()) if k in alive]
         dropped = dropped if self._config.mode == "drop" else []
         at = float(state.get("at", -np.inf))
@@ -100,7 +105,7 @@ class ElasticBatch:
         return tuple(answers.proposal(job) for job in asked.jobs), {
             "at": at,
             "targets": {k: [t.gpu_type, t.gpus, t.batch] for k, t in sorted(targets.items())},
-            "why": dict(sorted(why.items())),
+            "why": {k: r.to_json() for k, r in sorted(why.items())},
             "dropped": sorted(dropped),
         }
 
@@ -154,7 +159,7 @@ class ElasticBatch:
         self,
         asked: BatchQuestion,
         targets: dict[str, BatchTarget],
-        why: dict[str, str],
+        why: dict[str, Reason],
         dropped: list[str],
     ) -> None:
         """Divide the GPUs; targets, reasons and rejected jobs are changed in place."""
@@ -214,11 +219,11 @@ class ElasticBatch:
 
     def _admit(
         self, asked: BatchQuestion, job: Candidate, pools: Mapping[str, _Pool], *, guarded: bool
-    ) -> str:
-        """Put a new job into a pool; why not, or ""."""
+    ) -> Reason | None:
+        """Put a new job into a pool, or return why not."""
         rows = [(kind, row) for kind, row in asked.rows(job) if row.least]
         if not rows:
-            return f"nothing that it asks for can be: {asked.why_never(job)}"
+            return Reason("request-impossible", reason=asked.why_never(job))
         good = [
             (kind, row)
             for kind, row in rows
@@ -228,12 +233,11 @@ class ElasticBatch:
             for kind, _ in rows:
                 if kind in pools:
                     pools[kind].closed = True
-            wants = " or ".join(f"{row.least} {kind or 'GPUs'}" for kind, row in rows)
-            return f"waits for {wants}: those before it have or wait for all"
+            return Reason("earlier-jobs-first", shapes=[(kind, row.least) for kind, row in rows])
         if not job.directive.types:
             good.sort(key=lambda kr: -_fair(pools[kr[0]], kr[1]))
         pools[good[0][0]].add(job, good[0][1])
-        return ""
+        return None
 
     def _solve(
         self, kind: str, pool: _Pool, asked: BatchQuestion, before: Mapping[str, BatchTarget]

@@ -26,13 +26,14 @@ import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.icefrog.effective_rows import EffectiveGoodputs
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.round_arrays import RoundArrays
 from slurm_elastic.policies.sia.sia import ProgramInputs, Sia
 
-#: Less than this is told as nothing.
-_LEAST_GAIN = 0.005
+#: So many jobs that take GPUs are named.
+_MOST_TAKERS = 3
 
 
 class IceFrog(Sia):
@@ -63,7 +64,7 @@ class IceFrog(Sia):
 def _told(
     proposals: tuple[Proposal, ...], weighed: ProgramInputs, effective: EffectiveGoodputs
 ) -> tuple[Proposal, ...]:
-    """With words about frozen layers, and about who gets what they free."""
+    """Add reasons: frozen layers, and the jobs that get the GPUs that they free."""
     found = weighed.table
     grown: dict[str, dict[int, int]] = {}
     for job, proposal in zip(found.candidates, proposals, strict=True):
@@ -78,9 +79,14 @@ def _told(
             at = _column(found, row, best.gpu_type, best.gpus)
             frozen = effective.prefix(job, found.configurations, at)
             if frozen:
-                words = f"layers 1-{frozen} of {learned.prefixes.layers} frozen"
-                words += _freed(weighed, row, at, grown.get(best.gpu_type, {}))
-                first = dataclasses.replace(best, reason=f"{words}; {best.reason}")
+                reason = Reason(
+                    "layers-frozen",
+                    frozen=frozen,
+                    layers=learned.prefixes.layers,
+                    **_freed(weighed, row, at, grown.get(best.gpu_type, {})),
+                    reason=best.reason,
+                )
+                first = dataclasses.replace(best, reason=reason)
                 told.append(
                     dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
                 )
@@ -89,23 +95,25 @@ def _told(
     return tuple(told)
 
 
-def _freed(weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]) -> str:
-    """What a job gives up of the type that it holds, and who takes it; "" if nothing."""
+def _freed(
+    weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]
+) -> dict[str, object]:
+    """Return what a job gives up of the type that it holds, and the jobs that take it."""
     found = weighed.table
     columns, held = found.configurations, int(found.held[row])
     if held < 0 or columns.kind[held] != columns.kind[at]:
-        return ""
+        return {"jobs": ()}
     more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
     if more <= fewer:
-        return ""
-    gain = weighed.gain[row, held] / weighed.gain[row, at] - 1
-    what = f"{gain:.0%}" if gain >= _LEAST_GAIN else "nothing"
-    words = f": {more} GPUs would gain it {what}"
-    if grown:
-        names = [str(i) for i in sorted(grown, key=lambda i: (-grown[i], i))[:3]]
-        whose = "job" if len(names) == 1 else "jobs"
-        words += f"; {min(more - fewer, sum(grown.values()))} go to {whose} {', '.join(names)}"
-    return words
+        return {"jobs": ()}
+    takers = sorted(grown, key=lambda i: (-grown[i], i))[:_MOST_TAKERS]
+    names = {job.job.job_id: job.job.display_id for job in found.candidates}
+    return {
+        "held": more,
+        "gain": weighed.gain[row, held] / weighed.gain[row, at] - 1,
+        "given": min(more - fewer, sum(grown.values())) if grown else None,
+        "jobs": [names[i] for i in takers],
+    }
 
 
 def _column(found: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:

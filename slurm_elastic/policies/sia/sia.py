@@ -25,6 +25,7 @@ import numpy as np
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Alternative, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.milp.assignment_milp import (
     AssignmentProgram,
     Ints,
@@ -35,7 +36,7 @@ from slurm_elastic.policies.policy_protocol import Capabilities, Question
 from slurm_elastic.policies.sia.artifact_rules import COST_DIGITS, OTHER_RESTART_S, ArtifactRules
 from slurm_elastic.policies.sia.goodput_rows import Candidate, Goodputs
 from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays, table
-from slurm_elastic.policies.sia.sia_reasons import LIMIT_HIT, SiaReasons
+from slurm_elastic.policies.sia.sia_reasons import SiaReasons
 
 #: Smaller sizes offered when the chosen one finds no place.
 _SMALLER = 4
@@ -79,9 +80,9 @@ class Sia:
         """Rank alternatives for every job of the question; see the module."""
         weighed = self.weigh(question)
         solution = self._solve(question, weighed)
-        words = SiaReasons(weighed.table, weighed.gain, weighed.scaled, weighed.factor)
+        reasons = SiaReasons(weighed.table, weighed.gain, weighed.scaled, weighed.factor)
         proposals = tuple(
-            _proposal(weighed, words, i, int(solution.choice[i]), solution.limit_hit)
+            _proposal(weighed, reasons, i, int(solution.choice[i]), solution.limit_hit)
             for i in range(len(weighed.table.candidates))
         )
         return proposals, _noted(state, question, solution)
@@ -182,7 +183,7 @@ def normalised(found: RoundArrays) -> Floats:
 
 
 def _proposal(
-    weighed: ProgramInputs, words: SiaReasons, row: int, choice: int, limit: bool
+    weighed: ProgramInputs, reasons: SiaReasons, row: int, choice: int, limit: bool
 ) -> Proposal:
     """Rank the chosen shape, smaller ones of the type, the present shape, and waiting."""
     found = weighed.table
@@ -190,15 +191,17 @@ def _proposal(
     job = found.candidates[row]
     ranked: list[Alternative] = []
 
-    def add(column: int, reason: str) -> None:
+    def add(column: int, reason: Reason) -> None:
         shape = (columns.types[columns.kind[column]], int(columns.gpus[column]))
         if shape not in [(a.gpu_type, a.gpus) for a in ranked]:
             value = float(weighed.scaled[row, column])
             ranked.append(Alternative(gpu_type=shape[0], gpus=shape[1], value=value, reason=reason))
 
-    note = f" ({LIMIT_HIT})" if limit else ""
+    def noted(reason: Reason) -> Reason:
+        return Reason("solver-limit", reason=reason) if limit else reason
+
     if choice >= 0:
-        add(choice, words.chosen(row, choice) + note)
+        add(choice, noted(reasons.chosen(row, choice)))
         floor = weighed.scaled[row, held] if held >= 0 else 0.0
         smaller = np.flatnonzero(
             found.valid[row]
@@ -208,13 +211,17 @@ def _proposal(
         )
         if choice != held:
             for column in smaller[np.argsort(-columns.gpus[smaller], kind="stable")][:_SMALLER]:
-                add(int(column), "the largest size of its type that finds a place")
-    why = words.waits(row) if choice < 0 else f"{words.name(choice)} for it are not free yet"
-    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=why + note)
+                add(int(column), Reason("largest-with-place"))
+    if choice < 0:
+        why = reasons.waits(row)
+    else:
+        gpus, gpu_type = reasons.shape(choice)
+        why = Reason("gpus-not-free", gpus=gpus, gpu_type=gpu_type)
+    waits = Alternative(gpu_type="", gpus=0, value=0.0, reason=noted(why))
     if choice < 0:
         ranked.append(waits)
     if held >= 0:
-        add(held, "nothing else that it was given finds a place")
+        add(held, Reason("assigned-not-free"))
     if choice >= 0:
         ranked.append(waits)
     return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))

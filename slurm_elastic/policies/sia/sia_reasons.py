@@ -1,4 +1,4 @@
-"""Why Sia gives a job what it gives: words for `selastic explain`, from the job's row."""
+"""The reasons of Sia's choices, from the row of each job."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.sia.round_arrays import Floats, RoundArrays
 
-LIMIT_HIT = "the solver's time limit was hit: the best answer by then"
-#: Goodputs that differ by less than this part are told as equal.
+#: Goodputs that differ by less than this part count as equal.
 _ALIKE = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiaReasons:
-    """What can be said of each row.
+    """The reasons of each row.
 
     Attributes:
         gain: [J, C] normalised goodput; 0 where not valid.
@@ -28,51 +28,61 @@ class SiaReasons:
     scaled: Floats
     factor: Floats
 
-    def chosen(self, row: int, column: int) -> str:
-        """Why it gets this configuration."""
+    def chosen(self, row: int, column: int) -> Reason:
+        """Return why it gets this configuration."""
         gain = self.gain[row]
         valid = self.table.valid[row]
         base = int(np.where(valid, gain, np.inf).argmin())
         times = gain[column] / gain[base]
-        parts = []
+        gpus, gpu_type = self.shape(column)
         if base == column:
-            parts.append(f"{self.name(column)}: its smallest goodput")
+            first = Reason("goodput-smallest", gpus=gpus, gpu_type=gpu_type)
         else:
-            parts.append(f"{self.name(column)}: goodput {times:.1f} times {self._one(base)}")
-        parts += self._other_type(row, column, base)
-        parts.append(self._not_more(row, column, base))
-        return "; ".join(p for p in parts if p)
+            base_gpus, base_type = self.shape(base)
+            first = Reason(
+                "goodput-chosen",
+                gpus=gpus,
+                gpu_type=gpu_type,
+                times=times,
+                base_gpus=base_gpus,
+                base_type=base_type,
+            )
+        further = (self._other_type(row, column, base), self._not_more(row, column, base))
+        reasons = [first, *(r for r in further if r is not None)]
+        return first if len(reasons) == 1 else Reason("several", reasons=reasons)
 
-    def waits(self, row: int) -> str:
-        """Why it gets nothing."""
+    def waits(self, row: int) -> Reason:
+        """Return why it gets nothing."""
         valid = self.table.valid[row]
         if not valid.any():
-            return "no GPUs of this cluster fit its directive and its model"
-        best = int(np.where(valid, self.scaled[row], 0.0).argmax())
+            return Reason("no-fit")
+        gpus, gpu_type = self.shape(int(np.where(valid, self.scaled[row], 0.0).argmax()))
         if self.table.held[row] >= 0:
-            return f"others gain more from its GPUs; {self.name(best)} would be its best"
-        return f"all GPUs that it could use help others more; {self.name(best)} would be its best"
+            return Reason("others-gain-its-gpus", gpus=gpus, gpu_type=gpu_type)
+        return Reason("others-gain-more", gpus=gpus, gpu_type=gpu_type)
 
-    def _other_type(self, row: int, column: int, base: int) -> list[str]:
-        """What the best configuration of another type would give."""
+    def _other_type(self, row: int, column: int, base: int) -> Reason | None:
+        """Return what the best configuration of another type would give."""
         columns = self.table.configurations
         others = self.table.valid[row] & (columns.kind != columns.kind[column])
         if not others.any():
-            return []
+            return None
         gain = self.gain[row]
         best = int(np.where(others, gain, 0.0).argmax())
         ratio = gain[best] / gain[column]
+        why = "contested"
         if ratio <= 1 - _ALIKE:
-            return [f"{self.name(best)} would give {gain[best] / gain[base]:.1f}"]
-        if ratio < 1 + _ALIKE:
-            return [f"{self.name(best)} would give as much"]
-        why = "others gain more from those"
-        if self.table.held[row] == column and self.scaled[row, best] <= gain[column]:
-            why = "not worth a restart"
-        return [f"{self.name(best)} would give {gain[best] / gain[base]:.1f}, {why}"]
+            why = "lower"
+        elif ratio < 1 + _ALIKE:
+            why = "equal"
+        elif self.table.held[row] == column and self.scaled[row, best] <= gain[column]:
+            why = "restart"
+        gpus, gpu_type = self.shape(best)
+        times = gain[best] / gain[base]
+        return Reason("goodput-elsewhere", gpus=gpus, gpu_type=gpu_type, times=times, why=why)
 
-    def _not_more(self, row: int, column: int, base: int) -> str:
-        """Why it does not get more of this type."""
+    def _not_more(self, row: int, column: int, base: int) -> Reason | None:
+        """Return why it does not get more of this type."""
         columns = self.table.configurations
         same = columns.kind == columns.kind[column]
         gpus, gain = columns.gpus, self.gain[row]
@@ -81,31 +91,28 @@ class SiaReasons:
             return self._bound(row, column)
         best = int(np.where(more, gain, 0.0).argmax())
         if gain[best] <= gain[column] * (1 + _ALIKE):
-            return "more would not make it faster"
+            return Reason("more-not-faster")
         if self.table.held[row] == column and self.scaled[row, best] <= gain[column]:
-            return (
-                f"{gpus[best]} would be {gain[best] / gain[column] - 1:.0%} faster,"
-                f" but a restart takes more (factor {self.factor[row]:.2f})"
+            return Reason(
+                "more-not-worth-restart",
+                gpus=gpus[best],
+                gain=gain[best] / gain[column] - 1,
+                factor=self.factor[row],
             )
-        return f"{gpus[best]} would give {gain[best] / gain[base]:.1f}, others gain more"
+        return Reason("more-contested", gpus=gpus[best], times=gain[best] / gain[base])
 
-    def _bound(self, row: int, column: int) -> str:
-        """What keeps it from more GPUs when no configuration has more."""
+    def _bound(self, row: int, column: int) -> Reason | None:
+        """Return what keeps it from more GPUs when no configuration has more."""
         columns, job = self.table.configurations, self.table.candidates[row]
         sizes = job.directive.sizes(columns.types[columns.kind[column]])
         if job.rigid or not len(sizes) or columns.gpus[column] >= sizes[-1]:
-            return ""
+            return None
         unit = job.directive.unit_for(columns.types[columns.kind[column]])
         if columns.gpus[column] * 2 > self.table.cap[row] * unit:
-            return f"no more than {self.table.cap[row] * unit} before it was measured on more"
-        return ""
+            return Reason("unmeasured-bound", gpus=self.table.cap[row] * unit)
+        return None
 
-    def name(self, column: int) -> str:
-        """GPUs and type of a column: `8 a100`."""
+    def shape(self, column: int) -> tuple[int, str]:
+        """Return GPUs and type of a column."""
         columns = self.table.configurations
-        kind = columns.types[columns.kind[column]]
-        return f"{columns.gpus[column]} {kind or 'GPUs'}"
-
-    def _one(self, column: int) -> str:
-        name = self.name(column)
-        return f"one {name[2:]}" if name.startswith("1 ") else name
+        return int(columns.gpus[column]), columns.types[columns.kind[column]]

@@ -50,7 +50,7 @@ def test_parse_time(text, when):
 
 
 def test_parse_time_names_the_forms():
-    with pytest.raises(ValueError, match="write now-2days"):
+    with pytest.raises(ValueError, match="a time such as now-2days"):
         formatting.parse_time("yesterday", 0.0)
 
 

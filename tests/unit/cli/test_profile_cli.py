@@ -46,7 +46,7 @@ def test_a_script_of_its_own_is_measured_on_this_machine(train, tmp_path, capsys
     options = ["--shapes", "2", "--repeats", "1", "--data", "data", "--gpu-type", "v100"]
     assert main.run(["profile", *options, "--plot", "a.svg", *train]) == 0
     out, err = capsys.readouterr()
-    assert "of one repeat no spread" in out.lower()
+    assert "with one repeat the spread" in out.lower()
     assert "run 6 of 6" in err
     found = read(tmp_path / "selastic-profile" / "profile.json")
     two = found.configurations[1]
@@ -83,8 +83,8 @@ def test_a_profile_is_sent_to_the_controller_that_answered_before(train, monkeyp
     [
         ([], "Missing argument"),
         (["--shapes", "3@2", "x"], "--shapes: 3@2: as many GPUs on each node"),
-        (["--shapes", "2@2", "x"], "--shapes 2@2: the nodes here have"),
-        (["--data", "absent", "x"], "--data absent: there is no such file"),
+        (["--shapes", "2@2", "x"], "--shapes 2@2 is invalid: the nodes have"),
+        (["--data", "absent", "x"], "--data absent: no such file"),
         (["--plot", "a.gif", "x"], 'no format ".gif"'),
         (["--repeats", "0", "x"], "--repeats"),
         (["esrun", "python", "x.py"], "esrun starts ranks itself"),
@@ -128,7 +128,7 @@ def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     assert "Traceback" not in err
     assert (tmp_path / "selastic-profile" / "1-synthetic-1.json").exists()
     with pytest.raises(ProcessLookupError):
@@ -157,7 +157,7 @@ def test_the_job_of_its_own_runs_the_same_command(tmp_path):
         command
     )
     assert command[-1].endswith("-- python 'a b.py' --nodes 3")
-    with pytest.raises(CliError, match="write 4, or a100:4"):
+    with pytest.raises(CliError, match="expected 4 or a100:4"):
         profile_submission.sbatch(
             profile_submission.ProfilingJob(
                 partition=None, nodes=1, gpus_per_node="many", time=None

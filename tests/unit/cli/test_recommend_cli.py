@@ -263,7 +263,7 @@ def test_limits_that_nobody_meets(run, net, words, said):
         (("net.json",), "net.json is given twice"),
         (("none.json",), "none.json: No such file or directory"),
         (("--plot", "x.gif"), 'x.gif: no format ".gif"; end the name in .png, .svg, .pdf'),
-        (("-o", "nobody"), '--format: "nobody" is no column; known: type'),
+        (("-o", "nobody"), '--format: "nobody" is unknown; known: type'),
     ],
 )  # fmt: skip
 def test_wrong_options(run, net, words, said):

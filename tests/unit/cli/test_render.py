@@ -45,10 +45,10 @@ def test_explain_a_job_that_is_going_to_shrink():
     assert explained(4711) == (
         "4711 gpt-small holds 8 a100 on g01, g02 (rack1) since 14:02:10.\n"
         "  Why not more:   bob's 4722 needs 4 GPUs and freed ones are kept for it.\n"
-        "  Why not fewer:  each of its last 4 GPUs adds 0.21 it/s, more than any other job would gain from them.\n"  # noqa: E501
-        "  Why here:       across racks it would run at 0.62 of this speed (measured 13:40); it waited 3 min of at most 10 for one rack.\n"  # noqa: E501
+        "  Why not fewer:  each of its last 4 GPUs adds 0.21 it/s, and no other job would gain more from it.\n"  # noqa: E501
+        "  Why here:       across 2 racks it runs at 0.62 of its speed in one, which had no room or was not worth the move.\n"  # noqa: E501
         "  Next:           shrinks to 4 at about 14:05:30 (checkpoint 2.1 s, restart 7.4 s, expected loss 19 GPU s).\n"  # noqa: E501
-        "  Because:        to start 4722 (rigid, waiting 2 min).\n"
+        "  Because:        gives 4 GPUs so that bob's 4722 (rigid, waiting 2 min) can start.\n"
         "  Last resize:    4 → 8 at 14:02:01, 9.1 s from notice to first step, paid back after 41 s.\n"  # noqa: E501
     )
 
@@ -117,9 +117,9 @@ def test_explain_does_not_promise_a_first_step_that_nobody_has_seen():
 def test_plan():
     assert text(explain.planned(ask("plan"))) == (
         "2 changes would be made now, nothing was done:\n"
-        "  4711  8 → 4 a100  to start 4722 (rigid, waiting 2 min)  costs 19 GPU s\n"
-        "  4720  1 → 2 a100  idle GPU on its node                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
-        "  4713  stays       moving to rack1 would gain 4 %, costs more than it gains in the 20 min it has left\n"  # noqa: E501
+        "  4711  8 → 4 a100  gives 4 GPUs so that bob's 4722 (rigid, waiting 2 min) can start  costs 19 GPU s\n"  # noqa: E501
+        "  4720  1 → 2 a100  its fair share is 2 of at most 8                                  gains 0.7 it/s, pays back in 35 s\n"  # noqa: E501
+        "  4713  stays       moving would gain 4%, less in 20 min than the 60 s it costs\n"
         "  kept for 4722 until 14:06:24: 4 on g02\n"
     )
 
@@ -133,7 +133,7 @@ def test_plan_before_the_first_round():
 def test_history():
     assert text(explain.past(ask("history"), TableLayout())) == (
         "TIME      JOBID  ACTION  FROM  TO  OUTCOME   TOOK  REASON\n"
-        "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs\n"
+        "14:02:01   4711  grow    4     8   done     9.1 s  idle GPUs bring it to its MAX of 8\n"
     )
 
 
@@ -200,7 +200,7 @@ def test_chosen_columns_parsable_and_without_header():
 
 
 def test_an_unknown_column_is_a_usage_error_that_names_the_known():
-    with pytest.raises(CliError, match='"nmae" is no column; known: jobid, name') as caught:
+    with pytest.raises(CliError, match='"nmae" is unknown; known: jobid, name') as caught:
         status.lines(ask("status"), TableLayout(columns="jobid,nmae"))
     assert caught.value.exit_code == 2
 

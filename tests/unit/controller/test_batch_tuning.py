@@ -28,6 +28,7 @@ from slurm_elastic.core.application import (
 from slurm_elastic.core.cluster import Allocation, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 from slurm_elastic.models.goodput import GoodputModel
@@ -35,6 +36,7 @@ from slurm_elastic.policies import policy_protocol
 from tests.support import example_round as example
 from tests.support.batch_tuning import NODES, PER_NODE, TuningController, report, running
 from tests.support.job_records import FakeScontrol, Log, job
+from tests.support.reasons import words
 
 ONE = Allocation.of("a100", {"n1": 1})
 FOUR = Allocation.of("a100", {"n1": 4})
@@ -79,7 +81,7 @@ def test_a_noisy_gradient_gets_a_large_batch_and_a_clear_one_a_small_batch():
     large = chosen(learned())
     assert large.batch == 128
     assert large.gain >= MIN_GAIN
-    assert large.reason == f"goodput {large.gain:+.0%} over that of 64"
+    assert words(large.reason) == f"goodput {large.gain:+.0%} over that of 64"
     clear = learned(noise=Noise(100.0, 1.0))
     assert settled(clear) == [64]
     assert settled(clear, present=512) == [512, 64]
@@ -104,7 +106,7 @@ def test_without_a_gain_nothing_changes_and_it_says_so():
     known = learned(seen(micro_batch=64), noise=Noise(1.0, 3.0), high=72)
     found = chosen(known, limits=(64, 72))
     assert found.batch == found.present == 64
-    assert found.reason == "72 would gain 2.7%, a change must gain 5%"
+    assert words(found.reason) == "72 would gain 2.7%, a change must gain 5%"
 
 
 def test_what_is_not_known_changes_nothing():
@@ -113,17 +115,17 @@ def test_what_is_not_known_changes_nothing():
     assert chosen(strong) == BatchChoice(64, 64, (64, 1024))
     assert chosen(Learned(application(), (), Noise(1.0, 9.0))).batch == 64
     silent = chosen(learned(noise=None))
-    assert (silent.batch, silent.reason) == (64, "its gradient noise is not known yet")
+    assert (silent.batch, words(silent.reason)) == (64, "its gradient noise is not known yet")
     assert chosen(learned(types=())).batch == 64
 
 
 def test_a_batch_outside_the_limits_goes_inside():
     assert chosen(None, present=32) == BatchChoice(
-        64, 32, (64, 1024), 0.0, "the directive allows 64-1024"
+        64, 32, (64, 1024), 0.0, Reason("batch-limits", least=64, most=1024)
     )
     assert chosen(None, present=2000).batch == 1024
     fixed = chosen(None, limits=(96, 96))
-    assert (fixed.batch, fixed.reason) == (96, "the directive allows 96")
+    assert (fixed.batch, words(fixed.reason)) == (96, "the directive allows 96")
 
 
 def test_what_does_not_fit_into_memory_shrinks():
@@ -131,7 +133,7 @@ def test_what_does_not_fit_into_memory_shrinks():
     known = learned(seen(4, 128), accumulation=False, most=128)
     found = chosen(known, present=512)
     assert found.batch <= 128
-    assert "memory" in found.reason
+    assert "memory" in words(found.reason)
 
 
 observations = st.builds(
@@ -172,7 +174,7 @@ def test_whatever_is_known_the_batch_is_allowed_and_stays_once_it_is_there(case)
     if found.batch == found.present:
         assert inside
     elif inside:
-        assert found.gain >= MIN_GAIN or "memory" in found.reason
+        assert found.gain >= MIN_GAIN or "memory" in words(found.reason)
     way = settled(known, case["held"], case["present"], case["limits"])
     assert all(low <= batch <= high for batch in way[1:])
     first_inside = max(low, min(case["present"], high))
@@ -286,7 +288,7 @@ def test_other_gpus_begin_with_their_own_batch():
     before = controller.batch()
     target = Allocation.of("a100", {"n1": 4, "n2": 4})
     decision = Decision(job_id=7, current=of.allocation, target=target, action=Action.GROW,
-                        reason="")  # fmt: skip
+                        reason=Reason("waits"))  # fmt: skip
     snapshot = Snapshot(time=1000.0, nodes=NODES, jobs=(of,))
     controller.tuner.ahead([decision], snapshot, controller.records(of), controller.reports)
     assert controller.batch(run=0) == before
@@ -370,12 +372,20 @@ def explained(choice, mode="act"):
 
 
 def test_explain_says_what_becomes_of_the_batch():
-    grows = BatchChoice(512, 256, (256, 4096), 0.23, "goodput +23% over that of 256")
+    grows = BatchChoice(
+        512, 256, (256, 4096), 0.23, Reason("batch-goodput", gain=0.23, present=256)
+    )
     assert explained(grows) == ["256 → 512: goodput +23% over that of 256."]
     assert explained(grows, "advise") == [
         "256 → 512, but mode is advise: goodput +23% over that of 256."
     ]
-    stays = BatchChoice(256, 256, (256, 4096), 0.0, "512 would gain 3.1%, a change must gain 5%")
+    stays = BatchChoice(
+        256,
+        256,
+        (256, 4096),
+        0.0,
+        Reason("batch-gains-little", batch=512, gain=0.031, min_gain=0.05),
+    )
     assert explained(stays) == ["256 of 256-4096; 512 would gain 3.1%, a change must gain 5%."]
     assert explained(BatchChoice(96, 96, (96, 96))) == ["96."]
 

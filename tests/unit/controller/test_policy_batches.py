@@ -12,8 +12,10 @@ from slurm_elastic.core.application import Application, JobClass, Learned, Obser
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.core.submission import Submission
+from tests.support.reasons import words
 
 FOUR = Allocation.of("a100", {"n1": 4})
 
@@ -49,7 +51,12 @@ def report(batch=256, **fields):
 def decision(batch, *, target=FOUR, job_id=7):
     action = Action.KEEP if target == FOUR else Action.GROW
     return Decision(
-        job_id=job_id, current=FOUR, target=target, action=action, reason="", batch=batch
+        job_id=job_id,
+        current=FOUR,
+        target=target,
+        action=action,
+        reason=Reason("waits"),
+        batch=batch,
     )
 
 
@@ -77,7 +84,7 @@ def test_a_job_comes_to_the_batch_of_its_policy_by_doubling():
     assert way == [512, 1024, 1600]
     assert tuned.tuner.choices[7].batch == 1600
     ((_, choice),) = tuned.round(of, 400, report(1600))
-    assert (choice.batch, choice.reason) == (400, "the policy chose 400 for 4 GPUs")
+    assert (choice.batch, words(choice.reason)) == (400, "the policy chose 400 for 4 GPUs")
 
 
 def test_no_further_than_memory_is_known_to_take():

@@ -65,17 +65,17 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
 
 
 @pytest.fixture
-def desk() -> ReportState:
+def state() -> ReportState:
     return ReportState(Report(job_id=7, run=2, phase="starting"))
 
 
 @pytest.fixture
-def running(controller: Controller, desk: ReportState) -> Iterator[ControllerClient]:
-    running = ControllerClient(desk, "ctl:1")
+def running(controller: Controller, state: ReportState) -> Iterator[ControllerClient]:
+    running = ControllerClient(state, "ctl:1")
     running.start()
     yield running
     controller.give(Orders(seq=99))
-    running.stop(farewell_s=5)
+    running.stop(final_report_s=5)
 
 
 def eventually(true: Callable[[], object]) -> None:
@@ -86,26 +86,26 @@ def eventually(true: Callable[[], object]) -> None:
 
 
 def test_it_reports_at_once_and_on_every_change_of_phase(
-    controller: Controller, desk: ReportState, running: ControllerClient
+    controller: Controller, state: ReportState, running: ControllerClient
 ) -> None:
     assert controller.reports.get(timeout=5)["phase"] == "starting"
-    desk.tell({"step": 4})
-    desk.tell({"phase": "saved", "notice": 3})
+    state.update({"step": 4})
+    state.update({"phase": "saved", "notice": 3})
     report = controller.reports.get(timeout=5)
     assert (report["phase"], report["notice"], report["step"]) == ("saved", 3, 4)
 
 
-def test_it_reports_regularly(controller: Controller, desk: ReportState) -> None:
+def test_it_reports_regularly(controller: Controller, state: ReportState) -> None:
     controller.orders = Orders(report_every_s=0.05)
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
     for _ in range(4):
         controller.reports.get(timeout=5)
-    running.stop(farewell_s=5)
+    running.stop(final_report_s=5)
 
 
 def test_the_long_poll_brings_orders(
-    controller: Controller, desk: ReportState, running: ControllerClient
+    controller: Controller, state: ReportState, running: ControllerClient
 ) -> None:
     poll = controller.polls.get(timeout=5)
     assert {k: poll[k] for k in ("v", "job_id", "run", "seen")} == {
@@ -115,90 +115,90 @@ def test_the_long_poll_brings_orders(
         "seen": 0,
     }
     controller.give(Orders(seq=5, action="notice", notice=1))
-    eventually(lambda: desk.orders().action == "notice")
+    eventually(lambda: state.orders().action == "notice")
     assert controller.polls.get(timeout=5)["seen"] == 5
 
 
 def test_a_silent_controller_is_said_once_and_its_return_too(
-    controller: Controller, desk: ReportState, capfd: pytest.CaptureFixture[str]
+    controller: Controller, state: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
     controller.trouble = frames.ControllerUnreachable("controller ctl:1: Connection refused")
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.5)
-    assert desk.orders() == Orders()
+    assert state.orders() == Orders()
     controller.trouble = None
     controller.reports.get(timeout=10)
     said, end = "", time.monotonic() + 10
     while "answers again" not in said and time.monotonic() < end:  # its thread says it
         said += capfd.readouterr().err
         time.sleep(0.01)
-    running.stop(farewell_s=5)
+    running.stop(final_report_s=5)
     said += capfd.readouterr().err
-    assert said.count("Connection refused; the job goes on without it") == 1
+    assert said.count("Connection refused; the job continues without it") == 1
     assert said.count("answers again") == 1
 
 
 def test_a_notice_runs_out_although_the_controller_is_dead(
     controller: Controller,
-    desk: ReportState,
+    state: ReportState,
     running: ControllerClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slurm_elastic.job.report_state.GRACE_S", 0.1)
     controller.polls.get(timeout=5)
     controller.give(Orders(seq=5, action="notice", notice=1, deadline_s=0.1))
-    eventually(lambda: desk.orders().action == "notice")
+    eventually(lambda: state.orders().action == "notice")
     controller.trouble = frames.ControllerUnreachable("controller ctl:1: Connection refused")
-    desk.tell({"phase": "saved", "notice": 1})
-    eventually(lambda: desk.orders().action == "resume")
+    state.update({"phase": "saved", "notice": 1})
+    eventually(lambda: state.orders().action == "resume")
 
 
 def test_a_refusal_is_said_once(
-    controller: Controller, desk: ReportState, capfd: pytest.CaptureFixture[str]
+    controller: Controller, state: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
     controller.trouble = frames.RequestRejected("job 7 is not elastic")
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.3)
-    running.stop(farewell_s=0)
-    assert capfd.readouterr().err.count("ctl:1 refuses: job 7 is not elastic") == 1
+    running.stop(final_report_s=0)
+    assert capfd.readouterr().err.count("ctl:1 rejects the report: job 7 is not elastic") == 1
 
 
 def test_a_controller_that_does_not_know_the_job_yet_is_no_news(
-    controller: Controller, desk: ReportState, capfd: pytest.CaptureFixture[str]
+    controller: Controller, state: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
     controller.trouble = frames.RequestRejected("job 7 is not known", "unknown_job")
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.2)
     controller.trouble = None
     controller.reports.get(timeout=10)
     controller.give(Orders(seq=1))
-    running.stop(farewell_s=5)
+    running.stop(final_report_s=5)
     assert capfd.readouterr().err == ""
 
 
 def test_orders_that_are_not_understood_are_said(
-    controller: Controller, desk: ReportState, monkeypatch: pytest.MonkeyPatch,
+    controller: Controller, state: ReportState, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(frames, "call", lambda *_, **__: {"orders": {"action": "dance"}})
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.3)
-    running.stop(farewell_s=1)
+    running.stop(final_report_s=1)
     assert capfd.readouterr().err.count("'dance' is none of") == 1
-    assert desk.orders() == Orders()
+    assert state.orders() == Orders()
 
 
-def test_the_last_report_is_waited_for(controller: Controller, desk: ReportState) -> None:
-    running = ControllerClient(desk, "ctl:1")
+def test_the_last_report_is_waited_for(controller: Controller, state: ReportState) -> None:
+    running = ControllerClient(state, "ctl:1")
     running.start()
     controller.reports.get(timeout=5)
-    desk.tell({"phase": "ended", "exit_code": 3})
+    state.update({"phase": "ended", "exit_code": 3})
     controller.give(Orders(seq=1))
-    running.stop(farewell_s=5)
+    running.stop(final_report_s=5)
     reports = [controller.reports.get(timeout=5)]
     while not controller.reports.empty():
         reports.append(controller.reports.get())
@@ -206,13 +206,13 @@ def test_the_last_report_is_waited_for(controller: Controller, desk: ReportState
 
 
 def test_a_controller_that_never_answered_is_not_waited_for(
-    controller: Controller, desk: ReportState
+    controller: Controller, state: ReportState
 ) -> None:
     controller.trouble = frames.ControllerUnreachable("nobody")
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
     began = time.monotonic()
-    running.stop(farewell_s=30)
+    running.stop(final_report_s=30)
     assert time.monotonic() - began < 5
 
 
@@ -225,34 +225,34 @@ def test_a_controller_that_never_answered_is_not_waited_for(
     ],
 )
 def test_whether_the_first_orders_are_still_to_come(
-    controller: Controller, desk: ReportState, trouble: Exception, expected: str
+    controller: Controller, state: ReportState, trouble: Exception, expected: str
 ) -> None:
-    desk.expect()
+    state.expect_controller()
     controller.trouble = trouble
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     calls = controller.calls
     running.start()
     eventually(lambda: controller.calls > calls + 1)
-    assert desk.news()[1] == expected
+    assert state.orders_and_source()[1] == expected
     controller.trouble = None
     controller.reports.get(timeout=10)
-    eventually(lambda: desk.news()[1] == "heard")
+    eventually(lambda: state.orders_and_source()[1] == "heard")
     controller.give(Orders(seq=1))
-    running.stop(farewell_s=5)
+    running.stop(final_report_s=5)
 
 
 def test_a_program_that_fails_at_once_is_heard_all_the_same(
-    controller: Controller, desk: ReportState
+    controller: Controller, state: ReportState
 ) -> None:
     """Neither has the controller answered yet, nor does it know the job."""
     controller.trouble = frames.RequestRejected("not known yet", "unknown_job")
-    running = ControllerClient(desk, "ctl:1")
+    running = ControllerClient(state, "ctl:1")
     running.start()
-    desk.tell({"phase": "ended", "exit_code": 3})
+    state.update({"phase": "ended", "exit_code": 3})
     eventually(lambda: controller.calls)
     known = threading.Timer(0.3, lambda: setattr(controller, "trouble", None))
     known.start()
-    running.stop(farewell_s=5, failed=True)
+    running.stop(final_report_s=5, failed=True)
     known.join()
     said = controller.reports.get(timeout=0)
     assert (said["phase"], said["exit_code"]) == ("ended", 3)

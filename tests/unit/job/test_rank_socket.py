@@ -24,9 +24,9 @@ class Esrun:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(rank_socket.socket_address(self.path))
         self.listener.listen()
-        self.desk = ReportState(Report(job_id=7, run=0, phase="starting"))
+        self.state = ReportState(Report(job_id=7, run=0, phase="starting"))
         self.joined = 0
-        RankSocketServer(self.desk, self.listener, joined=self._join).start()
+        RankSocketServer(self.state, self.listener, on_report=self._join).start()
 
     def _join(self) -> None:
         self.joined += 1
@@ -55,13 +55,13 @@ def eventually(true: Callable[[], object]) -> None:
 
 
 def test_the_first_orders_are_those_of_the_controller(esrun: Esrun) -> None:
-    esrun.desk.expect()
+    esrun.state.expect_controller()
     link = RankSocket.connect()
     assert link is not None
     assert link.first(0.05) == Orders(), "it waits no longer than that"
     assert link.controlled
     ordered = Orders(seq=4, layout="2x2", batch=64)
-    threading.Timer(0.1, esrun.desk.take, [ordered], {"authoritative": False}).start()
+    threading.Timer(0.1, esrun.state.receive, [ordered], {"authoritative": False}).start()
     assert link.first(30) == ordered
     assert link.first(30) == ordered
     link.close()
@@ -71,10 +71,10 @@ def test_the_first_orders_are_those_of_the_controller(esrun: Esrun) -> None:
 def test_nothing_to_wait_for(esrun: Esrun, controller: str) -> None:
     orders = Orders(seq=2, frozen=3) if controller == "heard" else Orders()
     if controller == "unreachable":
-        esrun.desk.expect()
-        threading.Timer(0.1, esrun.desk.despair).start()
+        esrun.state.expect_controller()
+        threading.Timer(0.1, esrun.state.give_up_controller).start()
     elif controller == "heard":
-        esrun.desk.take(orders, authoritative=True)
+        esrun.state.receive(orders, authoritative=True)
     link = RankSocket.connect()
     assert link is not None
     assert link.first(3600) == orders
@@ -98,34 +98,34 @@ def test_first_orders_of_an_esrun_that_is_old_or_dies() -> None:
 def test_a_large_profile_arrives(esrun: Esrun, link: RankSocket) -> None:
     rows = [[f"block{i}", 0.1234567890123, 0.1234567890123, 1e6, 1e6] for i in range(600)]
     link.send({"profile": rows, "step": 3})
-    eventually(lambda: (link.orders(), esrun.desk.report().step == 3)[1])
-    assert len(esrun.desk.report().profile) == 600
-    assert esrun.desk.report().profile[0][1] == 0.123457
+    eventually(lambda: (link.orders(), esrun.state.report().step == 3)[1])
+    assert len(esrun.state.report().profile) == 600
+    assert esrun.state.report().profile[0][1] == 0.123457
 
 
 def test_reports_arrive(esrun: Esrun, link: RankSocket) -> None:
     link.send({"phase": "training", "step": 3})
     link.send({"step": 4})
-    eventually(lambda: esrun.desk.report().step == 4)
-    assert esrun.desk.report().phase == "training"
+    eventually(lambda: esrun.state.report().step == 4)
+    assert esrun.state.report().phase == "training"
     assert esrun.joined
 
 
 def test_orders_arrive_and_can_be_waited_for(esrun: Esrun, link: RankSocket) -> None:
     assert link.wait(0.05) == Orders()
-    esrun.desk.take(Orders(seq=1, action="notice", notice=3, deadline_s=30), authoritative=True)
+    esrun.state.receive(Orders(seq=1, action="notice", notice=3, deadline_s=30), authoritative=True)
     orders = link.wait(10)
     assert (orders.action, orders.notice) == ("notice", 3)
     left = link.deadline_left()
     assert left is not None
     assert 20 < left <= 30
-    esrun.desk.take(Orders(seq=2), authoritative=True)
+    esrun.state.receive(Orders(seq=2), authoritative=True)
     eventually(lambda: link.orders().action == "run")
     assert link.deadline_left() is None
 
 
 def test_who_joins_late_is_told_the_last_orders(esrun: Esrun) -> None:
-    esrun.desk.take(Orders(seq=1, action="rehearse"), authoritative=True)
+    esrun.state.receive(Orders(seq=1, action="rehearse"), authoritative=True)
     link = RankSocket.connect()
     assert link is not None
     assert link.wait(10).action == "rehearse"

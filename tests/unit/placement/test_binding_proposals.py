@@ -9,6 +9,7 @@ from slurm_elastic.config.schema import Config, ControllerSettings, ResizeSettin
 from slurm_elastic.core.plan import Action, Alternative, Proposal
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.reasons import told, words
 from tests.support.synthetic_clusters import Cluster, node
 
 CONTROLLER = Config(
@@ -36,7 +37,7 @@ class Told:
                 Proposal(
                     job_id=job_id,
                     alternatives=tuple(
-                        Alternative(gpu_type=t, gpus=g, value=-i, reason="told so")
+                        Alternative(gpu_type=t, gpus=g, value=-i, reason=told("told so"))
                         for i, (t, g) in enumerate(wishes)
                     ),
                 )
@@ -69,7 +70,7 @@ def test_changes_that_would_not_pay_are_carried_out(at_once):
     c.add(1, elastic="1-8", on={"g1": 4}, record={"restart_s": 1e6, "progress": 0.999})
     plan = decide(c, Told(j1=[("a100", 2)]), at_once=at_once)
     assert targets(plan) == {1: {"g1": 2}}
-    assert plan.decision[1].reason == "told so"
+    assert words(plan.decision[1].reason) == "told so"
 
 
 @BOTH
@@ -194,6 +195,6 @@ def test_words_can_be_left_out():
     c = cluster(1)
     c.add(1, elastic="1-8", on={"g1": 2})
     told, untold = (decide(c, Told(), explain=e).decision[1] for e in (True, False))
-    assert told.why_not_more
-    assert not untold.why_not_more
+    assert words(told.why_not_more)
+    assert not words(untold.why_not_more)
     assert told.target == untold.target

@@ -18,6 +18,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import load
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node, racks
 
 SPEEDS = {"node": 2400.0, "rack": 100.0, "spine": 10.0}
@@ -67,7 +68,7 @@ def starts(c, settings):
 
 def test_a_job_of_many_gradients_waits_at_a_slow_spine_a_small_one_does_not():
     assert not starts(cluster(VGG), config())
-    assert "over 2 racks it would run at 0.40" in decided(cluster(VGG), config()).reason
+    assert "over 2 racks it would run at 0.40" in words(decided(cluster(VGG), config()).reason)
     assert starts(cluster(SMALL), config())
 
 
@@ -121,13 +122,13 @@ def test_where_it_is_the_others_are_in_its_measurements():
 
 
 @pytest.mark.parametrize(
-    ("size", "starts_at_once", "words"),
+    ("size", "starts_at_once", "text"),
     [
         (VGG, False, "over 2 racks it would compute 0.33 of its time"),
         (SMALL, True, "distance costs it nothing"),
     ],
 )
-def test_dally_asks_what_the_links_cost(size, starts_at_once, words):
+def test_dally_asks_what_the_links_cost(size, starts_at_once, text):
     controller = ControllerSettings(queue="controller", policy="dally")
     settings = dataclasses.replace(config(), controller=controller)
     c = cluster(size)
@@ -136,4 +137,4 @@ def test_dally_asks_what_the_links_cost(size, starts_at_once, words):
     )
     found = plan.decision[1]
     assert (found.target is not None) is starts_at_once
-    assert words in found.reason
+    assert text in words(found.reason)

@@ -15,6 +15,7 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.plan import Action
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import NOW, Cluster, node
 
 EASY = ResizeSettings(min_interval_s=0.0, per_hour=1000, min_gain=0.0, restart_s=0.0)
@@ -63,7 +64,7 @@ def test_a_user_s_share_says_whose():
         full.add(j, elastic="1-4", on={f"n{j}": held}, record={"proven": True, "reporting": True})
     decision = decide(full, LimitSettings(user_share=0.4)).decision[4]
     assert decision.action is Action.KEEP
-    assert decision.why_not_more == (
+    assert words(decision.why_not_more) == (
         "alice's elasticity may have 3 GPUs above MIN ([limits]), and 3 are in use"
     )
 
@@ -84,7 +85,7 @@ def test_a_user_s_resizes_are_used_up():
     spent = {"alice": [NOW - 600.0, NOW - 60.0]}
     plan = decide(scene(1, 2), LimitSettings(resizes_per_user=2), resized=spent)
     assert gpus(plan) == {1: 4, 2: 1}
-    why = plan.decision[2].waiting_for
+    why = words(plan.decision[2].waiting_for)
     assert why.startswith(
         "would grow to 4 a100, but alice has used 2 of 2 resizes this hour, until"
     )
@@ -99,7 +100,9 @@ def test_the_site_s_resizes_go_round_in_order():
     plan = decide(scene(1, 2), LimitSettings(resizes=1), resized={})
     assert sorted(gpus(plan).values()) == [1, 4]
     left = next(d for d in plan.decisions if d.action is Action.KEEP)
-    assert "the site has used 0 of 1 resizes this hour, and others come first" in left.waiting_for
+    assert "the site has used 0 of 1 resizes this hour, and others come first" in words(
+        left.waiting_for
+    )
 
 
 def test_who_has_used_up_all_gives_way_to_others_all_the_same():
@@ -120,7 +123,7 @@ def test_near_the_end_of_its_time_a_job_is_left_alone(left, grows):
     cluster.jobs = [dataclasses.replace(job, start_time=started, time_limit_s=600)]
     decision = decide(cluster, LimitSettings()).decision[1]
     assert (decision.action is Action.GROW) == grows
-    assert grows or decision.waiting_for.startswith("its time limit ends it at ")
+    assert grows or words(decision.waiting_for).startswith("its time limit ends it at ")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.submission import parse_admin_comment
+from tests.fuzz import directive as fuzz_directive
 from tests.fuzz import lua as fuzz_lua
 from tests.support.directives import DIRECTIVES, octets
 from tests.support.needs import needs
@@ -180,6 +181,13 @@ def test_agrees_with_python(texts):
     assert read(*octets_of) == [answer(text) for text in texts]
 
 
+def test_agrees_with_python_on_random_directives():
+    tally = fuzz_directive.run(0, 1, batch=3000)
+    assert tally.crashes == []
+    assert tally.inputs == 3000
+    assert tally.notes["accepted"] > 300
+
+
 def test_job_without_directive_is_left_alone(slurm):
     assert slurm.submit(None, tres_per_node="gres/gpu:3", comment="elastic: a plan") == (0, "", {})
 
@@ -293,6 +301,9 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
     ("elastic", "fields", "message"),
     [
         ("16-2", {}, "--elastic=16-2: MIN 16 is larger than MAX 2; write 2-16"),
+        ("", {}, "--elastic=: nothing is given; write MIN-MAX, for example 2-16"),
+        ("2???16", {}, '"2???16" is neither a number of GPUs nor a range; begin with 2 or 2-16'),
+        ("a" * 511, {}, "511 bytes are more than the 256 allowed; shorten it"),
         ("2\x1b[2J", {}, "--elastic=2?[2J: byte 0x1b at position 2 is not allowed"),
         ("4-16", {"tres_per_node": "gres/gpu:2"}, "asks for 2 GPUs to start with, outside 4-16"),
         ("2-16", {"tres_per_node": "gres/gpu"}, "asks for 1 GPU to start with, outside 2-16"),

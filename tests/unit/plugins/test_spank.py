@@ -1,4 +1,4 @@
-"""The SPANK plugin compiled, examined, run under sanitizers; tests/cluster runs it in Slurm."""
+"""The SPANK plugin, compiled, examined and run under sanitizers; tests/cluster runs it in Slurm."""
 
 import os
 import platform
@@ -8,99 +8,100 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from slurm_elastic.core.directive import Directive, DirectiveError
-from tests.fuzz import spank
 from tests.support.directives import DIRECTIVES, octets
 from tests.support.needs import needs
 
 ROOT = Path(__file__).parents[3]
 SPANK = ROOT / "plugins" / "spank"
+SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 pytestmark = needs("gcc", "make")
 
 
-def answer(text: str) -> str:
-    """What check_directive should print."""
-    try:
-        Directive.parse(text)
-    except DirectiveError as error:
-        return f"{error.part}\t{error}"
-    return "ok"
-
-
 @pytest.fixture(scope="module")
-def check(tmp_path_factory):
-    """Runs the C reader on texts; any memory error ends it."""
-    program = tmp_path_factory.mktemp("spank") / "check_directive"
-    sources = [ROOT / "plugins" / "spank" / name for name in ("check_directive.c", "directive.c")]
-    warnings = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-    sanitizers = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run(["gcc", *warnings, *sanitizers, "-o", program, *sources], check=True)
+def sbatch(tmp_path_factory):
+    """Return a function that runs fake_sbatch.c and returns the value passed on, or None."""
+    program = tmp_path_factory.mktemp("spank") / "fake_sbatch"
+    source = Path(__file__).with_name("fake_sbatch.c")
+    command = ["gcc", "-std=gnu11", *SANITIZERS, f"-I{SPANK / 'fuzz'}", "-o", program, source]
+    subprocess.run(command, check=True)
 
-    def run(*texts: bytes) -> list[str]:
-        done = subprocess.run([program, *texts], capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode("ascii").splitlines()
+    def run(*arguments: bytes | str, rc: int = 0, **environment: bytes | str):
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, check=False, env=environment
+        )
+        assert done.returncode == rc, done.stderr.decode()
+        if rc:
+            return done.stderr.decode("ascii")
+        lines = done.stdout.decode("ascii").splitlines()
+        values = [line.split(" ")[1] for line in lines if line.startswith("ELASTIC ")]
+        return bytes.fromhex(values[0]) if values else None
 
     return run
 
 
-def test_valid(check):
-    texts = [octets(row) for row in DIRECTIVES["valid"]]
-    assert check(*texts) == ["ok"] * len(texts)
+def test_valid_directives_are_passed_on_unchanged(sbatch):
+    for row in DIRECTIVES["valid"]:
+        text = octets(row)
+        assert sbatch(b"--elastic=" + text) == text
+        assert sbatch(SLURM_ELASTIC=text) == text
 
 
-def test_invalid(check):
-    rows = [row for row in DIRECTIVES["invalid"] if b"\0" not in octets(row)]
-    for row, line in zip(rows, check(*map(octets, rows)), strict=True):
-        part, message = line.split("\t")
-        assert part == row["part"]
-        assert message.endswith(": " + row["reason"])
+def test_invalid_directives_are_passed_on_and_stay_invalid(sbatch):
+    for row in DIRECTIVES["invalid"]:
+        text = octets(row)
+        if b"\0" in text:
+            continue
+        passed = sbatch(b"--elastic=" + text)
+        with pytest.raises(DirectiveError) as caught:
+            Directive.parse(passed.decode("ascii"))
+        if len(text) < 512 and all(0x20 <= byte <= 0x7E for byte in text):
+            assert passed == text
+            assert caught.value.part == row["part"]
 
 
-def test_messages_are_pythons(check):
-    rows = [row for row in DIRECTIVES["invalid"] if b"\0" not in octets(row)]
-    texts = [octets(row) for row in rows]
-    assert check(*texts) == [answer(text.decode("utf-8", "surrogateescape")) for text in texts]
+def test_bytes_that_are_not_printable_become_question_marks(sbatch):
+    assert sbatch("--elastic=2\u201316") == b"2???16"
+    assert sbatch("--elastic=2-16\x1b[31m\n\x7f \t") == b"2-16?[31m?? ?"
+    assert sbatch(SLURM_ELASTIC="4-2\x1b[31m") == b"4-2?[31m"
 
 
-KEYS = ["types=", "batch=", "parallel=", "freeze=", "max-penalty=", "notice=", "unit="]
-VALUES = ["a100", "v100", "a100:2", "mig", "1g.5gb", "data", "auto", "off", "0.5%", "100%", "é"]
-NUMBERS = ["2", "16", "0", "4-8", "8-4", "99999999999"]
-SIGNS = [*"-,=:/.% \t", ",,"]
-PIECES = st.sampled_from(KEYS + VALUES + NUMBERS + SIGNS)
+def test_long_values_are_cut_but_stay_too_long(sbatch):
+    assert sbatch(f"--elastic=2-16,types={600 * 'a'}") == b"2-16,types=" + 500 * b"a"
 
 
-@settings(max_examples=60)
-@given(st.lists(st.lists(PIECES, max_size=9).map(lambda pieces: "2-16," + "".join(pieces))))
-def test_agrees_with_python(check, texts):
-    assert check(*(text.encode() for text in texts)) == [answer(text) for text in texts]
+def test_command_line_beats_environment_beats_script(sbatch):
+    assert sbatch() is None
+    assert sbatch("script=3") == b"3"
+    assert sbatch("script=3", SLURM_ELASTIC="2") == b"2"
+    assert sbatch("script=3", SLURM_ELASTIC="") == b"3"
+    assert sbatch("script=3", "--elastic=1", SLURM_ELASTIC="2") == b"1"
+    assert sbatch("--elastic=1", "--elastic=2") == b"2"
+    assert sbatch("--elastic=", SLURM_ELASTIC="2") == b""
+    assert sbatch("script=3", "script=3") == b"3"
 
 
-@given(st.lists(st.binary(max_size=300).filter(lambda data: b"\0" not in data), min_size=20))
-@settings(max_examples=30)
-def test_survives_any_bytes(check, texts):
-    lines = check(*texts)
-    assert lines == [answer(text.decode("utf-8", "surrogateescape")) for text in texts]
+def test_two_values_in_the_script_are_refused(sbatch):
+    refusal = "elastic: --elastic=3?: differs from --elastic=2 given before; keep one\n"
+    assert sbatch("script=2", "script=3\n", rc=255) == refusal
 
 
-@needs("lua5.1")
-def test_agrees_with_python_and_lua_on_random_directives():
-    tally = spank.run(0, 1, batch=3000)
-    assert tally.crashes == []
-    assert tally.inputs == 3000
-    assert tally.notes["accepted"] > 300
+def test_help_lists_the_keys_of_the_directive():
+    source = (SPANK / "elastic.c").read_text("utf-8")
+    usage = source[source.index("; keys: ") : source.index(".has_arg")]
+    keys = re.findall(r"([a-z-]+)=[^ =]*[,\"]", usage)
+    with pytest.raises(DirectiveError) as caught:
+        Directive.parse("2,key=")
+    assert caught.value.reason.endswith("known keys: " + ", ".join(keys))
 
 
 def test_plugin_under_sanitizers(tmp_path):
-    """The corpus and what a seed makes of it, through every hook and a Slurm that checks."""
+    """Run the corpus and mutations of it through every hook; fuzz_elastic.c checks each."""
     program = tmp_path / "fuzzer"
-    names = ["fuzz/fuzz_elastic.c", "fuzz/driver.c", "directive.c"]
-    sources = [SPANK / name for name in names]
-    command = ["gcc", "-std=gnu11", *spank.SANITIZERS, f"-I{SPANK / 'fuzz'}", "-o", program]
+    sources = [SPANK / "fuzz" / name for name in ("fuzz_elastic.c", "driver.c")]
+    command = ["gcc", "-std=gnu11", *SANITIZERS, f"-I{SPANK / 'fuzz'}", "-o", program]
     subprocess.run([*command, *sources], check=True)
     done = subprocess.run(
         [program, "-runs=20000", "-seed=7", SPANK / "fuzz" / "corpus"],
@@ -115,7 +116,7 @@ def test_plugin_under_sanitizers(tmp_path):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The plugin as installed, against Slurm's headers or, without them, the fuzzer's."""
+    """Build the plugin as installed, with Slurm's headers or else those of the fuzzer."""
     copy = tmp_path_factory.mktemp("build") / "plugins"
     shutil.copytree(ROOT / "plugins", copy)
     headers = "" if Path("/usr/include/slurm/spank.h").exists() else "CPPFLAGS=-Ifuzz"
@@ -147,8 +148,9 @@ def test_plugin_is_hardened(library):
     assert not re.search(r"TEXTREL|RPATH|RUNPATH", dynamic)
     needed = output("nm", "-D", "--undefined-only", library)
     assert "__stack_chk_fail" in needed
-    assert {"__snprintf_chk", "__vsnprintf_chk"} <= set(re.findall(r"__\w+_chk", needed))
-    assert not re.search(r"\b(strcpy|strcat|sprintf|gets|system|popen|exec\w+)@", needed)
+    assert not re.search(r"\b(strcpy|strcat|v?s?n?printf|gets|system|popen|exec\w+)@", needed)
+    make = ["make", "-C", library.parent, "--dry-run", "--always-make", "elastic.o"]
+    assert re.search(r" -D_FORTIFY_SOURCE=[23] ", output(*make))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="CET is x86-64's")

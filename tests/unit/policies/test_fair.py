@@ -8,6 +8,7 @@ from slurm_elastic.core.plan import Measurement
 from slurm_elastic.models.speedup import SpeedModel
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Question
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, busy, node
 
 CALM = Config(resize=ResizeSettings(restart_s=0.0, min_gain=0.0))
@@ -72,7 +73,7 @@ def test_min_goes_to_running_jobs_then_by_priority_then_age():
     c.add(4, elastic="4-8", on={"a1001": 4}, priority=1)
     assert shares(c, {"a100": 12}) == {4: 4, 2: 4, 1: 4, 3: 0}
     waiting = ask(c, {"a100": 12})[3].alternatives
-    assert waiting[0].reason == "waits for 4 a100, its MIN"
+    assert words(waiting[0].reason) == "waits for 4 a100, its MIN"
 
 
 def test_units_and_types_are_obeyed():
@@ -103,7 +104,7 @@ def test_a_faster_type_with_idle_gpus_is_offered_and_the_present_one_after_it():
         ("a100", 4),
         ("v100", 4),
     ]
-    assert "make it faster" in offered[0].reason
+    assert "make it faster" in words(offered[0].reason)
     assert shares(c, {"a100": 1, "v100": 4}, config) == {1: 4}
 
 

@@ -12,6 +12,7 @@ from slurm_elastic.simulator.simulated_job import SimulatedJob
 from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.reasons import told
 from tests.support.synthetic_applications import synthetic_application
 
 CLUSTER = cluster_text.parse("t4:2x4,a100:1x8")
@@ -33,9 +34,11 @@ class Scripted:
         proposals = []
         for job_id in question.jobs:
             self.seen.append(question.records[job_id].learned)
-            wish = Alternative(gpu_type="t4", gpus=4, value=1.0, reason="told so", batch=batch)
+            wish = Alternative(
+                gpu_type="t4", gpus=4, value=1.0, reason=told("told so"), batch=batch
+            )
             if question.snapshot.job[job_id].name in self.gone:
-                wish = Alternative(gpu_type="", gpus=0, value=0.0, reason="no", dropped=True)
+                wish = Alternative(gpu_type="", gpus=0, value=0.0, reason=told("no"), dropped=True)
             proposals.append(Proposal(job_id=job_id, alternatives=(wish,)))
         return tuple(proposals), state
 

@@ -21,6 +21,7 @@ from slurm_elastic.simulator.truth.ground_truth import GroundTruth
 from slurm_elastic.simulator.truth.restart_costs import RestartCosts
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, WorkloadError
+from tests.support.reasons import told
 from tests.support.synthetic_applications import synthetic_application
 
 CLUSTER = "t4:2x4,a100:1x8"
@@ -44,7 +45,7 @@ class Scripted:
             name = question.snapshot.job[job_id].name
             steps = self.script.get(name, [(0, "t4", 1)])
             _, kind, gpus = max(s for s in steps if s[0] <= now)
-            wish = Alternative(gpu_type=kind, gpus=gpus, value=1.0, reason="told so")
+            wish = Alternative(gpu_type=kind, gpus=gpus, value=1.0, reason=told("told so"))
             proposals.append(Proposal(job_id=job_id, alternatives=(wish,)))
         return tuple(proposals), {"rounds": state.get("rounds", 0) + 1}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slurm_elastic.core.layout import LayoutText
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.signals import STOPPED
 from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
@@ -106,7 +106,7 @@ def test_a_layout_that_is_ordered_while_the_job_runs(
         runs.start(2, step_s=0.1, **options)
         runs.wait_for_step(until)
         launcher.tell(layout=ordered)
-        assert runs.join() == [AGAIN] * 2, runs.log()
+        assert runs.join() == [RESTART_CODE] * 2, runs.log()
         assert runs.saved_steps()[-1] == max(runs.losses())
         assert "restarting in another layout" in runs.log()
     runs.start(2, **options)

@@ -1,6 +1,6 @@
 /*
- * Stands in for Slurm's <slurm/spank.h> where the plugin is fuzzed or built without Slurm: the
- * names that elastic.c uses and nothing else. Never installed.
+ * Replacement for Slurm's <slurm/spank.h> where the plugin is fuzzed or built without Slurm: the
+ * names that elastic.c uses. Never installed.
  */
 #ifndef ELASTIC_FUZZ_SPANK_H
 #define ELASTIC_FUZZ_SPANK_H

@@ -66,7 +66,7 @@ def test_a_successor_does_not_believe_how_things_stood_in_slurm(active):
     assert other.live_transitions() == []
     (history,) = other.transitions(7)
     assert history["state"] == "ENDED"
-    assert "lost" in history["problem"]
+    assert history["problem"]["code"] == "controller-lost"
     record = other.get_job("7@1")
     assert (record["held"], record["override"]) == (True, "1-2")
     assert (record["pin"], record["leased"]) == (None, False)

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_elastic.cli.reason_text import text
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.plan import JobRecord
+from slurm_elastic.core.reason import Reason
 from tests.support import example_round as example
 
 EVERYBODY = Viewer(uid=example.BOB, operator=False)
@@ -80,8 +82,12 @@ def test_private_data_hides_other_peoples_jobs_everywhere():
 def test_private_data_hides_other_peoples_jobs_in_reasons_too():
     alice = Viewer(uid=example.ALICE, operator=False, private=True)
     said = ask("explain", viewer=alice, job_ids=(4711,))["decision"]
-    assert said["why_not_more"] == "another job needs 4 GPUs and freed ones are kept for it"
-    assert said["reason"] == "to start another job (rigid, waiting 2 min)"
+    hidden = {"gpus": 4, "job": None, "user": None}
+    assert said["why_not_more"] == {"code": "freed-gpus-kept", "parameters": hidden}
+    assert said["reason"] == {
+        "code": "gives-gpus",
+        "parameters": {**hidden, "elastic": False, "waited_s": 120.0},
+    }
     everything = json.dumps(ask("status", viewer=alice)) + json.dumps(ask("plan", viewer=alice))
     assert "4722" not in everything
     assert "bob" not in everything
@@ -89,16 +95,46 @@ def test_private_data_hides_other_peoples_jobs_in_reasons_too():
 
 def test_private_data_hides_in_reasons_jobs_that_are_long_gone():
     """After MinJobAge only the history knows them."""
-    rows = [{**example.HISTORY[0], "reason": said} for said in (
-        "gives 4 GPUs so that bob's 4600 (rigid, waiting 2 min) can start",
-        "gives way to dom\\bob@site's 4600_7, as job 4601 did",
-    )]  # fmt: skip
+    past = [
+        Reason("gives-to-job", gpus=4, job="4600_7", running=False),
+        Reason("lease-kept-by-shrink", jobs=["4600", "4711", "4601"]),
+        Reason("waits-for-nodes", nodes=["n1"], reason=Reason("job-came-first", job="4600")),
+        Reason.from_json("gives way to dom\\bob@site's 4600_7, as job 4601 did"),
+    ]
+    rows = [{**example.HISTORY[0], "reason": reason} for reason in past]
     alice = Viewer(uid=example.ALICE, operator=False, private=True)
     found = dispatch.answer("history", example.VIEW, alice, {}, history=rows)["changes"]
-    assert [c["reason"] for c in found] == [
-        "gives 4 GPUs so that another job (rigid, waiting 2 min) can start",
-        "gives way to another job, as another job did",
+    assert [c["reason"]["parameters"] for c in found] == [
+        {"gpus": 4, "job": None, "running": False},
+        {"jobs": [None, "4711", None]},
+        {"nodes": ["n1"], "reason": {"code": "job-came-first", "parameters": {"job": None}}},
+        {"text": None},
     ]
+
+
+def test_numbers_that_are_no_job_ids_stay_whoever_has_such_an_id():
+    """Strangers' jobs 8 and 15: growing to 8 would gain less than the 15 s it costs."""
+    strangers = [
+        replace(example.JOBS[0], job_id=i, display_id=str(i), user="bob", uid=example.BOB)
+        for i in (8, 15)
+    ]
+    snapshot = replace(example.SNAPSHOT, jobs=(*example.SNAPSHOT.jobs, *strangers))
+    why = Reason(
+        "change-not-paid-back",
+        change="grow",
+        gpus=8,
+        gpu_type="a100",
+        gain=0.08,
+        window_s=120.0,
+        cost_s=15.0,
+    )
+    decision = replace(example.PLAN.decision[4711], why_not_more=why)
+    plan = replace(example.PLAN, decisions=(decision,))
+    view = replace(example.VIEW, snapshot=snapshot, plan=plan)
+    alice = Viewer(uid=example.ALICE, operator=False, private=True)
+    said = ask("explain", view, viewer=alice, job_ids=(4711,))["decision"]["why_not_more"]
+    assert said == why.to_json()
+    assert "growing to 8 would gain 8%, less in 2 min than the 15 s it costs" in text(said)
 
 
 def test_usage_nodes_and_partitions_may_be_private_too():
@@ -207,11 +243,11 @@ def test_ten_thousand_jobs_are_answered_within_a_second():
 
 
 def test_a_record_that_cannot_be_read_is_said_though_the_job_is_not_elastic():
-    why = "AdminComment: is not JSON: Expecting value"
+    why = Reason("directive-invalid", error="AdminComment: is not JSON: Expecting value")
     jobs = tuple(
         replace(j, submission=None, managed=False, unmanaged_reason=why) if j.job_id == 4711 else j
         for j in example.SNAPSHOT.jobs
     )
     view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs))
     job = ask("explain", view=view, job_ids=(4711,))["job"]
-    assert (job["elastic"], job["unmanaged_reason"]) == (False, why)
+    assert (job["elastic"], job["unmanaged_reason"]) == (False, why.to_json())

@@ -6,6 +6,7 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.core.cluster import JobState, Node, Snapshot, Switch
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from tests.support.job_records import job, transition
 
@@ -72,7 +73,9 @@ def test_it_survives_a_restart_and_a_requeue_but_not_another_job(store, ledger):
 
 def test_only_changes_that_touched_the_job_count(store):
     running = job({"n1": 4}, run=1)
-    asked = transition({"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem="no checkpoint")
+    asked = transition(
+        {"n2": 4}, {"n1": 4}, TransitionState.UNDONE, problem=Reason("no-checkpoint", notice_s=60)
+    )
     asked.entered["unanswered"] = 90.0
     store.changed(asked, running, 100.0)
     entry = store.entry(running)
@@ -88,7 +91,9 @@ def test_only_changes_that_touched_the_job_count(store):
 
 
 def test_a_preempted_job_is_leased_a_failed_plan_is_not(store):
-    for number, (problem, leased) in enumerate((("", True), ("taken", False)), start=1):
+    for number, (problem, leased) in enumerate(
+        ((None, True), (Reason("gpus-taken"), False)), start=1
+    ):
         waits = job(run=1)
         ended = transition(None, {"n1": 4}, TransitionState.DONE, problem=problem)
         ended.id = number

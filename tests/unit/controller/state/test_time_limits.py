@@ -16,6 +16,7 @@ from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.controller.transitions.limit_extension import allowed, most_s
 from slurm_elastic.core.cluster import Limit, Node, Partition, Reservation, Snapshot
 from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason
 from tests.support.job_records import allocation, job, transition
 
 LINEAR = SpeedupSettings(loss_in_node=0.0, loss_across_nodes=0.0)
@@ -37,7 +38,7 @@ def terms(seen, target, *, config=ON, budget=None, site=None):
         current=seen.allocation,
         target=allocation(target),
         action=Action.SHRINK,
-        reason="",
+        reason=Reason("waits"),
     )
     return allowed(seen, decision, budget, snapshot=site or snapshot(), records={}, config=config)
 

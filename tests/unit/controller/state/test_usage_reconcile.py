@@ -96,13 +96,13 @@ def counted(**fields):
         ([counted(gpus=1)], [row()], 0, ["7 run 0: 10 GPU s, sacct 20: 1 GPUs for 10 s"]),
         ([counted(seconds=12.0)], [row()], 0, ["7 run 0: 24 GPU s, sacct 20: 2 GPUs for 12 s"]),
         ([counted(settled=False)], [row()], 0, ["7 run 0: not settled yet"]),
-        ([counted()], [], 0, ["7 run 0: sacct does not know it"]),
+        ([counted()], [], 0, ["7 run 0: sacct has no record of it"]),
         ([counted(end=None, settled=False)], [row(end="Unknown")], 0, []),
-        ([], [row()], 0, ["7 run 0: 0 GPU s, sacct 20: nobody saw it"]),
+        ([], [row()], 0, ["7 run 0: 0 GPU s, sacct 20: not recorded by the controller"]),
         ([], [row(admin="")], 0, []),
-        ([counted()], [row(), row(run=1, admin="")], 1, ["7 run 1: 0 GPU s, sacct 20: nobody"]),
+        ([counted()], [row(), row(run=1, admin="")], 1, ["7 run 1: 0 GPU s, sacct 20: not recorded"]),
         ([], [row(start=50)], 0, []),
-        ([counted()], [row(gpus=0)], 0, ["7 run 0: sacct does not say how many GPUs"]),
+        ([counted()], [row(gpus=0)], 0, ["7 run 0: sacct has no number of GPUs"]),
     ],
 )
 def test_the_comparison_names_what_differs(mine, theirs, equal, said):

@@ -6,6 +6,7 @@ from slurm_elastic.controller.state.transition import Transition, TransitionStat
 from slurm_elastic.controller.transitions.admission import admitted, hopeless
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.plan import Action
+from slurm_elastic.core.reason import Reason
 
 SIZES = {"n1": 4, "n2": 4, "n3": 4}
 
@@ -39,7 +40,7 @@ def move(job_id, old, target, state=TransitionState.RESERVE):
         run=0,
         old=allocation(old),
         target=allocation(target),
-        reason="",
+        reason=Reason("waits"),
         reservation="r",
         state=state,
     )

@@ -8,6 +8,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.crash_loop_guard import CrashLoopGuard
 from slurm_elastic.core.cluster import JobState, Node, Snapshot
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from tests.support.job_records import FakeScontrol, Log, job, transition
 
@@ -54,16 +55,14 @@ def test_two_attempts_without_progress_are_enough():
     site.attempt(1, step=5)
     assert site.verbs == []
     site.attempt(1, step=5)
-    why = (
-        "no progress in 2 attempts in a row: its newest checkpoint is still of step 5; exit code 1"
-    )
+    why = Reason("no-progress", attempts=2, step=5, exit_code=1)
     assert site.scontrol.calls == [
         ("hold", "7"), ("update", "7", {"Comment": f"selastic: held, {why}"})
     ]  # fmt: skip
-    assert any(f"JobId=7 Action=hold Reason={why!r}" in line for line in site.log.lines)
-    assert site.guard.holds == 1
+    assert any(f"JobId=7 Action=hold Reason={why}" in line for line in site.log.lines)
+    assert site.guardian.holds == 1
     (row,) = site.ledger.transitions(7)
-    assert (row["action"], row["reason"], row["live"]) == ("hold", why, False)
+    assert (row["action"], row["reason"], row["live"]) == ("hold", why.to_json(), False)
     held = site.waits(1, reason="JobHeldUser")
     assert site.verbs == ["hold", "update"]  # and not once more
     assert site.store.records(Snapshot(time=0, nodes=(), jobs=(held,)), {})[7].stopped == why
@@ -138,7 +137,7 @@ def test_where_it_may_not_it_does_nothing(text, act):
     for _ in range(5):
         site.attempt(1, step=5, act=act)
     assert site.verbs == []
-    assert sum("not done" in line for line in site.log.lines) == (not act)
+    assert sum("Mode=advise" in line for line in site.log.lines) == (not act)
 
 
 def test_what_slurm_refuses_is_tried_again():

@@ -6,6 +6,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.reason import Reason
 from tests.support.job_records import FakeScontrol, Log, job, transition
 
 PER_NODE = {"gpu": {"a100": 4}}
@@ -22,7 +23,7 @@ def moved(store, number, *nodes, to_queue=False):
     t = transition(dict.fromkeys(nodes, 4), {"n9": 1}, TransitionState.UNDONE, id=number)
     t.entered |= {"REQUEUE": 1.0}
     if to_queue:
-        t.target, t.problem = None, "a node went away"
+        t.target, t.problem = None, Reason("node-down")
     store.changed(t, job(run=number), 100.0 + number)
 
 

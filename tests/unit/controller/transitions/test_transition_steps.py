@@ -8,8 +8,10 @@ from slurm_elastic.controller.state.time_limits import ExtensionTerms, TimeBudge
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.transition_steps import StepInputs, TransitionSteps
 from slurm_elastic.core.cluster import JobState
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import ScontrolError
 from tests.support.job_records import FakeScontrol, Log, job, transition
+from tests.support.reasons import words
 
 PENDING = {"run": 1, "gpus": 4, "gpu_type": "a100", "min_nodes": 1}
 
@@ -149,14 +151,14 @@ def test_what_slurm_refuses_for_ever_ends():
             if not stage.t.state.live:
                 break
         assert stage.t.state is ends
-        assert "no" in stage.t.problem
+        assert "no" in words(stage.t.problem)
 
 
 def test_a_job_that_does_not_answer_is_left_where_it_is():
     stage = moving(TransitionState.NOTIFY, notice_s=5.0)
     stage.t.entered["NOTIFY"] = time.time() - 6
     assert stage.advance(job({"n1": 1})) is TransitionState.UNDONE
-    assert "no checkpoint within 5 s" in stage.t.problem
+    assert "no checkpoint within 5 s" in words(stage.t.problem)
     assert stage.scontrol.calls == []
 
 
@@ -199,7 +201,7 @@ def test_a_node_that_its_owner_excludes_meanwhile_is_not_waited_for():
         stage.t.entered["drained"] = 0.0
         assert stage.advance(job(**PENDING, excluded_nodes=("n2",))) is TransitionState.RESHAPE
         assert stage.t.target == stage.t.old
-        assert "excluded" in stage.t.problem
+        assert "excluded" in words(stage.t.problem)
         both = moving(state)
         both.t.entered["drained"] = 0.0
         both.advance(job(**PENDING, excluded_nodes=("n1", "n2")))
@@ -281,7 +283,7 @@ def test_a_shrunk_job_gets_a_longer_limit_and_a_limit_set_by_hand_stays(monkeypa
     half = TimeBudget(work_s=3600, plain_s=3600, pace=0.5, set_s=7200)
     stage, text = limit(half, job({"n1": 1}, **ran))
     assert text == "00:50:00"
-    assert any("somebody has set it" in line for line in stage.log.lines)
+    assert any("Reason=limit-set-by-others" in line for line in stage.log.lines)
 
 
 def test_a_nice_value_that_slurm_ignored_is_given_back_again():
@@ -295,7 +297,7 @@ def test_a_nice_value_that_slurm_ignored_is_given_back_again():
 
 def test_a_job_that_goes_into_the_queue_instead_keeps_its_nice_value():
     """The start that came to nothing had taken it away."""
-    stage = moving(TransitionState.RESHAPE, nice=7, problem="its GPUs were taken meanwhile")
+    stage = moving(TransitionState.RESHAPE, nice=7, problem=Reason("gpus-taken"))
     stage.t.target = None
     stage.t.entered[TransitionState.RELEASE.value] = 0.0
     there = job(**PENDING)

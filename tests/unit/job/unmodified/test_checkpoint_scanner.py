@@ -57,7 +57,7 @@ def test_a_file_that_is_replaced_counts_again(
     tmp_path: Path, scanner: CheckpointScanner, clock: Clock
 ) -> None:
     (tmp_path / "last.pt").write_text("1")
-    scanner.adopt()
+    scanner.accept_existing()
     assert [c.path for c in scanner.complete] == [str(tmp_path / "last.pt")]
     (tmp_path / "last.pt").write_text("2")
     os.utime(tmp_path / "last.pt", (2000, 2000))
@@ -71,7 +71,7 @@ def test_what_is_renamed_into_place_can_be_complete_at_once(
     tmp_path: Path, scanner: CheckpointScanner, clock: Clock, directory: bool
 ) -> None:
     (tmp_path / "first.pt").write_text("1")
-    scanner.adopt()
+    scanner.accept_existing()
     scanner.trust_renames = True
     source = tmp_path / "next.tmp"
     if directory:
@@ -138,7 +138,7 @@ def test_the_newest_comes_first(tmp_path: Path, scanner: CheckpointScanner) -> N
     for age, name in enumerate("abcdefg"):
         (tmp_path / name).write_text("1")
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    scanner.adopt()
+    scanner.accept_existing()
     assert [Path(c.path).name for c in scanner.complete] == list("abcdefg")
 
 
@@ -146,7 +146,7 @@ def test_what_is_deleted_is_forgotten(
     tmp_path: Path, scanner: CheckpointScanner, clock: Clock
 ) -> None:
     (tmp_path / "a").write_text("1")
-    scanner.adopt()
+    scanner.accept_existing()
     (tmp_path / "a").unlink()
     assert names(scanner) == []
     assert scanner.complete == []

@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def watch(file: Path) -> Iterator[ReadWatch]:
     watch = ReadWatch([str(file)])
-    assert watch.works
+    assert watch.is_active
     yield watch
     watch.close()
 
@@ -34,31 +34,31 @@ def by_mapping(path: Path) -> None:
 
 @pytest.mark.parametrize("read", [Path.read_bytes, by_mapping])
 def test_reading_is_seen(file: Path, watch: ReadWatch, read: Callable[[Path], object]) -> None:
-    assert watch.seen() == set()
+    assert watch.paths_read() == set()
     read(file)
-    assert watch.seen(1.0) == {str(file)}
+    assert watch.paths_read(1.0) == {str(file)}
 
 
 def test_looking_is_not_reading(file: Path, watch: ReadWatch) -> None:
     file.stat()
     os.listdir(file.parent)  # noqa: PTH208 - as scripts do
     file.exists()
-    assert watch.seen() == set()
+    assert watch.paths_read() == set()
 
 
 def test_overwriting_is_not_reading(file: Path, watch: ReadWatch) -> None:
     file.write_bytes(b"y")
-    assert watch.seen() == set()
+    assert watch.paths_read() == set()
     with file.open("ab") as opened:
         opened.write(b"z")
-    assert watch.seen() == set()
+    assert watch.paths_read() == set()
 
 
 def test_replacing_is_not_reading(file: Path, watch: ReadWatch) -> None:
     other = file.with_suffix(".new")
     other.write_bytes(b"y")
     other.replace(file)
-    assert watch.seen() == set()
+    assert watch.paths_read() == set()
 
 
 def test_any_file_of_a_directory_counts(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ def test_any_file_of_a_directory_counts(tmp_path: Path) -> None:
     (deep / "0").write_text("1")
     watch = ReadWatch([str(tmp_path / "step-1")])
     (deep / "0").read_text()
-    assert watch.seen(1.0) == {str(tmp_path / "step-1")}
+    assert watch.paths_read(1.0) == {str(tmp_path / "step-1")}
     watch.close()
 
 
 def test_nothing_to_watch() -> None:
     watch = ReadWatch(["/nowhere"])
-    assert not watch.works
+    assert not watch.is_active
     watch.close()
 
 
@@ -81,7 +81,7 @@ def test_a_directory_wakes_who_waits_for_it(tmp_path: Path) -> None:
     watch = DirectoryWatch()
     watch.watch([str(tmp_path)])
     began = time.monotonic()
-    for wake in ((tmp_path / "a").touch, watch.poke):
+    for wake in ((tmp_path / "a").touch, watch.wake):
         timer = threading.Timer(0.05, wake)
         timer.start()
         watch.wait(20)

@@ -34,21 +34,23 @@ class Job:
     def __init__(self, home: Path, *, run: int = 0, asks: bool = False) -> None:
         self.home = home
         self.now = 100.0 + 1000 * run
-        self.desk = ReportState(Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now)
+        self.state = ReportState(
+            Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now
+        )
         self.memory = ResumeStateFile("r-7", home / "memory")
         self.asked = 0
         self.restarts = 0
         self.guard = Guard()
         self.watch = ScriptWatch(
             pattern=f"{home}/*.pt",
-            desk=self.desk,
-            memory=self.memory,
-            ask=self._ask if asks else None,
+            state=self.state,
+            resume_file=self.memory,
+            send_signal=self._ask if asks else None,
             restart=self._restart,
             guard=self.guard,
             clock=lambda: self.now,
         )
-        self.desk.subscribe(self.watch.obey)
+        self.state.subscribe(self.watch.apply_orders)
         self.watch.begin_attempt(restarted=run > 0)
         self._seq = 0
         self._saves = 0
@@ -62,21 +64,21 @@ class Job:
 
     def order(self, action: str, notice: int | None = None) -> None:
         self._seq += 1
-        self.desk.take(Orders(seq=self._seq, action=action, notice=notice), authoritative=True)
+        self.state.receive(Orders(seq=self._seq, action=action, notice=notice), authoritative=True)
 
     def write(self, name: str = "") -> Path:
         self._saves += 1
-        path = self.home / (name or f"s{self._saves}-{self.desk.report().run}.pt")
+        path = self.home / (name or f"s{self._saves}-{self.state.report().run}.pt")
         path.write_text("x" * self._saves)
         os.utime(path, (self.now, self.now))
         return path
 
     def settle(self) -> Report:
         """The watch sees the change, and later that nothing more has changed."""
-        self.watch.look()
+        self.watch.check()
         self.now += SETTLE_S + 0.1
-        self.watch.look()
-        return self.desk.report()
+        self.watch.check()
+        return self.state.report()
 
     def save(self, name: str = "") -> Report:
         self.write(name)
@@ -93,7 +95,7 @@ def newest(home: Path) -> Path:
 
 
 def test_steps_are_complete_checkpoints(job: Job) -> None:
-    assert job.desk.report().kind == "script"
+    assert job.state.report().kind == "script"
     report = job.save()
     assert (report.step, report.phase, report.proven) == (1, "training", False)
     assert report.checkpoint_age_s == pytest.approx(SETTLE_S + 0.1)
@@ -112,14 +114,14 @@ def test_files_written_together_are_one_step(job: Job) -> None:
 def test_a_notice_waits_for_the_next_checkpoint(job: Job) -> None:
     job.save()
     job.order("notice", 5)
-    assert (job.desk.report().phase, job.desk.report().notice) == ("saving", 5)
+    assert (job.state.report().phase, job.state.report().notice) == ("saving", 5)
     job.now += 100
-    job.watch.look()
-    assert job.desk.report().phase == "saving"
+    job.watch.check()
+    assert job.state.report().phase == "saving"
     report = job.save()
     assert (report.phase, report.notice) == ("saved", 5)
     assert job.guard.told == ["guard", "arm"]
-    assert job.watch.parked
+    assert job.watch.has_answered_notice
     job.now += 100
     assert job.save().phase == "saved", "the script goes on until it is killed"
     assert job.guard.told == ["guard", "arm"]
@@ -127,8 +129,8 @@ def test_a_notice_waits_for_the_next_checkpoint(job: Job) -> None:
 
 def rename(job: Job, name: str) -> Report:
     job.write("x.tmp").rename(job.home / name)
-    job.watch.look()
-    return job.desk.report()
+    job.watch.check()
+    return job.state.report()
 
 
 def test_a_script_with_one_file_per_save_answers_at_once(job: Job) -> None:
@@ -151,28 +153,28 @@ def test_a_script_with_several_files_per_save_is_waited_for(job: Job) -> None:
     job.now += SETTLE_S * 0.9
     assert rename(job, "f.pt").phase == "saving"
     job.now += SETTLE_S * 0.9
-    job.watch.look()
-    assert job.desk.report().phase == "saving", "f.pt has not settled"
+    job.watch.check()
+    assert job.state.report().phase == "saving", "f.pt has not settled"
     job.now += SETTLE_S
-    job.watch.look()
-    assert job.desk.report().phase == "saved"
+    job.watch.check()
+    assert job.state.report().phase == "saved"
 
 
 def test_a_withdrawn_notice(job: Job) -> None:
     job.order("notice", 5)
     job.save()
     job.order("resume", 5)
-    report = job.desk.report()
+    report = job.state.report()
     assert (report.phase, report.notice) == ("training", None)
     assert job.guard.told == ["guard", "arm", "unguard"]
-    assert not job.watch.parked
+    assert not job.watch.has_answered_notice
 
 
 def test_a_withdrawn_notice_that_was_never_answered(job: Job) -> None:
     job.order("notice", 5)
     job.order("run")
     assert job.guard.told == ["guard", "unguard"]
-    assert job.desk.report().phase == "training"
+    assert job.state.report().phase == "training"
 
 
 def test_the_signal_is_sent_once_and_not_before_the_first_checkpoint(tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_what_was_written_before_the_signal_does_not_answer_it(tmp_path: Path) -
     job.save()
     job.now += 10
     job.write()
-    job.watch.look()
+    job.watch.check()
     job.now += 0.1
     job.order("notice", 2)
     assert job.settle().phase == "saving"
@@ -205,7 +207,7 @@ def test_without_a_signal_what_becomes_complete_answers(job: Job) -> None:
     job.save()
     job.now += 10
     job.write()
-    job.watch.look()
+    job.watch.check()
     job.now += 0.1
     job.order("notice", 2)
     assert job.settle().phase == "saved"
@@ -271,8 +273,8 @@ def test_the_proof_survives_a_requeue_and_is_watched_again(tmp_path: Path) -> No
     first.now += 5
     assert first.save().proven
     second = Job(tmp_path, run=1)
-    assert second.desk.report().proven
-    assert second.desk.report().step == 2
+    assert second.state.report().proven
+    assert second.state.report().step == 2
     newest(tmp_path).read_text()
     assert second.save().resumed_from == 2
 
@@ -292,9 +294,9 @@ def test_checkpoints_of_somebody_else_prove_nothing(tmp_path: Path) -> None:
 
 
 def test_the_library_takes_over(job: Job) -> None:
-    job.watch.retire()
+    job.watch.stop()
     job.order("notice", 3)
-    assert job.desk.report().phase == "starting"
+    assert job.state.report().phase == "starting"
 
 
 def test_a_memory_that_cannot_be_kept_is_said_once(
@@ -304,7 +306,7 @@ def test_a_memory_that_cannot_be_kept_is_said_once(
     memory = ResumeStateFile("r-7", tmp_path / "file")
     memory.save(ResumeState(count=1))
     memory.save(ResumeState(count=2))
-    assert capfd.readouterr().err.count("will not be kept") == 1
+    assert capfd.readouterr().err.count("has to show again") == 1
     assert memory.load() == ResumeState()
 
 

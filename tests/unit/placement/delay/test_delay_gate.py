@@ -17,6 +17,7 @@ from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node, racks
 
 #: Far places cost half the speed, as stated; a measurement may say otherwise.
@@ -96,20 +97,20 @@ def test_the_words_say_what_it_waits_for():
     settings = config()
     tenant = tenants(frame, c.records, settings)[1]
     gate = DelayGate(settings.placement, frame)
-    words = gate.refusal(tenant, Allocation.of("a100", {"g1": 4, "g3": 4}))
-    assert words == (
+    refusal = gate.refusal(tenant, Allocation.of("a100", {"g1": 4, "g3": 4}))
+    assert words(refusal) == (
         "over 2 racks it would run at 0.50 of its speed in one rack; it waited 60 s of at most"
         " 300 s for that"
     )
     plan, _ = decide_round(
         c.snapshot(), c.records, config=settings, policy=FairShare(settings), state={}
     )
-    assert plan.decision[1].reason == f"waits for a nearer place: {words}"
+    assert words(plan.decision[1].reason) == f"waits for a nearer place: {words(refusal)}"
     thin = Allocation.of("a100", {"g1": 2, "g2": 2})
     c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
     frame = NodeArrays(c.snapshot())
     tenant = tenants(frame, c.records, settings)[2]
-    assert "over 2 nodes" in DelayGate(settings.placement, frame).refusal(tenant, thin)
+    assert "over 2 nodes" in words(DelayGate(settings.placement, frame).refusal(tenant, thin))
 
 
 def test_giving_up_gpus_and_moving_are_not_its_business():
@@ -118,8 +119,8 @@ def test_giving_up_gpus_and_moving_are_not_its_business():
     frame = NodeArrays(c.snapshot())
     tenant = tenants(frame, c.records, config())[1]
     gate = DelayGate(DELAY, frame)
-    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 1, "g3": 1})) == ""
-    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 2, "g3": 2})) == ""
+    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 1, "g3": 1})) is None
+    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 2, "g3": 2})) is None
 
 
 @pytest.mark.parametrize("mode", ["near", "delay"])
@@ -179,7 +180,7 @@ def test_who_waits_for_a_nearer_place_keeps_nobody_from_starting(preempts):
     plan, _ = decide_round(
         c.snapshot(), c.records, config=config(), policy=FairShare(config()), state={}
     )
-    assert plan.decision[1].reason.startswith("waits for a nearer place: over 2 racks")
+    assert words(plan.decision[1].reason).startswith("waits for a nearer place: over 2 racks")
 
 
 def test_nobody_is_preempted_for_a_place_that_would_be_refused():

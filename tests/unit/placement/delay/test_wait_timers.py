@@ -19,6 +19,8 @@ from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers, de
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support import reasons
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node, racks
 
 LEASE = 100.0
@@ -158,7 +160,7 @@ def test_nobody_who_never_waits_leaves_a_trace():
     assert state["placement"] == {"waits": {}, "waiting": {}}
     plan, state = decide(c, settings("full"), {})
     assert plan.decision[1].target is None
-    assert "of any length of time" in plan.decision[1].reason
+    assert "of any length of time" in words(plan.decision[1].reason)
     assert plan.wake is None
 
 
@@ -177,7 +179,9 @@ class Told:
         for job, _, directive in question.elastic():
             size = max([s for s in directive.sizes("a100") if s <= left], default=0)
             left -= size
-            wishes = [Alternative(gpu_type="a100", gpus=size, value=1.0, reason="told")]
+            wishes = [
+                Alternative(gpu_type="a100", gpus=size, value=1.0, reason=reasons.told("told"))
+            ]
             proposals.append(Proposal(job_id=job.job_id, alternatives=tuple(wishes)))
         return tuple(proposals), state
 
@@ -219,7 +223,7 @@ def test_gpus_that_a_waiting_job_leaves_idle_are_offered_to_the_others(at_once):
     policy, plan, _ = told(c, {}, at_once=at_once)
     assert policy.asked == [(1, 2), (2,)]
     assert plan.decision[1].target is None
-    assert plan.decision[1].reason.startswith("waits for a nearer place: over 2 racks")
+    assert words(plan.decision[1].reason).startswith("waits for a nearer place: over 2 racks")
     assert plan.decision[2].target.gpus == 4
     # Nobody waits: nobody is asked twice.
     c.time += 300
@@ -244,7 +248,7 @@ def test_under_binding_proposals_a_job_comes_together_when_that_pays(at_once):
     assert decision.action is Action.MOVE
     assert decision.target.nodes == ("g3", "g4")
     # Twice as fast in one rack: it has made up for 40 s after 40 s more.
-    assert decision.reason == (
+    assert words(decision.reason) == (
         "its GPUs come together on one rack: 2 times as fast, pays back its 40 s in 80 s"
     )
 
@@ -255,7 +259,7 @@ def test_it_stays_when_it_ends_too_soon_and_says_so(at_once):
     c.jobs[0] = dataclasses.replace(c.jobs[0], start_time=c.time - 30_000)
     _, plan, _ = told(c, {}, at_once=at_once)
     assert not plan.changes
-    assert plan.decision[1].why_here == (
+    assert words(plan.decision[1].why_here) == (
         "stays spread over 2 racks: moving together would gain 100%, less in 30 s than the 40 s it"
         " costs"
     )

@@ -23,6 +23,7 @@ from slurm_elastic.policies.dally.job_state import GangStates
 from slurm_elastic.policies.dally.shrink_selection import ShrinkCandidate, collect
 from slurm_elastic.policies.policy_protocol import Capabilities
 from slurm_elastic.round import decide_round
+from tests.support.reasons import told, words
 from tests.support.synthetic_clusters import NOW, Cluster, node, racks
 
 BOTH = pytest.mark.parametrize("at_once", [False, True])
@@ -81,7 +82,7 @@ def test_least_gpu_time_left_goes_first():
     waiting(c, 2, "4", 4, limit=1000)
     plan, _ = decide(c)
     assert targets(plan) == {2: {"g0": 4}}
-    assert "go to jobs before it (least GPU time left)" in plan.decision[1].reason
+    assert "go to jobs before it (least GPU time left)" in words(plan.decision[1].reason)
 
 
 def test_published_order_is_who_suffered_most():
@@ -113,12 +114,14 @@ def test_a_sensitive_gang_waits_and_an_insensitive_one_starts_at_once():
     waiting(c, 3, "8", 8)
     plan, _ = decide(c, config(loss=0.3))
     assert targets(plan) == {}
-    reason = plan.decision[3].reason
+    reason = words(plan.decision[3].reason)
     assert reason.startswith("waits for one rack: over 2 racks it would compute 0.")
     assert reason.endswith("waited 0 s of at most 10800 s")
     plan, _ = decide(c, config(loss=0.001))
     assert targets(plan) == {3: {"g1": 4, "g3": 4}}
-    assert plan.decision[3].reason == "starts at once, across racks: distance costs it nothing"
+    assert (
+        words(plan.decision[3].reason) == "starts at once, across racks: distance costs it nothing"
+    )
 
 
 def test_timers_of_the_published_system():
@@ -163,14 +166,14 @@ def test_a_lease_holds_and_then_the_first_in_order_takes_over(at_once):
     waiting(c, 2, "4", 4, limit=100)
     plan, _ = decide(c, at_once=at_once)
     assert targets(plan) == {}
-    assert plan.decision[1].reason.startswith("keeps its GPUs: its lease ends at ")
+    assert words(plan.decision[1].reason).startswith("keeps its GPUs: its lease ends at ")
     settings = config(lease_s=900.0)
     plan, _ = decide(c, settings, at_once=at_once)
     assert plan.decision[1].action is Action.PREEMPT
-    assert plan.decision[1].reason == "gives way to job 2 (least GPU time left, 0.1 h)"
+    assert words(plan.decision[1].reason) == "gives way to job 2 (least GPU time left, 0.1 h)"
     # Live, the other one starts when Slurm calls the GPUs free.
     assert plan.decision[2].action is (Action.START if at_once else Action.KEEP)
-    assert "wait" in plan.decision[2].reason or at_once
+    assert "wait" in words(plan.decision[2].reason) or at_once
 
 
 def test_live_the_first_in_order_starts_when_the_gpus_are_free():
@@ -197,7 +200,7 @@ def test_a_gang_whose_gpus_are_on_their_way_counts_them_as_its_own():
     plan, _ = decide(c, at_once=False)
     # g0 comes free: nobody is preempted for job 3 a second time.
     assert targets(plan) == {}
-    assert plan.decision[3].reason.startswith("waits until g0 can be had")
+    assert words(plan.decision[3].reason).startswith("waits until g0 can be had")
 
 
 def test_nobody_is_preempted_before_the_floor():
@@ -229,8 +232,8 @@ def test_elastic_gangs_shrink_before_anybody_is_preempted(at_once):
     plan, _ = decide(c, at_once=at_once)
     assert plan.decision[1].action is Action.KEEP
     assert targets(plan)[2] == {"g1": 2}
-    assert plan.decision[2].reason == (
-        "gives 2 GPUs, which job 3 starts on, so that nobody is preempted"
+    assert words(plan.decision[2].reason) == (
+        "gives 2 GPUs, which job 3 starts on, so that no job is preempted"
     )
     if at_once:
         assert targets(plan)[3] == {"g1": 2}
@@ -247,13 +250,13 @@ def test_an_elastic_gang_starts_smaller_and_grows_when_gpus_are_idle():
     waiting(c, 3, "1-4", 4, limit=100_000)
     plan, state = decide(c)
     assert targets(plan) == {3: {"g0": 3}}
-    assert plan.decision[3].reason.startswith("starts on one node with 3 of 4")
+    assert words(plan.decision[3].reason).startswith("starts on one node with 3 of 4")
     c.carry_out(plan)
     c.jobs = [j for j in c.jobs if j.job_id != 2]
     c.time += 700
     plan, _ = decide(c, state=state)
     assert targets(plan) == {3: {"g1": 4}}
-    assert "that it asked for" in plan.decision[3].reason
+    assert "that it asked for" in words(plan.decision[3].reason)
 
 
 @pytest.mark.parametrize(("elastic", "after"), [("1-2", {1: {"g0": 2}}), ("8", {})])
@@ -278,7 +281,7 @@ def test_a_spread_gang_comes_together_if_that_pays():
     assert len(plan.decision[1].target.nodes) == 2
     assert c.switches[0].nodes == ("g0", "g1")
     assert set(plan.decision[1].target.nodes) in ({"g0", "g1"}, {"g2", "g3"})
-    assert plan.decision[1].reason.startswith("its GPUs come together: ")
+    assert words(plan.decision[1].reason).startswith("its GPUs come together: ")
     c.records[1] = dataclasses.replace(c.records[1], restart_s=100.0, checkpoint_s=3000.0)
     assert targets(decide(c)[0]) == {}
 
@@ -331,7 +334,7 @@ class Told:
             Alternative(gpu_type="a100", gpus=sum(p.values()), value=0, shares=tuple(p.items()))
             for p in self.places
         ]
-        wait = Alternative(gpu_type="", gpus=0, value=0, reason="waits")
+        wait = Alternative(gpu_type="", gpus=0, value=0, reason=told("waits"))
         return tuple(
             Proposal(job_id=j, alternatives=(*ranked, wait)) for j in question.jobs if j == 2
         ), state

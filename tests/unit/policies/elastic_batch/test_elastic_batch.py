@@ -34,6 +34,7 @@ from slurm_elastic.policies.elastic_batch.elastic_batch import ElasticBatch as P
 from slurm_elastic.policies.elastic_batch.value_rows import ValueRows, drawn
 from slurm_elastic.policies.sia.goodput_rows import Candidate
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="elastic_batch")
@@ -217,13 +218,13 @@ def test_gpus_and_batches_go_together():
     plan, state = decide(c)
     assert shapes(plan) == {1: 4, 2: 4}
     assert [d.batch for d in sorted_(plan)] == [256, 256]
-    assert "times its speed on one, with 256 samples" in plan.decision[1].reason
+    assert "times its speed on one, with 256 samples" in words(plan.decision[1].reason)
     c.carry_out(plan)
     add(c, 3)
     kept, state = decide(c, state=state)
     assert shapes(kept) == {1: 4, 2: 4, 3: 0}
-    assert "not even" not in kept.decision[3].reason
-    assert kept.decision[3].reason.startswith("GPUs are divided next at")
+    assert "not even" not in words(kept.decision[3].reason)
+    assert words(kept.decision[3].reason).startswith("GPUs are divided next at")
     c.time += 600
     plan, _ = decide(c, state=state)
     assert sum(shapes(plan).values()) == 8
@@ -256,7 +257,7 @@ def test_first_come_first_admitted_and_nobody_overtakes():
     add(c, 3, "1-8")
     plan, _ = decide(c)
     assert shapes(plan) == {1: 8, 2: 0, 3: 0}
-    assert plan.decision[2].reason.startswith("waits for 4 a100")
+    assert words(plan.decision[2].reason).startswith("waits for 4 a100")
 
 
 def test_who_can_never_run_holds_up_nobody():
@@ -266,8 +267,8 @@ def test_who_can_never_run_holds_up_nobody():
     add(c, 3, "1-8")
     plan, _ = decide(c)
     assert shapes(plan) == {1: 0, 2: 0, 3: 8}
-    assert "the cluster has no 64 GPUs" in plan.decision[1].reason
-    assert "no batch that it allows fits" in plan.decision[2].reason
+    assert "the cluster has no 64 GPUs" in words(plan.decision[1].reason)
+    assert "no batch that it allows fits" in words(plan.decision[2].reason)
 
 
 def test_dropped_for_good_and_left_pending_with_a_reason():
@@ -279,7 +280,7 @@ def test_dropped_for_good_and_left_pending_with_a_reason():
     plan, state = decide(c, drop)
     assert shapes(plan)[5] == 0
     assert plan.decision[5].dropped
-    assert "turned away for good" in plan.decision[5].reason
+    assert "turned away for good" in words(plan.decision[5].reason)
     c.jobs, c.time = [j for j in c.jobs if j.job_id > 3], c.time + 600
     later, later_state = decide(c, drop, state)
     assert shapes(later) == {4: 4, 5: 0}

@@ -21,6 +21,7 @@ from slurm_elastic.policies.icefrog.icefrog import IceFrog
 from slurm_elastic.policies.policy_protocol import Question
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node
 
 CONFIG = Config(
@@ -90,9 +91,9 @@ def test_gpus_go_from_a_frozen_job_to_one_that_gains_more_with_the_reason_in_wor
     found = cluster(FROZEN, None)
     told = best(IceFrog(CONFIG), found)
     assert (told[1].gpus, told[2].gpus) == (4, 12)
-    assert told[1].reason.startswith("layers 1-22 of 24 frozen: 8 GPUs would gain it ")
-    assert "; 4 go to job 2; " in told[1].reason
-    assert "frozen" not in told[2].reason
+    assert words(told[1].reason).startswith("layers 1-22 of 24 frozen: 8 GPUs would gain it ")
+    assert "; 4 go to job 2; " in words(told[1].reason)
+    assert "frozen" not in words(told[2].reason)
     # Sia does not know, and leaves them alone.
     assert [a.gpus for a in best(Sia(CONFIG), found).values()] == [8, 8]
 
@@ -123,11 +124,11 @@ def test_a_whole_round_carries_it_out_and_the_next_one_rests():
         found.snapshot(), found.records, config=CONFIG, policy=policy, state={}
     )
     assert plan.decision[1].action is Action.SHRINK
-    assert "layers 1-22 of 24 frozen" in plan.decision[1].reason
+    assert "layers 1-22 of 24 frozen" in words(plan.decision[1].reason)
     again = cluster(FROZEN, nodes=((1,), (2, 3, 4)))
     told = best(policy, again)
     assert (told[1].gpus, told[2].gpus) == (4, 12)
-    assert told[1].reason.startswith("layers 1-22 of 24 frozen; ")
+    assert words(told[1].reason).startswith("layers 1-22 of 24 frozen; ")
     proposals, after = policy.decide(question(again), state)
     assert after == state
     assert proposals == IceFrog(CONFIG).decide(question(again), state)[0]

@@ -25,6 +25,7 @@ from slurm_elastic.policies.sia import sia, sia_configurations
 from slurm_elastic.policies.sia.sia import Sia
 from slurm_elastic.policies.sia.sia_configurations import configurations, node_counts, shapes
 from slurm_elastic.round import decide_round
+from tests.support.reasons import words
 from tests.support.synthetic_clusters import NOW, Cluster, node
 
 OURS = ControllerSettings(queue="controller", mode="act", policy="sia")
@@ -268,11 +269,11 @@ def test_alternatives_end_with_the_present_shape_and_waiting():
 def test_the_reason_says_what_the_types_give():
     c = cluster()
     c.add(1, elastic="1-4", on={"v1": 4}, record={"learned": learned(application(), ("v100", 4))})
-    reason = ask(c)[1].alternatives[0].reason
+    reason = words(ask(c)[1].alternatives[0].reason)
     assert reason.startswith("4 a100: goodput 7.")
     assert "times one v100; 4 v100 would give 3." in reason
     c.add(2, elastic="1-16", record={"learned": learned(application(), ("v100", 8))})
-    waits = ask(c, capacity={"v100": 4})[2].alternatives[0].reason
+    waits = words(ask(c, capacity={"v100": 4})[2].alternatives[0].reason)
     assert waits.endswith("v100 would be its best") or "v100" in waits
 
 
@@ -281,7 +282,7 @@ def test_nothing_fits():
     c.add(1, elastic="1-4,types=h100")
     (only,) = ask(c)[1].alternatives
     assert only.gpus == 0
-    assert only.reason.startswith("no GPUs of this cluster")
+    assert words(only.reason).startswith("no GPUs of this cluster")
     assert ask(cluster()) == {}
 
 
@@ -300,7 +301,7 @@ def test_the_time_limit_is_written_down(monkeypatch):
     c = cluster()
     c.add(1, elastic="1-4", record={"learned": Learned(application())})
     proposals, state = Sia(PLAIN).decide(question(c), {"limit_hits": 2})
-    assert "time limit" in proposals[0].alternatives[0].reason
+    assert "time limit" in words(proposals[0].alternatives[0].reason)
     assert json.loads(json.dumps(state))["limit_hits"] == 3
     assert state["limit_hit"]["gap"] == pytest.approx(0.1)
 

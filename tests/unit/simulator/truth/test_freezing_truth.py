@@ -13,6 +13,7 @@ from slurm_elastic.simulator.truth.freezing_truth import BELIEFS, MAX_PENALTY
 from slurm_elastic.simulator.truth.frozen_layers import FrozenLayers
 from slurm_elastic.simulator.workloads import cluster_text
 from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload
+from tests.support.reasons import told
 from tests.support.synthetic_applications import synthetic_application
 
 KNOWN = ("cifar10", "imagenet", "yolov3", "bert", "deepspeech2")
@@ -29,7 +30,7 @@ class Still:
     capabilities = Capabilities(binding_proposals=True)
 
     def decide(self, question, state):
-        wish = (Alternative(gpu_type="a100", gpus=4, value=1.0, reason="told so"),)
+        wish = (Alternative(gpu_type="a100", gpus=4, value=1.0, reason=told("told so")),)
         return tuple(Proposal(job_id=j, alternatives=wish) for j in question.jobs), state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_elastic.job.rank_socket import AGAIN
+from slurm_elastic.job.rank_socket import RESTART_CODE
 from tests.support.training_runs import FakeLauncher, TrainingRuns
 
 
@@ -18,7 +18,7 @@ def test_measured_layers_decide_the_layout(tmp_path: Path, launcher: FakeLaunche
         "model": "narrow",
     }
     runs.start(2, launcher=launcher, **options)
-    assert runs.join() == [AGAIN] * 2, runs.log()
+    assert runs.join() == [RESTART_CODE] * 2, runs.log()
     assert "data parallel until the layers have been measured" in runs.log()
     runs.start(2, launcher=launcher, **options)
     assert runs.join() == [0] * 2, runs.log()

@@ -1,0 +1,63 @@
+"""Sentences of `core.controller_codes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_elastic.cli.sentences.phrases import Parameters, Sentence, nodes, shape
+
+
+def _elsewhere(p: Parameters) -> str:
+    where = f"{shape(p)} on {nodes(p)}" if p["gpus"] else "no GPUs"
+    return f"it runs on {where} instead"
+
+
+def _no_progress(p: Parameters) -> str:
+    what = "it has told of no checkpoint"
+    if p["step"] is not None:
+        what = f"its newest checkpoint is still of step {p['step']}"
+    code = f"; exit code {p['exit_code']}" if p["exit_code"] else ""
+    return f"no progress in {p['attempts']} attempts in a row: {what}{code}"
+
+
+def _limits(p: Parameters) -> str:
+    low, high = p["least"], p["most"]
+    return f"the directive allows {low if low == high else f'{low}-{high}'}"
+
+
+SENTENCES: Mapping[str, Sentence] = {
+    "job-ended": "the job ended meanwhile",
+    "job-changed": "the job changed by itself",
+    "job-left-gpus": "the job left its GPUs by itself",
+    "gpus-taken": "its GPUs were taken meanwhile",
+    "held-in-slurm": "its owner or an administrator holds the job",
+    "no-checkpoint": "no checkpoint within {notice_s:g} s",
+    "started-by-others": "somebody started the job",
+    "runs-elsewhere": _elsewhere,
+    "launch-failed": "Slurm could not launch it",
+    "not-started": "Slurm did not start it ({slurm_reason})",
+    "node-down": "a node it was to run on is down or drained",
+    "node-excluded": "a node it was to run on has been excluded for it meanwhile",
+    "change-partial": "Slurm took only part of the change: {difference}",
+    "slurm-refused": "{error}",
+    "not-written": "it could not be written down",
+    "ended-unseen": "the job ended while the controller was away",
+    "controller-restarted": "the controller was restarted",
+    "controller-stopped": "the controller was stopped",
+    "controller-lost": "the controller that began it was lost",
+    "nothing-planned": "nothing planned",
+    "resume-rehearsal": "proves that this job resumes from its checkpoints",
+    "limit-set-by-others": "somebody has set it: it is not extended any more",
+    "no-progress": _no_progress,
+    "batch-limits": _limits,
+    "noise-unknown": "its gradient noise is not known yet",
+    "batch-does-not-fit": "{batch} do not fit into the memory that it is known to use",
+    "batch-gains-little": "{batch} would gain {gain:.1%}, a change must gain {min_gain:.0%}",
+    "batch-goodput": "goodput {gain:+.0%} over that of {present}",
+    "batch-by-policy": "the policy chose {batch} for {gpus} GPUs",
+    "slurm-unreachable": "{error}",
+    "ledger-unwritable": "{error}",
+    "internal-error": "internal error: {error}",
+    "other-controller": "{error}",
+    "text": lambda p: "(not shown)" if p["text"] is None else str(p["text"]),
+}

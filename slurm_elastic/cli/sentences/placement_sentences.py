@@ -1,0 +1,190 @@
+"""Sentences of `core.placement_codes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_elastic.cli.sentences.phrases import (
+    Parameters,
+    Sentence,
+    clock,
+    counted,
+    duration,
+    give_way,
+    gpus,
+    job,
+    job_of,
+    nodes,
+    shape,
+)
+
+_ACTIONS = {
+    "grow": "grow to",
+    "shrink": "shrink to",
+    "move": "move to",
+    "preempt": "wait",
+}
+
+
+def _no_place(p: Parameters) -> str:
+    where = f" on {nodes(p)}" if p["nodes"] else ""
+    return f"no place that it may use has {shape(p)} free{where}"
+
+
+def _too_far(p: Parameters) -> str:
+    limit = "any length of time" if p["limit_s"] is None else f"at most {p['limit_s']:.0f} s"
+    return (
+        f"over {counted(p['spread'], p['unit'])} it would run at {p['speed']:.2f} of its speed in"
+        f" {counted(p['nearest'], p['unit'])}; it waited {p['waited_s']:.0f} s of {limit} for that"
+    )
+
+
+def _change(p: Parameters) -> str:
+    if p["change"] == "type":
+        return f"changing to {shape(p)}"
+    return "moving" if p["change"] == "move" else f"growing to {p['gpus']}"
+
+
+def _not_paid_back(p: Parameters) -> str:
+    return (
+        f"{_change(p)} would gain {p['gain']:.0%}, less in {duration(p['window_s'])} than the"
+        f" {p['cost_s']:.0f} s it costs"
+    )
+
+
+def _consolidates(p: Parameters) -> str:
+    cost, gain = p["cost_s"], p["gain"]
+    return (
+        f"its GPUs come together on {counted(p['spread'], p['unit'])}: {1 + gain:.2g} times as"
+        f" fast, pays back its {cost:.0f} s in {duration(cost + cost / max(gain, 1e-9))}"
+    )
+
+
+def _stays_spread(p: Parameters) -> str:
+    text = f"stays spread over {counted(p['spread'], p['unit'])}: moving together would"
+    if p["window_s"] is None:
+        return f"{text} gain only {p['gain']:.0%}"
+    return (
+        f"{text} gain {p['gain']:.0%}, less in {duration(p['window_s'])} than the"
+        f" {p['cost_s']:.0f} s it costs"
+    )
+
+
+def _waiting_job(p: Parameters) -> str:
+    kind = "elastic" if p["elastic"] else "rigid"
+    return f"{job_of(p)} ({kind}, waiting {duration(p['waited_s'])})"
+
+
+def _last_gpus(p: Parameters) -> str:
+    which = f"each of its last {p['gpus']} GPUs" if p["gpus"] > 1 else "its last GPU"
+    gain = f"{p['part']:.0%} of its speed"
+    if p["speed"] is not None:
+        gain = f"{p['speed']:.3g} {p['unit']}"
+    compared = ", and no other job would gain more from it" if p["compared"] else ""
+    return f"{which} adds {gain}{compared}"
+
+
+def _share_used(p: Parameters) -> str:
+    whose = {
+        "site": "elasticity",
+        "partition": f"elasticity in partition {p['partition']}",
+        "user": f"{p['user']}'s elasticity" if p["user"] else "the elasticity of its user",
+    }[p["scope"]]
+    return f"{whose} may have {p['most']} GPUs above MIN ([limits]), and {p['used']} are in use"
+
+
+def _resizes_used(p: Parameters) -> str:
+    who = "the site" if p["scope"] == "site" else p["user"] or "its user"
+    end = f", until {clock(p['until'])}" if p["until"] is not None else ""
+    if p["used"] < p["most"]:
+        end = ", and others come first"
+    return f"{who} has used {p['used']} of {p['most']} resizes this hour{end}"
+
+
+def _refused(p: Parameters) -> str:
+    target = f" {p['gpus']} {p['gpu_type']}".rstrip() if p["gpus"] else ""
+    return f"would {_ACTIONS[p['action']]}{target}, but {p['reason']}"
+
+
+SENTENCES: Mapping[str, Sentence] = {
+    "keeps-allocation": "keeps what it has",
+    "keeps-for-now": "keeps what it has for now",
+    "waits": "waits",
+    "gpus-given-up-first": lambda p: f"{shape(p)} on {nodes(p)}, which others give up first",
+    "shrink-undone": "nobody needs its GPUs more",
+    "takes-promised-gpus": "takes the GPUs that were given up for it",
+    "trade-not-worth": "giving GPUs to others would cost more than they gain",
+    "no-place": _no_place,
+    "nodes-not-free": lambda p: f"{nodes(p)} are not free for it",
+    "gpus-short": "there are not enough free GPUs for it",
+    "no-choice-free": "nothing that its policy chose for it is free",
+    "makes-room": "changes nodes so that others find whole ones",
+    "waits-for-nearer-place": "waits for a nearer place: {reason}",
+    "place-too-far": _too_far,
+    "change-gains-nothing": lambda p: f"{_change(p)} would gain nothing",
+    "change-gains-little": lambda p: f"{_change(p)} would gain only {p['gain']:.0%}",
+    "change-not-paid-back": _not_paid_back,
+    "consolidates": _consolidates,
+    "stays-spread": _stays_spread,
+    "changes-places": lambda p: (
+        f"changes places with {job(p)}, which goes first: then {p['reason']}"
+    ),
+    "waits-for-job": lambda p: f"waits so that {_waiting_job(p)}, of higher priority, can start",
+    "gives-gpus": lambda p: f"gives {gpus(p['gpus'])} so that {_waiting_job(p)} can start",
+    "moves-for-job": lambda p: (
+        f"moves to {nodes(p)} so that {_waiting_job(p)} finds {gpus(p['gpus'])} together"
+    ),
+    "jobs-give-way": lambda p: f"{shape(p)}: {give_way(p)}",
+    "gpus-kept": lambda p: f"{shape(p)}, kept for it on {nodes(p)}",
+    "no-room-for-min": lambda p: f"{shape(p)}: not even its MIN has room, and no job can give way",
+    "job-gets-gpus": lambda p: f"{job_of(p)} gets {gpus(p['gpus'])} on {nodes(p)}: {give_way(p)}",
+    "job-needs-gpus": lambda p: f"{job_of(p)} needs {gpus(p['gpus'])}",
+    "freed-gpus-kept": lambda p: (
+        f"{job_of(p)} needs {gpus(p['gpus'])} and freed ones are kept for it"
+    ),
+    "holds-max": "{gpus} is its MAX",
+    "holds-min": "{gpus} is its MIN",
+    "limit-reached": "{limit} is reached",
+    "no-gpu-idle": lambda p: (
+        f"no {p['gpu_type'] or 'GPU'} is idle, and no other job would lose less than it gains"
+    ),
+    "idle-gpus-useless": lambda p: f"none of the {shape(p)} that are idle would help it enough",
+    "last-gpus-worth": _last_gpus,
+    "nodes-share-rack": "its {count} nodes share one rack",
+    "across-racks": (
+        "across {racks} racks it runs at {speed:.2f} of its speed in one,"
+        " which had no room or was not worth the move"
+    ),
+    "change-under-way": "a change is under way",
+    "not-managed": "not managed",
+    "partition-not-managed": "partition {partition} is not managed",
+    "slurm-starts": "Slurm starts it",
+    "job-ending": "it is ending",
+    "job-suspended": "it is suspended",
+    "gpus-unknown": "its GPUs are not known",
+    "no-requeue": "submitted with --no-requeue",
+    "held-by-command": "held by `selastic hold`",
+    "not-proven": "its first checkpoint and resume: it is not proven yet",
+    "no-report": "its first report of this run",
+    "save-missed": lambda p: f"it did not save in time; asked again after {clock(p['until'])}",
+    "resizes-forbidden": "no resizes are allowed (per_hour = 0)",
+    "job-resizes-used": lambda p: (
+        f"{p['most']} resizes an hour are used up until {clock(p['until'])}"
+    ),
+    "minimum-interval": lambda p: f"minimum interval until {clock(p['until'])}",
+    "time-limit-near": lambda p: (
+        f"its time limit ends it at {clock(p['until'])}: a change would not be worth it"
+    ),
+    "interactive": "interactive: only batch jobs can be requeued",
+    "heterogeneous": "a component of a heterogeneous job",
+    "held-while-running": (
+        "held by its owner or an administrator: a requeue would leave it in the queue"
+    ),
+    "array-waits": "tasks of an array that never ran: Slurm starts them",
+    "several-gpu-types": "holds GPUs of several types",
+    "directive-invalid": "{error}",
+    "record-unreadable": "cannot be read: {error}",
+    "share-used": _share_used,
+    "resizes-used": _resizes_used,
+    "change-refused": _refused,
+}

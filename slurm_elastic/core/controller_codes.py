@@ -1,0 +1,92 @@
+"""Codes of the reasons that the controller gives: transitions, batches, holds, notes."""
+
+from __future__ import annotations
+
+from slurm_elastic.core.reason_definition import (
+    GPU_TYPE,
+    GPUS,
+    NODES,
+    Parameter,
+    ParameterKind,
+    count,
+    define,
+    fraction,
+    seconds,
+    text,
+)
+
+_BATCH = count("batch", "samples per step", "samples")
+_ERROR = text("error", "the error")
+
+TRANSITIONS = (
+    define("job-ended", "The job ended meanwhile."),
+    define("job-changed", "The job changed by itself."),
+    define("job-left-gpus", "The job left its GPUs by itself."),
+    define("gpus-taken", "The GPUs were taken meanwhile."),
+    define("held-in-slurm", "The owner of the job or an administrator holds it."),
+    define(
+        "no-checkpoint", "The job wrote no checkpoint in time.",
+        seconds("notice_s", "the time it had"),
+    ),
+    define("started-by-others", "The job was started by others."),
+    define("runs-elsewhere", "The job runs on other GPUs than planned.", GPUS, GPU_TYPE, NODES),
+    define("launch-failed", "Slurm could not launch the job."),
+    define(
+        "not-started", "Slurm did not start the job.",
+        text("slurm_reason", "the reason that Slurm shows"),
+    ),
+    define("node-down", "A planned node is down or drained."),
+    define("node-excluded", "A planned node has been excluded for the job."),
+    define(
+        "change-partial", "Slurm took only part of the change.",
+        text("difference", "what differs"),
+    ),
+    define("slurm-refused", "Slurm refused the change.", _ERROR),
+    define("not-written", "The change could not be written to the ledger."),
+    define("ended-unseen", "The job ended while the controller was away."),
+    define("controller-restarted", "The controller was restarted."),
+    define("controller-stopped", "The controller was stopped."),
+    define("controller-lost", "The controller that began the change was lost."),
+    define("nothing-planned", "No change of the job is planned."),
+    define("resume-rehearsal", "The job shows that it resumes from its checkpoints."),
+    define("limit-set-by-others", "The time limit was set by others: it is not extended any more."),
+)  # fmt: skip
+
+GUARD = (
+    define(
+        "no-progress", "Attempts in a row ended without progress.",
+        count("attempts", "attempts without progress"),
+        count("step", "step of the newest checkpoint", optional=True),
+        count("exit_code", "exit code of the last attempt", optional=True),
+    ),
+)  # fmt: skip
+
+BATCH = (
+    define(
+        "batch-limits", "The directive allows these batches.",
+        count("least", "smallest batch", "samples"), count("most", "largest batch", "samples"),
+    ),
+    define("noise-unknown", "The gradient noise of the job is not known yet."),
+    define("batch-does-not-fit", "The batch does not fit into the known memory.", _BATCH),
+    define(
+        "batch-gains-little", "The best batch would gain too little.",
+        _BATCH, fraction("gain", "relative gain of goodput"),
+        fraction("min_gain", "gain that a change needs"),
+    ),
+    define(
+        "batch-goodput", "The new batch has a better goodput.",
+        fraction("gain", "relative gain of goodput"), count("present", "present batch", "samples"),
+    ),
+    define("batch-by-policy", "The policy chose the batch.", _BATCH, GPUS),
+)  # fmt: skip
+
+NOTES = (
+    define("slurm-unreachable", "Slurm does not answer.", _ERROR),
+    define("ledger-unwritable", "The ledger cannot be written.", _ERROR),
+    define("internal-error", "An internal error.", _ERROR),
+    define("other-controller", "Another controller seems to act on this cluster.", _ERROR),
+    define(
+        "text", "A sentence of a site's own policy, or of a ledger of slurm-elastic 0.1.0.",
+        Parameter("text", ParameterKind.SENTENCE, "the sentence"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,292 @@
+"""Why something is decided: a code and its parameters. Texts for people: `cli.reason_text`.
+
+>>> reason = Reason("gpus-kept", gpus=4, gpu_type="a100", nodes=["g01", "g02"])
+>>> print(reason)
+gpus-kept gpus=4 gpu_type=a100 nodes=g01,g02
+>>> Reason.from_log(str(reason)) == Reason.from_json(reason.to_json()) == reason
+True
+>>> Reason("holds-max", gpus=8) == Reason("holds-max", gpus=8)
+True
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from slurm_elastic.core.reason_codes import DEFINITIONS
+from slurm_elastic.core.reason_definition import Parameter, ParameterKind, ReasonDefinition
+
+Shape = tuple[str, int]
+Value = Union[
+    None,
+    bool,
+    int,
+    float,
+    str,
+    tuple[str | None, ...],
+    tuple[Shape, ...],
+    "Reason",
+    tuple["Reason", ...],
+]
+
+_NUMBERS = frozenset(
+    (
+        ParameterKind.NUMBER,
+        ParameterKind.FRACTION,
+        ParameterKind.SECONDS,
+        ParameterKind.TIME,
+    )
+)
+_LISTS = frozenset((ParameterKind.NODES, ParameterKind.JOBS, ParameterKind.USERS))
+#: Values that stand in a log line without quotes.
+_BARE = re.compile(r"[\w.:+@/\[\]-]+")
+_LOG_KEY = re.compile(r"\s*(\w+)=")
+_LOG_TIME = "%Y-%m-%dT%H:%M:%S"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Reason:
+    """A code of `reason_codes` and its parameters; an immutable, hashable value.
+
+    Job parameters hold ids as people type them (`4711`, `4711_3`).
+
+    Raises:
+        ValueError: the code is not defined, or its parameters are wrong.
+    """
+
+    code: str
+    _items: tuple[tuple[str, Value], ...]
+
+    def __init__(self, code: str, /, **parameters: object) -> None:
+        definition = DEFINITIONS.get(code)
+        if definition is None:
+            raise ValueError(f"reason: code {code!r} is invalid: expected one of docs/reasons.md")
+        object.__setattr__(self, "code", code)
+        object.__setattr__(self, "_items", tuple(_checked(definition, parameters)))
+
+    @property
+    def parameters(self) -> dict[str, Value]:
+        """Parameters by name, in the order of their definition; None: not known, or hidden."""
+        return dict(self._items)
+
+    @property
+    def definition(self) -> ReasonDefinition:
+        """The definition of the code."""
+        return DEFINITIONS[self.code]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {"code", "parameters"} of plain JSON values."""
+        return {"code": self.code, "parameters": {k: _plain(v) for k, v in self._items}}
+
+    @classmethod
+    def from_json(cls, value: object) -> Reason | None:
+        """Return the reason of a JSON value; None for none.
+
+        A sentence, as version 0.1.0 kept it, becomes the code `text`; so does what another
+        version wrote and this one cannot read.
+        """
+        if not value:
+            return None
+        if isinstance(value, Mapping) and isinstance(value.get("parameters"), Mapping):
+            try:
+                return cls(str(value.get("code")), **value["parameters"])
+            except (ValueError, TypeError):
+                pass
+        return cls("text", text=value if isinstance(value, str) else json.dumps(value, default=str))
+
+    def __str__(self) -> str:
+        """Form the value of a log line: `holds-max gpus=8`."""
+        kinds = {p.name: p.kind for p in self.definition.parameters}
+        shown = (f"{k}={_logged(kinds[k], v)}" for k, v in self._items if v is not None)
+        return " ".join((self.code, *shown))
+
+    @classmethod
+    def from_log(cls, text: str) -> Reason:
+        """Return the reason of a log line; numbers there are rounded.
+
+        Raises:
+            ValueError: it is none.
+        """
+        code, _, rest = text.strip().partition(" ")
+        definition = DEFINITIONS.get(code)
+        kinds = {p.name: p.kind for p in definition.parameters} if definition else {}
+        parameters: dict[str, object] = {}
+        at = 0
+        while match := _LOG_KEY.match(rest, at):
+            name, at = match[1], match.end()
+            if rest[at : at + 1] in ('"', "[", "{"):
+                parameters[name], at = json.JSONDecoder().raw_decode(rest, at)
+                continue
+            word = rest[at:].split(" ", 1)[0]
+            parameters[name], at = _unlogged(kinds.get(name), word), at + len(word)
+        return cls(code, **parameters)
+
+    def hidden(
+        self,
+        *,
+        job: Callable[[str], bool],
+        user: Callable[[str], bool],
+        sentences: bool = False,
+    ) -> Reason:
+        """Return the reason without what may not be shown: None stands in its place.
+
+        Args:
+            job: whether the job of an id may be shown.
+            user: whether a user's name may be shown.
+            sentences: whether finished sentences, which may name any job, may be shown.
+        """
+        parameters = {
+            p.name: _hidden(p.kind, value, job=job, user=user, sentences=sentences)
+            for p, (_, value) in zip(self.definition.parameters, self._items, strict=True)
+        }
+        return Reason(self.code, **parameters)
+
+
+def log_form(reason: Reason | None) -> str:
+    """Return the value of a log line; "" for no reason."""
+    return "" if reason is None else str(reason)
+
+
+def _checked(definition: ReasonDefinition, given: dict[str, object]) -> Iterable[tuple[str, Value]]:
+    """Yield the parameters in the order of the definition, as plain Python values."""
+    for parameter in definition.parameters:
+        value = given.pop(parameter.name, None)
+        if value is None:
+            if not (parameter.optional or parameter.kind.hideable):
+                raise ValueError(f"reason {definition.code}: parameter {parameter.name} is missing")
+            yield parameter.name, None
+            continue
+        try:
+            yield parameter.name, _normal(parameter, value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"reason {definition.code}: {parameter.name} = {value!r} is invalid: expected"
+                f" {parameter.kind.value} ({error})"
+            ) from None
+    if given:
+        raise ValueError(f"reason {definition.code}: unknown parameters {', '.join(given)}")
+
+
+def _normal(parameter: Parameter, value: Any) -> Value:
+    kind = parameter.kind
+    if kind is ParameterKind.COUNT:
+        return operator.index(value)
+    if kind in _NUMBERS:
+        return _finite(value, optional=parameter.optional)
+    if kind is ParameterKind.FLAG:
+        return bool(value)
+    if kind in _LISTS:
+        return tuple(None if v is None and kind.hideable else _string(v) for v in _sequence(value))
+    if kind is ParameterKind.SHAPES:
+        return tuple((_string(t), operator.index(g)) for t, g in _sequence(value))
+    if kind is ParameterKind.REASON:
+        return _nested(value)
+    if kind is ParameterKind.REASONS:
+        return tuple(_nested(v) for v in _sequence(value))
+    if parameter.choices and value not in parameter.choices:
+        raise ValueError(f"one of {', '.join(parameter.choices)}")
+    return _string(value)
+
+
+def _finite(value: Any, *, optional: bool) -> float | None:
+    found = float(value)
+    if math.isfinite(found):
+        return found
+    if optional:
+        return None
+    raise ValueError("a finite number")
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string")
+    return value
+
+
+def _sequence(value: object) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError("a list")
+    return value
+
+
+def _nested(value: object) -> Reason:
+    if isinstance(value, Reason):
+        return value
+    reason = Reason.from_json(value)
+    if reason is None or isinstance(value, str):
+        raise TypeError("a reason")
+    return reason
+
+
+def _plain(value: Value) -> Any:
+    if isinstance(value, Reason):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]  # type: ignore[arg-type]
+    return value
+
+
+def _logged(kind: ParameterKind, value: Value) -> str:
+    if kind is ParameterKind.TIME and isinstance(value, float):
+        return time.strftime(_LOG_TIME, time.localtime(value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and _BARE.fullmatch(value) and value[0] != "[":
+        return value
+    if kind in _LISTS and isinstance(value, tuple) and value:
+        names = ["-" if v is None else str(v) for v in value]
+        if all(_BARE.fullmatch(n) for n in names):
+            return ",".join(names)
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _unlogged(kind: ParameterKind | None, word: str) -> object:
+    if kind is ParameterKind.COUNT:
+        return int(word)
+    if kind is ParameterKind.TIME:
+        return time.mktime(time.strptime(word, _LOG_TIME))
+    if kind in _NUMBERS:
+        return float(word)
+    if kind is ParameterKind.FLAG:
+        return word == "true"
+    if kind in _LISTS:
+        return [None if v == "-" else v for v in word.split(",")]
+    return word
+
+
+def _hidden(
+    kind: ParameterKind,
+    value: Value,
+    *,
+    job: Callable[[str], bool],
+    user: Callable[[str], bool],
+    sentences: bool,
+) -> Value:
+    if isinstance(value, Reason):
+        return value.hidden(job=job, user=user, sentences=sentences)
+    if kind is ParameterKind.REASONS and isinstance(value, tuple):
+        return tuple(
+            v.hidden(job=job, user=user, sentences=sentences)
+            for v in value
+            if isinstance(v, Reason)
+        )
+    if kind is ParameterKind.SENTENCE:
+        return value if sentences else None
+    shown = {
+        ParameterKind.JOB: job,
+        ParameterKind.JOBS: job,
+        ParameterKind.USER: user,
+        ParameterKind.USERS: user,
+    }.get(kind)
+    if shown is None:
+        return value
+    if isinstance(value, tuple):
+        return tuple(v if isinstance(v, str) and shown(v) else None for v in value)
+    return value if isinstance(value, str) and shown(value) else None

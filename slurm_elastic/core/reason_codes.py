@@ -1,0 +1,31 @@
+"""The registry of all codes of reasons, by area; docs/reasons.md is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_elastic.core import controller_codes, placement_codes, policy_codes
+from slurm_elastic.core.reason_definition import ReasonDefinition
+
+AREAS: Mapping[str, tuple[ReasonDefinition, ...]] = {
+    "Placement": placement_codes.PLACEMENT,
+    "Other jobs": placement_codes.OTHER_JOBS,
+    "Sizes and places": placement_codes.SIZES,
+    "Jobs that are left alone": placement_codes.ELIGIBILITY,
+    "Limits of the site": placement_codes.SITE_LIMITS,
+    "All policies": policy_codes.ALL_POLICIES,
+    "Policy fair": policy_codes.FAIR,
+    "Policies fifo, static, srtf, las and gavel": policy_codes.BASELINES,
+    "Policies sia and icefrog": policy_codes.GOODPUT,
+    "Policy elastic_batch": policy_codes.ELASTIC_BATCH,
+    "Policy dally": policy_codes.DALLY,
+    "Changes under way": controller_codes.TRANSITIONS,
+    "Held jobs": controller_codes.GUARD,
+    "Batches": controller_codes.BATCH,
+    "Notes": controller_codes.NOTES,
+}
+
+#: All definitions by code.
+DEFINITIONS: Mapping[str, ReasonDefinition] = {
+    definition.code: definition for area in AREAS.values() for definition in area
+}
