@@ -291,7 +291,10 @@ def _invented(
     builtin_profiles.write(folder)
     path = folder / "invented.csv"
     lines = generate.generate(
-        builtin_profiles.request_patterns(), jobs=_INVENTED_JOBS, hours=_INVENTED_HOURS, seed=inputs.seed
+        builtin_profiles.request_patterns(),
+        jobs=_INVENTED_JOBS,
+        hours=_INVENTED_HOURS,
+        seed=inputs.seed,
     )
     with path.open("w", encoding="utf-8") as stream:
         generate.write(lines, stream)
