@@ -1,7 +1,7 @@
 """Plots of simulations: completion times, GPUs held over time, utilisation.
 
-matplotlib is the extra `plot`, imported when something is drawn; without a display (Agg).
-Colours are those of Okabe and Ito (2008), told apart by everybody; lines also differ in dashes.
+matplotlib, of the extra `plot`, is imported on the first plot; no display is needed (Agg). Colours
+are those of Okabe and Ito (2008), for colour-blind readers; lines also differ in dashes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from slurm_elastic.simulator.results import HOUR_S, Result, mean
 
-#: By the ending of the file's name.
+#: Endings of the file's name.
 FORMATS = (".png", ".svg", ".pdf")
 
-#: For everything that is told apart by colour.
+#: Colours of all plots.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _WAITING = "#666666"
@@ -66,7 +66,7 @@ def check(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise PlotError(f'{path}: no format "{path.suffix}"; end the name in {", ".join(FORMATS)}')
     if not path.resolve().parent.is_dir():
-        raise PlotError(f"{path}: no such folder; make it first")
+        raise PlotError(f"{path}: no such folder: create it first")
     matplotlib()
 
 
@@ -101,9 +101,9 @@ class Drawn:
     """Results of one policy (under one belief) in a comparison.
 
     Attributes:
-        name: as shown.
-        policy: equal ones share a colour.
-        ratios: figure by key of the summary, over the first policy's; {}: it is the first.
+        name: name for display.
+        policy: name of the policy; equal ones share a colour.
+        ratios: figures of the summary over those of the first policy; {}: it is the first.
     """
 
     name: str
@@ -116,9 +116,9 @@ def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> N
     """Draw policies beside each other: distributions, and ratios to the first one.
 
     Args:
-        drawn: what to draw; the first one's policy is what others are compared with.
+        drawn: results to draw; ratios are to those of the first.
         path: see `check`.
-        title: which jobs; "": the workload's name.
+        title: jobs in the title; "": the workload's name.
 
     Raises:
         PlotError: see `check`; or the file cannot be written.

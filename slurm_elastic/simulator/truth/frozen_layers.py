@@ -62,10 +62,10 @@ class FrozenLayers:
         """Freeze as many layers as the controller orders in answer to a report.
 
         Args:
-            learned: of the job; what it says of layers does not count.
-            gpu_type: held.
-            nodes: held.
-            gpus: held, over all nodes.
+            learned: observations of the job; its layers are ignored.
+            gpu_type: GPU type held.
+            nodes: nodes held.
+            gpus: GPUs held, over all nodes.
         """
         now = self.prefixes
         if self._weighs:
@@ -97,9 +97,9 @@ class FrozenLayers:
         """Return the progress per second over that with nothing frozen.
 
         Args:
-            step_s: of a step with nothing frozen.
-            micro_s: of an accumulated micro-step.
-            accumulation: how many of these in an iteration.
+            step_s: seconds of a step with nothing frozen.
+            micro_s: seconds of an accumulated micro-step.
+            accumulation: accumulated micro-steps in an iteration.
         """
         if not self.frozen:
             return 1.0
@@ -110,7 +110,7 @@ class FrozenLayers:
     def observed(self, observation: Observation) -> Observation:
         """Return an observation with the present layers frozen from one without.
 
-        They are measured as they are now, and corrected as the controller does.
+        The times are those with the present layers frozen, corrected as in the controller.
         """
         if not self.frozen:
             return observation
@@ -121,7 +121,7 @@ class FrozenLayers:
         )
 
     def passed(self, seconds: float, progress: float) -> None:
-        """Count what has happened: time, and progress made in it."""
+        """Add time, and the progress made in it."""
         self.run_s += seconds
         self.layer_s += seconds * self.frozen
         lost = self._truth.lost(self.frozen)

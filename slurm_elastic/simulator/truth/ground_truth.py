@@ -38,7 +38,7 @@ from slurm_elastic.simulator.workloads.application_profiles import smallest_rota
 
 Floats = NDArray[np.float64]
 
-#: The artifact asks its interpolator for no more nodes than this.
+#: Largest number of nodes in the artifact's interpolation.
 _MOST_NODES = 16
 
 
@@ -306,8 +306,8 @@ class _Table:
         ]
         if not within:
             raise ApplicationProfileError(
-                f"{self._table.source}: says nothing about placement {_digits(shape)} at local_bsz"
-                f" {micro_batch}, nor does the scalability table; measure it"
+                f"{self._table.source}: has no row for placement {_digits(shape)} at local_bsz"
+                f" {micro_batch}, nor has the scalability table; measure it"
             )
         nearest = max(within, key=lambda s: (sum(s), len(s), s))
         self.unmeasured[shape] = nearest

@@ -1,9 +1,9 @@
 """Computed profiles of four model families on three GPU types, which need no file.
 
-**Nothing here was measured.** Step times come from operations, bytes and the constants of
-the tables below; gradient noise grows from one number to another. The set lets everybody try
-the simulator, and shows the effects that matter (heterogeneous types, links that saturate,
-batches that stop to help); it says nothing about anybody's hardware.
+**Nothing here was measured.** Step times come from operations, bytes and the constants of the
+tables below; gradient noise grows from one number to another. The set serves to try the simulator,
+and shows the effects that matter (heterogeneous types, links that saturate, batches beyond which
+speed does not grow). It does not describe real hardware.
 
 Our definitions, for `m` samples per GPU, `g` GPUs per node on `n` nodes:
 
