@@ -1,4 +1,4 @@
-"""How wrong the stalls of models are that were not profiled (profiler/extrapolate.py).
+"""Error of extrapolated stalls of models that were not profiled (profiler/extrapolate.py).
 
     python -m benchmarks.extrapolation [--data DIR] [--seed 0] [--json]
 
@@ -61,7 +61,7 @@ NOISE = 0.03
 
 
 class Model(NamedTuple):
-    """Layers with parameters, parameters, and 1e9 multiply-adds of a forward step."""
+    """Layers with parameters, all parameters, and 1e9 multiply-adds of a forward step."""
 
     layers: int
     parameters: float
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def stalls(way: str, place: str, seed: int) -> list[Known]:
-    """Computed stalls of all models, from the least parameters to the most."""
+    """Return the computed stalls of all models, ascending in parameters."""
     gpus, span = PLACES[place]
     noise = random.Random(f"{seed} {way} {place}")
     form = ClosedForm(
@@ -167,7 +167,7 @@ def stalls(way: str, place: str, seed: int) -> list[Known]:
 
 
 def recommended(way: str, seed: int) -> dict[str, Any]:
-    """How often the advice is the same with extrapolated stalls."""
+    """Return how often the advice is the same with extrapolated stalls."""
     known = {place: stalls(way, place, seed) for place in PLACES}
     missed = {place: left_out(rows) for place, rows in known.items()}
     same, late, asked, dearer = 0, 0, 0, 0.0
@@ -204,7 +204,7 @@ def _choices(compute: float, waits: Mapping[str, float]) -> list[Recommendation]
 
 
 def _in_buckets(backward: float, size: float, seconds: Callable[[float], float]) -> float:
-    """How much later than the backward pass the last bucket arrives."""
+    """Return how much later than the backward pass the last bucket arrives."""
     count = max(1, round(size / _BUCKET))
     through = 0.0
     for i in range(count):
@@ -213,14 +213,14 @@ def _in_buckets(backward: float, size: float, seconds: Callable[[float], float])
 
 
 def large_from_small(known: Sequence[Known]) -> list[Missed]:
-    """The second half against a fit to the first."""
+    """Compare the larger half of the models with a fit to the smaller half."""
     small, large = known[: len(known) // 2], known[len(known) // 2 :]
     found = fit(small)
     return [predict(found, k) for k in large]
 
 
 def dally(path: Path) -> dict[str, Any]:
-    """Six models on each placement of several GPUs."""
+    """Compare six models on each placement of several GPUs."""
     places: dict[tuple[str, ...], list[Known]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -239,7 +239,7 @@ def dally(path: Path) -> dict[str, Any]:
 
 
 def errors(missed: Iterable[Missed]) -> dict[str, Any]:
-    """Median and worst of both errors."""
+    """Return median and largest of both errors."""
     missed = list(missed)
     worst = max(missed, key=lambda m: m.error)
     return {

@@ -120,7 +120,7 @@ def held_out(profiles: Path, *, seed: int) -> dict[str, float]:
 
 
 def _measured(path: Path) -> dict[tuple[int, int], list[Observation]]:
-    """A profile's even placements, by (nodes, GPUs)."""
+    """Return a profile's even placements, by (nodes, GPUs)."""
     rows: dict[tuple[int, int], list[Observation]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):

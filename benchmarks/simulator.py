@@ -1,4 +1,4 @@
-"""CPU seconds of simulated traces, and where they go.
+"""CPU seconds of simulated traces, by part.
 
     python -m benchmarks.simulator [WORKLOAD.csv ...] [--profiles DIR] [--data DIR] [--cluster C]
                                    [--policy sia] [--artifact-compat] [--clock round]
@@ -100,7 +100,7 @@ def _inputs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> lis
 
 
 def invented(jobs: int = 160, hours: float = 8.0) -> Inputs:
-    """The built-in profiles, and a workload drawn for them."""
+    """Write the built-in profiles, and return a workload drawn for them."""
     cluster = cluster_text.parse(builtin_profiles.CLUSTER)
     lines = generate.generate(builtin_profiles.request_patterns(), jobs=jobs, hours=hours)
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +183,7 @@ class _Account:
             setattr(owner, name, function)
 
     def parts(self, total_s: float) -> dict[str, float]:
-        """All parts; `rest` is what no part accounts for."""
+        """Return all parts; `rest` is the time of none of them."""
         return {**self.seconds, "rest": total_s - sum(self.seconds.values())}
 
     def _counted(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
