@@ -71,8 +71,8 @@ def run(arm: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run once, on a separate cluster.
 
     Returns:
-        `rows` of daemon_monitor.py, `did` (actions of users), `log` of selasticd (its lines of rounds
-        and transitions), `attempts` of jobs, and the parameters of the run.
+        `rows` of daemon_monitor.py, `did` (actions of users), `log` of selasticd (its lines of
+        rounds and transitions), `attempts` of jobs, and the parameters of the run.
     """
     up = [*cluster_command(args.cluster), "up", "--farm", str(args.nodes)]
     _say(f"{arm}: a cluster of {args.nodes} nodes")

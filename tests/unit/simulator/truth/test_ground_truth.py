@@ -178,9 +178,7 @@ def test_outside_of_all_rows_more_gpus_do_not_help():
         "net/placements-x.csv: placement 2 is not measured: taken to be no faster than 1",
         "net/placements-x.csv: placement 2+2+2+2 is not measured: taken to be no faster than 2+2",
     )
-    with pytest.raises(
-        ApplicationProfileError, match=r"has no row for placement 3 at local_bsz 9"
-    ):
+    with pytest.raises(ApplicationProfileError, match=r"has no row for placement 3 at local_bsz 9"):
         truth.step("x", (3,), 9)
 
 
