@@ -1,4 +1,4 @@
-"""How wrong the stalls of models are that were not profiled (profiler/extrapolate.py).
+"""Error of extrapolated stalls of models that were not profiled (profiler/extrapolate.py).
 
     python -m benchmarks.extrapolation [--data DIR] [--seed 0] [--json]
 
@@ -43,11 +43,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_elastic.models.communication import ClosedForm, GangLink, Span
-from slurm_elastic.profiler.extrapolate import Known, Missed, fit, left_out, predict
+from slurm_elastic.profiler.extrapolate import (
+    ObservedStall,
+    PredictedStall,
+    fit,
+    leave_one_out,
+    predict,
+)
 from slurm_elastic.profiler.recommendation import (
     Configuration,
     ConfigurationCost,
-    NobodyError,
+    NoConfigurationError,
     Recommendation,
     StepTimes,
     Work,
@@ -61,7 +67,7 @@ NOISE = 0.03
 
 
 class Model(NamedTuple):
-    """Layers with parameters, parameters, and 1e9 multiply-adds of a forward step."""
+    """Layers with parameters, all parameters, and 1e9 multiply-adds of a forward step."""
 
     layers: int
     parameters: float
@@ -117,8 +123,8 @@ def main() -> None:
         for place in PLACES:
             known = stalls(way, place, options.seed)
             found[f"{way}, {place}"] = {
-                "one of 14": errors(left_out(known)),
-                "one of 14, plain": errors(left_out(known, hide=False)),
+                "one of 14": errors(leave_one_out(known)),
+                "one of 14, plain": errors(leave_one_out(known, hide=False)),
                 "large from small": errors(large_from_small(known)),
             }
     for way in WAYS:
@@ -137,8 +143,8 @@ def main() -> None:
             print(f"{name:40} {kind:17}", "  ".join(f"{k} {_text(v)}" for k, v in row.items()))
 
 
-def stalls(way: str, place: str, seed: int) -> list[Known]:
-    """Computed stalls of all models, from the least parameters to the most."""
+def stalls(way: str, place: str, seed: int) -> list[ObservedStall]:
+    """Return the computed stalls of all models, ascending in parameters."""
     gpus, span = PLACES[place]
     noise = random.Random(f"{seed} {way} {place}")
     form = ClosedForm(
@@ -162,14 +168,14 @@ def stalls(way: str, place: str, seed: int) -> list[Known]:
         if way == "overlapped":
             stall = max(0.0, stall - 0.5 * compute)
         stall *= noise.gauss(1, NOISE)
-        known.append(Known(name, model.layers, size, max(0.0, stall), compute))
+        known.append(ObservedStall(name, model.layers, size, max(0.0, stall), compute))
     return known
 
 
 def recommended(way: str, seed: int) -> dict[str, Any]:
-    """How often the advice is the same with extrapolated stalls."""
+    """Return how often the advice is the same with extrapolated stalls."""
     known = {place: stalls(way, place, seed) for place in PLACES}
-    missed = {place: left_out(rows) for place, rows in known.items()}
+    missed = {place: leave_one_out(rows) for place, rows in known.items()}
     same, late, asked, dearer = 0, 0, 0, 0.0
     for i, one in enumerate(next(iter(known.values()))):
         true = _choices(one.compute_s, {p: rows[i].stall_s for p, rows in known.items()})
@@ -183,7 +189,7 @@ def recommended(way: str, seed: int) -> dict[str, Any]:
             best = cheapest(true, deadline=limit)
             try:
                 told = truth[cheapest(guess, deadline=limit).offer.configuration]
-            except NobodyError:
+            except NoConfigurationError:
                 late += 1
                 continue
             same += best is told
@@ -204,7 +210,7 @@ def _choices(compute: float, waits: Mapping[str, float]) -> list[Recommendation]
 
 
 def _in_buckets(backward: float, size: float, seconds: Callable[[float], float]) -> float:
-    """How much later than the backward pass the last bucket arrives."""
+    """Return how much later than the backward pass the last bucket arrives."""
     count = max(1, round(size / _BUCKET))
     through = 0.0
     for i in range(count):
@@ -212,16 +218,16 @@ def _in_buckets(backward: float, size: float, seconds: Callable[[float], float])
     return through - backward
 
 
-def large_from_small(known: Sequence[Known]) -> list[Missed]:
-    """The second half against a fit to the first."""
+def large_from_small(known: Sequence[ObservedStall]) -> list[PredictedStall]:
+    """Compare the larger half of the models with a fit to the smaller half."""
     small, large = known[: len(known) // 2], known[len(known) // 2 :]
     found = fit(small)
     return [predict(found, k) for k in large]
 
 
 def dally(path: Path) -> dict[str, Any]:
-    """Six models on each placement of several GPUs."""
-    places: dict[tuple[str, ...], list[Known]] = {}
+    """Compare six models on each placement of several GPUs."""
+    places: dict[tuple[str, ...], list[ObservedStall]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             model = DALLY[row["model"]]
@@ -229,17 +235,17 @@ def dally(path: Path) -> dict[str, Any]:
             if row["gpus"] != "1":
                 stall, compute = float(row["exposed_comm_us"]), float(row["compute_us"])
                 places.setdefault(place, []).append(
-                    Known(row["model"], model.layers, 4 * model.parameters, stall, compute)
+                    ObservedStall(row["model"], model.layers, 4 * model.parameters, stall, compute)
                 )
-    missed = [m for known in places.values() for m in left_out(known)]
+    missed = [m for known in places.values() for m in leave_one_out(known)]
     by_model = {
         name: statistics.median(m.error for m in missed if m.known.model == name) for name in DALLY
     }
     return {"placements": len(places), **errors(missed), **_named(by_model)}
 
 
-def errors(missed: Iterable[Missed]) -> dict[str, Any]:
-    """Median and worst of both errors."""
+def errors(missed: Iterable[PredictedStall]) -> dict[str, Any]:
+    """Return median and largest of both errors."""
     missed = list(missed)
     worst = max(missed, key=lambda m: m.error)
     return {

@@ -24,7 +24,7 @@ from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.report import Report, ReportError
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol
 from slurm_elastic.rpc.requests import OPERATIONS
 from tests.fuzz import inputs, scene
 from tests.fuzz.tally import Tally, drive
@@ -155,7 +155,7 @@ def place() -> Place:
 
 
 def one(rng: random.Random) -> str:
-    """A frame, a report or a request."""
+    """Try a frame, a report or a request."""
     return rng.choice((_frame, _report, _request, _request, _request))(rng)
 
 
@@ -236,7 +236,7 @@ def _frame(rng: random.Random) -> str:
         munge_auth._decode, munge_auth._bounded = kept, bounded
     header = inputs.bytes_(rng, len(frame).to_bytes(4, "big"))
     try:
-        frames.read_frame(_slices(header + frame, rng), limit=frames.MAX_REQUEST)
+        frames.read_frame(_slices(header + frame, rng), limit=protocol.MAX_REQUEST)
     except EOFError:
         return "frame: cut"
     return "frame: read"

@@ -59,7 +59,10 @@ def test_a_node_counts_more_than_its_type_and_the_file_more_than_gres_conf():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"uplinks": {"g[01-09]": 1.0}}, "uplinks: g[05-09] are neither a node nor a switch; correct"),
+        (
+            {"uplinks": {"g[01-09]": 1.0}},
+            "uplinks: g[05-09] are neither a node nor a switch; correct",
+        ),
         ({"uplinks": {"leaf9": 1.0}}, "uplinks: leaf9 is neither a node nor a switch; correct or"),
         ({"uplinks": {"g[1-x]": 1.0}}, 'uplinks: "g[1-x]" is invalid: expected a list of no'),
         ({"domains": {"h100": 4}}, "domains: h100 is neither a node nor a GPU type; correct or"),

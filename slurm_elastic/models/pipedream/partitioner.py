@@ -6,7 +6,7 @@ with its bandwidth. The answer minimises the time per minibatch in steady state,
 is that of the slowest stage, gradient reduction and (if counted) activations included.
 
 By default costs are those of the published code, of which the paper differs
-(pipeline_table.py states both). With the same costs the answer is exact up to `limit`
+(partition_tables.py states both). With the same costs the answer is exact up to `limit`
 states, beyond that (`PipelinePartition.exact` False) the best of those cuts that some
 topological orders offer, and `bound_s` says what no plan can beat.
 
@@ -56,7 +56,7 @@ class ArgumentError(PipelineError):
 
 
 class Cost(enum.Enum):
-    """What a stage costs (pipeline_table.py)."""
+    """What a stage costs (partition_tables.py)."""
 
     #: Of the published code: compute plus gradient reduction.
     PUBLISHED = "published"

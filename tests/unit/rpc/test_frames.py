@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol
 from tests.support.munge_daemon import MungeDaemon
 
 Answer = Callable[[socket.socket, frames.Message], None]
@@ -26,7 +26,7 @@ def serving(answer: Answer) -> Iterator[str]:
     def serve() -> None:
         peer, _ = listener.accept()
         with peer:
-            frame = frames.read_frame(peer.recv, limit=frames.MAX_REQUEST)
+            frame = frames.read_frame(peer.recv, limit=protocol.MAX_REQUEST)
             answer(peer, frames.decode(frame, purpose="request"))
 
     thread = threading.Thread(target=serve)
@@ -40,7 +40,7 @@ def serving(answer: Answer) -> Iterator[str]:
 
 def replying(content: dict[str, Any], **changes: Any) -> Answer:
     def answer(peer: socket.socket, message: frames.Message) -> None:
-        seals = {"purpose": "reply", "nonce": message.nonce, "limit": frames.MAX_REPLY, **changes}
+        seals = {"purpose": "reply", "nonce": message.nonce, "limit": protocol.MAX_REPLY, **changes}
         peer.sendall(frames.encode(content, **seals))
 
     return answer

@@ -71,7 +71,11 @@ def test_without_after_a_layer_reads_the_one_before(write):
             ":7: layers form a cycle: node2 -> node3 -> node5",
         ),
         ("backward_compute_time=2.500", "backward_compute_time=-2", ":1: layer node1: backward_s"),
-        ("parameter_size=8.000", "parameter_size=inf", ":1: layer node1: parameter_bytes inf is invalid"),
+        (
+            "parameter_size=8.000",
+            "parameter_size=inf",
+            ":1: layer node1: parameter_bytes inf is invalid",
+        ),
         ("parameter_size=8.000", "parameter_size=big", ":1: parameter_size=big is no number"),
         ("parameter_size=8.000", "", ":1: node1 has no parameter_size"),
         ("\tnode2 -- node3\n", "", ":3: layer node3 is not connected with node2: add the edge"),
