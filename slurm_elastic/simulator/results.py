@@ -106,7 +106,7 @@ class Result:
         policy_s: wall seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
         stages_s: CPU seconds by what they were spent on.
-        crossing_gpu_s: GPU seconds lost to crossing racks (network.py).
+        crossing_gpu_s: GPU seconds lost to crossing racks (rack_network.py).
         freezing: of each job that may freeze layers (freezing_truth.py).
         dropped: names of jobs that the policy turned away; `jobs` has the others.
     """

@@ -39,7 +39,7 @@ class SimulatedJob:
         start_s, completion_s: first start and end; None before.
         gpu_s, lost_gpu_s: GPU seconds held, and of them spent restarting.
         layers: its front layers that freeze; None: none ever do.
-        extra_s: what each of its steps takes longer for crossing racks (network.py), and
+        extra_s: what each of its steps takes longer for crossing racks (rack_network.py), and
             `crossing_gpu_s` what that has cost.
         racks: it is in; 0: where there are none, or while it waits.
         places: (step with `extra_s`, without synchronisation) by (type, nodes, GPUs, micro-batch,

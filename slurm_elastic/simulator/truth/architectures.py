@@ -33,7 +33,7 @@ def layers(application: str) -> tuple[LayerCost, ...]:
     """The layers of an application from the front; () if nothing is known of it.
 
     Args:
-        application: its name; what stands behind a `#` does not count (`simulator.stated`).
+        application: its name; the part behind a `#` does not count (`workloads.curve_jobs`).
     """
     return _costs(application.partition("#")[0])
 

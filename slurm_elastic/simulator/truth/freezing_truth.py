@@ -7,8 +7,9 @@ fraction q of a job's progress:
 * layer l converges at `first + (last - first) (l - 1) / (L - 1)`: front layers first, as all
   papers on freezing found (our definition: evenly). The library notices it `late` later.
 * It certifies a prefix as ours does (training/freezing/freezer.py): not before a tenth of the
-  training, nothing new after 95 %, no more than PipeTransformer's cap (`models.freezing.cap`) with
-  tenths as epochs, and only with a penalty within the user's `MAX_PENALTY`.
+  training, nothing new after 95 %, no more than PipeTransformer's cap
+  (`models.frozen_penalty.cap`) with tenths as epochs, and only with a penalty within the user's
+  `MAX_PENALTY`.
 * At `thaws` all layers thaw, as when the learning rate falls tenfold; the bootstrap period
   begins again.
 * The penalty that is measured of n layers is `rest n / L`: what converged layers would still

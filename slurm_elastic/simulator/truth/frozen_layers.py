@@ -1,8 +1,9 @@
 """The front layers of one simulated job: which may be frozen, which are, and what that costs it.
 
 The library's part (what is certified) follows freezing_truth.py; the order how many are to be
-frozen follows the same functions as live: under a policy that knows of freezing
-`models.effective.prefix`, else `models.freezing.choose`, as many as `max-penalty` allows.
+frozen follows the same functions as live: under a policy that predicts frozen layers
+`models.effective_progress.prefix`, else `models.frozen_penalty.choose`, as many as `max-penalty`
+allows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Racks of a simulated cluster, and what it costs to train across them; our definition.
 
-The tables that jobs are simulated from (profiles.py) know nodes, not racks. Here every `rack_nodes`
-nodes, in the order of the cluster, are a rack with one uplink. A job over r racks pays, once per
-step, a ring all-reduce of its gradients between them, not overlapped:
+The tables that jobs are simulated from (application_profiles.py) have nodes, not racks. Here every
+`rack_nodes` nodes, in the order of the cluster, are a rack with one uplink. A job over r racks
+pays, once per step, a ring all-reduce of its gradients between them, not overlapped:
 
     2 (r - 1) / r * bytes / (uplink * share)
 
@@ -32,7 +32,7 @@ class Network:
         rack_nodes: nodes of each rack.
         uplink_bytes_s: of one rack.
         gradient_bytes: of each application, per step; unknown ones send nothing. Those of single
-            jobs, `APPLICATION#JOB` (stated.py), are found by their application.
+            jobs, `APPLICATION#JOB` (curve_jobs.py), are found by their application.
         congestion: what others send leaves 1 / congestion of each uplink.
     """
 

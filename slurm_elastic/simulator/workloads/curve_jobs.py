@@ -1,7 +1,7 @@
 """Jobs known by their work and a stated scaling curve: workloads without measured profiles.
 
 A workload file with the columns `work_h` (hours that one GPU of speed 1 would take) and
-`scaling` (a curve of `scaling.py`) besides the usual ones needs no profiles: each job's are
+`scaling` (a curve of `scaling_curves.py`) besides the usual ones needs no profiles: each job's are
 made of its line. Optional: `gpu_type` (what it ran on; it stays there unless speeds of types
 are stated), `user`, `most` (GPUs it may grow to).
 
