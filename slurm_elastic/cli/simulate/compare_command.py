@@ -255,7 +255,7 @@ def _past(
     speeds = simulation_inputs.weights(inputs.speeds, "--speeds")
     factor = grow or curve_jobs.GROW
     jobs = {
-        text: curve_jobs.of_past(past, rule, grow=factor, speeds=speeds)
+        text: curve_jobs.from_accounting(past, rule, grow=factor, speeds=speeds)
         for text, rule in zip(scalings, rules, strict=True)
     }
     tasks = [
@@ -286,7 +286,7 @@ def _past(
             one["ratio"] = _ratios(one, first[text])
     accounted = _accounted(past)
     answer = {
-        "file": str(path), "read": past.said(), "cluster": str(machines), "grow": factor,
+        "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,
         "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
     everything = [

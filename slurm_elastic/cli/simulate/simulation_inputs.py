@@ -227,7 +227,7 @@ def load(
         folder = Path(inputs.profiles) if inputs.profiles else None
         loaded: list[tuple[Workload, Profiles]] = []
         for path in map(Path, paths):
-            if curve_jobs.is_stated(path):
+            if curve_jobs.has_curves(path):
                 name, jobs = curve_jobs.read(path)
                 loaded.append(curve_jobs.build(name, jobs, machines.types, speeds=speeds))
                 continue
@@ -288,7 +288,10 @@ def _invented(
     builtin_profiles.write(folder)
     path = folder / "invented.csv"
     lines = generate.generate(
-        builtin_profiles.asks(), jobs=_INVENTED_JOBS, hours=_INVENTED_HOURS, seed=inputs.seed
+        builtin_profiles.request_patterns(),
+        jobs=_INVENTED_JOBS,
+        hours=_INVENTED_HOURS,
+        seed=inputs.seed,
     )
     with path.open("w", encoding="utf-8") as stream:
         generate.write(lines, stream)

@@ -110,11 +110,11 @@ def from_sacct(
         curves = rules(scaling)
         past = accounting_trace.read(Path(file), completed_only=completed_only)
         factors = simulation_inputs.weights(speeds, "--speeds")
-        jobs = curve_jobs.of_past(past, curves, grow=grow, speeds=factors)
+        jobs = curve_jobs.from_accounting(past, curves, grow=grow, speeds=factors)
     stream = io.StringIO()
     curve_jobs.write(jobs, stream)
     simulation_inputs.write_text(output, stream.getvalue(), "--output")
-    click.echo(f"{clean(Path(file).name)}: {clean(past.said())}", err=True)
+    click.echo(f"{clean(Path(file).name)}: {clean(past.summary())}", err=True)
 
 
 @workload.command(cls=options.rich_if_terminal("RichCommand", click.Command))
@@ -135,7 +135,7 @@ def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, A
 
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
 
-    asks = builtin_profiles.asks() if folder is None else _foreign(Path(folder))
+    asks = builtin_profiles.request_patterns() if folder is None else _foreign(Path(folder))
     wanted = simulation_inputs.weights(mix, "--mix")
     for name in wanted:
         if name not in asks:

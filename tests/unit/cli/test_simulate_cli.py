@@ -170,7 +170,10 @@ BAD = [
     (("compare", "W", "--grow", "2"), "--grow needs --sacct"),
     (("compare", "W", "--sacct", "S", "--policies", "fair"), "not both"),
     (("compare", "--sacct", "S", "--policies", "fair"), "at least --cluster a100:2x8,v100:3x4"),
-    (("compare", "--sacct", "S", "--policies", "fair", "--scaling", "x"), '"x" is no scaling'),
+    (
+        ("compare", "--sacct", "S", "--policies", "fair", "--scaling", "x"),
+        '"x" is invalid: expected a scaling',
+    ),
     (("compare", "--sacct", "W", "--policies", "fair"), "small.csv:1: no header with JobID"),
     (("compare", "--sacct", "S", "--cluster", "a100:2x8", "--policies", "fair"), "ran on v100"),
 ]
@@ -242,9 +245,13 @@ def test_racks_cost_what_crosses_them(run, small):
         (("--congestion", "4"), None, "--congestion needs --racks N"),
         (("--racks", "9"), None, "--racks 9 is invalid: expected 1 to 3, the nodes of"),
         (("--racks", "2"), "x,1", "no row for resnet18; add one, 0 if it sends nothing"),
-        (("--racks", "2"), "resnet18,-1", "grads.csv:2: bytes '-1' cannot be; write a number"),
-        (("--racks", "2"), "resnet18,1\nresnet18,2", "grads.csv:3: resnet18 also stands further"),
-        (("--racks", "2"), "", "grads.csv: holds no row; each line after the first is one"),
+        (("--racks", "2"), "resnet18,-1", "grads.csv:2: bytes '-1' is invalid: expected a number"),
+        (
+            ("--racks", "2"),
+            "resnet18,1\nresnet18,2",
+            "grads.csv:3: resnet18 occurs also in an earlier",
+        ),
+        (("--racks", "2"), "", "grads.csv: has no row; each line after the first is one"),
     ],
 )
 def test_invalid_racks_are_one_line(run, small, tmp_path, words, rows, line):

@@ -58,7 +58,7 @@ def test_from_sacct(run, tmp_path):
     code, out, err = run("workload", "from-sacct", WEEK, "--scaling", "linear", "-o", path)
     assert (code, out) == (0, "")
     assert err.startswith("sacct-week.txt: 78 GPU jobs taken; left out: ")
-    assert curve_jobs.is_stated(path)
+    assert curve_jobs.has_curves(path)
     name, jobs = curve_jobs.read(path)
     assert (name, len(jobs)) == ("week", 78)
     assert all(j.submitted.most == 4 * j.submitted.gpus for j in jobs)
