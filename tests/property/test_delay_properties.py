@@ -123,7 +123,7 @@ def test_rounds_keep_capacity_and_bounds_and_are_deterministic(seed, timers, gre
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), TIMERS)
-def test_refusals_idle_no_gpu_that_somebody_waits_for(seed, timers):
+def test_refusals_idle_no_gpu_that_a_job_waits_for(seed, timers):
     rng = random.Random(seed)
     nodes = [node(f"n{i}", 4) for i in range(rng.randint(2, 6))]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))

@@ -84,7 +84,7 @@ def test_a_refused_growth_leaves_the_job_what_it_has():
     assert target(c, 1, config(PlacementSettings(mode="near"))) == target(c, 1, config())
 
 
-def test_nobody_waits_for_what_cannot_come():
+def test_no_job_waits_for_an_impossible_place():
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(1, elastic="16", gpus=16, submit_time=c.time)
@@ -154,13 +154,13 @@ def stalled(sync_s):
 
 
 @pytest.mark.parametrize(("sync_s", "starts"), [(0.03, True), (0.5, False)])
-def test_nobody_waits_for_more_than_its_steps_were_seen_to_stand_still(sync_s, starts):
+def test_no_job_waits_for_more_than_its_steps_were_measured_to_stall(sync_s, starts):
     found = target(waiting(cluster(), 0, record={"measurements": (stalled(sync_s),)}), 1, config())
     assert found == ({"g1": 4, "g3": 4} if starts else None)
 
 
 @pytest.mark.parametrize(("sync_s", "moves"), [(0.03, False), (0.5, True)])
-def test_nobody_moves_for_more_than_its_steps_were_seen_to_stand_still(sync_s, moves):
+def test_no_job_moves_for_more_than_its_steps_were_measured_to_stall(sync_s, moves):
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(1, elastic="8", on={"g1": 4, "g3": 4}, record={"measurements": (stalled(sync_s),)})
@@ -170,7 +170,7 @@ def test_nobody_moves_for_more_than_its_steps_were_seen_to_stand_still(sync_s, m
 
 
 @pytest.mark.parametrize("preempts", [False, True])
-def test_who_waits_for_a_nearer_place_keeps_nobody_from_starting(preempts):
+def test_a_job_that_waits_for_a_nearer_place_delays_no_other(preempts):
     c = cluster()
     more = {"priority": 900} if preempts else {}
     waiting(c, 50, **more)
@@ -183,7 +183,7 @@ def test_who_waits_for_a_nearer_place_keeps_nobody_from_starting(preempts):
     assert words(plan.decision[1].reason).startswith("waits for a nearer place: over 2 racks")
 
 
-def test_nobody_is_preempted_for_a_place_that_would_be_refused():
+def test_no_job_is_preempted_for_a_place_that_would_be_refused():
     c = cluster()
     c.add(2, elastic="4", on={"g1": 4}, priority=1)
     c.add(3, elastic="4", on={"g3": 4}, priority=1)
