@@ -12,7 +12,7 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Measurement, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate
-from slurm_elastic.placement.eligibility import eligible_jobs
+from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
@@ -95,7 +95,7 @@ def test_the_words_say_what_it_waits_for():
     c = waiting(cluster(), 60)
     frame = NodeArrays(c.snapshot())
     settings = config()
-    round_job = eligible_jobs(frame, c.records, settings)[1]
+    round_job = elastic_jobs(frame, c.records, settings)[1]
     gate = DelayGate(settings.placement, frame)
     refusal = gate.refusal(round_job, Allocation.of("a100", {"g1": 4, "g3": 4}))
     assert words(refusal) == (
@@ -109,7 +109,7 @@ def test_the_words_say_what_it_waits_for():
     thin = Allocation.of("a100", {"g1": 2, "g2": 2})
     c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
     frame = NodeArrays(c.snapshot())
-    round_job = eligible_jobs(frame, c.records, settings)[2]
+    round_job = elastic_jobs(frame, c.records, settings)[2]
     assert "over 2 nodes" in words(DelayGate(settings.placement, frame).refusal(round_job, thin))
 
 
@@ -117,7 +117,7 @@ def test_giving_up_gpus_and_moving_are_not_its_business():
     c = cluster()
     c.add(1, elastic="2-8", on={"g1": 4})
     frame = NodeArrays(c.snapshot())
-    round_job = eligible_jobs(frame, c.records, config())[1]
+    round_job = elastic_jobs(frame, c.records, config())[1]
     gate = DelayGate(DELAY, frame)
     assert gate.refusal(round_job, Allocation.of("a100", {"g1": 1, "g3": 1})) is None
     assert gate.refusal(round_job, Allocation.of("a100", {"g1": 2, "g3": 2})) is None
