@@ -1,4 +1,4 @@
-"""Stalls of models that were not profiled."""
+"""Extrapolated stalls of models that were not profiled."""
 
 import math
 import random
@@ -102,7 +102,7 @@ def test_too_few_or_too_similar_models_are_an_error():
 
 @pytest.mark.parametrize("place", extrapolation.PLACES)
 def test_public_models_are_predicted_from_the_others(place):
-    """Stalls of a cost model that is not the formula, with 3 % noise."""
+    """Compare with stalls of another cost model than the formula, with 3 % noise."""
     for way in ("at once", "by layer"):
         stalls = extrapolation.stalls(way, place, seed=1)
         held_out = extrapolation.errors(leave_one_out(stalls))
@@ -179,8 +179,10 @@ def test_configurations_without_an_estimate_are_listed():
     found = estimates(unseen(a100=0.3), others("a", "b").values())
     assert [e.offer.configuration.gpus for e in found.found] == [1]
     assert found.left_out == (
-        ("4 a100 on 1 node, 8 a100 on 2 nodes: 2 models profiled, 3 are needed;"
-        " profile another one there"),
+        (
+            "4 a100 on 1 node, 8 a100 on 2 nodes: 2 models profiled, 3 are needed;"
+            " profile another one there"
+        ),
     )
     far = replace(unseen(a100=0.3), layers=1000)
     (note,) = estimates(far, others(*MODELS).values()).notes
