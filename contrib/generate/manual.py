@@ -90,7 +90,8 @@ def _listed(options_: list[click.Option]) -> str:
 
 
 def _described(option: click.Option) -> str:
-    default = f" By default {option.default}." if option.show_default else ""
+    value = f"{option.default:g}" if isinstance(option.default, float) else option.default
+    default = f" By default {value}." if option.show_default else ""
     variable = (
         f" The environment variable `{option.envvar}` does the same." if option.envvar else ""
     )

@@ -141,8 +141,10 @@ def objective(  # noqa: PLR0915 - one formula
             elif link == _ACROSS:
                 n0 += pull
                 n1 += pull * extra
-        rms_compute = sqrt(squares_compute / count + rounding_square)
-        rms_step = sqrt(squares_step / count + rounding_square)
+        rms_compute, rms_step = (
+            sqrt(squares_compute / count + rounding_square),
+            sqrt(squares_step / count + rounding_square),
+        )
         by_compute = 1 / (count * rms_compute) if rms_compute > 0 else 0.0
         by_step = 1 / (count * rms_step) if rms_step > 0 else 0.0
         qn, qr = bn / an, br / ar

@@ -1,6 +1,7 @@
-"""No job that gets anywhere is counted against, nor one that others have sent back."""
+"""Properties of attempt progress: progress and requeues by others never count against a job."""
 
 import doctest
+import json
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,12 @@ from slurm_elastic.controller.state.attempt_progress import (
     close,
     hear,
 )
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 
 STEPS = st.none() | st.integers(0, 50)
 CODES = st.none() | st.integers(0, 255)
-#: Of one attempt: step resumed from, checkpoints completed, exit code told, Slurm's, excused, s.
+#: Of one attempt: step resumed from, checkpoints, exit code reported, Slurm's, excused, s.
 ATTEMPTS = st.tuples(
     STEPS, st.lists(st.integers(0, 50), max_size=3), CODES, st.integers(0, 255), st.booleans(),
     st.floats(0, 1000),
@@ -29,7 +31,7 @@ def test_examples():
 
 
 def play(watch, resumed, saved, ended, code, excused, lasts):
-    """One attempt from its start to the queue."""
+    """Play one attempt from its start to the queue."""
     start = 1000.0 * watch.run
     watch.since = start
     said = {"job_id": 7, "run": watch.run, "resumed_from": resumed}
@@ -116,7 +118,10 @@ def test_what_is_told_before_an_attempt_is_followed_counts_all_the_same(attempts
 
 
 def test_it_survives_the_ledger():
-    watch = AttemptProgress(run=3, mark=7, vain=1, nodes=["n1"], why="x")
-    body = {f: getattr(watch, f) for f in watch.__dataclass_fields__}
+    why = Reason("no-progress", attempts=2)
+    watch = AttemptProgress(run=3, mark=7, vain=1, nodes=["n1"], why=why)
+    body = json.loads(json.dumps(watch.to_body()))
     assert AttemptProgress.from_body({**body, "of a later version": 1}) == watch
+    old = AttemptProgress.from_body({**body, "why": "no progress in 2 attempts in a row"})
+    assert old.why == Reason("text", text="no progress in 2 attempts in a row")
     assert AttemptProgress.from_body(None) == AttemptProgress()

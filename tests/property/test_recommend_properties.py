@@ -1,4 +1,4 @@
-"""The recommendation against looking at every configuration, one after the other."""
+"""Recommendation against an exhaustive search of all configurations."""
 
 import math
 
@@ -15,7 +15,7 @@ from slurm_elastic.profiler.recommendation import (
     Work,
 )
 
-# Few different values: equal times and costs must come up.
+# Few different values, so that times and costs tie.
 SECONDS = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5]) | st.floats(0, 2)
 CONFIGURATIONS = st.builds(
     lambda gpu_type, nodes, per_node, batch: Configuration(
@@ -62,7 +62,7 @@ PRICES = st.none() | st.fixed_dictionaries(
 
 
 def seconds(offer, work):
-    """Epoch by epoch and stall by stall, as a clock would count."""
+    """Return the seconds, added epoch by epoch and stall by stall."""
     where, times = offer.configuration, offer.times
     steps, rest = divmod(work.samples, where.batch * where.gpus)
     steps += rest > 0
@@ -76,7 +76,7 @@ def seconds(offer, work):
 
 
 def exhaustive(rows, *, first, second, deadline, budget):
-    """Index of the best row, None when none is within the limits."""
+    """Return the index of the best row, None when none is within the limits."""
     best = None
     for i, row in enumerate(rows):
         if row["time_s"] > deadline * 3600 or row["cost"] > budget:
@@ -157,7 +157,7 @@ def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices
 
 @given(OFFERS, WORKS, PRICES)
 def test_with_both_limits_one_alone_is_enough(offers, work, prices):
-    """Where something meets both, the cheapest within the deadline is also within the budget."""
+    """If any configuration meets both, the cheapest within the deadline is within the budget."""
     choices = recommendation.evaluate(offers, work, prices)
     for one in choices:
         limits = {"deadline": one.time_s / 3600 * (1 + 1e-12), "budget": one.cost}
