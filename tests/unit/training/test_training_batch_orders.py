@@ -82,7 +82,7 @@ def follow(job: TrainingJob, plan: dict[int, int | None]) -> None:
     job._reporter.orders = planned  # type: ignore[method-assign]
 
 
-class Ranks(TrainingRuns):
+class BatchRuns(TrainingRuns):
     """TrainingRuns that run `train` above."""
 
     def start(self, size: int, *, launcher: FakeLauncher | None = None, **options: Any) -> None:
@@ -101,7 +101,7 @@ class Ranks(TrainingRuns):
             self.ranks.append(started)
 
     def steps(self) -> dict[int, dict[str, Any]]:
-        """Return the steps by number: samples of all ranks together, and values that are equal on all."""
+        """Return the steps by number: samples of all ranks together, and common values."""
         found: dict[int, dict[str, Any]] = {}
         samples: dict[int, list[int]] = defaultdict(list)
         for path in sorted(self.out.glob("steps-rank*.jsonl")):
@@ -113,7 +113,7 @@ class Ranks(TrainingRuns):
 
 @pytest.fixture
 def ranks(tmp_path: Path):
-    started = Ranks(tmp_path / "run")
+    started = BatchRuns(tmp_path / "run")
     yield started
     started.kill()
 

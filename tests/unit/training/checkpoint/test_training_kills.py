@@ -80,7 +80,7 @@ class Kill:
 
 
 def kills(seed: int) -> list[Kill]:
-    """Return ten kills: at five operations on checkpoints, three lines of the library, two times."""
+    """Return kills at five operations on checkpoints, three lines of the library, two times."""
     draw = random.Random(seed)
     kinds = ["file"] * 5 + ["line"] * 2 + ["start", "time", "early"]
     draw.shuffle(kinds)
