@@ -1,6 +1,7 @@
 """Properties of attempt progress: progress and requeues by others never count against a job."""
 
 import doctest
+import json
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from slurm_elastic.controller.state.attempt_progress import (
     close,
     hear,
 )
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 
 STEPS = st.none() | st.integers(0, 50)
@@ -116,7 +118,10 @@ def test_what_is_told_before_an_attempt_is_followed_counts_all_the_same(attempts
 
 
 def test_it_survives_the_ledger():
-    watch = AttemptProgress(run=3, mark=7, vain=1, nodes=["n1"], why="x")
-    body = {f: getattr(watch, f) for f in watch.__dataclass_fields__}
+    why = Reason("no-progress", attempts=2)
+    watch = AttemptProgress(run=3, mark=7, vain=1, nodes=["n1"], why=why)
+    body = json.loads(json.dumps(watch.to_body()))
     assert AttemptProgress.from_body({**body, "of a later version": 1}) == watch
+    old = AttemptProgress.from_body({**body, "why": "no progress in 2 attempts in a row"})
+    assert old.why == Reason("text", text="no progress in 2 attempts in a row")
     assert AttemptProgress.from_body(None) == AttemptProgress()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import progress
 from slurm_elastic.cli.simulate.network_options import check_network, network, network_options
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: As `simulator.freezing_truth.BELIEFS`, which is only imported when a command runs.
+#: As `simulator.truth.freezing_truth.BELIEFS`, which is only imported when a command runs.
 _BELIEFS = ("pessimistic", "central", "optimistic")
 _CLASSES = ("adaptive", "strong-scaling", "rigid")
 _INVENTED_JOBS = 160
@@ -368,7 +368,7 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
 
 
 def _by_job(costs: RestartCosts | None, tables: Profiles) -> RestartCosts | None:
-    """Also for profiles of single jobs, `APPLICATION#JOB` (`simulator.stated`)."""
+    """Also for profiles of single jobs, `APPLICATION#JOB` (`simulator.workloads.curve_jobs`)."""
     if costs is None:
         return None
     known = costs.seconds
