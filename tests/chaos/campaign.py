@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.chaos import verdict
+from tests.chaos import final_checks
+from tests.chaos.chaos_site import ChaosSite
 from tests.chaos.faults import Faults
 from tests.chaos.invariants import GUARDED, HELD, LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
-from tests.chaos.surroundings import Site
 from tests.support.slurm_cluster import SlurmCluster
 
 #: After the last fault: Slurm's own wait for a requeued job is two minutes, a job a minute long.
@@ -24,7 +24,7 @@ _GONE_S = 3.0
 
 
 @dataclass
-class Hit:
+class FaultRecord:
     """A fault that has happened. Times are epoch seconds."""
 
     kind: str
@@ -48,7 +48,7 @@ class Campaign:
     cluster: SlurmCluster
     plan: Schedule
     say: Callable[[str], None]
-    hits: list[Hit] = field(default_factory=list)
+    hits: list[FaultRecord] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
     guarded: set[str] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Campaign:
 
     def run(self) -> dict[str, Any]:
         """Everything; returns the record for the results file."""
-        self.site = Site(self.cluster, self.plan.queue)
+        self.site = ChaosSite(self.cluster, self.plan.queue)
         self.load = Load(self.cluster)
         gpus = {f"g{n:02d}": 4 for n in range(1, 7)}
         self.rules = Rules(self.load.jobs, gpus, self.site.excused)
@@ -70,7 +70,7 @@ class Campaign:
             self._play()
             self._settle()
             self.say("looking at what the jobs have left behind")
-            found = verdict.final(self.site, self.load, self.rules, self.plan.abandoned)
+            found = final_checks.final(self.site, self.load, self.rules, self.plan.abandoned)
         finally:
             self._stop = True
             self.cluster.cancel()
@@ -86,7 +86,9 @@ class Campaign:
             "seconds": round(time.time() - begun),
             "jobs": len(self.load.accepted),
             "samples": len(self.site.samples),
-            "faults": [asdict(h) | verdict.aftermath(h, log, self.site.samples) for h in self.hits],
+            "faults": [
+                asdict(h) | final_checks.aftermath(h, log, self.site.samples) for h in self.hits
+            ],
             "breaches": [asdict(b) for b in self.rules.breaches],
             "troubles": self.troubles,
             "launch_failed": sorted(self.released),
@@ -138,7 +140,7 @@ class Campaign:
 
     def _hit(self, event: Event, faults: Faults) -> None:
         log = max((s["log"] for s in self.site.samples), default=0)  # 0 while it is dead
-        hit = Hit(event.kind, time.time(), log)
+        hit = FaultRecord(event.kind, time.time(), log)
         self.hits.append(hit)
         with self.site.fault(event.kind):
             try:

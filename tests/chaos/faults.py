@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.chaos.chaos_site import UNSAVED_S, ChaosSite
 from tests.chaos.load import Load
 from tests.chaos.schedule import Event, Submission
-from tests.chaos.surroundings import UNSAVED_S, Site
 
 _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comment=mine",
             "ReservationName=", "ReqNodeList=")  # fmt: skip
@@ -22,7 +22,7 @@ class Faults:
         load: where jobs are submitted.
     """
 
-    def __init__(self, site: Site, load: Load) -> None:
+    def __init__(self, site: ChaosSite, load: Load) -> None:
         self.site, self.load = site, load
         self._exec = site.cluster.exec
         self._extra = 0

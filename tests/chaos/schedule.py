@@ -82,8 +82,8 @@ class Submission:
     """A job that is to come.
 
     Attributes:
-        kind: "train" (the library), "sleep" (reported by tests/cluster/drivers/crew.py), "rigid".
-        name: unique in its campaign; crew.py reads it.
+        kind: "train" (the library), "sleep" (reported by drivers/reporter.py), "rigid".
+        name: unique in its campaign; reporter.py reads it.
         work: seconds of sleep; trainings are all of one length.
     """
 

@@ -12,7 +12,7 @@ from tests.support.selasticd import Daemon, running
 from tests.support.slurm_cluster import (
     CLUSTER_DIR,
     FIRST_WORKER,
-    PATIENCE,
+    WAIT_FACTOR,
     SlurmCluster,
     cluster_name,
     worker_name,
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(PATIENCE * TIMEOUT_S, func_only=True))
+            item.add_marker(pytest.mark.timeout(WAIT_FACTOR * TIMEOUT_S, func_only=True))
 
 
 class FileScheduling(LoadScopeScheduling):

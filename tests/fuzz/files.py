@@ -14,7 +14,7 @@ from slurm_elastic.profiler import profile_file
 from slurm_elastic.simulator.gangs import gang_files
 from slurm_elastic.simulator.truth import rack_network, restart_costs
 from slurm_elastic.simulator.workloads import accounting_trace, workload
-from tests.fuzz import scene, texts
+from tests.fuzz import checked_log, texts
 from tests.fuzz.tally import Tally, drive
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -80,5 +80,5 @@ def one(rng: random.Random) -> str:
 
 def run(seconds: float, seed: int) -> Tally:
     """See `tally.drive`."""
-    scene.quiet()
+    checked_log.quiet()
     return drive(one, seconds=seconds, seed=seed)

@@ -70,9 +70,9 @@ def main(surface: str, options: Sequence[str]) -> None:
 
     with atheris.instrument_imports(include=["slurm_elastic"]):
         module = importlib.import_module(f"tests.fuzz.{surface}")
-    from tests.fuzz import scene
+    from tests.fuzz import checked_log
 
-    scene.quiet()
+    checked_log.quiet()
     atheris.Setup([surface, *options], lambda data: module.one(Drawn(data)) and None)
     atheris.Fuzz()
 

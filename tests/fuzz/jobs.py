@@ -33,7 +33,7 @@ from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import Scontrol
-from tests.fuzz import inputs, scene
+from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
 
 ALICE, BOB = 2001, 2002
@@ -244,7 +244,7 @@ def one(rng: random.Random) -> str:
         "Partitions": {"gpu": partition},
         "Reservations": {"r": reservation},
     }
-    log: Any = scene.quiet()
+    log: Any = checked_log.quiet()
     with mock.patch.object(subprocess, "run", _command):
         sys.modules["pyslurm"] = slurm
         reader = Reader(reservation_prefix="selastic_")

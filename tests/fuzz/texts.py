@@ -18,7 +18,7 @@ from slurm_elastic.core.nodelist import expand, fold
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment, parse_comment
 from slurm_elastic.rpc import frames
 from slurm_elastic.slurm import gres, limits, slurm_settings, switches
-from tests.fuzz import inputs, scene
+from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
 
 
@@ -125,7 +125,7 @@ def tried(
 
 def run(seconds: float, seed: int) -> Tally:
     """See `tally.drive`."""
-    scene.quiet()
+    checked_log.quiet()
     return drive(one, seconds=seconds, seed=seed)
 
 

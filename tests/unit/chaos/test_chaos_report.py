@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
+from tests.chaos.chaos_site import live_at
+from tests.chaos.final_checks import aftermath
 from tests.chaos.report import lines
-from tests.chaos.surroundings import live_at
-from tests.chaos.verdict import aftermath
 
 LOG = [
     "info: JobId=3 Transition=1 State=NOTIFY Action=grow\n",

@@ -9,17 +9,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.chaos.chaos_site import ChaosSite, live_at
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
 from tests.chaos.load import Load
-from tests.chaos.surroundings import Site, live_at
 
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
 #: Nothing is left to put right: a reservation goes within a few looks.
 _TIDY_S = 30.0
 
 
-def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
+def final(site: ChaosSite, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
     """Break what is broken; returns figures for the record."""
     _reservations(site, rules, AHEAD_S + 30 if abandoned else _TIDY_S)
     done, states = load.done(), _last(site.samples, "state")
@@ -72,7 +72,7 @@ def _last(samples: Sequence[Mapping[str, Any]], key: str) -> dict[str, str]:
     return found
 
 
-def _reservations(site: Site, rules: Rules, seconds: float) -> None:
+def _reservations(site: ChaosSite, rules: Rules, seconds: float) -> None:
     end = time.monotonic() + seconds
     while True:
         last = site.samples[-1]
@@ -86,7 +86,7 @@ def _reservations(site: Site, rules: Rules, seconds: float) -> None:
         rules.add(last["at"], "reservation", name, "still there when all is over")
 
 
-def _twice(site: Site, load: Load, rules: Rules) -> int:
+def _twice(site: ChaosSite, load: Load, rules: Rules) -> int:
     """Attempts that overlap. Slurm itself makes those, of nodes that it cannot reach.
 
     Returns:
@@ -128,7 +128,7 @@ def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[
     """What a fault met and how long it took until that was over.
 
     Args:
-        hit: a `campaign.Hit`.
+        hit: a `campaign.FaultRecord`.
         log: all of selasticd's.
         samples: all.
 

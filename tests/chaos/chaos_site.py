@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.load import HOME, SMALL
-from tests.support.selasticd import CREW, PYTHON, eager
+from tests.support.selasticd import PYTHON, REPORTER, eager_config
 from tests.support.slurm_cluster import SlurmCluster
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -31,7 +31,7 @@ UNSAVED_S = 10.0
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=([A-Z]+)\b|selasticd \S+ Mode=")
 
 
-class Site:
+class ChaosSite:
     """What the campaign knows and does.
 
     Attributes:
@@ -70,29 +70,34 @@ class Site:
     # --- setting up ---
 
     def prepare(self) -> None:
-        """Drivers, directories, the proxy, the crew, the observer."""
+        """Install drivers and folders; start the proxy and the reporters."""
         run = self.cluster.exec
-        for left in ("selasticd -v -D", "chaos/observer.py", "chaos/proxy.py", "chaos/crew.py"):
+        for left in (
+            "selasticd -v -D",
+            "chaos/observer.py",
+            "chaos/proxy.py",
+            "chaos/reporter.py",
+        ):
             run(["pkill", "-9", "-f", left], check=False)  # of a campaign that was interrupted
         run("scancel -u alice; scancel -u bob")
         run(f"chmod 755 {self.home}")
         small = f"mountpoint -q /small && ln -sfn /small {SMALL} || install -d -m 1777 {SMALL}"
         run(f"rm -rf {HOME}/*-s*n* /small/* {SMALL} {STATE}; install -d -m 1777 {HOME}; {small}")
         run(f"install -d -o selastic {STATE}; rm -f /dev/shm/fill /small/fill")
-        for path in (CREW, *DRIVERS.glob("*.py")):
+        for path in (REPORTER, *DRIVERS.glob("*.py")):
             run(f"cat >{HOME}/{path.name}", stdin=path.read_text())
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
         self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
         proxy = f"{PYTHON} {HOME}/proxy.py 7331 127.0.0.1:7321 /tmp/chaos-proxy"
         self._pids = [int(run(f"{proxy} </dev/null >/tmp/chaos-proxy.log 2>&1 & echo $!").stdout)]
         for user in ("alice", "bob"):  # like a unit with Restart=always
-            crew = f"while :; do {PYTHON} {HOME}/crew.py ctld:7331; sleep 1; done"
-            begun = run(f"({crew}) </dev/null >/tmp/chaos-{user} 2>&1 & echo $!", user=user)
+            loop = f"while :; do {PYTHON} {HOME}/reporter.py ctld:7331; sleep 1; done"
+            begun = run(f"({loop}) </dev/null >/tmp/chaos-{user} 2>&1 & echo $!", user=user)
             self._pids.append(int(begun.stdout))
 
     def toml(self) -> str:
         """The configuration of selasticd."""
-        return eager(queue=self.queue).replace("{state}", STATE)
+        return eager_config(queue=self.queue).replace("{state}", STATE)
 
     def observe(self) -> Iterator[dict[str, Any]]:
         """Samples, for ever; ends when `close` is called."""
