@@ -1,4 +1,4 @@
-"""selasticd on a real cluster: neighbours, limits, users' constraints, people who interfere."""
+"""selasticd on a real cluster: other jobs, limits, constraints, changes by administrators."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""docs/examples, submitted as a user submits them, beside a controller that resizes what it can.
+"""docs/examples, submitted as a user does, while a controller resizes them.
 
 They train at the same time; the tests look at what they have left behind.
 """

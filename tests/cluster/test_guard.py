@@ -1,4 +1,4 @@
-"""No endless requeue, and limits of the site: who is held back says why, and by whom."""
+"""Jobs that make no progress are held, and limits of the site; each with its reason."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A job walks over layouts, stage by stage and size by size, because the controller says so."""
+"""A job changes its layout, by stages and replicas, as the controller orders."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Policy icefrog on a real cluster: what a frozen job no longer needs goes to its neighbour.
+"""Policy icefrog on a real cluster: GPUs that a frozen job no longer needs go to another job.
 
 Two pairs of equal jobs side by side, one on v100, one on a100, which are equally fast here. In each
 A holds 8 GPUs and B 4. In the first A freezes twelve of its fifteen layers, after which 8 GPUs

@@ -1,4 +1,4 @@
-"""selasticd is started, stopped, killed and told to read its file again; jobs come to no harm."""
+"""Start, stop, kill and reload of selasticd; jobs are not affected."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Twenty resizes at once on a full cluster of 64 nodes, with a hundred jobs waiting for a gap."""
+"""Twenty resizes at once on a full cluster of 64 nodes, with a hundred jobs waiting."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Who waits for a rack, who moves into one, and why: `[placement] mode = "delay"`, and `dally`.
+"""Jobs that wait for a rack or move into one, with `[placement] mode = "delay"` and policy `dally`.
 
 `chatty` stands still six times as long as it computes when its GPUs are in two racks, `quiet`
 never does (docs/examples/emulate.py). All are on v100: g03 in one rack, g05 and g06 in the other.

@@ -1,4 +1,4 @@
-"""Owners and administrators interfere with their jobs: selasticd sees it, and leaves it to them.
+"""Changes of jobs by owners and administrators during a transition; selasticd accepts them.
 
 Each scene plays several jobs at once, each on a node of its own; the tests look at what became
 of them.

@@ -1,4 +1,4 @@
-"""queue = "controller": pending elastic jobs wait for selasticd, never without end."""
+"""queue = "controller": pending elastic jobs wait for selasticd, but not for ever."""
 
 import time
 from collections.abc import Iterator

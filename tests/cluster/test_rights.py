@@ -1,4 +1,4 @@
-"""What selastic's account may do, uses, and what users are not told."""
+"""Rights of selastic's account that are documented and used, and data hidden from users."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Policy sia on a real cluster: each application ends on the type that suits it, and why.
+"""Policy sia on a real cluster: each application ends on the GPU type that suits it.
 
 `typed` trains twice as fast on an a100, `even` equally fast on both (docs/examples/emulate.py). Two
 a100 (g01) and three v100 (g03) are free; everything else is taken.

@@ -1,4 +1,4 @@
-"""Two controllers, in ctld and on g06: one acts, whatever happens to the other."""
+"""Two controllers, in ctld and on g06: one acts, whatever fault the other has."""
 
 import json
 import re

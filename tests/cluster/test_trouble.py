@@ -1,4 +1,4 @@
-"""Bad input and broken surroundings: selasticd says one line, stays up, and harms no job."""
+"""Invalid input and faults of the host: selasticd logs one line and stays up."""
 
 import json
 import re

@@ -1,8 +1,8 @@
-"""The controller's socket: frames, seals, reports, questions, commands, long polls.
+"""The controller's socket: frames, authentication, reports, questions, commands, long polls.
 
-Each request goes through the server's own `_reply` to the real desk, book, engine and ledger, as
-bob. Whatever he sends, he gets an answer that is JSON and of one line where it is words; nothing
-is written to Slurm, and nothing that is known of alice's jobs changes.
+Each request goes as bob through the server's `_reply` to the real request handler, job store, engine
+and ledger. The answer must be JSON, with messages of one line; nothing may be written to Slurm, and
+nothing stored of alice's jobs may change.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
 
 
 class _Here(Executor):
-    """Calls at once, in this thread."""
+    """Executor that runs calls at once, in this thread."""
 
     def submit(self, fn: Any, /, *args: Any, **named: Any) -> Future[Any]:  # type: ignore[override]
         future: Future[Any] = Future()
@@ -84,7 +84,7 @@ class _Here(Executor):
 
 
 class _NoSlurm:
-    """Nothing of what bob says may lead to a write."""
+    """Stand-in for scontrol that fails the test when it is used."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"scontrol {name} was called")
@@ -127,7 +127,7 @@ class ControllerUnderTest:
         self.controller.ledger.close()
 
     def known(self) -> str:
-        """All that is kept of other people's jobs, as text."""
+        """Return all that is stored of other users' jobs, as text."""
         book = self.controller.book
         return repr(
             [
@@ -137,7 +137,7 @@ class ControllerUnderTest:
         )
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """As bob."""
+        """Send a request as bob and return the reply."""
         reader = asyncio.StreamReader(loop=self.loop)
         with mock.patch.object(socket_server, "MAX_WAIT_S", 0.0):
             return self.loop.run_until_complete(
@@ -149,7 +149,7 @@ _place: ControllerUnderTest | None = None
 
 
 def place() -> ControllerUnderTest:
-    """Made once a process."""
+    """Return the one controller of this process."""
     global _place  # noqa: PLW0603 - a fresh one for each input would take a thousand times longer
     if _place is None:
         _place = ControllerUnderTest()
@@ -162,7 +162,7 @@ def one(rng: random.Random) -> str:
 
 
 def run(seconds: float, seed: int) -> Tally:
-    """See `tally.drive`."""
+    """Run for some seconds; see `tally.drive`."""
     checked_log.quiet()
     tally = drive(one, seconds=seconds, seed=seed)
     if _place is not None:
@@ -217,7 +217,7 @@ def _report(rng: random.Random) -> str:
 
 
 def _frame(rng: random.Random) -> str:
-    """Bytes behind the length, with a munge that vouches for any payload."""
+    """Try bytes behind the length, with a munge that accepts any payload."""
     body = inputs.wire(rng.choice(_REQUESTS), rng)
     payload = munge_auth._payload("request", "n", body)
     if rng.random() < 0.5:

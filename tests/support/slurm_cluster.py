@@ -95,7 +95,7 @@ class SlurmCluster:
         return self.jobs[-1]
 
     def state(self, job: int) -> str:
-        """The job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
+        """Return the job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
         return self.exec(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]).stdout.strip()
 
     def wait(self, job: int, *states: str, timeout: float = 60) -> str:
@@ -114,7 +114,7 @@ class SlurmCluster:
         return seen
 
     def free_gpus(self) -> int:
-        """GPUs that no job holds, on all nodes."""
+        """Return the number of GPUs that no job holds, on all nodes."""
         report = self.exec("sinfo -h -N -O Gres:40,GresUsed:60").stdout
         counts = [
             [int(word.split("(")[0].rsplit(":", 1)[1]) for word in line.split()]
