@@ -191,7 +191,7 @@ class RequestHandler:
             if op == "release" and book.let_go(job):
                 if not self._controller.acts:
                     raise RequestRefusedError(
-                        f"selasticd does not act at present: use `scontrol release {job.display_id}`"
+                        f"selasticd does not act now: use `scontrol release {job.display_id}`"
                     )
                 return "released: Slurm may start it again"
         return "held: its allocation is kept" if held else "released: may be resized again"
