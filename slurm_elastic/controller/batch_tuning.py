@@ -147,8 +147,8 @@ def _tried(
     """Yield batches that may be the best within the limits, in whole micro-batches.
 
     The published model accumulates at least once on a lone replica with more than the initial
-    batch, because it could not measure the noise otherwise. Here the noise is always measured: both are
-    tried.
+    batch, because it could not measure the noise otherwise. Here the noise is always measured:
+    both are tried.
     """
     # It brings scipy, 50 MB: not every site's policy needs it.
     from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
