@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, formatting, options
-from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.tables import Column, TableLayout, render
 from slurm_elastic.cli.usage_check import compared
 from slurm_elastic.slurm import accounting
@@ -39,7 +39,12 @@ _USERS = (
 @options.verb
 @click.option("-u", "--user", metavar="NAME", help="Show only the jobs of this user.")
 @click.option(
-    "-S", "--start", metavar="TIME", default="now-1day", help="Start of the period (now-1day)."
+    "-S",
+    "--start",
+    metavar="TIME",
+    default="now-1day",
+    show_default=True,
+    help="Start of the period.",
 )
 @click.option("-E", "--end", metavar="TIME", help="End of the period (now).")
 @click.option("--by-user", is_flag=True, help="Show one line per user instead of per job.")

@@ -133,7 +133,7 @@ class CommunicationCost:
 
         Args:
             record: its gradient bytes, measurements, and what it learned.
-            links: as configured or measured (seen_links.py).
+            links: as configured or measured (link_estimates.py).
             rates: `[speedup] types`.
         """
         size, work = record.gradient_bytes, step_work(record)

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_elastic.config import schema
 from slurm_elastic.core.cluster import Job, JobState, Limit, Snapshot
-from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 
@@ -22,14 +21,11 @@ HOUR_S = 3600.0
 _RESIZES = frozenset((Action.GROW, Action.SHRINK, Action.MOVE, Action.PREEMPT))
 
 
-def shares(
-    snapshot: Snapshot, records: Mapping[int, JobRecord], limits: schema.LimitSettings
-) -> tuple[Limit, ...]:
+def shares(snapshot: Snapshot, limits: schema.LimitSettings) -> tuple[Limit, ...]:
     """Return caps on GPUs above MIN: of the site, of each partition named, of each user.
 
     Args:
         snapshot: nodes for the totals; elastic jobs, also unmanaged ones.
-        records: for directives that were changed after submission.
         limits: `[limits]`.
     """
     if limits.share >= 1 and limits.user_share >= 1 and not limits.partition_shares:
@@ -37,8 +33,7 @@ def shares(
     spared = {
         job.job_id: directive.min_gpus
         for job in snapshot.jobs
-        if job.state is not JobState.ENDED
-        and (directive := _directive(job, records.get(job.job_id))) is not None
+        if job.state is not JobState.ENDED and (directive := job.directive) is not None
     }
     jobs = [j for j in snapshot.jobs if j.job_id in spared]
     total = sum(n.gpus for n in snapshot.nodes)
@@ -120,13 +115,13 @@ def refused(
             over[user] += 1
     if not over:
         return {}
-    everybody = all_others or left_all <= 0
+    all_users = all_others or left_all <= 0
     reasons = {}
     meant = {d.job_id: d for d in wanted}
     for job in snapshot.jobs:
         if job.job_id in allowed or job.allocation is None or job.submission is None:
             continue
-        if not everybody and job.user not in over:
+        if not all_users and job.user not in over:
             continue
         by_user = left.get(job.user, 1) <= 0
         times, most = (
@@ -178,7 +173,3 @@ def _cap(
         spared={i: spared[i] for i in ids},
         scope=scope,
     )
-
-
-def _directive(job: Job, record: JobRecord | None) -> Directive | None:
-    return (record.override if record else None) or job.directive

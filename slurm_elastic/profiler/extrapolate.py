@@ -41,6 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: Models that a fit needs, one for each coefficient; leaving one out needs one more.
 LEAST = 3
 #: Smallest number of models with which hidden communication is fitted.
@@ -58,7 +60,7 @@ _ROUNDS = 12
 Floats = NDArray[np.float64]
 
 
-class ExtrapolationError(ValueError):
+class ExtrapolationError(InvalidInputError):
     """The profiled models do not suffice; the message says what is missing."""
 
 
@@ -125,11 +127,11 @@ class PredictedStall:
         return error_s / (self.known.compute_s + self.known.stall_s)
 
 
-def predict(found: Fit, known: ObservedStall) -> PredictedStall:
+def predict(stall_fit: Fit, known: ObservedStall) -> PredictedStall:
     """Return the stall of a model as observed and as a fit predicts it."""
     return PredictedStall(
         known,
-        found.stall_s(
+        stall_fit.stall_s(
             layers=known.layers, gradient_bytes=known.gradient_bytes, compute_s=known.compute_s
         ),
     )

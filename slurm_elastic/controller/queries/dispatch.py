@@ -1,7 +1,7 @@
 """Dispatch of requests to the functions that answer them: from a `View` to JSON objects.
 
-The schema of every answer is documented in docs/cli.md and typed in
-`rpc.answers`. The request handler calls `answer`:
+The schema of every answer is documented in docs/cli.md and typed in `rpc/answers.py`. The daemon's
+`RequestHandler.question` calls `answer`:
 
     answers.answer("explain", view, viewer, args, history=rows)
 """
@@ -58,7 +58,7 @@ def answer(
     segments: Sequence[SegmentRow] = (),
     particulars: Particulars | None = None,
 ) -> dict[str, Any]:
-    """Answer one request of `requests.QUESTIONS` (all but `check`).
+    """Answer one request of `rpc.requests` (all but `check`).
 
     Args:
         op: status, show, explain, plan, history, usage or topology.
@@ -87,7 +87,7 @@ def answer(
     if op == "topology":
         return dict(topology_answer.topology(view, viewer))
     if op == "usage":
-        start, end, user = _time(args, "start"), _time(args, "end"), args.get("user")
+        start, end, user = args.get("start"), args.get("end"), args.get("user")
         return dict(
             round_answers.usage(
                 view,
@@ -102,10 +102,6 @@ def answer(
     raise NoAnswerError(f"{op} is no question")
 
 
-#: Beyond it, and for NaN, there is no time.
-_LAST_TIME = 1e12
-
-
 def _one(view: View, args: Mapping[str, Any]) -> int:
     ids: tuple[int, ...] = tuple(args.get("job_ids", ()))
     if not ids:
@@ -115,8 +111,3 @@ def _one(view: View, args: Mapping[str, Any]) -> int:
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         raise NoAnswerError(f"an array: name one task, e.g. {', '.join(named[:3])}{more}")
     return ids[0]
-
-
-def _time(args: Mapping[str, Any], key: str) -> float | None:
-    value = args.get(key)
-    return float(value) if isinstance(value, int | float) and abs(value) < _LAST_TIME else None

@@ -1,7 +1,7 @@
-"""What `selastic update` makes of what a job asks for: directive and layout together. Pure.
+"""`selastic update`: a new directive, a new layout, or both. Pure.
 
-A layout is checked against the directive that will be in force, so that one command may
-change both; what cannot be is refused as a whole.
+The layout is checked against the directive that will be in force, so that one command can
+change both; a command that is invalid in part is refused as a whole.
 """
 
 from __future__ import annotations
@@ -10,68 +10,65 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 
-#: Instead of a layout: the job's own choice.
+#: In place of a layout: the job's own choice.
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectiveUpdate:
-    """What people have ordered of a job.
+    """Directive and layout that were ordered for a job.
 
     Attributes:
         override: text of the directive that replaces the submitted one; "": none.
-        layout: text of the layout to run as; "": the job's own choice.
+        layout: text of the layout to run in; "": the job's own choice.
     """
 
     override: str = ""
     layout: str = ""
 
 
-def updated(
-    job: Job, before: DirectiveUpdate, args: Mapping[str, Any]
-) -> tuple[DirectiveUpdate, str]:
-    """A job's wishes after a command, and the command's effect in words.
+def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUpdate, str]:
+    """Return what is ordered of a job after a command, and the command's effect as text.
 
     Args:
-        job: elastic.
-        before: its present wishes.
+        job: elastic, with its present override.
+        layout: its present layout as ordered; "": none.
         args: `elastic` (text of a directive) or `layout` (text, or `AUTO`), or both.
 
     Raises:
-        Refused: in one line why not; nothing of the command is to be done.
+        RequestRefusedError: in one line why not; nothing of the command is to be done.
     """
-    elastic, layout = (_text(args, name) for name in ("elastic", "layout"))
-    if elastic is None and layout is None:
+    elastic, layout_text = args.get("elastic"), args.get("layout")
+    if elastic is None and layout_text is None:
         raise RequestRefusedError("update: nothing to change: give elastic or layout")
     try:
-        replaced = Directive.parse(elastic) if elastic is not None else None
-        override = Directive.parse(before.override) if before.override else None
+        replacement = Directive.parse(elastic) if elastic is not None else None
     except DirectiveError as error:
         raise RequestRefusedError(str(error)) from None
-    directive = replaced or override or job.directive
+    directive = replacement or job.directive
     if directive is None:
         raise RequestRefusedError("not an elastic job")
-    after = DirectiveUpdate(str(replaced) if replaced else before.override, before.layout)
-    words = [f"--elastic={replaced}"] if replaced else []
-    if layout is not None:
-        wanted = _layout(layout)
+    override = str(replacement or job.override or "")
+    effects = [f"--elastic={replacement}"] if replacement else []
+    if layout_text is not None:
+        wanted = _layout(layout_text)
         if wanted and (why := misfit(wanted, directive)):
             raise RequestRefusedError(why)
-        after = DirectiveUpdate(after.override, str(wanted) if wanted else "")
-        words.append(_layout_words(wanted, job))
-    elif before.layout and misfit(LayoutText.parse(before.layout), directive):
-        after = DirectiveUpdate(after.override)
-        words.append(f"layout {before.layout} is no longer possible: the job's own choice")
-    return after, "; ".join(words)
+        layout = str(wanted) if wanted else ""
+        effects.append(_layout_words(wanted, job))
+    elif layout and misfit(LayoutText.parse(layout), directive):
+        effects.append(f"layout {layout} is no longer possible: the job's own choice")
+        layout = ""
+    return DirectiveUpdate(override, layout), "; ".join(effects)
 
 
 def misfit(layout: LayoutText, directive: Directive) -> str:
-    """Why a job of this directive can never run in this layout; "" if it can."""
+    """Return why a job of this directive can never run in this layout, or ""."""
     mode = f"layout {layout}: parallel={directive.parallel}"
     if directive.parallel == "data":
         return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"
@@ -85,13 +82,6 @@ def misfit(layout: LayoutText, directive: Directive) -> str:
     if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
         return f"layout {layout}: unit={units[0]} asks for replicas of {units[0]} stages"
     return ""
-
-
-def _text(args: Mapping[str, Any], name: str) -> str | None:
-    value = args.get(name)
-    if value is not None and not isinstance(value, str):
-        raise RequestRefusedError(f"update: field {name} must be text")
-    return value
 
 
 def _layout(text: str) -> LayoutText | None:

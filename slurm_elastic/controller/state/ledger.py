@@ -1,7 +1,7 @@
 """The ledger: persistent state in SQLite, written before a job is changed.
 
 Its loss loses no job: with an empty ledger the controller recognises its own traces in Slurm
-and clears them (`orphan_cleanup`). Measurements and history are lost then.
+and clears them (`transitions.orphan_cleanup`). Measurements and history are lost then.
 
 A full disk or an unreadable file raises `LedgerError` with one line; callers
 begin nothing new while it lasts.
@@ -23,6 +23,7 @@ import structlog
 
 from slurm_elastic.controller.state import retention
 from slurm_elastic.controller.state.ledger_schema import VERSION, VERSIONS
+from slurm_elastic.core.errors import SlurmElasticError
 
 #: Applications and profiles kept of each user, the latest: names cost nothing.
 APPLICATIONS, PROFILES = 500, 50
@@ -30,7 +31,7 @@ APPLICATIONS, PROFILES = 500, 50
 Body = dict[str, Any]
 
 
-class LedgerError(Exception):
+class LedgerError(SlurmElasticError):
     """Error: the ledger cannot be read or written; the text names cause and remedy."""
 
 
@@ -90,7 +91,7 @@ class Ledger:
                 raise LedgerError(f"ledger {self.path}: {error}") from None
 
     def raw(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Return the database itself, for copies of whole tables (`standby_sync`)."""
+        """Return the database itself, for copies of whole tables (`leader.standby_sync`)."""
         return self._open()
 
     # --- small named values: policy state, claims ---

@@ -6,7 +6,7 @@ with its bandwidth. The answer minimises the time per minibatch in steady state,
 is that of the slowest stage, gradient reduction and (if counted) activations included.
 
 By default costs are those of the published code, of which the paper differs
-(pipeline_table.py states both). With the same costs the answer is exact up to `limit`
+(partition_tables.py states both). With the same costs the answer is exact up to `limit`
 states, beyond that (`PipelinePartition.exact` False) the best of those cuts that some
 topological orders offer, and `bound_s` says what no plan can beat.
 
@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layers import LayerProfile
 from slurm_elastic.models.pipedream import model_cuts
 from slurm_elastic.models.pipedream.partition_tables import (
@@ -46,7 +47,7 @@ _MOST_CELLS = 60_000_000
 _LEAST = 1e-6
 
 
-class PipelineError(ValueError):
+class PipelineError(InvalidInputError):
     """No partition: what was asked cannot be; names culprit and remedy."""
 
 
@@ -55,7 +56,7 @@ class ArgumentError(PipelineError):
 
 
 class Cost(enum.Enum):
-    """What a stage costs (pipeline_table.py)."""
+    """What a stage costs (partition_tables.py)."""
 
     #: Of the published code: compute plus gradient reduction.
     PUBLISHED = "published"

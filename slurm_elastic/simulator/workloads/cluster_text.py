@@ -1,4 +1,4 @@
-"""Clusters in words: `aws:6x4,dgx-ext:2x8` is six nodes of four `aws` GPUs and two of eight.
+"""Clusters as text: `aws:6x4,dgx-ext:2x8` is six nodes of four `aws` GPUs and two of eight.
 
 >>> [group.gpus for group in parse("aws:6x4,dgx-ext:2x8")]
 [24, 16]
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slurm_elastic.core.cluster import Node
+from slurm_elastic.core.errors import InvalidInputError
 
 #: Nodes and GPUs of one node are refused beyond these: a typing error, not a cluster.
 MAX_NODES = 100_000
@@ -22,8 +23,8 @@ _GROUP = re.compile(r"([A-Za-z0-9_.-]+):([0-9]{1,9})x([0-9]{1,9})", re.ASCII)
 _REMEDY = "write TYPE:NODESxGPUS with both from 1 on, e.g. aws:6x4"
 
 
-class ClusterError(ValueError):
-    """A cluster that cannot be; the message names the faulty part and the remedy."""
+class ClusterError(InvalidInputError):
+    """A cluster is invalid; the message names the faulty part and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Group:
 
     @property
     def gpus(self) -> int:
-        """GPUs over all nodes."""
+        """Number of GPUs over all nodes."""
         return self.nodes * self.per_node
 
 
@@ -65,15 +66,15 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """GPUs over all types."""
+        """Number of GPUs over all types."""
         return sum(g.gpus for g in self.groups)
 
     def group(self, gpu_type: str) -> Group | None:
-        """The nodes of a type."""
+        """Return the nodes of a type; None if there are none."""
         return next((g for g in self.groups if g.gpu_type == gpu_type), None)
 
     def nodes(self, partition: str = "gpu") -> tuple[Node, ...]:
-        """Idle nodes named `TYPE-0001`, in the order written."""
+        """Return idle nodes named `TYPE-0001`, in the order written."""
         return tuple(
             Node(
                 name=f"{g.gpu_type}-{i:04d}",
@@ -88,7 +89,7 @@ class Cluster:
 
 
 def parse(text: str) -> Cluster:
-    """Read a cluster.
+    """Parse a cluster.
 
     Raises:
         ClusterError: not `TYPE:NODESxGPUS` with commas between, a type twice, or no GPU at all.

@@ -1,11 +1,10 @@
-"""Plays esrun for the jobs of one user (crowd_job.sh); runs in ctld as that user.
+"""Stand-in for esrun for the jobs of one user (busy_job.sh); runs in ctld as that user.
 
-    crowd_crew.py ADDRESS DIRECTORY [DEAF]
+    job_reporter.py ADDRESS DIRECTORY [DEAF]
 
-As esrun does for its job, it reports every so often and keeps a long poll open for each, on
-the real channel; what the controller orders, it passes on to the job, and it acknowledges a
-notice when the job itself says that it has saved. DEAF is the share of notices that it
-swallows, as a hanging job would.
+Like esrun, it reports each job regularly and keeps a long poll open for it, through the
+controller's socket; it passes orders on to the job, and acknowledges a notice when the job has
+saved. DEAF is the share of notices that it ignores, as a hanging job would.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol, requests
 
 CALL_S, POLL_S = 10.0, 25.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
@@ -43,15 +42,15 @@ class Attempt:
     every_s: float = 10.0
     notice: int | None = None
     saved: int | None = None
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def alive(self) -> bool:
-        """Whether somebody reads what the job is told: it ends with its processes."""
+        """Return whether a process reads the job's orders; it ends with the job's processes."""
         return self.tell("")
 
     def tell(self, words: str) -> bool:
-        """A line for the job; whether there is one."""
+        """Write a line for the job; return whether it has a reader."""
         try:
             handle = os.open(self.home / "in", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -66,10 +65,10 @@ class Attempt:
         return True
 
     def report(self) -> dict[str, Any]:
-        """What esrun would say now; speeds as a model that scales well has them."""
+        """Return the report of esrun at this time, with speeds of a model that scales well."""
         ran = time.monotonic() - self.begun
         step = min(self.work, self.step + int(ran * self.gpus))
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "job_id": self.job_id,
             "run": self.run,
             "phase": "training",
@@ -86,11 +85,11 @@ class Attempt:
             "resumed_from": self.step or None,
         }
         if self.saved is not None and self.saved == self.notice:
-            told |= {"phase": "saved", "notice": self.notice}
-        return {k: v for k, v in told.items() if v is not None}
+            body |= {"phase": "saved", "notice": self.notice}
+        return {k: v for k, v in body.items() if v is not None}
 
 
-class Crew:
+class JobReporter:
     """All attempts of one user."""
 
     def __init__(self, address: str, home: Path, deaf: float) -> None:
@@ -101,37 +100,37 @@ class Crew:
         self._draw = random.Random(os.getuid())
 
     async def run(self) -> None:
-        """Until it is killed."""
+        """Report until killed."""
         out = self._home / "out"
         with contextlib.suppress(FileExistsError):
             os.mkfifo(out)
         handle = os.open(out, os.O_RDWR | os.O_NONBLOCK)
-        (self._home / "crew").touch()
+        (self._home / "reporter").touch()
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(handle, "rb", buffering=0)
         )
         while line := await reader.readline():
-            self._hear(line.decode().split())
+            self._handle(line.decode().split())
 
-    def _hear(self, words: list[str]) -> None:
+    def _handle(self, words: list[str]) -> None:
         job_id, run = int(words[1]), int(words[2])
         known = self._attempts.get(job_id)
         if words[0] == "begin":
             if known:
                 self._drop(known)
             gpus, nodes, step, work = map(int, words[4:8])
-            made = Attempt(job_id, run, self._home / words[3], gpus, nodes, step, work)
-            self._attempts[job_id] = made
-            made.tasks = [
-                asyncio.create_task(self._reporting(made)),
-                asyncio.create_task(self._polling(made)),
+            attempt = Attempt(job_id, run, self._home / words[3], gpus, nodes, step, work)
+            self._attempts[job_id] = attempt
+            attempt.tasks = [
+                asyncio.create_task(self._reporting(attempt)),
+                asyncio.create_task(self._polling(attempt)),
             ]
         elif known and known.run == run:
             if words[0] == "saved":
                 known.saved = int(words[3])
-                known.told.set()
+                known.changed.set()
             elif words[0] == "end":
                 self._drop(known)
 
@@ -144,8 +143,8 @@ class Crew:
     async def _reporting(self, attempt: Attempt) -> None:
         pause = FIRST_PAUSE_S
         while attempt.alive():
-            attempt.told.clear()
-            request = {"v": 1, "op": "report", "report": attempt.report()}
+            attempt.changed.clear()
+            request = requests.build("report", report=attempt.report())
             reply = await self._call(request, CALL_S)
             if reply is None:
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
@@ -154,21 +153,20 @@ class Crew:
             pause = FIRST_PAUSE_S
             self._take(attempt, reply["orders"])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(attempt.told.wait(), attempt.every_s)
+                await asyncio.wait_for(attempt.changed.wait(), attempt.every_s)
         self._drop(attempt)
 
     async def _polling(self, attempt: Attempt) -> None:
         pause = FIRST_PAUSE_S
         while True:
             began = time.monotonic()
-            request = {
-                "v": 1,
-                "op": "orders",
-                "job_id": attempt.job_id,
-                "run": attempt.run,
-                "seen": attempt.seen,
-                "wait_s": POLL_S,
-            }
+            request = requests.build(
+                "orders",
+                job_id=attempt.job_id,
+                run=attempt.run,
+                seen=attempt.seen,
+                wait_s=POLL_S,
+            )
             reply = await self._call(request, POLL_S + CALL_S)
             if reply is not None:
                 before = attempt.seen
@@ -196,13 +194,13 @@ class Crew:
         try:
             async with asyncio.timeout(timeout_s):
                 frame = frames.encode(
-                    request, purpose="request", nonce=nonce, limit=frames.MAX_REQUEST
+                    request, purpose="request", nonce=nonce, limit=protocol.MAX_REQUEST
                 )
                 reader, writer = await asyncio.open_connection(self._host, self._port)
                 try:
                     writer.write(frame)
                     header = await reader.readexactly(frames.HEADER_SIZE)
-                    size = frames.frame_size(header, limit=frames.MAX_REPLY)
+                    size = frames.frame_size(header, limit=protocol.MAX_REPLY)
                     answer = await reader.readexactly(size)
                 finally:
                     writer.close()
@@ -216,4 +214,4 @@ class Crew:
 
 if __name__ == "__main__":
     share = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
-    asyncio.run(Crew(sys.argv[1], Path(sys.argv[2]), share).run())
+    asyncio.run(JobReporter(sys.argv[1], Path(sys.argv[2]), share).run())
