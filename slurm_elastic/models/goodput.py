@@ -88,11 +88,6 @@ class GoodputModel:
         """Whether the job was observed on this type; else its predictions are borrowed."""
         return gpu_type in self._basis.observations
 
-    def most_replicas(self, gpu_type: str) -> int:
-        """Replicas of the largest configuration observed on this type; 0: none was."""
-        seen = self._basis.observations.get(gpu_type, ())
-        return max((o.gpus for o in seen), default=0) // self._basis.unit(gpu_type)
-
     def parameters(self, gpu_type: str) -> ThroughputParameters | None:
         """The fitted throughput model of a type; None: the job was not observed there."""
         return self._basis.fit(gpu_type) if self.known(gpu_type) else None

@@ -136,20 +136,6 @@ class ThroughputParameters:
         return np.asarray(longer * (1 + ratio**self.gamma) ** (1 / self.gamma))
 
 
-def pipeline_time(stages: int, micro_batches: int, forward_s: float) -> float:
-    """Seconds of one pass of a pipeline, without synchronisation (GPipe; Sia, section 5.3).
-
-    This is the `micro_step_s` of a hybrid-parallel job's `Observation`; with the
-    all-reduce between replicas it is the `step_s`.
-
-    Args:
-        stages: GPUs of the pipeline, one stage each.
-        micro_batches: in flight per pass.
-        forward_s: forward time of one stage for one micro-batch; backward takes twice that.
-    """
-    return 3 * (stages - 1 + micro_batches) * forward_s
-
-
 def fit(
     observations: Sequence[Observation],
     *,

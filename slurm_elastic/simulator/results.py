@@ -105,7 +105,6 @@ class Result:
         segments: who held what when, in order of their ends.
         policy_s: wall seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
-        stages_s: CPU seconds by what they were spent on.
         crossing_gpu_s: GPU seconds lost to crossing racks (network.py).
         freezing: of each job that may freeze layers (freezing_truth.py).
         dropped: names of jobs that the policy turned away; `jobs` has the others.
@@ -120,7 +119,6 @@ class Result:
     segments: tuple[Segment, ...]
     policy_s: tuple[float, ...]
     cpu_s: float
-    stages_s: tuple[tuple[str, float], ...] = ()
     #: Decisions that recorded something out of the ordinary, e.g. a solver's time limit.
     notes: tuple[Reason | str, ...] = ()
     crossing_gpu_s: float = 0.0
