@@ -43,11 +43,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_elastic.models.communication import ClosedForm, GangLink, Span
-from slurm_elastic.profiler.extrapolate import Known, Missed, fit, left_out, predict
+from slurm_elastic.profiler.extrapolate import (
+    ObservedStall,
+    PredictedStall,
+    fit,
+    leave_one_out,
+    predict,
+)
 from slurm_elastic.profiler.recommendation import (
     Configuration,
     ConfigurationCost,
-    NobodyError,
+    NoConfigurationError,
     Recommendation,
     StepTimes,
     Work,
@@ -117,8 +123,8 @@ def main() -> None:
         for place in PLACES:
             known = stalls(way, place, options.seed)
             found[f"{way}, {place}"] = {
-                "one of 14": errors(left_out(known)),
-                "one of 14, plain": errors(left_out(known, hide=False)),
+                "one of 14": errors(leave_one_out(known)),
+                "one of 14, plain": errors(leave_one_out(known, hide=False)),
                 "large from small": errors(large_from_small(known)),
             }
     for way in WAYS:
@@ -137,7 +143,7 @@ def main() -> None:
             print(f"{name:40} {kind:17}", "  ".join(f"{k} {_text(v)}" for k, v in row.items()))
 
 
-def stalls(way: str, place: str, seed: int) -> list[Known]:
+def stalls(way: str, place: str, seed: int) -> list[ObservedStall]:
     """Computed stalls of all models, from the least parameters to the most."""
     gpus, span = PLACES[place]
     noise = random.Random(f"{seed} {way} {place}")
@@ -162,14 +168,14 @@ def stalls(way: str, place: str, seed: int) -> list[Known]:
         if way == "overlapped":
             stall = max(0.0, stall - 0.5 * compute)
         stall *= noise.gauss(1, NOISE)
-        known.append(Known(name, model.layers, size, max(0.0, stall), compute))
+        known.append(ObservedStall(name, model.layers, size, max(0.0, stall), compute))
     return known
 
 
 def recommended(way: str, seed: int) -> dict[str, Any]:
     """How often the advice is the same with extrapolated stalls."""
     known = {place: stalls(way, place, seed) for place in PLACES}
-    missed = {place: left_out(rows) for place, rows in known.items()}
+    missed = {place: leave_one_out(rows) for place, rows in known.items()}
     same, late, asked, dearer = 0, 0, 0, 0.0
     for i, one in enumerate(next(iter(known.values()))):
         true = _choices(one.compute_s, {p: rows[i].stall_s for p, rows in known.items()})
@@ -183,7 +189,7 @@ def recommended(way: str, seed: int) -> dict[str, Any]:
             best = cheapest(true, deadline=limit)
             try:
                 told = truth[cheapest(guess, deadline=limit).offer.configuration]
-            except NobodyError:
+            except NoConfigurationError:
                 late += 1
                 continue
             same += best is told
@@ -212,7 +218,7 @@ def _in_buckets(backward: float, size: float, seconds: Callable[[float], float])
     return through - backward
 
 
-def large_from_small(known: Sequence[Known]) -> list[Missed]:
+def large_from_small(known: Sequence[ObservedStall]) -> list[PredictedStall]:
     """The second half against a fit to the first."""
     small, large = known[: len(known) // 2], known[len(known) // 2 :]
     found = fit(small)
@@ -221,7 +227,7 @@ def large_from_small(known: Sequence[Known]) -> list[Missed]:
 
 def dally(path: Path) -> dict[str, Any]:
     """Six models on each placement of several GPUs."""
-    places: dict[tuple[str, ...], list[Known]] = {}
+    places: dict[tuple[str, ...], list[ObservedStall]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             model = DALLY[row["model"]]
@@ -229,16 +235,16 @@ def dally(path: Path) -> dict[str, Any]:
             if row["gpus"] != "1":
                 stall, compute = float(row["exposed_comm_us"]), float(row["compute_us"])
                 places.setdefault(place, []).append(
-                    Known(row["model"], model.layers, 4 * model.parameters, stall, compute)
+                    ObservedStall(row["model"], model.layers, 4 * model.parameters, stall, compute)
                 )
-    missed = [m for known in places.values() for m in left_out(known)]
+    missed = [m for known in places.values() for m in leave_one_out(known)]
     by_model = {
         name: statistics.median(m.error for m in missed if m.known.model == name) for name in DALLY
     }
     return {"placements": len(places), **errors(missed), **_named(by_model)}
 
 
-def errors(missed: Iterable[Missed]) -> dict[str, Any]:
+def errors(missed: Iterable[PredictedStall]) -> dict[str, Any]:
     """Median and worst of both errors."""
     missed = list(missed)
     worst = max(missed, key=lambda m: m.error)

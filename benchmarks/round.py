@@ -160,15 +160,15 @@ def _forget() -> None:
 def _timed(stages: Counter[str]) -> Iterator[None]:
     """Count CPU seconds of the stages; the policy's are those of all its calls."""
     places: list[tuple[Any, str, str]] = [
-        (rounds, "tenants", "models and standing"),
-        (rounds, "neighbours", "good neighbour"),
+        (rounds, "eligible_jobs", "models and eligibility"),
+        (rounds, "claims_for_pending", "claims of pending jobs"),
         (FairShare, "decide", "policy"),
         (Assignment, "place", "placement"),
         (Assignment, "restore", "placement"),
         (Assignment, "retry", "placement"),
         (Assignment, "grow", "placement"),
         (Assignment, "welfare", "placement"),
-        (decisions, "made", "decisions in words"),
+        (decisions, "build_plan", "decisions"),
     ]
     before = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, stage), function in zip(places, before, strict=True):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.config.key import key_of
 from slurm_elastic.config.schema import Config, ControllerSettings
 from slurm_elastic.config.schema import SiaSettings as SiaConfig
 from slurm_elastic.core.application import JobClass
@@ -45,7 +46,7 @@ PAPER = {
 }
 #: The rules of docs/sia.md, each of which the artifact follows.
 RULES: tuple[str, ...] = next(
-    f.metadata["known"] for f in dataclasses.fields(SiaConfig) if f.name == "artifact_rules"
+    key_of(f).choices for f in dataclasses.fields(SiaConfig) if f.name == "artifact_rules"
 )
 #: The figures that are compared.
 FIGURES = ("avg_jct_h", "gpu_h_per_job", "restarts_per_job", "p99_jct_mean_h", "makespan_h")

@@ -8,7 +8,7 @@ Without a workload: `philly/workload-1.csv` of Sia's published data (docs/data.m
 built-in workload of 160 jobs. Parts are exclusive of each other: `fits` are throughput fits,
 wherever they are asked for; `goodput matrix` the policy's predictions without these; `solver`
 the integer program; `policy` the rest of it; `physics` jobs making progress and choosing their
-batches; `round` snapshots, tenants, placement and plan; `rest` results and fairness.
+batches; `round` snapshots, eligibility, placement and plan; `rest` results and fairness.
 
 `--replay` gives jobs what a recorded trace (`trace-philly-1.jsonl.gz`) gave them, round by
 round, and counts where their state then differs: the simulator's truth without any policy.

@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks.crowd import CROWD, Crowd, cluster_command
 from benchmarks.resize import on_cluster, place_driver, quantile
+from slurm_elastic.core.reason import Reason, log_form
 
 #: Jobs at most, two a node; and seconds that they have to save.
 MOVERS, NOTICE_S = 32, 10.0
@@ -200,6 +201,11 @@ def _marks(job: dict[str, Any], asked: str) -> list[str]:
     return found
 
 
+def _problem(row: dict[str, Any]) -> str:
+    """Return the reason for which a transition did not reach its target."""
+    return log_form(Reason.from_json(row["problem"]))
+
+
 def figures(run: dict[str, Any]) -> dict[str, Any]:
     """What a run comes to; `other` is how many neither landed nor were rolled back."""
     rows = run["rows"]
@@ -218,7 +224,7 @@ def figures(run: dict[str, Any]) -> dict[str, Any]:
             for part, v in parts.items()
             if v
         },
-        "problems": dict(Counter(r["problem"] for r in rows if r["state"] != "DONE")),
+        "problems": dict(Counter(_problem(r) for r in rows if r["state"] != "DONE")),
         **{k: run[k] for k in ("attempts", "left", "stolen")},
     }
 

@@ -1,14 +1,13 @@
 """One whole round, pure: snapshot, records and state in, plan and state out.
 
-Who may be changed (placement/eligibility.py) → what is owed to pending jobs
-(placement/pending_claims.py) → what the policy wants for the rest → where that fits
-and pays (placement/assignment.py) → what can be begun now. Controller and
-simulator both call `decide_round`.
+Jobs that may change (placement/eligibility.py) → GPUs kept for pending jobs
+(placement/pending_claims.py) → the policy's proposals for the others → their places, where they
+fit and pay (placement/assignment.py) → changes that can begin now (placement/decisions.py).
+Controller and simulator both call `decide_round`.
 
-The plan can be carried out in any order, and in part: nobody starts, grows or
-moves into GPUs that are not free at the snapshot's time. Who waits for GPUs
-that others give up first keeps what it has and says so; it gets them in a
-later round.
+The plan can be carried out in any order, and in part: no job starts, grows or moves into GPUs
+that are not free at the snapshot's time. A job that waits for GPUs of others keeps what it has,
+with that reason, and gets them in a later round.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from slurm_elastic.config.schema import Config
@@ -27,16 +27,16 @@ from slurm_elastic.placement import binding_proposals, decisions, deferred_grant
 from slurm_elastic.placement.assignment import Assignment
 from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
-from slurm_elastic.placement.eligibility import Eligibility, RoundJob, tenants
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob, eligible_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
 from slurm_elastic.placement.node_arrays import NodeArrays
-from slurm_elastic.placement.pending_claims import neighbours
+from slurm_elastic.placement.pending_claims import claims_for_pending
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
 
 _EPSILON = 1e-9
-#: How often idle GPUs are offered again after jobs refused them.
+#: Most further offers of idle GPUs that jobs refused.
 _MOST_OFFERS = 2
-#: How often a plan is made again because it had more resizes than are left.
+#: Most further plans when one has more resizes than are left.
 _MOST_REFUSALS = 3
 
 
@@ -53,20 +53,20 @@ def decide_round(
     explain: bool = True,
     resized: Mapping[str, Sequence[float]] | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
-    """Decide what every elastic job shall hold.
+    """Decide the allocation of every elastic job.
 
     Args:
         snapshot: the cluster, time included.
-        records: what is known of the elastic jobs; one without a record is not proven.
+        records: of the elastic jobs; one without a record is not proven.
         config: the site's configuration.
         policy: asked once, and again with what was refused; binding proposals are carried out as
-            far as they fit, and it is asked again without jobs that rather wait.
+            far as they fit, and it is asked again without jobs that wait for a nearer place.
         state: what the last round returned, or {}; JSON-serialisable.
         previous: the last plan, whose claims go on; None: claims begin anew.
         seed: for policies that draw lots.
-        at_once: all changes happen at the same instant (the simulator): nobody waits for GPUs
+        at_once: all changes happen at the same instant (the simulator): no job waits for GPUs
             that others give up in this round.
-        explain: whether decisions say why they give neither more nor fewer GPUs nor others.
+        explain: whether decisions have reasons for neither more nor fewer nor other GPUs.
         resized: by user, when jobs were resized (epoch s), those under way included; None: as
             the records of the jobs that are there say.
 
@@ -92,13 +92,13 @@ def decide_round(
     spent = site_limits.resized(snapshot, records) if resized is None else resized
     stay: Mapping[int, Reason] = {}
     for left in reversed(range(_MOST_REFUSALS)):
-        plan, after, ways = decide(stay=stay)
+        plan, after, concessions = decide(stay=stay)
         refused = site_limits.refused(
-            plan, snapshot, ways=ways, spent=spent, limits=limits, all_others=not left
+            plan, snapshot, concessions=concessions, spent=spent, limits=limits, all_others=not left
         )
         if not refused:
             return plan, after
-        stay = {**refused, **stay}  # once more: what they do not take others may
+        stay = {**refused, **stay}  # other jobs may take what these do not
     plan, after, _ = decide(stay=stay)
     return plan, after
 
@@ -116,22 +116,22 @@ def _decide(
     explain: bool,
     stay: Mapping[int, Reason],
 ) -> tuple[Plan, Mapping[str, Any], Collection[int]]:
-    """As `decide_round`; jobs of `stay` only give way. The last value: ids of those that do."""
+    """Decide as `decide_round`; jobs of `stay` only give way. Return also ids of those that do."""
     binding = capabilities_of(policy).binding_proposals
     frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology))
-    everyone = tenants(frame, records, config, stay)
-    ledger = FreeResources(frame)
-    books = ResourceViews(ledger, ledger.copy())
-    for tenant in everyone.values():
-        if tenant.standing is Eligibility.MOVING:
-            books.change(tenant.need, tenant.current, tenant.record.target)
+    round_jobs = eligible_jobs(frame, records, config, stay)
+    resources = FreeResources(frame)
+    views = ResourceViews(resources, resources.copy())
+    for round_job in round_jobs.values():
+        if round_job.eligibility is Eligibility.MOVING:
+            views.change(round_job.need, round_job.current, round_job.record.target)
     for job in snapshot.jobs:
-        if _leaves(job, everyone.get(job.job_id), snapshot.time, config):
-            books.later.give(ResourceNeed.of(job), job.allocation)
+        if _leaves(job, round_jobs.get(job.job_id), snapshot.time, config):
+            views.later.give(ResourceNeed.of(job), job.allocation)
     gate = DelayGate(config.placement, frame, state.get("placement", {}))
-    owed = neighbours(
-        books,
-        everyone,
+    pending_claims = claims_for_pending(
+        views,
+        round_jobs,
         config,
         gate=gate,
         claims=_still_meant(previous, snapshot),
@@ -139,76 +139,78 @@ def _decide(
         at_once=at_once,
         binding=binding,
     )
-    assignment = Assignment(books, gate, config, at_once=at_once, judging=not binding)
-    for job_id, refusal in owed.picky.items():
-        assignment.wait(everyone[job_id], refusal)
+    assignment = Assignment(views, gate, config, at_once=at_once, judging=not binding)
+    for job_id, refusal in pending_claims.waits_for_nearer.items():
+        assignment.wait(round_jobs[job_id], refusal)
     free = [
         t
-        for t in everyone.values()
-        if t.standing is Eligibility.FREE and t.job.job_id not in owed.ways
+        for t in round_jobs.values()
+        if t.eligibility is Eligibility.FREE and t.job.job_id not in pending_claims.concessions
     ]
     # Where proposals are binding, each round decides afresh: nothing was promised.
     promised = {} if binding else deferred_grants.valid(state.get("promised", {}), snapshot.time)
-    for tenant in free:
-        if tenant.job.key in promised:
-            assignment.keep(tenant, deferred_grants.allocation(promised[tenant.job.key]))
-    asked = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
-    deciding = _Deciding(everyone, records, policy, state.get("policy", {}), seed)
-    policy_state = deciding.assign(assignment, [*asked, *owed.ready])
-    plan = decisions.made(everyone, owed, assignment, deciding.proposals, explain=explain)
-    made = (
+    for round_job in free:
+        if round_job.job.key in promised:
+            assignment.keep(round_job, deferred_grants.allocation(promised[round_job.job.key]))
+    job_ids = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
+    questions = _PolicyQuestions(round_jobs, records, policy, state.get("policy", {}), seed)
+    policy_state = questions.assign(assignment, [*job_ids, *pending_claims.ready])
+    plan = decisions.build_plan(
+        round_jobs, pending_claims, assignment, questions.proposals, explain=explain
+    )
+    deferred = (
         {}
         if binding
-        else deferred_grants.made(plan, assignment.outcomes.values(), promised, config)
+        else deferred_grants.deferred(plan, assignment.outcomes.values(), promised, config)
     )
-    waits = assignment.gate.after((t, plan.decision[j].target) for j, t in everyone.items())
+    waits = assignment.gate.after((t, plan.decision[j].target) for j, t in round_jobs.items())
     after = {
         "policy": dict(policy_state),
-        "refused": dict(sorted(owed.refused.items())),
-        "promised": made,
+        "refused": dict(sorted(pending_claims.refused.items())),
+        "promised": deferred,
         **({"placement": waits} if waits else {}),
     }
-    return plan, after, frozenset(owed.ways)
+    return plan, after, frozenset(pending_claims.concessions)
 
 
-class _Deciding:
-    """Asking the policy, with what it is to be asked."""
+class _PolicyQuestions:
+    """Questions to the policy in one round, and the placement of its answers."""
 
     def __init__(
         self,
-        everyone: Mapping[int, RoundJob],
+        round_jobs: Mapping[int, RoundJob],
         records: Mapping[int, JobRecord],
         policy: Policy,
         state: Mapping[str, Any],
         seed: int,
     ) -> None:
-        self._tenants = everyone
-        self._records = records
+        self._round_jobs = round_jobs
+        self._records = MappingProxyType(records)
         self._policy = policy
         self._state = state
         self._seed = seed
-        #: The last answers, by job.
+        #: Last answers, by job id.
         self.proposals: dict[int, Proposal] = {}
 
-    def assign(self, assignment: Assignment, asked: Sequence[int]) -> Mapping[str, Any]:
-        """Fill the assignment; the policy's new state."""
-        proposals, state = self._ask_all(assignment, asked)
+    def assign(self, assignment: Assignment, job_ids: Sequence[int]) -> Mapping[str, Any]:
+        """Fill the assignment; return the policy's new state."""
+        proposals, state = self._ask_all(assignment, job_ids)
         if not assignment.judging:
             repacks = capabilities_of(self._policy).allows_repacking
             again = partial(self._ask_all, assignment)
             binding_proposals.carry_out(
-                assignment, asked, proposals, self._tenants, again, moves=repacks
+                assignment, job_ids, proposals, self._round_jobs, again, moves=repacks
             )
             return state
-        before, kept = assignment.later.copy(), dict(assignment.outcomes)
-        assignment.place(proposals, self._tenants)
+        saved_later, saved_outcomes = assignment.later.copy(), dict(assignment.outcomes)
+        assignment.place(proposals, self._round_jobs)
         consolidate(assignment)
         assignment.restore()
         assignment.retry(proposals)
-        gave = any(o.shrinks for o in assignment.outcomes.values())
-        if gave and assignment.welfare() <= _EPSILON:
-            assignment.later, assignment.outcomes = before, kept
-            assignment.place([self._kept(p) for p in proposals], self._tenants)
+        any_shrinks = any(o.shrinks for o in assignment.outcomes.values())
+        if any_shrinks and assignment.welfare() <= _EPSILON:
+            assignment.later, assignment.outcomes = saved_later, saved_outcomes
+            assignment.place([self._kept(p) for p in proposals], self._round_jobs)
             consolidate(assignment)
         for _ in range(_MOST_OFFERS):
             if not self._offer_again(assignment):
@@ -220,7 +222,7 @@ class _Deciding:
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         capacity = assignment.idle()
         for job_id in jobs:
-            _add(capacity, self._tenants[job_id].current)
+            _add(capacity, self._round_jobs[job_id].current)
         return self._ask(assignment.frame.snapshot, jobs, capacity, assignment.later.capacity())
 
     def _ask(
@@ -233,7 +235,7 @@ class _Deciding:
         question = Question(
             snapshot=snapshot,
             records=self._records,
-            models={j: self._tenants[j].model for j in jobs},
+            models={j: self._round_jobs[j].model for j in jobs},
             jobs=tuple(jobs),
             capacity=capacity,
             seed=self._seed,
@@ -244,7 +246,7 @@ class _Deciding:
         return proposals, state
 
     def _offer_again(self, assignment: Assignment) -> bool:
-        """Offer what refused offers left idle to the other jobs; whether anybody took it."""
+        """Offer GPUs that refusals left idle to other jobs; return whether any was taken."""
         idle = assignment.idle()
         refused = {
             j
@@ -257,7 +259,7 @@ class _Deciding:
             if j not in refused
             and o.target is not None
             and idle.get(o.target.gpu_type)
-            and o.target.gpus < o.tenant.directive.max_gpus
+            and o.target.gpus < o.round_job.directive.max_gpus
             and not o.shrinks
         ]
         if not refused or not willing:
@@ -268,10 +270,10 @@ class _Deciding:
         return assignment.grow(proposals)
 
     def _kept(self, proposal: Proposal) -> Proposal:
-        """A proposal without giving up GPUs."""
-        tenant, wished = self._tenants[proposal.job_id], proposal.alternatives[0]
-        current = tenant.current
-        if current is None or not tenant.allowed(current) or wished.gpus >= current.gpus:
+        """Return a proposal without giving up GPUs."""
+        round_job, wished = self._round_jobs[proposal.job_id], proposal.alternatives[0]
+        current = round_job.current
+        if current is None or not round_job.allowed(current) or wished.gpus >= current.gpus:
             return proposal
         stay = Alternative(
             gpu_type=current.gpu_type,
@@ -282,15 +284,17 @@ class _Deciding:
         return Proposal(job_id=proposal.job_id, alternatives=(stay,))
 
 
-def _leaves(job: Job, tenant: RoundJob | None, at: float, config: Config) -> bool:
-    """Whether a job is about to leave its GPUs; one that does so for too long is stuck."""
-    if job.state is not JobState.COMPLETING or (tenant and tenant.standing is Eligibility.MOVING):
+def _leaves(job: Job, round_job: RoundJob | None, at: float, config: Config) -> bool:
+    """Return whether a job is about to leave its GPUs; one that does so for too long is stuck."""
+    if job.state is not JobState.COMPLETING or (
+        round_job and round_job.eligibility is Eligibility.MOVING
+    ):
         return False
     return job.end_time is None or at - job.end_time < config.resize.keep_s
 
 
 def _still_meant(previous: Plan | None, snapshot: Snapshot) -> tuple[Claim, ...]:
-    """The last claims whose ids still name the same job."""
+    """Return the last claims whose ids still belong to the same job."""
     return tuple(
         claim
         for claim in (previous.claims if previous else ())

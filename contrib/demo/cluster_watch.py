@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 from contrib.demo.cluster_view import END, WATCH_SCRIPT, ClusterView, parse
 from contrib.demo.demo_cluster import DemoCluster, DemoError
+from slurm_elastic.cli.reason_text import sentence
+from slurm_elastic.core.reason import Reason
 
 _LOG = "/var/log/selastic/selasticd.log"
 _REASONS = f"tail -n 0 -F {_LOG} 2>/dev/null | grep --line-buffered ' Action=.* Reason='"
@@ -105,7 +107,8 @@ class ClusterWatch:
 def parse_decision(line: str) -> tuple[int, str] | None:
     """Return job id and sentence of a log line with a decision; None for other lines.
 
-    >>> parse_decision("… JobId=7 Action=grow From=4 To='8 a100 on g[01-02]' Reason='8 is its MAX'")
+    >>> line = "… JobId=7 Action=grow From=4 To='8 a100 on g[01-02]' Reason=holds-max gpus=8"
+    >>> parse_decision(line)
     (7, 'grows from 4 to 8 a100 on g[01-02]: 8 is its MAX')
     """
     match = _DECIDED.search(line)
@@ -122,7 +125,7 @@ def parse_decision(line: str) -> tuple[int, str] | None:
     }
     if action not in sentences or not job_id.isdecimal():
         return None
-    return int(job_id), f"{sentences[action]}: {_text(reason)}"
+    return int(job_id), f"{sentences[action]}: {_sentence(reason)}"
 
 
 def _text(literal: str) -> str:
@@ -130,6 +133,13 @@ def _text(literal: str) -> str:
         return str(ast.literal_eval(literal))
     except (ValueError, SyntaxError):
         return literal
+
+
+def _sentence(reason: str) -> str:
+    try:
+        return sentence(Reason.from_log(reason))
+    except ValueError:
+        return reason
 
 
 def clock(seconds: float) -> str:

@@ -1,15 +1,15 @@
-"""`make generate`: completion, manual pages and the example configuration, from the definitions.
+"""`make generate`: completion, manual pages, example configuration and the page of reasons.
 
 Options and verbs come from the click commands and from esrun's help, keys of the configuration from
-the schema. The templates hold the prose. A line `@name ARGUMENTS` of a template stands for a
-generated part.
+the schema, reasons from their registry. The templates hold the prose. A line `@name ARGUMENTS` of a
+template stands for a generated part.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from contrib.generate import completion, manual
+from contrib.generate import completion, manual, reasons
 from slurm_elastic.config import documentation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,7 @@ def documents() -> dict[Path, str]:
     pages = {ROOT / "docs" / "man" / name: text for name, text in manual.pages().items()}
     return {
         ROOT / "etc" / "elastic.toml": documentation.example(),
+        ROOT / "docs" / "reasons.md": reasons.page(),
         ROOT / "contrib" / "completion" / "selastic.bash": completion.script(),
         **pages,
     }

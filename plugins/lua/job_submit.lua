@@ -1,6 +1,6 @@
--- slurmctld's job_submit script for sites without one of their own (JobSubmitPlugins=lua).
--- A site that has one copies the lines down to `end` and the two calls into it, as the last
--- thing it does: docs/directive.md. An error in here must never block a submission.
+-- job_submit script of slurmctld for sites without their own (JobSubmitPlugins=lua). A site that
+-- has one copies the lines down to `end`, and calls the two functions last: docs/directive.md.
+-- An error in here must never block a submission.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
 package.path = here .. "?.lua;" .. package.path

@@ -1,9 +1,9 @@
--- What slurmctld does with --elastic at submission: check it, give the job a shape to start in,
--- and record the directive and the shape the user asked for in AdminComment, which users cannot
--- change. docs/directive.md describes the record and the settings.
+-- Handling of --elastic in slurmctld at submission: checks the directive, gives the job a shape to
+-- start in, and records directive and submitted shape in AdminComment, which users cannot change.
+-- docs/directive.md describes the record and the settings.
 --
--- The module fails open: an error of its own is logged and the job runs unmanaged. It reads a few
--- fields and computes; nothing in it waits, since slurmctld holds its locks meanwhile.
+-- An internal error is logged and the job runs unmanaged. Nothing here waits, as slurmctld holds
+-- its locks meanwhile.
 
 local cluster = require("slurm_elastic_cluster")
 local directive = require("slurm_elastic_directive")
@@ -11,13 +11,13 @@ local shape = require("slurm_elastic_shape")
 
 local M = {}
 
--- Reservations of this prefix are the controller's.
+-- Prefix of the controller's reservations.
 local RESERVATION_PREFIX = "selastic_"
 local MAX_RECORD_BYTES = 65536
--- Longer node lists of users are not looked into.
+-- Longer node lists of users are not expanded.
 local MAX_USER_NODES = 5000
 local MAX_USER_BYTES = 16384
--- Longer messages are cut.
+-- Messages are cut at this length.
 local MAX_MESSAGE_BYTES = 1024
 local UNSET_32 = 4294967294
 
@@ -36,7 +36,7 @@ local function uid_of(account, passwd)
 	end
 end
 
--- slurm_elastic_conf.lua beside this file returns a table; every key is optional.
+-- Read slurm_elastic_conf.lua beside this file, which returns a table; all keys are optional.
 local function load_settings()
 	local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
 	local path = here .. "slurm_elastic_conf.lua"
@@ -51,7 +51,7 @@ local function load_settings()
 	return settings
 end
 
--- By node list of a partition: few, whatever users write.
+-- By node list of a partition, so that users cannot make it grow.
 local known_sizes = {}
 local function list_sizes(list)
 	if not known_sizes[list] then
@@ -60,7 +60,7 @@ local function list_sizes(list)
 	return known_sizes[list]
 end
 
--- GPUs per node by type in the job's partitions, or in the default one.
+-- Return the GPUs per node by type in the job's partitions, or in the default one.
 local function partition_sizes(job, part_list)
 	if M.settings.gpus_per_node then
 		return M.settings.gpus_per_node
@@ -78,7 +78,7 @@ local function partition_sizes(job, part_list)
 	return known and sizes or list_sizes("ALL")
 end
 
--- The same for the nodes that the job names; nil if it names none or they are unknown.
+-- Return the same for the nodes that the job names; nil if it names none or they are unknown.
 local function named_sizes(job)
 	local list = job.req_nodes or ""
 	if list ~= "" and #list <= MAX_USER_BYTES then
@@ -89,7 +89,7 @@ end
 
 -- The record -------------------------------------------------------------------------------------
 
--- Bytes outside printable ASCII become \u00XX: AdminComment stays ASCII whatever users write.
+-- Return a JSON string in ASCII: bytes outside printable ASCII become \u00XX.
 local function json_string(text)
 	local escaped = text:gsub('[%c"\\\127-\255]', function(char)
 		return string.format("\\u%04x", char:byte())
@@ -120,7 +120,7 @@ end
 
 -- Submission -------------------------------------------------------------------------------------
 
--- What the user wrote behind --elastic=, and the rest of a comment that carried it.
+-- Return the directive as given, and the rest of the comment if it was given there.
 local function requested(job)
 	for _, setting in pairs(job.spank_job_env or {}) do
 		local text = setting:match("^ELASTIC=(.*)$")
@@ -137,10 +137,9 @@ local function summary(d, gpus, gpu_type, managed)
 	local start = string.format("%d%s", gpus, gpu_type and " " .. gpu_type or "")
 	if managed then
 		return string.format("elastic: %s%s; starts at %s."
-			.. " `selastic explain JOBID` tells what happens and why", count, types, start)
+			.. " `selastic explain JOBID` shows what is done and why", count, types, start)
 	end
-	return string.format("elastic: only batch jobs can be resized: this one gets %s and keeps"
-		.. " what it has", start)
+	return string.format("elastic: only batch jobs can be resized: this one stays at %s", start)
 end
 
 local function check_reservation(job, uid)
@@ -149,7 +148,8 @@ local function check_reservation(job, uid)
 	end
 	local text = job.reservation or ""
 	if #text > MAX_RECORD_BYTES then
-		refuse("%d bytes are no list of reservations: shorten it", #text)
+		refuse("the reservations take %d bytes: expected at most %d; shorten the list", #text,
+			MAX_RECORD_BYTES)
 	end
 	for name in text:gmatch("[^,%s]+") do
 		if name:sub(1, #RESERVATION_PREFIX) == RESERVATION_PREFIX then
@@ -158,7 +158,7 @@ local function check_reservation(job, uid)
 	end
 end
 
--- What slurmctld's locks allow time for, and what the controller reads.
+-- Refuse more than can be handled under slurmctld's locks and read by the controller.
 local function check_bytes(count)
 	if count > MAX_RECORD_BYTES then
 		refuse("the job's constraints take %d bytes, more than the %d that can be recorded:"
@@ -166,7 +166,7 @@ local function check_bytes(count)
 	end
 end
 
--- The fields to change and the line for the user; nothing for jobs without a directive.
+-- Return the fields to change and the line for the user; no line without a directive.
 local function plan(job, part_list)
 	local text, comment = requested(job)
 	if not text then
@@ -201,13 +201,13 @@ local function plan(job, part_list)
 	return changes, summary(d, gpus, gpu_type, managed)
 end
 
--- One line without control characters: what users write comes back in messages.
+-- Return the text as one line of printable ASCII: messages repeat what users write.
 local function printable(text)
 	local shown = text:sub(1, MAX_MESSAGE_BYTES):gsub("[^\32-\126]", "?")
 	return shown .. (#text > MAX_MESSAGE_BYTES and "..." or "")
 end
 
--- Runs one hook; a refusal reaches the user, any other error only the log.
+-- Run a hook; a refusal is shown to the user, any other error is logged.
 local function guarded(hook, ...)
 	local sound, result = pcall(hook, ...)
 	if sound then
@@ -222,7 +222,7 @@ local function guarded(hook, ...)
 	return slurm.SUCCESS
 end
 
--- slurm_job_submit of job_submit.lua; a site's own script calls it last.
+-- For slurm_job_submit; a site's own script calls it last.
 function M.job_submit(job_desc, part_list, submit_uid)
 	return guarded(function()
 		if is_ours(job_desc.admin_comment) then
@@ -239,7 +239,7 @@ function M.job_submit(job_desc, part_list, submit_uid)
 	end)
 end
 
--- slurm_job_modify of job_submit.lua.
+-- For slurm_job_modify.
 function M.job_modify(job_desc, _, _, modify_uid)
 	return guarded(check_reservation, job_desc, modify_uid)
 end

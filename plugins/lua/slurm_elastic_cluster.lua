@@ -1,4 +1,4 @@
--- Which GPUs the nodes have, as slurm.conf says: job_submit scripts are told nothing of it.
+-- GPUs of the nodes, read from slurm.conf, as job_submit scripts do not get them from slurmctld.
 -- Lua 5.1 to 5.4.
 
 local M = {}
@@ -7,7 +7,7 @@ local MAX_NODES = 200000
 local MAX_INCLUDES = 100
 local MAX_NAME_BYTES = 255
 
--- Slurm's keywords are case-insensitive: a pattern for one.
+-- Return a pattern for a keyword of Slurm, which is case-insensitive.
 local function keyword(word)
 	return (word:gsub("%a", function(letter)
 		return "[" .. letter:upper() .. letter:lower() .. "]"
@@ -27,9 +27,8 @@ local function read_file(path)
 end
 M.read_file = read_file
 
--- The names in a node list such as r1n[01-03,7],login: brackets multiply. An error if there are
--- more names and brackets to work through than the limit: some lists cost much and name little,
--- such as g[1-999999999][].
+-- Return the names of a node list such as r1n[01-03,7],login; several brackets multiply. Raises an
+-- error after `limit` expansions, not names: g[1-999999999][] has no name but takes as long.
 function M.expand(text, limit)
 	local names, left, at, depth = {}, limit or MAX_NODES, 1, 0
 	local function expand_one(expression)
@@ -63,7 +62,7 @@ function M.expand(text, limit)
 	return names
 end
 
--- The GPUs of a Gres= value: their number by type, "" for GPUs without a type.
+-- Return the GPUs of a Gres= value: their number by type, "" for GPUs without a type.
 local function gpus_of(gres)
 	local gpus = {}
 	for item in gres:gmatch("[^,]+") do
@@ -76,7 +75,7 @@ local function gpus_of(gres)
 	return gpus
 end
 
--- The GPUs of each node: reads slurm.conf in the directory and the files it includes.
+-- Return the GPUs of each node from slurm.conf in the directory and the files that it includes.
 function M.read(directory)
 	local nodes, default, files, at = {}, "", { "slurm.conf" }, 1
 	while files[at] and at <= MAX_INCLUDES do
@@ -100,7 +99,7 @@ function M.read(directory)
 	return nodes
 end
 
--- GPUs per node of each type, the smallest node deciding, among the nodes listed, "ALL" for all.
+-- Return the GPUs per node by type, on the smallest of the listed nodes; "ALL" for all nodes.
 function M.sizes(nodes, list, limit)
 	local sizes = {}
 	if list:upper() ~= "ALL" then
@@ -115,7 +114,7 @@ function M.sizes(nodes, list, limit)
 	return sizes
 end
 
--- Lowers each size to that of these GPUs, nil for none.
+-- Lower each size to that of these GPUs; nil for none.
 function M.narrow(sizes, gpus)
 	for name, number in pairs(gpus or {}) do
 		sizes[name] = math.min(sizes[name] or number, number)

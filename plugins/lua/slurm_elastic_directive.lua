@@ -1,5 +1,5 @@
--- Reads a directive with the words of slurm_elastic/core/directive.py; tests/data/directives.toml
--- holds the examples for both. Pure: knows nothing of Slurm. Lua 5.1 to 5.4.
+-- Parser of the directive, with the messages of slurm_elastic/core/directive.py;
+-- tests/data/directives.toml holds the examples for both. Independent of Slurm. Lua 5.1 to 5.4.
 
 local M = {}
 
@@ -14,7 +14,7 @@ local KEYS = { "types", "batch", "parallel", "freeze", "max-penalty", "notice", 
 local KNOWN = "known keys: " .. table.concat(KEYS, ", ")
 local UNIT_EXAMPLE = "unit=4 or unit=a100:2/v100:8"
 
--- Faults travel as error values, so that the grammar below reads straight on.
+-- Errors of the directive are raised as tables; M.parse catches them.
 local function fail(part, format, ...)
 	error({ part = part, reason = string.format(format, ...) }, 0)
 end
@@ -23,7 +23,7 @@ local function is_digits(text)
 	return text:match("^[0-9]+$") ~= nil
 end
 
--- Head and tail around the first separator; without one, the whole text and nil.
+-- Return head and tail around the first separator; without one, the whole text and nil.
 local function cut(text, separator)
 	local at = text:find(separator, 1, true)
 	if not at then
@@ -66,7 +66,7 @@ local function number(digits, label, largest)
 	return value
 end
 
--- The two ends of N or LOW-HIGH as digits, the second nil for N; nothing if it is neither.
+-- Return both ends of N or LOW-HIGH as digits, the second nil for N; nothing for other texts.
 local function range_ends(text)
 	local low, high = cut(text, "-")
 	if is_digits(low) and (high == nil or is_digits(high)) then
@@ -246,7 +246,7 @@ local function printable(text)
 	return shown .. (#text > MAX_BYTES and "..." or "")
 end
 
--- A directive, or nil and what is wrong: { part =, reason =, message = }.
+-- Return the directive, or nil and the error: { part =, reason =, message = }.
 function M.parse(text)
 	local sound, result = pcall(read, text)
 	if sound then
@@ -263,7 +263,7 @@ local function percent(steps)
 	return (text:gsub("0+$", ""):gsub("%.$", "")) .. "%"
 end
 
--- The canonical form: fixed order, defaults left out.
+-- Return the canonical form: fixed order, without defaults.
 function M.format(d)
 	local words, units = { range(d.min, d.max) }, {}
 	local function add(condition, key, value)
@@ -289,7 +289,7 @@ local function unit_for(d, gpu_type)
 	return d.unit or d.units[gpu_type] or 1
 end
 
--- Whether the job may run on this many GPUs of this type.
+-- Return whether the job may run on this many GPUs of this type.
 function M.allows(d, gpus, gpu_type)
 	return (#d.types == 0 or contains(d.types, gpu_type)) and gpus >= d.min and gpus <= d.max
 		and gpus % unit_for(d, gpu_type) == 0
@@ -302,8 +302,8 @@ local function greatest_common_divisor(a, b)
 	return a
 end
 
--- The GPUs to start with and their type; no type if the smallest size that every allowed type
--- shares exists, else the most preferred type's smallest size.
+-- Return the GPUs to start with and their type: the smallest size that all allowed types share, and
+-- no type; if there is none, the smallest size of the most preferred type, and that type.
 function M.start(d)
 	local names = #d.types > 0 and d.types or d.unit_names
 	local first = names[1]

@@ -1,5 +1,5 @@
--- The shape of a job: what its user submitted, and what it starts with. Pure: computes from the
--- fields of job_desc and changes none. Lua 5.1 to 5.4.
+-- The shape of a job, as submitted and as it starts. Reads the fields of job_desc, changes none.
+-- Lua 5.1 to 5.4.
 
 local directive = require("slurm_elastic_directive")
 
@@ -10,8 +10,8 @@ local UNSET_16 = 65534
 local UNSET_32 = 4294967294
 local MAX_GPUS = 65536
 
--- The fields of a job that describe its shape, and the value that means "not given"; false
--- where an absent field reads nil. min_cpus is missing: sbatch always sends a guess of its own.
+-- Fields that describe a job's shape, and their value if not given; false where that is nil.
+-- Without min_cpus: sbatch always sends an estimate.
 local NUMBERS = {
 	begin_time = 0, contiguous = 0, core_spec = UNSET_16, cores_per_socket = UNSET_16,
 	cpus_per_task = UNSET_16, max_nodes = UNSET_32, min_mem_per_cpu = false,
@@ -29,7 +29,7 @@ local STRINGS = {
 }
 local GPU_FIELDS = { "tres_per_job", "tres_per_node", "tres_per_task", "tres_per_socket" }
 
--- Refusals travel as error values.
+-- Refusals are raised as tables; slurm_elastic.lua catches them.
 local function refuse(format, ...)
 	error({ refusal = string.format(format, ...) }, 0)
 end
@@ -39,7 +39,7 @@ function M.count_of(gpus)
 	return gpus == 1 and "1 GPU" or string.format("%d GPUs", gpus)
 end
 
--- A number the user gave, or nil.
+-- Return a number that the user gave, or nil.
 local function given(job, name)
 	local value = job[name]
 	if value and value ~= NUMBERS[name] and value < 2 ^ 53 then
@@ -47,7 +47,7 @@ local function given(job, name)
 	end
 end
 
--- The fields the user gave, as Slurm stores them; nice without its offset.
+-- Return the fields that the user gave, as Slurm stores them; nice without its offset.
 function M.submitted(job)
 	local shape = {}
 	for name in pairs(NUMBERS) do
@@ -62,7 +62,7 @@ function M.submitted(job)
 	return shape
 end
 
--- The bytes of all strings that describe the job's shape.
+-- Return the bytes of all strings that describe the job's shape.
 function M.bytes(job)
 	local count = 0
 	for _, name in ipairs(STRINGS) do
@@ -71,7 +71,7 @@ function M.bytes(job)
 	return count
 end
 
--- The GPUs one request names: their number and type (nil without one); nothing for no GPUs.
+-- Return number and type (nil without one) of the GPUs in a request; nothing without GPUs.
 local function read_request(text)
 	local total, gpu_type
 	for item in (text or ""):gmatch("[^,]+") do
@@ -87,7 +87,7 @@ local function read_request(text)
 				name, count, suffix = rest ~= "" and rest or nil, 1, ""
 			end
 			if name and name:match("[:=]") then
-				refuse("%s cannot be understood: write gpu:TYPE:COUNT", item)
+				refuse("%s is invalid: expected gpu:TYPE:COUNT", item)
 			elseif name and (name:lower():match("^mig") or name:match("%dg%.%d")) then
 				refuse("%s is a slice of a GPU (MIG): ask for whole GPUs only", item)
 			elseif tonumber(count) > MAX_GPUS then
@@ -101,7 +101,7 @@ local function read_request(text)
 	return total, gpu_type
 end
 
--- The job's own shape: GPUs, type, nodes; nothing if it names no GPUs.
+-- Return the job's own shape: GPUs, type, nodes; nothing if it names no GPUs.
 local function own_shape(job)
 	local requests, gpu_type = {}, nil
 	for _, field in ipairs(GPU_FIELDS) do
@@ -132,9 +132,9 @@ local function own_shape(job)
 	end
 end
 
--- The types the job may use that this number of GPUs suits, the preferred one first; those the
--- cluster does not have only if it has none of them. Without a preference the types with the
--- largest nodes come first.
+-- Return the types on which the job may use this number of GPUs, the preferred one first; types
+-- that the cluster does not have only if it has none of them. Without a preference the types with
+-- the largest nodes come first.
 local function legal_types(d, gpus, settings)
 	local names, legal = d.types, {}
 	if #names == 0 then
@@ -157,7 +157,7 @@ local function legal_types(d, gpus, settings)
 	return #legal > 0 and legal or unknown
 end
 
--- The GPUs per node that can be counted on, on this type or on any of these.
+-- Return the least GPUs per node of this type or, without one, of these types.
 local function node_size(gpu_type, types, settings)
 	local sizes = settings.gpus_per_node
 	local default = sizes[""] or settings.default_gpus_per_node or 4
@@ -171,8 +171,8 @@ local function node_size(gpu_type, types, settings)
 	return smallest < math.huge and smallest or default
 end
 
--- Whether a request without a type can only be met by GPUs of one type that the job may use. A
--- job that names features and no types chooses by the features.
+-- Return whether a request without a type can only be met by GPUs of one type that the job may
+-- use. With features and no types in the directive, the features decide.
 local function needs_no_type(d, job, gpus, nodes, settings)
 	if #d.types == 0 and (job.features or "") ~= "" then
 		return true
@@ -195,7 +195,7 @@ local function request(gpus, gpu_type)
 		or string.format("gres/gpu:%d", gpus)
 end
 
--- The changes that let a job without GPUs of its own start at its smallest size.
+-- Return the changes by which a job that names no GPUs starts at its smallest size.
 local function default_shape(d, job, settings)
 	local gpus, gpu_type = directive.start(d)
 	local types = legal_types(d, gpus, settings)
@@ -225,7 +225,7 @@ local function default_shape(d, job, settings)
 	return changes, gpus, gpu_type
 end
 
--- The job's own requests, narrowed to one type.
+-- Return the job's own requests, narrowed to one type.
 local function typed_requests(job, gpus, gpu_type)
 	local changes = {}
 	for _, field in ipairs(GPU_FIELDS) do
@@ -242,8 +242,8 @@ local function typed_requests(job, gpus, gpu_type)
 	return changes
 end
 
--- The job's own shape, checked against its directive; changes only what would let it start on
--- GPUs of several types or of a type it does not want.
+-- Check the job's own shape against its directive; return changes that exclude GPUs of several
+-- types or of a type that the directive does not allow.
 local function checked_shape(d, job, settings, gpus, gpu_type, nodes)
 	if gpus < d.min or gpus > d.max then
 		refuse("the job asks for %s to start with, outside %d-%d: change one of them",
@@ -272,10 +272,10 @@ local function checked_shape(d, job, settings, gpus, gpu_type, nodes)
 	return changes, gpus, gpu_type
 end
 
--- The fields to change so that the job starts within its directive, the GPUs it then starts with
--- and their type, nil for any. The settings say how many GPUs a node has by type ("" for GPUs
--- without one): .partition where Slurm may put the job, .gpus_per_node on the nodes it names or
--- there, .default_gpus_per_node where these tell nothing.
+-- Return the fields to change so that the job starts within its directive, the number of GPUs that
+-- it starts with, and their type, nil for any. The settings have the GPUs per node by type ("" for
+-- GPUs without one): .partition in the job's partitions, .gpus_per_node on the nodes that it names
+-- or else there; and .default_gpus_per_node where these have none.
 function M.start(d, job, settings)
 	local gpus, gpu_type, nodes = own_shape(job)
 	if gpus then

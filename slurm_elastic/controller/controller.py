@@ -248,7 +248,7 @@ class Controller:
             advice = {d.job_id: (d.action, d.target, d.reason.code) for d in plan.changes}
             for decision in plan.changes:
                 if self._advised.get(decision.job_id) != advice[decision.job_id]:
-                    self._log.info(f"{words(decision, snapshot)} Mode=advise")
+                    self._log.info(words(decision, snapshot, advice=True))
             self._advised = advice
         self._publish()
 

@@ -142,10 +142,10 @@ class Supervisor:
         elif number == signal.SIGINT and sys.stdin.isatty():
             pass  # the terminal has sent it to srun too
         else:
-            self._on_sigterm()
+            self._on_termination()
 
-    def _on_sigterm(self) -> None:
-        """Handle SIGTERM: from Slurm, which signals the ranks too, or from another process."""
+    def _on_termination(self) -> None:
+        """Handle SIGTERM or SIGINT: from Slurm, which signals the ranks too, or another process."""
         first, self._ending = not self._ending, True
         if first:
             self._in_background(self._end_step_unless_slurm_does, time.monotonic())

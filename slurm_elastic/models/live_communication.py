@@ -60,7 +60,7 @@ class LiveCommunication:
 
     Attributes:
         records: may lack jobs that nothing is known of.
-        models: of each job; those of a round know the links (`placement.tenants`).
+        models: of each job; those of a round know the links (`placement.eligibility`).
     """
 
     records: Mapping[int, JobRecord]

@@ -35,7 +35,7 @@ class JobOutcome:
         stays: why it does not move to fewer nodes or racks although it could, or None.
     """
 
-    tenant: RoundJob
+    round_job: RoundJob
     target: Allocation | None
     reason: Reason | None = None
     wished: Alternative | None = None
@@ -47,13 +47,13 @@ class JobOutcome:
     @property
     def changed(self) -> bool:
         """Whether the target differs from what the job holds."""
-        return self.target != self.tenant.current
+        return self.target != self.round_job.current
 
     @property
     def shrinks(self) -> bool:
         """Whether the job gives up GPUs that its directive allows."""
-        now, then = self.tenant.current, self.target
-        if now is None or not self.tenant.allowed(now):
+        now, then = self.round_job.current, self.target
+        if now is None or not self.round_job.allowed(now):
             return False
         if then is None:
             return True
@@ -71,27 +71,27 @@ class Assignment:
 
     def __init__(
         self,
-        books: ResourceViews,
+        views: ResourceViews,
         gate: DelayGate,
         config: Config,
         *,
         at_once: bool = False,
         judging: bool = True,
     ) -> None:
-        self.frame = books.later.frame
-        self.later = books.later
-        self.now = books.now
+        self.frame = views.later.frame
+        self.later = views.later
+        self.now = views.now
         self.config = config
         self.at_once = at_once
         self.judging = judging
         self.gate = gate
         self.outcomes: dict[int, JobOutcome] = {}
 
-    def place(self, proposals: Sequence[Proposal], tenants: Mapping[int, RoundJob]) -> None:
+    def place(self, proposals: Sequence[Proposal], round_jobs: Mapping[int, RoundJob]) -> None:
         """Give every job of the proposals its first alternative that fits and pays."""
-        for proposal in sorted(proposals, key=lambda p: _phase(p, tenants[p.job_id])):
-            tenant = tenants[proposal.job_id]
-            outcome = JobOutcome(tenant, tenant.current, wished=proposal.alternatives[0])
+        for proposal in sorted(proposals, key=lambda p: _phase(p, round_jobs[p.job_id])):
+            round_job = round_jobs[proposal.job_id]
+            outcome = JobOutcome(round_job, round_job.current, wished=proposal.alternatives[0])
             self.outcomes[proposal.job_id] = outcome
             self._first_fitting(outcome, proposal.alternatives)
 
@@ -114,22 +114,26 @@ class Assignment:
     def restore(self) -> None:
         """Undo shrinks whose freed GPUs no other job takes."""
         for outcome in self.outcomes.values():
-            tenant, target, current = outcome.tenant, outcome.target, outcome.tenant.current
+            round_job, target, current = (
+                outcome.round_job,
+                outcome.target,
+                outcome.round_job.current,
+            )
             if current is None or not outcome.shrinks:
                 continue
-            self.later.give(tenant.need, target)
-            if self._holds(tenant, current):
+            self.later.give(round_job.need, target)
+            if self._holds(round_job, current):
                 outcome.target = current
                 outcome.reason = Reason("shrink-undone")
             elif target is not None:
-                outcome.target = self._between(tenant, target, current) or target
-            self.later.take(tenant.need, outcome.target)
+                outcome.target = self._between(round_job, target, current) or target
+            self.later.take(round_job.need, outcome.target)
 
     def retry(self, proposals: Iterable[Proposal]) -> None:
         """Try again to grow jobs that found no place, now that others have their targets."""
         for proposal in proposals:
             outcome = self.outcomes[proposal.job_id]
-            current = outcome.tenant.current
+            current = outcome.round_job.current
             if current is None or outcome.changed:
                 continue
             better = [
@@ -141,19 +145,19 @@ class Assignment:
                 outcome.refusals.clear()
                 self._first_fitting(outcome, better)
 
-    def keep(self, tenant: RoundJob, promised: Allocation) -> None:
+    def keep(self, round_job: RoundJob, promised: Allocation) -> None:
         """Take the target promised in an earlier round, if it still fits and pays."""
-        self.later.give(tenant.need, tenant.current)
+        self.later.give(round_job.need, round_job.current)
         good = (
-            tenant.allowed(promised)
-            and self._holds(tenant, promised)
-            and not self._unworthy(tenant, promised)
+            round_job.allowed(promised)
+            and self._holds(round_job, promised)
+            and not self._unworthy(round_job, promised)
         )
         if good:
-            outcome = JobOutcome(tenant, promised, reason=Reason("takes-promised-gpus"))
+            outcome = JobOutcome(round_job, promised, reason=Reason("takes-promised-gpus"))
             outcome.promised = True
-            self.outcomes[tenant.job.job_id] = outcome
-        self.later.take(tenant.need, promised if good else tenant.current)
+            self.outcomes[round_job.job.job_id] = outcome
+        self.later.take(round_job.need, promised if good else round_job.current)
 
     def welfare(self) -> float:
         """Return the changes' utility gains less their costs; without starts and earlier promises.
@@ -163,15 +167,15 @@ class Assignment:
         """
         total = 0.0
         for outcome in self.outcomes.values():
-            tenant = outcome.tenant
-            if not outcome.changed or tenant.current is None or outcome.promised:
+            round_job = outcome.round_job
+            if not outcome.changed or round_job.current is None or outcome.promised:
                 continue
-            before = tenant.speed(self.frame, tenant.current)
-            after = tenant.speed(self.frame, outcome.target)
-            if not tenant.allowed(tenant.current):
+            old_speed = round_job.speed(self.frame, round_job.current)
+            new_speed = round_job.speed(self.frame, outcome.target)
+            if not round_job.allowed(round_job.current):
                 continue
-            total += math.log(max(after, 1e-12) / max(before, 1e-12))
-            total -= tenant.cost_s / self.config.resize.payback_s
+            total += math.log(max(new_speed, 1e-12) / max(old_speed, 1e-12))
+            total -= round_job.cost_s / self.config.resize.payback_s
         return total
 
     def idle(self) -> dict[str, int]:
@@ -180,9 +184,9 @@ class Assignment:
         return {t: int(free[self.frame.of_type(t)].sum()) for t in self.frame.types}
 
     def _first_fitting(self, outcome: JobOutcome, alternatives: Sequence[Alternative]) -> None:
-        tenant, before = outcome.tenant, outcome.target
-        current = tenant.current
-        self.later.give(tenant.need, before)
+        round_job, old_target = outcome.round_job, outcome.target
+        current = round_job.current
+        self.later.give(round_job.need, old_target)
         for alternative in alternatives:
             if not alternative.gpus:
                 outcome.target, outcome.reason = None, outcome.waits or alternative.reason
@@ -191,12 +195,12 @@ class Assignment:
             if current and (place == current or (not place and _same_shape(alternative, current))):
                 outcome.target, outcome.reason = current, alternative.reason
                 break
-            found = (
-                self.exactly(tenant, place)
+            allocation = (
+                self.exactly(round_job, place)
                 if place
-                else self.find(tenant, alternative.gpu_type, alternative.gpus)
+                else self.find(round_job, alternative.gpu_type, alternative.gpus)
             )
-            if found is None:
+            if allocation is None:
                 outcome.refusals.append(
                     Reason(
                         "no-place",
@@ -206,77 +210,83 @@ class Assignment:
                     )
                 )
                 continue
-            refusal = self._unworthy(tenant, found)
+            refusal = self._unworthy(round_job, allocation)
             if not place:
-                refusal = refusal or self.waits(outcome, found)
+                refusal = refusal or self.waits(outcome, allocation)
             if refusal:
                 outcome.refusals.append(refusal)
                 continue
-            outcome.target, outcome.reason = found, alternative.reason
+            outcome.target, outcome.reason = allocation, alternative.reason
             break
-        self.later.take(tenant.need, outcome.target)
+        self.later.take(round_job.need, outcome.target)
 
-    def waits(self, outcome: JobOutcome, found: Allocation) -> Reason | None:
+    def waits(self, outcome: JobOutcome, allocation: Allocation) -> Reason | None:
         """Return why a job waits for a nearer place instead of taking this one, and note it."""
-        refusal = self.gate.refusal(outcome.tenant, found)
+        refusal = self.gate.refusal(outcome.round_job, allocation)
         outcome.waits = refusal and _nearer(refusal)
         return refusal
 
-    def wait(self, tenant: RoundJob, refusal: Reason) -> None:
+    def wait(self, round_job: RoundJob, refusal: Reason) -> None:
         """Let a pending job wait for a nearer place."""
         reason = _nearer(refusal)
-        self.outcomes[tenant.job.job_id] = JobOutcome(tenant, None, reason=reason, waits=reason)
+        self.outcomes[round_job.job.job_id] = JobOutcome(
+            round_job, None, reason=reason, waits=reason
+        )
 
-    def find(self, tenant: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
+    def find(self, round_job: RoundJob, gpu_type: str, gpus: int) -> Allocation | None:
         """Return a place for the job, None if there is none.
 
         A start takes what is free now, a shrink the job's own nodes first.
         """
-        current = tenant.current
-        ledger = self._ledger(tenant)
-        unit = tenant.directive.unit_for(gpu_type)
+        current = round_job.current
+        resources = self._resources(round_job)
+        unit = round_job.directive.unit_for(gpu_type)
         if current and gpu_type == current.gpu_type and gpus < current.gpus:
-            found = fit(tenant.seat(self.frame, away=False), gpu_type, gpus, ledger, unit=unit)
-            if found is not None:
-                return found
-        settled = self._settled(tenant)
-        found = fit(tenant.seat(self.frame), gpu_type, gpus, ledger, unit=unit, settled=settled)
-        return current if found == current else found
+            place = fit(
+                round_job.demand(self.frame, away=False), gpu_type, gpus, resources, unit=unit
+            )
+            if place is not None:
+                return place
+        settled = self._settled(round_job)
+        place = fit(
+            round_job.demand(self.frame), gpu_type, gpus, resources, unit=unit, settled=settled
+        )
+        return current if place == current else place
 
-    def exactly(self, tenant: RoundJob, place: Allocation) -> Allocation | None:
+    def exactly(self, round_job: RoundJob, place: Allocation) -> Allocation | None:
         """Return the place that the policy chose if the job may have it now, else None."""
-        seat = tenant.seat(self.frame)
-        if not tenant.allowed(place) or not takes(
-            seat,
+        demand = round_job.demand(self.frame)
+        if not round_job.allowed(place) or not takes(
+            demand,
             place,
-            self._ledger(tenant),
-            unit=tenant.directive.unit_for(place.gpu_type),
-            settled=self._settled(tenant),
+            self._resources(round_job),
+            unit=round_job.directive.unit_for(place.gpu_type),
+            settled=self._settled(round_job),
         ):
             return None
         return place
 
-    def _ledger(self, tenant: RoundJob) -> FreeResources:
+    def _resources(self, round_job: RoundJob) -> FreeResources:
         """Return the resources that a job may take; for a start, only those free now as well."""
-        return self.later if tenant.current or self.at_once else self.later.meet(self.now)
+        return self.later if round_job.current or self.at_once else self.later.meet(self.now)
 
-    def _settled(self, tenant: RoundJob) -> Mask:
+    def _settled(self, round_job: RoundJob) -> Mask:
         """Return the mask of nodes with as many GPUs free now, its own included, as on `later`."""
         free = self.frame.free
-        if tenant.current:
+        if round_job.current:
             free = free.copy()
-            for i, gpus in self.frame.shares(tenant.current.shares).items():
+            for i, gpus in self.frame.shares(round_job.current.shares).items():
                 free[i] += gpus
         return np.asarray(free == self.later.gpus)
 
-    def _unworthy(self, tenant: RoundJob, target: Allocation) -> Reason | None:
+    def _unworthy(self, round_job: RoundJob, target: Allocation) -> Reason | None:
         """Return why a change does not pay, or None."""
-        current = tenant.current
-        if not self.judging or current is None or not tenant.allowed(current):
+        current = round_job.current
+        if not self.judging or current is None or not round_job.allowed(current):
             return None
         if target.gpus < current.gpus and target.gpu_type == current.gpu_type:
             return None
-        gain = tenant.speed(self.frame, target) / tenant.speed(self.frame, current) - 1
+        gain = round_job.speed(self.frame, target) / round_job.speed(self.frame, current) - 1
         change = "move" if target.gpus == current.gpus else "grow"
         if target.gpu_type != current.gpu_type:
             change = "type"
@@ -287,41 +297,41 @@ class Assignment:
             return Reason(
                 "change-gains-little", change=change, gpus=gpus, gpu_type=gpu_type, gain=gain
             )
-        if gain * tenant.window_s <= tenant.cost_s:
+        if gain * round_job.window_s <= round_job.cost_s:
             return Reason(
                 "change-not-paid-back",
                 change=change,
                 gpus=gpus,
                 gpu_type=gpu_type,
                 gain=gain,
-                window_s=tenant.window_s,
-                cost_s=tenant.cost_s,
+                window_s=round_job.window_s,
+                cost_s=round_job.cost_s,
             )
         return None
 
-    def _holds(self, tenant: RoundJob, allocation: Allocation) -> bool:
+    def _holds(self, round_job: RoundJob, allocation: Allocation) -> bool:
         """Return whether an allocation on the job's own nodes is still free on `later`."""
-        room = self.later.room(tenant.need)
+        room = self.later.room(round_job.need)
         shares = self.frame.shares(allocation.shares)
         return all(room[i] >= g for i, g in shares.items()) and not self.later.exceeds_limits(
-            tenant.need, allocation
+            round_job.need, allocation
         )
 
     def _between(
-        self, tenant: RoundJob, target: Allocation, current: Allocation
+        self, round_job: RoundJob, target: Allocation, current: Allocation
     ) -> Allocation | None:
         """Return the largest size between target and present that fits on the job's own nodes."""
         if target.gpu_type != current.gpu_type:
             return None
         sizes = [
-            s for s in tenant.directive.sizes(current.gpu_type) if target.gpus < s < current.gpus
+            s for s in round_job.directive.sizes(current.gpu_type) if target.gpus < s < current.gpus
         ]
-        seat = tenant.seat(self.frame, away=False)
-        unit = tenant.directive.unit_for(current.gpu_type)
+        demand = round_job.demand(self.frame, away=False)
+        unit = round_job.directive.unit_for(current.gpu_type)
         for size in reversed(sizes[-16:]):
-            found = fit(seat, current.gpu_type, size, self.later, unit=unit)
-            if found is not None:
-                return found
+            place = fit(demand, current.gpu_type, size, self.later, unit=unit)
+            if place is not None:
+                return place
         return None
 
 
@@ -333,8 +343,8 @@ def _same_shape(alternative: Alternative, current: Allocation) -> bool:
     return (alternative.gpu_type, alternative.gpus) == (current.gpu_type, current.gpus)
 
 
-def _phase(proposal: Proposal, tenant: RoundJob) -> int:
-    first, current = proposal.alternatives[0], tenant.current
+def _phase(proposal: Proposal, round_job: RoundJob) -> int:
+    first, current = proposal.alternatives[0], round_job.current
     if current is None:
         return 2
     if first.gpus < current.gpus:

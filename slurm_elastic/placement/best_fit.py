@@ -53,10 +53,10 @@ class NodeDemand:
 
 
 def fit(
-    seat: NodeDemand,
+    demand: NodeDemand,
     gpu_type: str,
     gpus: int,
-    ledger: FreeResources,
+    resources: FreeResources,
     *,
     unit: int = 1,
     settled: Mask | None = None,
@@ -65,49 +65,51 @@ def fit(
     """Return the best place for this many GPUs of a type, or None.
 
     Args:
-        seat: the job.
+        demand: the job.
         gpu_type: "" on clusters without types.
         gpus: > 0.
-        ledger: with the job's own GPUs given back.
+        resources: with the job's own GPUs given back.
         unit: GPUs per replica.
         settled: mask of nodes that no job is about to enter or leave; None: no uneven shares.
         caps: at most this many GPUs on these node indices.
     """
-    frame = ledger.frame
-    room = np.where(seat.allowed, ledger.room(seat.need), 0)
-    for i, held in seat.own.items():
-        if not seat.allowed[i]:
-            room[i] = min(held, int(ledger.room(seat.need)[i]))
+    frame = resources.frame
+    room = np.where(demand.allowed, resources.room(demand.need), 0)
+    for i, held in demand.own.items():
+        if not demand.allowed[i]:
+            room[i] = min(held, int(resources.room(demand.need)[i]))
     room *= frame.of_type(gpu_type)
     for i, cap in (caps or {}).items():
         room[i] = min(int(room[i]), cap)
     most = frame.per_node.get(gpu_type, int(room.max(initial=0)))
     chosen: dict[int, int] | None = None
     splits = even_splits(gpus, most, unit)
-    ceiling = seat.max_nodes or gpus
-    if seat.sprawl is not None and splits:
-        ceiling = min(ceiling, seat.sprawl * splits[0][0])
+    ceiling = demand.max_nodes or gpus
+    if demand.sprawl is not None and splits:
+        ceiling = min(ceiling, demand.sprawl * splits[0][0])
     for nodes, share in splits:
-        if nodes < seat.min_nodes:
+        if nodes < demand.min_nodes:
             continue
         if nodes > ceiling:
             break
-        picked = _pick(seat, room >= share, nodes, share, ledger, replica=max(1, unit // share))
+        picked = _pick(
+            demand, room >= share, nodes, share, resources, replica=max(1, unit // share)
+        )
         if picked is not None:
             chosen = dict.fromkeys(picked, share)
             break
     if chosen is None and settled is not None and unit <= most:
-        chosen = _uneven(seat, np.where(settled, room, 0), gpus, unit, ledger)
+        chosen = _uneven(demand, np.where(settled, room, 0), gpus, unit, resources)
     if chosen is None:
         return None
     allocation = Allocation.of(gpu_type, {frame.names[i]: k for i, k in chosen.items()})
-    return None if ledger.exceeds_limits(seat.need, allocation) else allocation
+    return None if resources.exceeds_limits(demand.need, allocation) else allocation
 
 
 def takes(
-    seat: NodeDemand,
+    demand: NodeDemand,
     place: Allocation,
-    ledger: FreeResources,
+    resources: FreeResources,
     *,
     unit: int = 1,
     settled: Mask | None = None,
@@ -115,30 +117,35 @@ def takes(
     """Return whether a job may have exactly this place, and Slurm would allocate just that.
 
     Args:
-        seat: the job; `sprawl` does not bind, as its policy chose the place.
+        demand: the job; `sprawl` does not bind, as its policy chose the place.
         place: on nodes of one type.
-        ledger: with the job's own GPUs given back.
+        resources: with the job's own GPUs given back.
         unit: GPUs per replica.
         settled: see `fit`.
     """
-    frame, shares = ledger.frame, ledger.frame.shares(place.shares)
-    if len(shares) != len(place.shares) or any(i not in shares for i in seat.required):
+    frame, shares = resources.frame, resources.frame.shares(place.shares)
+    if len(shares) != len(place.shares) or any(i not in shares for i in demand.required):
         return False
-    of_type, room = frame.of_type(place.gpu_type), ledger.room(seat.need)
+    of_type, room = frame.of_type(place.gpu_type), resources.room(demand.need)
     for i, gpus in shares.items():
-        away = gpus > seat.own.get(i, 0) and not seat.allowed[i]
+        away = gpus > demand.own.get(i, 0) and not demand.allowed[i]
         if away or not of_type[i] or gpus > room[i]:
             return False
-    if seat.max_nodes and len(shares) > seat.max_nodes:
+    if demand.max_nodes and len(shares) > demand.max_nodes:
         return False
-    kept = dict(seat.own) == shares
-    if not kept and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
-        exhausts = all(gpus == room[i] == ledger.gpus[i] for i, gpus in shares.items())
-        if settled is None or seat.required or not exhausts or not all(settled[i] for i in shares):
+    unchanged = dict(demand.own) == shares
+    if not unchanged and not evenly(shares.values(), frame.per_node.get(place.gpu_type, 0), unit):
+        exhausts = all(gpus == room[i] == resources.gpus[i] for i, gpus in shares.items())
+        if (
+            settled is None
+            or demand.required
+            or not exhausts
+            or not all(settled[i] for i in shares)
+        ):
             return False
         if any(gpus % unit for gpus in shares.values()):
             return False
-    return not ledger.exceeds_limits(seat.need, place)
+    return not resources.exceeds_limits(demand.need, place)
 
 
 def evenly(shares: Iterable[int], most: int, unit: int) -> bool:
@@ -165,27 +172,35 @@ def even_splits(gpus: int, most: int, unit: int = 1) -> tuple[tuple[int, int], .
 
 
 def _pick(
-    seat: NodeDemand, fits: Mask, nodes: int, share: int, ledger: FreeResources, *, replica: int
+    demand: NodeDemand,
+    fits: Mask,
+    nodes: int,
+    share: int,
+    resources: FreeResources,
+    *,
+    replica: int,
 ) -> list[int] | None:
     """Choose `nodes` of the nodes that fit, by rules 2 and 3; `replica`: nodes of one replica."""
     candidates = np.flatnonzero(fits)
     if len(candidates) < nodes:
         return None
-    if seat.required and (len(seat.required) > nodes or not all(fits[i] for i in seat.required)):
+    if demand.required and (
+        len(demand.required) > nodes or not all(fits[i] for i in demand.required)
+    ):
         return None
-    rack = ledger.frame.rack[candidates]
-    left_over = ledger.gpus[candidates] - share
+    rack = resources.frame.rack[candidates]
+    left_over = resources.gpus[candidates] - share
     foreign = np.ones(len(candidates), dtype=np.int64)
-    wanted = [*seat.own, *seat.required]
+    wanted = [*demand.own, *demand.required]
     if wanted:
         foreign[np.isin(candidates, wanted)] = 0
-    apart = _apart(candidates, share, ledger)
-    if seat.required:
-        foreign[np.isin(candidates, seat.required)] = -1
-        home = ledger.frame.rack[seat.required[0]]
+    apart = _apart(candidates, share, resources)
+    if demand.required:
+        foreign[np.isin(candidates, demand.required)] = -1
+        home = resources.frame.rack[demand.required[0]]
         order = np.lexsort((candidates, apart, left_over, foreign, rack != home))
-        chosen = [int(i) for i in candidates[order] if i not in seat.required]
-        return sorted([*seat.required, *chosen[: nodes - len(seat.required)]])
+        chosen = [int(i) for i in candidates[order] if i not in demand.required]
+        return sorted([*demand.required, *chosen[: nodes - len(demand.required)]])
     if nodes == 1:
         order = np.lexsort((candidates, apart, left_over, foreign))
         return [int(candidates[order[0]])]
@@ -208,13 +223,13 @@ def _pick(
     return _across_racks(np.split(ordered, starts[1:]), best_first, nodes, replica)
 
 
-def _apart(candidates: Ints, share: int, ledger: FreeResources) -> Mask:
+def _apart(candidates: Ints, share: int, resources: FreeResources) -> Mask:
     """Return the nodes whose free GPUs of one link domain are, as far as is known, too few."""
-    together = ledger.frame.together
+    together = resources.frame.together
     if together is None:
         return np.zeros(len(candidates), dtype=bool)
     # Domains are known for the present: valid on nodes that no job enters or leaves.
-    still = ledger.gpus[candidates] == ledger.frame.free[candidates]
+    still = resources.gpus[candidates] == resources.frame.free[candidates]
     return np.asarray(~(still & (together[candidates] >= share)))
 
 
@@ -231,18 +246,18 @@ def _across_racks(racks: list[Ints], best_first: Ints, nodes: int, replica: int)
 
 
 def _uneven(
-    seat: NodeDemand, room: Ints, gpus: int, unit: int, ledger: FreeResources
+    demand: NodeDemand, room: Ints, gpus: int, unit: int, resources: FreeResources
 ) -> dict[int, int] | None:
     """Choose nodes whose free GPUs add up to the demand, in one rack if possible (rule 4)."""
-    exact = np.flatnonzero((room > 0) & (room == ledger.gpus) & (room % unit == 0))
-    if not len(exact) or seat.required:
+    exact = np.flatnonzero((room > 0) & (room == resources.gpus) & (room % unit == 0))
+    if not len(exact) or demand.required:
         return None
-    racks = ledger.frame.rack[exact]
+    racks = resources.frame.rack[exact]
     groups = [exact[racks == r] for r in np.unique(racks)] if len(np.unique(racks)) > 1 else []
     for group in (*groups, exact):
         chosen: dict[int, int] = {}
         missing = gpus
-        own = np.isin(group, list(seat.own)) if seat.own else np.zeros(len(group), dtype=bool)
+        own = np.isin(group, list(demand.own)) if demand.own else np.zeros(len(group), dtype=bool)
         for i in group[np.lexsort((group, -room[group], ~own))].tolist():
             if room[i] <= missing:
                 chosen[i] = int(room[i])
@@ -250,6 +265,6 @@ def _uneven(
             if not missing:
                 break
         necessary = -(-gpus // int(room[group].max()))
-        if not missing and len(chosen) <= min(necessary + 1, seat.max_nodes or len(chosen)):
+        if not missing and len(chosen) <= min(necessary + 1, demand.max_nodes or len(chosen)):
             return chosen
     return None

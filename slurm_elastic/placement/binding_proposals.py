@@ -3,6 +3,12 @@
 Under `[placement] mode = "delay"` a job may refuse the place that it would get. It keeps what it
 has, and the policy is asked once more, about the other jobs alone, with all GPUs that these may
 have. So a refusal leaves no GPUs idle that the policy would give to another job.
+
+Two running jobs that are each to get the other's GPU type could never begin, since no job moves
+into GPUs that are not free yet (round.py). Where the controller starts jobs itself
+(`queue = "controller"`) one of them is suspended: the other moves into its GPUs, and it starts in
+those left by the other, as the policy proposes then. Its restart costs what the move would have
+cost, and it waits for the other's move.
 """
 
 from __future__ import annotations
@@ -11,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.core.plan import Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.placement import pack
-from slurm_elastic.placement.assignment import Assignment
+from slurm_elastic.placement.assignment import Assignment, JobOutcome
 from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.eligibility import RoundJob
-from slurm_elastic.placement.swap import exchange
 
 #: Most further questions to the policy after refusals.
 _MOST_OFFERS = 8
@@ -28,7 +34,7 @@ def carry_out(
     assignment: Assignment,
     asked: Sequence[int],
     proposals: Sequence[Proposal],
-    tenants: Mapping[int, RoundJob],
+    round_jobs: Mapping[int, RoundJob],
     ask: Ask,
     *,
     moves: bool,
@@ -39,18 +45,18 @@ def carry_out(
         assignment: nothing of these jobs is on it yet.
         asked: the jobs of the proposals.
         proposals: the policy's first answer.
-        tenants: all elastic jobs.
+        round_jobs: all elastic jobs.
         ask: for further answers.
         moves: whether other jobs may change nodes to make room.
     """
-    before, kept = assignment.later.copy(), dict(assignment.outcomes)
+    saved_later, saved_outcomes = assignment.later.copy(), dict(assignment.outcomes)
     for offers in range(_MOST_OFFERS + 1):
         if assignment.at_once:
-            pack.carry_out(assignment, proposals, tenants, moves=moves)
+            pack.carry_out(assignment, proposals, round_jobs, moves=moves)
         else:
-            assignment.place(proposals, tenants)
+            assignment.place(proposals, round_jobs)
             if assignment.config.controller.queue == "controller":
-                exchange(assignment)
+                _exchange(assignment)
         waiting = {j: o for j, o in assignment.outcomes.items() if o.waits and not o.changed}
         for outcome in waiting.values():
             if outcome.target is None:
@@ -60,8 +66,65 @@ def carry_out(
         if offers == _MOST_OFFERS or len(others) == len(asked) or not others or not idle:
             break
         asked = others
-        assignment.later, assignment.outcomes = before.copy(), {**kept, **waiting}
-        kept = dict(assignment.outcomes)
+        assignment.later, assignment.outcomes = saved_later.copy(), {**saved_outcomes, **waiting}
+        saved_outcomes = dict(assignment.outcomes)
         proposals, _ = ask(asked)
     if not assignment.gate.open:
         consolidate(assignment)
+
+
+def _exchange(assignment: Assignment) -> None:
+    """Suspend one job of each pair that can only change places; the one that costs less."""
+    stuck = [o for o in assignment.outcomes.values() if _is_stuck(o)]
+    stuck.sort(key=lambda o: (_cost(o), o.round_job.job.job_id))
+    done: set[int] = set()
+    for giver in stuck:
+        for mover in stuck:
+            pair = {giver.round_job.job.job_id, mover.round_job.job.job_id}
+            if len(pair) == 2 and not pair & done and _swap(assignment, giver, mover):
+                done |= pair
+
+
+def _is_stuck(outcome: JobOutcome) -> bool:
+    """Whether a running job was to change its type and found no place."""
+    wished, current = outcome.wished, outcome.round_job.current
+    if wished is None or current is None or outcome.changed or not wished.gpus:
+        return False
+    return wished.gpu_type != current.gpu_type
+
+
+def _cost(outcome: JobOutcome) -> float:
+    current = outcome.round_job.current
+    return outcome.round_job.cost_s * (current.gpus if current else 0)
+
+
+def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
+    """Book the mover on what the giver holds, if each fits where the other is."""
+    wants, gives = mover.wished, giver.round_job.current
+    back, leaves = giver.wished, mover.round_job.current
+    if wants is None or gives is None or back is None or leaves is None:
+        return False
+    if wants.gpu_type != gives.gpu_type or back.gpu_type != leaves.gpu_type:
+        return False
+    later = assignment.later
+    later.give(giver.round_job.need, gives)
+    later.give(mover.round_job.need, leaves)
+    target = assignment.find(mover.round_job, wants.gpu_type, wants.gpus)
+    after = None
+    if target is not None:
+        later.take(mover.round_job.need, target)
+        after = assignment.find(giver.round_job, back.gpu_type, back.gpus)
+    if target is None or after is None:
+        if target is not None:
+            later.give(mover.round_job.need, target)
+        later.take(giver.round_job.need, gives)
+        later.take(mover.round_job.need, leaves)
+        return False
+    mover.target, mover.reason = target, wants.reason
+    giver.target = None
+    giver.reason = Reason(
+        "changes-places",
+        job=mover.round_job.job.display_id,
+        reason=back.reason or Reason("keeps-allocation"),
+    )
+    return True

@@ -25,9 +25,9 @@ _ORDER = (
 )
 
 
-def made(
-    everyone: Mapping[int, RoundJob],
-    owed: PendingClaims,
+def build_plan(
+    round_jobs: Mapping[int, RoundJob],
+    pending_claims: PendingClaims,
     assignment: Assignment,
     proposals: Mapping[int, Proposal],
     *,
@@ -36,53 +36,55 @@ def made(
     """Turn targets into decisions, as far as they can be begun now, with their reasons."""
     frame, now = assignment.frame, assignment.now
     snapshot = frame.snapshot
-    explainer = Explainer(frame, assignment.idle(), owed.claims) if explain else None
+    explainer = Explainer(frame, assignment.idle(), pending_claims.claims) if explain else None
     givers: dict[int, list[Job]] = {}
-    for given in owed.ways.values():
-        givers.setdefault(given.beneficiary.job_id, []).append(given.tenant.job)
-    kept = {claim.job_id: claim for claim in owed.claims}
+    for each in pending_claims.concessions.values():
+        givers.setdefault(each.beneficiary.job_id, []).append(each.round_job.job)
+    claims = {claim.job_id: claim for claim in pending_claims.claims}
     decisions = []
-    ordered = sorted(everyone.values(), key=lambda t: _rank(t, owed, assignment.outcomes))
-    for tenant in ordered:
-        job_id, current = tenant.job.job_id, tenant.current
+    ordered = sorted(
+        round_jobs.values(), key=lambda t: _rank(t, pending_claims, assignment.outcomes)
+    )
+    for round_job in ordered:
+        job_id, current = round_job.job.job_id, round_job.current
         outcome = assignment.outcomes.get(job_id)
-        way = owed.ways.get(job_id)
-        target, reason = tenant.current, Reason("keeps-allocation")
-        waiting = tenant.why
-        if way is not None:
-            target, reason, waiting = way.target, gives(way, snapshot), None
+        concession = pending_claims.concessions.get(job_id)
+        target, reason = round_job.current, Reason("keeps-allocation")
+        waiting = round_job.why
+        if concession is not None:
+            target, reason, waiting = concession.target, gives(concession, snapshot), None
         elif outcome is not None:
             target, reason = outcome.target, outcome.reason or reason
-        elif tenant.current is None:
-            waiting = awaits(tenant, kept.get(job_id), givers.get(job_id, []))
+        elif round_job.current is None:
+            waiting = awaits(round_job, claims.get(job_id), givers.get(job_id, []))
             reason = Reason("waits")
-        begins = assignment.at_once or way is not None or not target or target == current
-        if target and not begins and not _begin(now, tenant, target):
+        begins = assignment.at_once or concession is not None or not target or target == current
+        if target and not begins and not _begin(now, round_job, target):
             waiting = Reason(
                 "gpus-given-up-first",
                 gpus=target.gpus,
                 gpu_type=target.gpu_type,
                 nodes=target.nodes,
             )
-            target, reason = tenant.current, Reason("keeps-for-now")
-        holds = target or tenant.current
+            target, reason = round_job.current, Reason("keeps-for-now")
+        holds = target or round_job.current
         meant = _meant(proposals.get(job_id), target)
         answers = {}
         if explainer is not None and holds:
             answers = {
-                "why_not_more": explainer.why_not_more(tenant, holds, outcome, way),
-                "why_not_fewer": explainer.why_not_fewer(tenant, holds, outcome),
-                "why_here": explainer.why_here(tenant, holds, outcome),
+                "why_not_more": explainer.why_not_more(round_job, holds, outcome, concession),
+                "why_not_fewer": explainer.why_not_fewer(round_job, holds, outcome),
+                "why_here": explainer.why_here(round_job, holds, outcome),
             }
         decisions.append(
             Decision(
                 job_id=job_id,
-                current=tenant.current,
+                current=round_job.current,
                 target=target,
-                action=_action(tenant.current, target),
+                action=_action(round_job.current, target),
                 reason=reason,
-                gain=_gain(frame, tenant, target) if explain else 0.0,
-                cost_s=_cost_s(tenant, target),
+                gain=_gain(frame, round_job, target) if explain else 0.0,
+                cost_s=_cost_s(round_job, target),
                 waiting_for=waiting,
                 batch=meant.batch if meant else None,
                 dropped=meant is not None and meant.dropped,
@@ -93,8 +95,8 @@ def made(
     return Plan(
         time=snapshot.time,
         decisions=tuple(decisions),
-        claims=tuple(owed.claims),
-        notes=notes(snapshot, owed.claims, givers),
+        claims=tuple(pending_claims.claims),
+        notes=notes(snapshot, pending_claims.claims, givers),
         wake=assignment.gate.wake(d.job_id for d in decisions if d.action is Action.KEEP),
     )
 
@@ -106,28 +108,30 @@ def _meant(proposal: Proposal | None, target: Allocation | None) -> Alternative 
     return next((a for a in ranked if (a.gpu_type, a.gpus) == shape), None)
 
 
-def _rank(tenant: RoundJob, owed: PendingClaims, outcomes: Mapping[int, JobOutcome]) -> int:
+def _rank(
+    round_job: RoundJob, pending_claims: PendingClaims, outcomes: Mapping[int, JobOutcome]
+) -> int:
     """Return the sort key by which changes take what is free now."""
-    if tenant.job.job_id in owed.ways:
+    if round_job.job.job_id in pending_claims.concessions:
         return 0
-    outcome = outcomes.get(tenant.job.job_id)
+    outcome = outcomes.get(round_job.job.job_id)
     if outcome is None or not outcome.changed:
         return 4
-    return 1 if tenant.current is None else 2
+    return 1 if round_job.current is None else 2
 
 
-def _begin(now: FreeResources, tenant: RoundJob, target: Allocation) -> bool:
+def _begin(now: FreeResources, round_job: RoundJob, target: Allocation) -> bool:
     """Book a change if it fits beside all present allocations; return whether it does."""
-    current = tenant.current
+    current = round_job.current
     if union(current, target) == current:
         return True
-    now.give(tenant.need, current)
-    room = now.room(tenant.need)
+    now.give(round_job.need, current)
+    room = now.room(round_job.need)
     shares = now.frame.shares(target.shares)
     fits = all(room[i] >= g for i, g in shares.items()) and not now.exceeds_limits(
-        tenant.need, target
+        round_job.need, target
     )
-    now.take(tenant.need, union(current, target) if fits else current)
+    now.take(round_job.need, union(current, target) if fits else current)
     return fits
 
 
@@ -143,13 +147,13 @@ def _action(current: Allocation | None, target: Allocation | None) -> Action:
     return Action.GROW if target.gpus > current.gpus else Action.SHRINK
 
 
-def _gain(frame: NodeArrays, tenant: RoundJob, target: Allocation | None) -> float:
-    if tenant.current is None or target == tenant.current:
+def _gain(frame: NodeArrays, round_job: RoundJob, target: Allocation | None) -> float:
+    if round_job.current is None or target == round_job.current:
         return 0.0
-    return tenant.speed(frame, target) / tenant.speed(frame, tenant.current) - 1
+    return round_job.speed(frame, target) / round_job.speed(frame, round_job.current) - 1
 
 
-def _cost_s(tenant: RoundJob, target: Allocation | None) -> float:
-    if tenant.current is None or target == tenant.current:
+def _cost_s(round_job: RoundJob, target: Allocation | None) -> float:
+    if round_job.current is None or target == round_job.current:
         return 0.0
-    return tenant.cost_s * tenant.current.gpus
+    return round_job.cost_s * round_job.current.gpus

@@ -32,19 +32,19 @@ def allocation(promise: Promise) -> Allocation:
     return Allocation.of(promise["gpu_type"], {n: int(g) for n, g in promise["shares"]})
 
 
-def made(
-    plan: Plan, outcomes: Iterable[JobOutcome], before: Mapping[str, Promise], config: Config
+def deferred(
+    plan: Plan, outcomes: Iterable[JobOutcome], earlier: Mapping[str, Promise], config: Config
 ) -> dict[str, Promise]:
     """Return the targets of this round that could not begin; earlier promises keep their time."""
     promised: dict[str, Promise] = {}
     for outcome in outcomes:
-        job, target = outcome.tenant.job, outcome.target
+        job, target = outcome.round_job.job, outcome.target
         if target is None or plan.decision[job.job_id].target == target:
             continue
         until = plan.time + PATIENCE * config.resize.keep_s
         promised[job.key] = {
             "gpu_type": target.gpu_type,
             "shares": [list(share) for share in target.shares],
-            "until": before.get(job.key, {}).get("until", until),
+            "until": earlier.get(job.key, {}).get("until", until),
         }
     return promised

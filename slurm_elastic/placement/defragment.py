@@ -25,37 +25,37 @@ def consolidate(assignment: Assignment) -> None:
 
 def _consolidate_job(assignment: Assignment, outcome: JobOutcome) -> None:
     """Move the job, or note why it stays."""
-    tenant, current = outcome.tenant, outcome.tenant.current
+    round_job, current = outcome.round_job, outcome.round_job.current
     frame = assignment.frame
     if outcome.changed or current is None or len(current.shares) < 2:
         return
     nodes, racks = frame.topology.spread(n for n in current.nodes if n in frame.index)
-    unit = tenant.directive.unit_for(current.gpu_type)
+    unit = round_job.directive.unit_for(current.gpu_type)
     most = frame.per_node.get(current.gpu_type, 1)
     fewest = next((n for n, _ in even_splits(current.gpus, most, unit)), nodes)
     if nodes <= fewest and racks <= 1:
         return
-    assignment.later.give(tenant.need, current)
-    found = assignment.find(tenant, current.gpu_type, current.gpus)
+    assignment.later.give(round_job.need, current)
+    found = assignment.find(round_job, current.gpu_type, current.gpus)
     if found is not None and frame.topology.spread(found) < (nodes, racks):
         _weigh(assignment, outcome, found)
-    assignment.later.take(tenant.need, outcome.target)
+    assignment.later.take(round_job.need, outcome.target)
 
 
 def _weigh(assignment: Assignment, outcome: JobOutcome, found: Allocation) -> None:
-    tenant, frame = outcome.tenant, assignment.frame
-    now = tenant.speed(frame, tenant.current)
-    gain = tenant.speed(frame, found) / now - 1 if now > 0 else 0.0
-    if tenant.current is not None:
-        gain = min(gain, tenant.most_gain(frame, tenant.current))
-    horizon, cost = _horizon_s(assignment, tenant), tenant.cost_s
+    round_job, frame = outcome.round_job, assignment.frame
+    now = round_job.speed(frame, round_job.current)
+    gain = round_job.speed(frame, found) / now - 1 if now > 0 else 0.0
+    if round_job.current is not None:
+        gain = min(gain, round_job.most_gain(frame, round_job.current))
+    horizon, cost = _horizon_s(assignment, round_job), round_job.cost_s
     least = assignment.config.resize.min_gain
     if gain > 0 and gain >= least and gain * horizon > cost:
         outcome.target = found
         unit, spread = _spread(assignment, found)
         outcome.reason = Reason("consolidates", unit=unit, spread=spread, gain=gain, cost_s=cost)
         return
-    unit, spread = _spread(assignment, outcome.tenant.current)
+    unit, spread = _spread(assignment, outcome.round_job.current)
     outcome.stays = Reason(
         "stays-spread",
         unit=unit,
@@ -66,12 +66,12 @@ def _weigh(assignment: Assignment, outcome: JobOutcome, found: Allocation) -> No
     )
 
 
-def _horizon_s(assignment: Assignment, tenant: RoundJob) -> float:
+def _horizon_s(assignment: Assignment, round_job: RoundJob) -> float:
     """Return the seconds over which the move has to pay."""
     if assignment.gate.open:
-        return tenant.window_s
-    left = remaining_s(tenant.job, tenant.record, assignment.frame.snapshot.time)
-    return tenant.window_s if left == float("inf") else left
+        return round_job.window_s
+    left = remaining_s(round_job.job, round_job.record, assignment.frame.snapshot.time)
+    return round_job.window_s if left == float("inf") else left
 
 
 def _spread(assignment: Assignment, allocation: Allocation | None) -> tuple[str, int]:

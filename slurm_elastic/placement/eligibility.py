@@ -48,7 +48,7 @@ class RoundJob:
 
     Attributes:
         current: what it holds, None while pending.
-        why: for a standing other than FREE and OURS: the reason.
+        why: for an eligibility other than FREE and OURS: the reason.
         cost_s: seconds without training that a change costs.
         window_s: over how long a change has to pay back: `payback_s`, or less when the job
             ends sooner.
@@ -58,14 +58,14 @@ class RoundJob:
     record: JobRecord
     directive: Directive
     model: SpeedModel
-    standing: Eligibility
+    eligibility: Eligibility
     why: Reason | None
     need: ResourceNeed
     current: Allocation | None
     cost_s: float
     window_s: float
 
-    def seat(self, frame: NodeArrays, *, away: bool = True) -> NodeDemand:
+    def demand(self, frame: NodeArrays, *, away: bool = True) -> NodeDemand:
         """Return its demands on nodes; `away` False: only the nodes that it holds."""
         required, *_ = frame.own_constraints(self.job)
         partition = frame.partition(self.job.partition)
@@ -107,11 +107,13 @@ class RoundJob:
         """
         nodes, racks = frame.topology.spread(n for n in allocation.nodes if n in frame.index)
         shape = (allocation.gpu_type, allocation.gpus, nodes, racks)
-        found = [m for m in stalls(self.record) if _shape(m) == shape]
-        return max(((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in found), default=float("inf"))
+        measurements = [m for m in stalls(self.record) if _shape(m) == shape]
+        return max(
+            ((m.sync_s or 0.0) / (m.compute_s or 1.0) for m in measurements), default=float("inf")
+        )
 
 
-def tenants(
+def eligible_jobs(
     frame: NodeArrays,
     records: Mapping[int, JobRecord],
     config: Config,
@@ -125,17 +127,17 @@ def tenants(
         config: the site's.
         stay: jobs that may only give way, and why.
     """
-    found = {}
+    jobs = {}
     seen = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
         directive = record.override or job.directive
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
-        standing, why = _standing(job, record, config, frame.snapshot.time)
-        if standing is Eligibility.FREE and stay and job.job_id in stay:
-            standing, why = Eligibility.YIELDS, stay[job.job_id]
-        found[job.job_id] = RoundJob(
+        eligibility, why = _standing(job, record, config, frame.snapshot.time)
+        if eligibility is Eligibility.FREE and stay and job.job_id in stay:
+            eligibility, why = Eligibility.YIELDS, stay[job.job_id]
+        jobs[job.job_id] = RoundJob(
             job=job,
             record=record,
             directive=directive,
@@ -144,14 +146,14 @@ def tenants(
                 record.measurements,
                 CommunicationCost.of(record, seen.of_owner(job.user), config.speedup.types),
             ),
-            standing=standing,
+            eligibility=eligibility,
             why=why,
             need=ResourceNeed.of(job),
             current=job.allocation,
             cost_s=record.change_s(config.resize.restart_s),
             window_s=min(config.resize.payback_s, remaining_s(job, record, frame.snapshot.time)),
         )
-    return found
+    return jobs
 
 
 def links_seen(

@@ -15,34 +15,34 @@ from slurm_elastic.placement.victim_selection import Concession
 from slurm_elastic.topology import Tier
 
 
-def gives(way: Concession, snapshot: Snapshot) -> Reason:
+def gives(concession: Concession, snapshot: Snapshot) -> Reason:
     """Return why a job gives way."""
-    job, current = way.beneficiary, way.tenant.current
+    job, current = concession.beneficiary, concession.round_job.current
     other = {
         "job": job.display_id,
         "user": job.user,
         "elastic": job.submission is not None,
         "waited_s": max(0.0, snapshot.time - job.submit_time),
     }
-    if way.target is None:
+    if concession.target is None:
         return Reason("waits-for-job", **other)
-    freed = (current.gpus if current else 0) - way.target.gpus
+    freed = (current.gpus if current else 0) - concession.target.gpus
     if freed > 0:
         return Reason("gives-gpus", gpus=freed, **other)
-    return Reason("moves-for-job", nodes=way.target.nodes, gpus=job.gpus, **other)
+    return Reason("moves-for-job", nodes=concession.target.nodes, gpus=job.gpus, **other)
 
 
-def awaits(tenant: RoundJob, claim: Claim | None, givers: Sequence[Job]) -> Reason | None:
+def awaits(round_job: RoundJob, claim: Claim | None, givers: Sequence[Job]) -> Reason | None:
     """Return what a pending elastic job waits for; None: nothing is known."""
-    gpus, gpu_type = tenant.job.gpus or tenant.directive.min_gpus, tenant.job.gpu_type
+    gpus, gpu_type = round_job.job.gpus or round_job.directive.min_gpus, round_job.job.gpu_type
     if givers:
         return Reason("jobs-give-way", gpus=gpus, gpu_type=gpu_type, **_named(givers))
     if claim is not None:
         nodes = [n for n, _ in claim.shares]
         return Reason("gpus-kept", gpus=gpus, gpu_type=gpu_type, nodes=nodes)
-    if tenant.standing is Eligibility.OURS:
+    if round_job.eligibility is Eligibility.OURS:
         return Reason("no-room-for-min", gpus=gpus, gpu_type=gpu_type)
-    return tenant.why
+    return round_job.why
 
 
 def notes(
@@ -81,25 +81,25 @@ class Explainer:
 
     def why_not_more(
         self,
-        tenant: RoundJob,
+        round_job: RoundJob,
         holds: Allocation,
         outcome: JobOutcome | None,
-        way: Concession | None,
+        concession: Concession | None,
     ) -> Reason | None:
         """Return what keeps a job from growing; None when it is left alone for another reason."""
-        directive, name = tenant.directive, holds.gpu_type
+        directive, name = round_job.directive, holds.gpu_type
         sizes = directive.sizes(name)
         if sizes and holds.gpus >= sizes[-1]:
             return Reason("holds-max", gpus=holds.gpus)
-        if way is not None:
-            job = way.beneficiary
+        if concession is not None:
+            job = concession.beneficiary
             return Reason("job-needs-gpus", gpus=job.gpus, job=job.display_id, user=job.user)
         snapshot = self._frame.snapshot
-        capped = self._capped(tenant, holds)
+        capped = self._capped(round_job, holds)
         if capped or outcome is None or outcome.refusals:
             return capped or (outcome.refusals[0] if outcome else None)
         for limit in snapshot.limits:
-            if tenant.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{name}"):
+            if round_job.job.job_id in limit.jobs and limit.resource in ("gpu", f"gpu:{name}"):
                 held = (snapshot.job[j].allocation for j in limit.jobs if j in snapshot.job)
                 if not limit.spared and sum(a.gpus for a in held if a) >= limit.cap:
                     return Reason("limit-reached", limit=limit.name)
@@ -112,10 +112,10 @@ class Explainer:
             return Reason("no-gpu-idle", gpu_type=name)
         return Reason("idle-gpus-useless", gpus=idle, gpu_type=name)
 
-    def _capped(self, tenant: RoundJob, holds: Allocation) -> Reason | None:
+    def _capped(self, round_job: RoundJob, holds: Allocation) -> Reason | None:
         """Return which share of the site's GPUs is used up, or None."""
-        job_id, snapshot = tenant.job.job_id, self._frame.snapshot
-        sizes = tenant.directive.sizes(holds.gpu_type)
+        job_id, snapshot = round_job.job.job_id, self._frame.snapshot
+        sizes = round_job.directive.sizes(holds.gpu_type)
         more = next((s for s in sizes if s > holds.gpus), holds.gpus)
         for limit in snapshot.limits:
             if limit.spared and job_id in limit.jobs:
@@ -132,15 +132,15 @@ class Explainer:
         return None
 
     def why_not_fewer(
-        self, tenant: RoundJob, holds: Allocation, outcome: JobOutcome | None
+        self, round_job: RoundJob, holds: Allocation, outcome: JobOutcome | None
     ) -> Reason | None:
         """Return what its last GPUs add, compared with other jobs if they were compared."""
-        sizes = tenant.directive.sizes(holds.gpu_type)
+        sizes = round_job.directive.sizes(holds.gpu_type)
         smaller = max((s for s in sizes if s < holds.gpus), default=None) if sizes else None
         if smaller is None:
             least = sizes and holds.gpus == sizes[0]
             return Reason("holds-min", gpus=holds.gpus) if least else None
-        model, last = tenant.model, holds.gpus - smaller
+        model, last = round_job.model, holds.gpus - smaller
         nodes = len(holds.nodes)
         now = model.speed(holds.gpu_type, holds.gpus, nodes)
         each = (now - model.speed(holds.gpu_type, smaller, min(nodes, smaller))) / last
@@ -156,18 +156,18 @@ class Explainer:
         )
 
     def why_here(
-        self, tenant: RoundJob, holds: Allocation, outcome: JobOutcome | None = None
+        self, round_job: RoundJob, holds: Allocation, outcome: JobOutcome | None = None
     ) -> Reason | None:
         """Return what its place is worth, or None."""
-        if outcome is not None and outcome.stays and holds == tenant.current:
+        if outcome is not None and outcome.stays and holds == round_job.current:
             return outcome.stays
         tree = self._frame.topology
-        known = [n for n in holds.nodes if n in self._frame.index]
-        if tree.tier(known) <= Tier.NODE or not known:
+        nodes = [n for n in holds.nodes if n in self._frame.index]
+        if tree.tier(nodes) <= Tier.NODE or not nodes:
             return None
-        racks = tree.racks_of(known)
+        racks = tree.racks_of(nodes)
         if len(racks) == 1:
-            return Reason("nodes-share-rack", count=len(known)) if racks[0] else None
-        here = tenant.model.speed(holds.gpu_type, holds.gpus, len(known), len(racks))
-        there = tenant.model.speed(holds.gpu_type, holds.gpus, len(known), 1)
+            return Reason("nodes-share-rack", count=len(nodes)) if racks[0] else None
+        here = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), len(racks))
+        there = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), 1)
         return Reason("across-racks", racks=len(racks), speed=here / there)

@@ -75,10 +75,10 @@ class NodeArrays:
 
     def of_type(self, gpu_type: str) -> Mask:
         """Return the mask of nodes with GPUs of this type; "" is any type."""
-        found = self._of_type.get(gpu_type)
-        if found is None:
+        mask = self._of_type.get(gpu_type)
+        if mask is None:
             return self._none if gpu_type else self.type_of >= 0
-        return found
+        return mask
 
     def crowd(self, nodes: Sequence[str], job_id: int) -> int:
         """Return the number of other jobs on the most used switch uplink that these nodes cross.
@@ -139,11 +139,11 @@ class NodeArrays:
         _, excluded, features, reservation = self.own_constraints(job)
         excluded += tuple(sorted(self._reserved_before_its_end(job)))
         key = (job.partition, excluded, features, bool(reservation), planned)
-        found = self._masks.get(key)
-        if found is None:
-            found = self._allowed(job.partition, excluded, features, reservation, planned)
-            self._masks[key] = found
-        return found
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = self._allowed(job.partition, excluded, features, reservation, planned)
+            self._masks[key] = mask
+        return mask
 
     def _reserved_before_its_end(self, job: Job) -> frozenset[str]:
         if not self._coming:
@@ -199,18 +199,18 @@ def _free_in_one_domain(snapshot: Snapshot, fabric: Fabric) -> Ints | None:
         [N], -1 where domains, or the indexes of the GPUs that jobs hold, are not known; None when
         they are known nowhere.
     """
-    known = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
-    if not known:
+    domains_of = {n.name: d for n in snapshot.nodes if n.gpus and (d := fabric.domains(n.name))}
+    if not domains_of:
         return None
-    taken: dict[str, set[int]] = {name: set() for name in known}
+    taken: dict[str, set[int]] = {name: set() for name in domains_of}
     for job in snapshot.jobs:
         for name, indexes in job.indexes.items() if job.allocation else ():
             if name in taken:
                 taken[name].update(indexes)
     most = np.full(len(snapshot.nodes), -1, dtype=np.int64)
     for i, node in enumerate(snapshot.nodes):
-        if node.name in known and len(taken[node.name]) == node.used_gpus:
-            free = (len(set(d) - taken[node.name]) for d in known[node.name])
+        if node.name in domains_of and len(taken[node.name]) == node.used_gpus:
+            free = (len(set(d) - taken[node.name]) for d in domains_of[node.name])
             most[i] = max(free)
     return most
 

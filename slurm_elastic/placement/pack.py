@@ -39,7 +39,7 @@ class _Wish:
 def carry_out(
     assignment: Assignment,
     proposals: Iterable[Proposal],
-    tenants: Mapping[int, RoundJob],
+    round_jobs: Mapping[int, RoundJob],
     *,
     moves: bool = True,
 ) -> None:
@@ -52,21 +52,21 @@ def carry_out(
     staying: list[JobOutcome] = []
     wishes: list[_Wish] = []
     for proposal in proposals:
-        tenant, first = tenants[proposal.job_id], proposal.alternatives[0]
-        outcome = JobOutcome(tenant, tenant.current, first.reason, wished=first)
+        round_job, first = round_jobs[proposal.job_id], proposal.alternatives[0]
+        outcome = JobOutcome(round_job, round_job.current, first.reason, wished=first)
         assignment.outcomes[proposal.job_id] = outcome
-        current = tenant.current
+        current = round_job.current
         if current is not None and _stays(first, current):
             staying.append(outcome)
         elif current is not None or first.gpus:
-            later.give(tenant.need, current)
+            later.give(round_job.need, current)
             outcome.target = None
             wishes.append(_Wish(outcome, (*proposal.alternatives, *_present(current))))
     while wishes:
         refused: list[_Wish] = []
         for gpu_type in sorted({w.chosen.gpu_type for w in wishes if w.chosen.gpus}):
             of_type = [w for w in wishes if w.chosen.gpus and w.chosen.gpu_type == gpu_type]
-            packing = _Packing(assignment, gpu_type, staying, tenants)
+            packing = _Packing(assignment, gpu_type, staying, round_jobs)
             refused += packing.place(of_type, moves=moves)
         for wish in refused:
             wish.at += 1
@@ -100,14 +100,14 @@ class _Packing:
         assignment: Assignment,
         gpu_type: str,
         staying: list[JobOutcome],
-        tenants: Mapping[int, RoundJob],
+        round_jobs: Mapping[int, RoundJob],
     ) -> None:
         self._assignment = assignment
         self._frame = assignment.frame
         self._type = gpu_type
         self._most = self._frame.per_node.get(gpu_type, 0)
         self._staying = staying
-        self._tenants = tenants
+        self._round_jobs = round_jobs
 
     def place(self, wishes: Sequence[_Wish], *, moves: bool) -> list[_Wish]:
         """Place jobs; return those for which there is no room."""
@@ -118,43 +118,43 @@ class _Packing:
             outcome, wanted = wish.outcome, wish.chosen
             place = wanted.place
             if place is not None:
-                exact = self._assignment.exactly(outcome.tenant, place)
+                exact = self._assignment.exactly(outcome.round_job, place)
                 if exact is None:
                     outcome.refusals.append(Reason("nodes-not-free", nodes=place.nodes))
                     refused.append(wish)
                 else:
                     self._settle(outcome, exact)
                 continue
-            found = self._clean(outcome.tenant, wanted.gpus, later)
-            if found is None:
+            allocation = self._clean(outcome.round_job, wanted.gpus, later)
+            if allocation is None:
                 waiting.append(wish)
-            elif self._waits(outcome, found):
+            elif self._waits(outcome, allocation):
                 refused.append(wish)
             else:
-                self._settle(outcome, found)
+                self._settle(outcome, allocation)
         if not waiting or (moves and self._again(waiting)):
             return refused
         for wish in waiting:
-            found = self._scattered(wish.outcome.tenant, wish.chosen.gpus, later)
-            if found is None:
+            allocation = self._scattered(wish.outcome.round_job, wish.chosen.gpus, later)
+            if allocation is None:
                 wish.outcome.refusals.append(Reason("gpus-short"))
                 refused.append(wish)
-            elif self._waits(wish.outcome, found):
+            elif self._waits(wish.outcome, allocation):
                 refused.append(wish)
             else:
-                self._settle(wish.outcome, found)
+                self._settle(wish.outcome, allocation)
         return refused
 
-    def _waits(self, outcome: JobOutcome, found: Allocation) -> bool:
+    def _waits(self, outcome: JobOutcome, allocation: Allocation) -> bool:
         """Whether the job rather waits for a nearer place; noted if so."""
-        refusal = self._assignment.waits(outcome, found)
+        refusal = self._assignment.waits(outcome, allocation)
         if refusal:
             outcome.refusals.append(refusal)
         return bool(refusal)
 
-    def _settle(self, outcome: JobOutcome, found: Allocation) -> None:
-        outcome.target = found
-        self._assignment.later.take(outcome.tenant.need, found)
+    def _settle(self, outcome: JobOutcome, allocation: Allocation) -> None:
+        outcome.target = allocation
+        self._assignment.later.take(outcome.round_job.need, allocation)
         self._staying.append(outcome)
 
     def _again(self, waiting: Sequence[_Wish]) -> bool:
@@ -163,27 +163,27 @@ class _Packing:
         there = [*self._staying, *self._restarting()]
         jobs = [(o, o.target.gpus) for o in there if o.target and self._movable(o)]
         for outcome, _ in jobs:
-            later.give(outcome.tenant.need, outcome.target)
+            later.give(outcome.round_job.need, outcome.target)
         jobs += [(w.outcome, w.chosen.gpus) for w in waiting]
-        found: list[tuple[JobOutcome, Allocation]] = []
+        placed: list[tuple[JobOutcome, Allocation]] = []
         for outcome, gpus in sorted(jobs, key=lambda job: -job[1]):
-            place = self._clean(outcome.tenant, gpus, later)
+            place = self._clean(outcome.round_job, gpus, later)
             if place is None:
                 return False
-            later.take(outcome.tenant.need, place)
-            found.append((outcome, place))
+            later.take(outcome.round_job.need, place)
+            placed.append((outcome, place))
         self._assignment.later = later
-        for outcome, place in found:
+        for outcome, place in placed:
             outcome.target = place
-            self._assignment.outcomes[outcome.tenant.job.job_id] = outcome
+            self._assignment.outcomes[outcome.round_job.job.job_id] = outcome
         self._staying.extend(w.outcome for w in waiting)
         return True
 
     def _restarting(self) -> list[JobOutcome]:
         return [
             JobOutcome(t, t.current, Reason("makes-room"))
-            for t in self._tenants.values()
-            if t.standing is Eligibility.MOVING
+            for t in self._round_jobs.values()
+            if t.eligibility is Eligibility.MOVING
             and t.job.job_id not in self._assignment.outcomes
             and t.current is not None
             and t.record.target == t.current
@@ -200,24 +200,24 @@ class _Packing:
         clean = [*([rest] if rest else []), *[self._most] * full]
         return sorted(g for _, g in target.shares) == clean
 
-    def _room(self, tenant: RoundJob, ledger: FreeResources) -> Ints:
-        room = ledger.room(tenant.need) * self._frame.of_type(self._type)
-        allowed = self._frame.allowed(tenant.job)
-        own = [i for i in self._own(tenant) if not allowed[i]]
-        kept = room[own]
+    def _room(self, round_job: RoundJob, resources: FreeResources) -> Ints:
+        room = resources.room(round_job.need) * self._frame.of_type(self._type)
+        allowed = self._frame.allowed(round_job.job)
+        own = [i for i in self._own(round_job) if not allowed[i]]
+        own_room = room[own]
         room = np.where(allowed, room, 0)
-        room[own] = kept
+        room[own] = own_room
         return room
 
-    def _own(self, tenant: RoundJob) -> Mapping[int, int]:
-        return self._frame.shares(tenant.current.shares) if tenant.current else {}
+    def _own(self, round_job: RoundJob) -> Mapping[int, int]:
+        return self._frame.shares(round_job.current.shares) if round_job.current else {}
 
-    def _clean(self, tenant: RoundJob, gpus: int, ledger: FreeResources) -> Allocation | None:
+    def _clean(self, round_job: RoundJob, gpus: int, resources: FreeResources) -> Allocation | None:
         """Choose whole nodes, and the rest on the node with the least to spare; own nodes first."""
         if not self._most:
             return None
-        room = self._room(tenant, ledger).tolist()
-        own = self._own(tenant)
+        room = self._room(round_job, resources).tolist()
+        own = self._own(round_job)
         full, rest = divmod(gpus, self._most)
         chosen: dict[int, int] = {}
         if full:
@@ -242,7 +242,7 @@ class _Packing:
                     ),
                 )
             ] = rest
-        return self._allocation(tenant, chosen, ledger)
+        return self._allocation(round_job, chosen, resources)
 
     @property
     def _near(self) -> bool:
@@ -263,9 +263,11 @@ class _Packing:
             return lambda i: (self._frame.rack[i] != best, i not in own, i)
         return lambda i: (-racks[int(self._frame.rack[i])], int(self._frame.rack[i]), i not in own)
 
-    def _scattered(self, tenant: RoundJob, gpus: int, ledger: FreeResources) -> Allocation | None:
+    def _scattered(
+        self, round_job: RoundJob, gpus: int, resources: FreeResources
+    ) -> Allocation | None:
         """Choose as few nodes as possible, whatever is free on them."""
-        room = self._room(tenant, ledger).tolist()
+        room = self._room(round_job, resources).tolist()
         chosen: dict[int, int] = {}
         for i in sorted(range(len(room)), key=lambda i: (-room[i], i)):
             take = min(room[i], gpus - sum(chosen.values()))
@@ -273,10 +275,10 @@ class _Packing:
                 chosen[i] = take
         if sum(chosen.values()) < gpus:
             return None
-        return self._allocation(tenant, chosen, ledger)
+        return self._allocation(round_job, chosen, resources)
 
     def _allocation(
-        self, tenant: RoundJob, chosen: Mapping[int, int], ledger: FreeResources
+        self, round_job: RoundJob, chosen: Mapping[int, int], resources: FreeResources
     ) -> Allocation | None:
-        found = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
-        return None if ledger.exceeds_limits(tenant.need, found) else found
+        allocation = Allocation.of(self._type, {self._frame.names[i]: g for i, g in chosen.items()})
+        return None if resources.exceeds_limits(round_job.need, allocation) else allocation

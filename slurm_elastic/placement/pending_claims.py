@@ -30,7 +30,7 @@ from slurm_elastic.placement.victim_selection import (
     Concession,
     ConcessionSearch,
     StartShape,
-    ways_for,
+    find_concessions,
 )
 
 #: Slurm's reasons of jobs that wait only for resources and their turn.
@@ -49,23 +49,23 @@ class PendingClaims:
 
     Attributes:
         claims: GPUs kept for pending jobs.
-        ways: changes of elastic jobs for their sake, by id of the elastic job.
+        concessions: changes of elastic jobs for their sake, by id of the elastic job.
         ready: ids of pending elastic jobs whose MIN is free.
-        picky: by id, why one of ours rather waits than takes the place that is free; nothing is
-            kept for it.
+        waits_for_nearer: by id, why an elastic job waits although a place is free; nothing is kept
+            for it.
         refused: until when (epoch s) no GPUs are kept for a job, by its key.
     """
 
     claims: list[Claim] = field(default_factory=list)
-    ways: dict[int, Concession] = field(default_factory=dict)
+    concessions: dict[int, Concession] = field(default_factory=dict)
     ready: list[int] = field(default_factory=list)
-    picky: dict[int, Reason] = field(default_factory=dict)
+    waits_for_nearer: dict[int, Reason] = field(default_factory=dict)
     refused: dict[str, float] = field(default_factory=dict)
 
 
-def neighbours(
-    books: ResourceViews,
-    tenants: Mapping[int, RoundJob],
+def claims_for_pending(
+    views: ResourceViews,
+    round_jobs: Mapping[int, RoundJob],
     config: Config,
     *,
     gate: DelayGate | None = None,
@@ -77,8 +77,8 @@ def neighbours(
     """Decide for which pending jobs GPUs are kept, and which elastic jobs give way.
 
     Args:
-        books: free resources; claims and ways are booked on them.
-        tenants: the elastic jobs.
+        views: free resources; claims and concessions are booked on them.
+        round_jobs: the elastic jobs.
         config: `[resize]` and `queue` matter.
         gate: decides whether an elastic job waits for a nearer place; None: never.
         claims: those of the last round, which go on.
@@ -86,118 +86,124 @@ def neighbours(
         at_once: all changes happen at the same instant: what is free later is free now.
         binding: the policy's proposals are: it alone decides when pending elastic jobs start.
     """
-    frame = books.later.frame
+    frame = views.later.frame
     at = frame.snapshot.time
-    before = {claim.job_id: claim for claim in claims}
-    found = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
-    waiting = _waiting(tenants, frame.snapshot.jobs, at)
+    earlier_claims = {claim.job_id: claim for claim in claims}
+    decided = PendingClaims(refused={k: t for k, t in (refused or {}).items() if t > at})
+    waiting = _waiting(round_jobs, frame.snapshot.jobs, at)
     if binding:
-        found.ready = [j.job_id for j in waiting if _is_ours(tenants.get(j.job_id))]
-        waiting = [j for j in waiting if not _is_ours(tenants.get(j.job_id))]
+        decided.ready = [j.job_id for j in waiting if _is_ours(round_jobs.get(j.job_id))]
+        waiting = [j for j in waiting if not _is_ours(round_jobs.get(j.job_id))]
     if not waiting:
-        return found
-    givers = [t for t in tenants.values() if t.standing in (Eligibility.FREE, Eligibility.YIELDS)]
-    donors = ConcessionSearch(frame, givers, config.resize.payback_s)
+        return decided
+    givers = [
+        t for t in round_jobs.values() if t.eligibility in (Eligibility.FREE, Eligibility.YIELDS)
+    ]
+    search = ConcessionSearch(frame, givers, config.resize.payback_s)
     preempt = (False, True) if config.controller.queue == "controller" else (False,)
     tentative: list[tuple[ResourceNeed, Allocation]] = []
     in_vain: set[tuple[object, ...]] = set()
     for job in waiting[:_MOST_LOOKED_AT]:
-        tenant = tenants.get(job.job_id)
-        ours = _is_ours(tenant)
-        claim = before.get(job.job_id)
-        if not ours and (job.key in found.refused or _ran_out(claim, at, config)):
-            found.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
+        round_job = round_jobs.get(job.job_id)
+        ours = _is_ours(round_job)
+        claim = earlier_claims.get(job.job_id)
+        if not ours and (job.key in decided.refused or _ran_out(claim, at, config)):
+            decided.refused.setdefault(job.key, at + PATIENCE * config.resize.keep_s)
             continue
-        forms = _forms(frame, job, tenant)
-        place = next((p for form in forms if (p := form.place(books.later)) is not None), None)
-        refusal = partial(_refusal, gate, tenant if ours else None)
+        shapes = _start_shapes(frame, job, round_job)
+        place = next((p for shape in shapes if (p := shape.place(views.later)) is not None), None)
+        refusal = partial(_refusal, gate, round_job if ours else None)
         if place is not None and (why := refusal(place)):
-            found.picky[job.job_id] = why
+            decided.waits_for_nearer[job.job_id] = why
             continue
-        gave: tuple[Concession, ...] = ()
+        made_way: tuple[Concession, ...] = ()
         alike = (
             job.priority,
-            len(found.ways),
-            books.later.limits_of(job.job_id),
-            *(form.key for form in forms),
+            len(decided.concessions),
+            views.later.limits_of(job.job_id),
+            *(shape.key for shape in shapes),
         )
-        if place is None and donors.trials < _MOST_TRIALS and alike not in in_vain:
-            gave, place = _give_way(job, forms, donors, books, refusal=refusal, preempt=preempt)
+        if place is None and search.trials < _MOST_TRIALS and alike not in in_vain:
+            made_way, place = _give_way(
+                job, shapes, search, views, refusal=refusal, preempt=preempt
+            )
             in_vain.add(alike)
         if place is None:
             continue
-        for way in gave:
-            found.ways[way.tenant.job.job_id] = way
+        for concession in made_way:
+            decided.concessions[concession.round_job.job.job_id] = concession
         need = ResourceNeed.of(job)
-        free_now = not gave and (at_once or _is_free(place, need, books.now))
-        books.take(need, place)
+        free_now = not made_way and (at_once or _is_free(place, need, views.now))
+        views.take(need, place)
         if ours and free_now:
-            found.ready.append(job.job_id)
+            decided.ready.append(job.job_id)
             tentative.append((need, place))
         else:
-            found.claims.append(_claim(job, place, claim, at, config, free_now=free_now))
+            decided.claims.append(_claim(job, place, claim, at, config, free_now=free_now))
     for need, place in tentative:
-        books.give(need, place)
-    return found
+        views.give(need, place)
+    return decided
 
 
-def _refusal(gate: DelayGate | None, tenant: RoundJob | None, place: Allocation) -> Reason | None:
+def _refusal(
+    gate: DelayGate | None, round_job: RoundJob | None, place: Allocation
+) -> Reason | None:
     """Return why a job of ours waits instead of taking a place, or None."""
-    return gate.refusal(tenant, place) if gate and tenant else None
+    return gate.refusal(round_job, place) if gate and round_job else None
 
 
-def _is_ours(tenant: RoundJob | None) -> bool:
-    return tenant is not None and tenant.standing is Eligibility.OURS
+def _is_ours(round_job: RoundJob | None) -> bool:
+    return round_job is not None and round_job.eligibility is Eligibility.OURS
 
 
-def _waiting(tenants: Mapping[int, RoundJob], jobs: Iterable[Job], at: float) -> list[Job]:
+def _waiting(round_jobs: Mapping[int, RoundJob], jobs: Iterable[Job], at: float) -> list[Job]:
     """Return the pending jobs that could start if there were room, in Slurm's order."""
     waiting = []
     for job in jobs:
         if job.state is not JobState.PENDING or job.gpus <= 0 or job.dependency:
             continue
-        tenant = tenants.get(job.job_id)
-        if tenant and tenant.standing is Eligibility.MOVING:
+        round_job = round_jobs.get(job.job_id)
+        if round_job and round_job.eligibility is Eligibility.MOVING:
             continue
-        leased = tenant is not None and tenant.record.leased
+        leased = round_job is not None and round_job.record.leased
         begins = job.begin_time is not None and job.begin_time > at
         if leased or (job.reason in WAITS_FOR_ROOM and not begins):
             waiting.append(job)
     return sorted(waiting, key=lambda j: (-j.priority, j.submit_time, j.job_id))
 
 
-def _forms(frame: NodeArrays, job: Job, tenant: RoundJob | None) -> list[StartShape]:
+def _start_shapes(frame: NodeArrays, job: Job, round_job: RoundJob | None) -> list[StartShape]:
     """Return the shapes in which a pending job may start: an elastic one at MIN, others as asked.
 
     A rigid job's request is known as GPUs and nodes: equal shares on the fewest nodes are assumed.
     """
     required, *_ = frame.own_constraints(job)
     partition = frame.partition(job.partition)
-    seat = NodeDemand(
+    demand = NodeDemand(
         need=ResourceNeed.of(job),
         allowed=frame.allowed(job, planned=True),
         required=tuple(frame.index[n] for n in required if n in frame.index),
         max_nodes=partition.max_nodes if partition else None,
     )
-    types = (tenant.directive.types if tenant else ()) or frame.types
-    if tenant is not None and tenant.standing is Eligibility.OURS:
-        sizes = [(t, tenant.directive.sizes(t)) for t in types]
-        return [StartShape(seat, t, s[0], tenant.directive.unit_for(t)) for t, s in sizes if s]
-    forms = []
+    types = (round_job.directive.types if round_job else ()) or frame.types
+    if round_job is not None and round_job.eligibility is Eligibility.OURS:
+        sizes = [(t, round_job.directive.sizes(t)) for t in types]
+        return [StartShape(demand, t, s[0], round_job.directive.unit_for(t)) for t, s in sizes if s]
+    shapes = []
     for name in (job.gpu_type,) if job.gpu_type else types:
         splits = even_splits(job.gpus, frame.per_node.get(name, 0))
         nodes = next((n for n, _ in splits if n >= job.min_nodes), None)
-        if nodes is not None and nodes <= (seat.max_nodes or nodes):
-            exact = dataclasses.replace(seat, min_nodes=nodes, max_nodes=nodes)
-            forms.append(StartShape(exact, name, job.gpus))
-    return forms
+        if nodes is not None and nodes <= (demand.max_nodes or nodes):
+            exact = dataclasses.replace(demand, min_nodes=nodes, max_nodes=nodes)
+            shapes.append(StartShape(exact, name, job.gpus))
+    return shapes
 
 
 def _give_way(
     job: Job,
-    forms: Iterable[StartShape],
-    donors: ConcessionSearch,
-    books: ResourceViews,
+    shapes: Iterable[StartShape],
+    search: ConcessionSearch,
+    views: ResourceViews,
     *,
     refusal: Callable[[Allocation], Reason | None],
     preempt: Iterable[bool],
@@ -206,13 +212,13 @@ def _give_way(
 
     `preempt`: whether jobs of lower priority may lose all GPUs, tried in this order.
     """
-    forms = tuple(forms)
+    shapes = tuple(shapes)
     for may in preempt:
-        for form in forms:
-            answer = ways_for(job, form, donors, books, preempt=may)
+        for shape in shapes:
+            answer = find_concessions(job, shape, search, views, preempt=may)
             if answer is not None and not refusal(answer[1]):
-                for way in answer[0]:
-                    donors.spend(way, books)
+                for concession in answer[0]:
+                    search.spend(concession, views)
                 return answer
     return (), None
 
@@ -229,9 +235,9 @@ def _ran_out(claim: Claim | None, at: float, config: Config) -> bool:
 
 
 def _claim(
-    job: Job, place: Allocation, before: Claim | None, at: float, config: Config, *, free_now: bool
+    job: Job, place: Allocation, earlier: Claim | None, at: float, config: Config, *, free_now: bool
 ) -> Claim:
     """Return the job's claim; its time runs from when all its GPUs are free."""
-    until = before.until if before and free_now else at + config.resize.keep_s
-    since = before.since if before else at
+    until = earlier.until if earlier and free_now else at + config.resize.keep_s
+    since = earlier.since if earlier else at
     return Claim(job_id=job.job_id, shares=place.shares, since=since, until=until)

@@ -42,20 +42,20 @@ def shares(
     }
     jobs = [j for j in snapshot.jobs if j.job_id in spared]
     total = sum(n.gpus for n in snapshot.nodes)
-    found = []
+    caps = []
     if limits.share < 1:
-        found.append(_cap("site", "", limits.share * total, jobs, spared))
+        caps.append(_cap("site", "", limits.share * total, jobs, spared))
     for partition in snapshot.partitions:
         share = limits.partition_shares.get(partition.name)
         if share is not None:
             size = sum(snapshot.node[n].gpus for n in partition.nodes if n in snapshot.node)
-            mine = [j for j in jobs if j.partition == partition.name]
-            found.append(_cap("partition", partition.name, share * size, mine, spared))
+            counted = [j for j in jobs if j.partition == partition.name]
+            caps.append(_cap("partition", partition.name, share * size, counted, spared))
     if limits.user_share < 1:
         for user in sorted({j.user for j in jobs}):
-            mine = [j for j in jobs if j.user == user]
-            found.append(_cap("user", user, limits.user_share * total, mine, spared))
-    return tuple(found)
+            counted = [j for j in jobs if j.user == user]
+            caps.append(_cap("user", user, limits.user_share * total, counted, spared))
+    return tuple(caps)
 
 
 def above_min(limit: Limit, snapshot: Snapshot) -> int:
@@ -68,19 +68,19 @@ def resized(
     snapshot: Snapshot, records: Mapping[int, JobRecord]
 ) -> Mapping[str, tuple[float, ...]]:
     """Return the times (epoch s) at which the snapshot's jobs were resized, by user."""
-    found: dict[str, tuple[float, ...]] = {}
+    times: dict[str, tuple[float, ...]] = {}
     for job in snapshot.jobs:
         record = records.get(job.job_id)
         if record and record.changes:
-            found[job.user] = found.get(job.user, ()) + record.changes
-    return found
+            times[job.user] = times.get(job.user, ()) + record.changes
+    return times
 
 
 def refused(
     plan: Plan,
     snapshot: Snapshot,
     *,
-    ways: Iterable[int],
+    concessions: Iterable[int],
     spent: Mapping[str, Sequence[float]],
     limits: schema.LimitSettings,
     all_others: bool = False,
@@ -90,7 +90,7 @@ def refused(
     Args:
         plan: made without regard to them.
         snapshot: it was made for.
-        ways: ids of jobs that are resized so that a pending job can start: never refused.
+        concessions: ids of jobs that are resized so that a pending job can start: never refused.
         spent: by user, when jobs were resized (epoch s).
         limits: `[limits]`.
         all_others: whether no other job may change either, so that the next plan keeps to the
@@ -102,7 +102,7 @@ def refused(
     """
     if limits.resizes_per_user >= schema.UNLIMITED and limits.resizes >= schema.UNLIMITED:
         return {}
-    since, giving = snapshot.time - HOUR_S, set(ways)
+    since, giving = snapshot.time - HOUR_S, set(concessions)
     recent = {user: sorted(t for t in times if t > since) for user, times in spent.items()}
     every = sorted(t for times in recent.values() for t in times)
     left_all = limits.resizes - len(every)
@@ -121,7 +121,7 @@ def refused(
     if not over:
         return {}
     everybody = all_others or left_all <= 0
-    found = {}
+    reasons = {}
     meant = {d.job_id: d for d in wanted}
     for job in snapshot.jobs:
         if job.job_id in allowed or job.allocation is None or job.submission is None:
@@ -135,8 +135,8 @@ def refused(
             else (every, limits.resizes)
         )
         owner = job.user if by_user else None
-        found[job.job_id] = _used_up(meant.get(job.job_id), owner, times, most)
-    return found
+        reasons[job.job_id] = _used_up(meant.get(job.job_id), owner, times, most)
+    return reasons
 
 
 def _used_up(

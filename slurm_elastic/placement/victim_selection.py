@@ -30,7 +30,7 @@ _PREEMPTION_S = 1e9
 class StartShape:
     """One shape in which a pending job would start, and its nodes."""
 
-    seat: NodeDemand
+    demand: NodeDemand
     gpu_type: str
     gpus: int
     unit: int = 1
@@ -38,21 +38,21 @@ class StartShape:
     @property
     def key(self) -> tuple[object, ...]:
         """Key, equal for shapes that fit in the same places; equal constraints share masks."""
-        seat = self.seat
-        nodes = (seat.required, seat.min_nodes, seat.max_nodes, id(seat.allowed))
-        each = (seat.need.cpus_per_gpu, seat.need.memory_per_gpu_mb)
+        demand = self.demand
+        nodes = (demand.required, demand.min_nodes, demand.max_nodes, id(demand.allowed))
+        each = (demand.need.cpus_per_gpu, demand.need.memory_per_gpu_mb)
         return (self.gpu_type, self.gpus, self.unit, *nodes, *each)
 
-    def place(self, ledger: FreeResources) -> Allocation | None:
+    def place(self, resources: FreeResources) -> Allocation | None:
         """Return the place in which it would start on these resources; None: none."""
-        return fit(self.seat, self.gpu_type, self.gpus, ledger, unit=self.unit)
+        return fit(self.demand, self.gpu_type, self.gpus, resources, unit=self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concession:
     """Change of an elastic job for another job's sake: its target (None: wait), and that job."""
 
-    tenant: RoundJob
+    round_job: RoundJob
     target: Allocation | None
     beneficiary: Job
     cost_s: float
@@ -66,51 +66,53 @@ class ConcessionSearch:
         trials: attempts made so far.
     """
 
-    def __init__(self, frame: NodeArrays, tenants: Sequence[RoundJob], payback_s: float) -> None:
+    def __init__(self, frame: NodeArrays, round_jobs: Sequence[RoundJob], payback_s: float) -> None:
         self.frame = frame
         self.payback_s = payback_s
         self.trials = 0
         self.on_node: dict[int, list[tuple[RoundJob, int]]] = {}
         self.held = np.zeros(len(frame.names), dtype=np.int64)
-        for tenant in tenants:
-            if tenant.current is not None:
-                for i, gpus in frame.shares(tenant.current.shares).items():
-                    self.on_node.setdefault(i, []).append((tenant, gpus))
+        for round_job in round_jobs:
+            if round_job.current is not None:
+                for i, gpus in frame.shares(round_job.current.shares).items():
+                    self.on_node.setdefault(i, []).append((round_job, gpus))
                     self.held[i] += gpus
 
-    def spend(self, way: Concession, books: ResourceViews) -> None:
+    def spend(self, concession: Concession, views: ResourceViews) -> None:
         """Book a concession; its job makes no further one."""
-        tenant = way.tenant
-        books.change(tenant.need, tenant.current, way.target)
-        for i, gpus in self.frame.shares(tenant.current.shares if tenant.current else ()).items():
-            self.on_node[i] = [(t, g) for t, g in self.on_node[i] if t is not tenant]
+        round_job = concession.round_job
+        views.change(round_job.need, round_job.current, concession.target)
+        for i, gpus in self.frame.shares(
+            round_job.current.shares if round_job.current else ()
+        ).items():
+            self.on_node[i] = [(t, g) for t, g in self.on_node[i] if t is not round_job]
             self.held[i] -= gpus
 
 
-def ways_for(
-    job: Job, form: StartShape, donors: ConcessionSearch, books: ResourceViews, *, preempt: bool
+def find_concessions(
+    job: Job, shape: StartShape, search: ConcessionSearch, views: ResourceViews, *, preempt: bool
 ) -> tuple[tuple[Concession, ...], Allocation] | None:
     """Return the cheapest concessions found that let a job start, and its place; book nothing.
 
     Args:
         job: pending.
-        form: the shape it would start in.
-        donors: jobs that may give way.
-        books: free resources; no job moves into what is not free now.
+        shape: the one in which it would start.
+        search: jobs that may give way.
+        views: free resources; no job moves into what is not free now.
         preempt: jobs of lower priority may lose all GPUs, unless they changed just now.
     """
-    later = books.later
+    later = views.later
     frame = later.frame
-    usable = form.seat.allowed & frame.of_type(form.gpu_type)
-    room = np.where(usable, later.room(form.seat.need), 0)
-    reach = np.where(usable, np.maximum(later.gpus, 0) + donors.held, 0)
-    most = frame.per_node.get(form.gpu_type, int(frame.gpus.max(initial=0)))
-    for nodes, share in even_splits(form.gpus, most, form.unit):
-        if nodes < form.seat.min_nodes or nodes > (form.seat.max_nodes or nodes):
+    usable = shape.demand.allowed & frame.of_type(shape.gpu_type)
+    room = np.where(usable, later.room(shape.demand.need), 0)
+    reach = np.where(usable, np.maximum(later.gpus, 0) + search.held, 0)
+    most = frame.per_node.get(shape.gpu_type, int(frame.gpus.max(initial=0)))
+    for nodes, share in even_splits(shape.gpus, most, shape.unit):
+        if nodes < shape.demand.min_nodes or nodes > (shape.demand.max_nodes or nodes):
             continue
         candidates = np.flatnonzero(reach >= share)
-        if form.seat.required:
-            candidates = candidates[np.isin(candidates, form.seat.required)]
+        if shape.demand.required:
+            candidates = candidates[np.isin(candidates, shape.demand.required)]
         if len(candidates) < nodes:
             continue
         missing = np.maximum(0, share - room[candidates])
@@ -119,15 +121,15 @@ def ways_for(
         # One node: each of the most promising is tried. Several: the most promising, one try.
         starts = range(min(_MOST_NODES, len(order))) if nodes == 1 else range(1)
         for start in starts:
-            donors.trials += 1
-            trial = _Trial(job, form, donors, books.copy(), preempt)
+            search.trials += 1
+            trial = _Trial(job, shape, search, views.copy(), preempt)
             span = 1 if nodes == 1 else nodes + _MOST_NODES
             if not trial.clear(order[start : start + span], nodes, share):
                 continue
-            place = form.place(trial.books.later)
-            cost = sum(way.cost_s for way in trial.ways.values())
+            place = shape.place(trial.views.later)
+            cost = sum(concession.cost_s for concession in trial.concessions.values())
             if place is not None and (best is None or cost < best[0]):
-                best = (cost, tuple(trial.ways.values()), place)
+                best = (cost, tuple(trial.concessions.values()), place)
         if best is not None:
             return best[1], best[2]
     return None
@@ -138,25 +140,27 @@ class _Trial:
     """One attempt on a copy of the resources."""
 
     job: Job
-    form: StartShape
-    donors: ConcessionSearch
-    books: ResourceViews
+    shape: StartShape
+    search: ConcessionSearch
+    views: ResourceViews
     preempt: bool
-    ways: dict[int, Concession] = field(default_factory=dict)
+    concessions: dict[int, Concession] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
 
     def clear(self, order: Sequence[int], nodes: int, share: int) -> bool:
         """Free `share` GPUs on `nodes` of these nodes; return whether that was possible."""
-        need = self.form.seat.need
+        need = self.shape.demand.need
         for i in order:
-            before = self.books.copy(), dict(self.ways)
-            while int(self.books.later.room(need)[i]) < share:
-                way = self._cheapest(i, share)
-                if way is None:
-                    self.books, self.ways = before
+            saved = self.views.copy(), dict(self.concessions)
+            while int(self.views.later.room(need)[i]) < share:
+                concession = self._cheapest(i, share)
+                if concession is None:
+                    self.views, self.concessions = saved
                     break
-                self.books.change(way.tenant.need, way.tenant.current, way.target)
-                self.ways[way.tenant.job.job_id] = way
+                self.views.change(
+                    concession.round_job.need, concession.round_job.current, concession.target
+                )
+                self.concessions[concession.round_job.job.job_id] = concession
             else:
                 self.chosen.append(i)
             if len(self.chosen) == nodes:
@@ -168,30 +172,30 @@ class _Trial:
 
         Preemption comes last, of the job with the lowest priority.
         """
-        found: list[tuple[int, float, int, Concession]] = []
-        for tenant, held in self.donors.on_node.get(node, ()):
-            if tenant.job.job_id in self.ways:
+        options: list[tuple[int, float, int, Concession]] = []
+        for round_job, held in self.search.on_node.get(node, ()):
+            if round_job.job.job_id in self.concessions:
                 continue
-            freed = min(held, self._missing(node, share, tenant.need))
-            way = self._way(tenant, node, freed)
+            freed = min(held, self._missing(node, share, round_job.need))
+            concession = self._concession(round_job, node, freed)
             rank = -1
             if (
-                way is None
+                concession is None
                 and self.preempt
-                and tenant.standing is Eligibility.FREE
-                and tenant.job.priority < self.job.priority
+                and round_job.eligibility is Eligibility.FREE
+                and round_job.job.priority < self.job.priority
             ):
-                rank = tenant.job.priority
-                way = Concession(
-                    tenant=tenant, target=None, beneficiary=self.job, cost_s=_PREEMPTION_S
+                rank = round_job.job.priority
+                concession = Concession(
+                    round_job=round_job, target=None, beneficiary=self.job, cost_s=_PREEMPTION_S
                 )
-            if way is not None:
-                found.append((rank, way.cost_s / freed, tenant.job.job_id, way))
-        return min(found, key=lambda f: f[:3])[3] if found else None
+            if concession is not None:
+                options.append((rank, concession.cost_s / freed, round_job.job.job_id, concession))
+        return min(options, key=lambda f: f[:3])[3] if options else None
 
     def _missing(self, node: int, share: int, giver: ResourceNeed) -> int:
         """Return the GPUs that a job must free on a node, so that CPUs and memory suffice, too."""
-        need, later = self.form.seat.need, self.books.later
+        need, later = self.shape.demand.need, self.views.later
         missing = float(share - later.gpus[node])
         if giver.cpus_per_gpu > 0:
             missing = max(missing, (need.cpus(share) - later.cpus[node]) / giver.cpus_per_gpu)
@@ -200,33 +204,33 @@ class _Trial:
             missing = max(missing, lacks / giver.memory_per_gpu_mb)
         return max(1, math.ceil(missing - 1e-6))
 
-    def _way(self, tenant: RoundJob, node: int, freed: int) -> Concession | None:
+    def _concession(self, round_job: RoundJob, node: int, freed: int) -> Concession | None:
         """Return the largest size, moved or shrunk, at which a job frees `freed` GPUs on a node."""
-        current, frame = tenant.current, self.donors.frame
+        current, frame = round_job.current, self.search.frame
         assert current is not None
-        unit = tenant.directive.unit_for(current.gpu_type)
-        sizes = [s for s in tenant.directive.sizes(current.gpu_type) if s <= current.gpus]
+        unit = round_job.directive.unit_for(current.gpu_type)
+        sizes = [s for s in round_job.directive.sizes(current.gpu_type) if s <= current.gpus]
         if not sizes:
             return None
         held = frame.shares(current.shares)
         caps: Mapping[int, int] = {i: held.get(i, 0) for i in self.chosen} | {
             node: held[node] - freed
         }
-        seat = tenant.seat(frame)
-        self.books.give(tenant.need, current)
-        free, target = self.books.later.meet(self.books.now), None
+        demand = round_job.demand(frame)
+        self.views.give(round_job.need, current)
+        free, target = self.views.later.meet(self.views.now), None
         for size in dict.fromkeys([*sizes[::-1][:_MOST_SIZES], sizes[0]]):
-            target = fit(seat, current.gpu_type, size, free, unit=unit, caps=caps)
+            target = fit(demand, current.gpu_type, size, free, unit=unit, caps=caps)
             if target is not None:
                 break
-        self.books.take(tenant.need, current)
+        self.views.take(round_job.need, current)
         if target is None:
             return None
-        before, after = tenant.speed(frame, current), tenant.speed(frame, target)
-        loss = math.log(max(before, 1e-12) / max(after, 1e-12)) * self.donors.payback_s
+        old_speed, new_speed = round_job.speed(frame, current), round_job.speed(frame, target)
+        loss = math.log(max(old_speed, 1e-12) / max(new_speed, 1e-12)) * self.search.payback_s
         return Concession(
-            tenant=tenant,
+            round_job=round_job,
             target=target,
             beneficiary=self.job,
-            cost_s=tenant.cost_s + max(0.0, loss),
+            cost_s=round_job.cost_s + max(0.0, loss),
         )

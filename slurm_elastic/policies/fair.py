@@ -41,7 +41,7 @@ class _Share:
         types: types it may run on, in order of preference.
         at: index into the sizes of its curve; -1 while it has nothing.
         held: GPUs it holds now of the type it is to run on.
-        before: the shape to fall back to when a change of type is refused.
+        fallback: the shape to keep when a change of type is refused.
         short: why it gets nothing; None: it gets something.
     """
 
@@ -56,7 +56,7 @@ class _Share:
     curve: UtilityCurve | None = None
     at: int = -1
     held: int = 0
-    before: tuple[str, int] | None = None
+    fallback: tuple[str, int] | None = None
     short: Reason | None = None
 
     def on(self, gpu_type: str) -> UtilityCurve | None:
@@ -90,17 +90,17 @@ class _Pool:
 
     def __init__(self, question: Question) -> None:
         self.free = dict(question.capacity)
-        asked = set(question.jobs)
+        job_ids = set(question.jobs)
         self._given: dict[int, int] = {}
         self._limits: list[Limit] = []
         self._left: list[float] = []
         self._limits_of: dict[int, list[int]] = {}
         for limit in question.snapshot.limits:
-            mine = limit.jobs & asked
-            if mine and (limit.resource == "gpu" or limit.resource.startswith("gpu:")):
-                for job_id in mine:
+            counted = limit.jobs & job_ids
+            if counted and (limit.resource == "gpu" or limit.resource.startswith("gpu:")):
+                for job_id in counted:
                     self._limits_of.setdefault(job_id, []).append(len(self._limits))
-                others = (question.snapshot.job.get(j) for j in limit.jobs - asked)
+                others = (question.snapshot.job.get(j) for j in limit.jobs - job_ids)
                 self._limits.append(limit)
                 self._left.append(limit.cap - sum(_used(limit, j) for j in others if j))
 
@@ -222,7 +222,7 @@ class FairShare:
             on = share.on(name)
             assert on is not None
             pool.take(job_id, share.gpu_type, -share.gpus)
-            share.before = (share.gpu_type, share.gpus)
+            share.fallback = (share.gpu_type, share.gpus)
             share.put(name, on, _largest(on, pool.most(job_id, name)))
             pool.take(job_id, name, share.gpus)
             changed.add(job_id)
@@ -265,20 +265,20 @@ def _minimum(share: _Share, pool: _Pool) -> None:
 def _proposal(share: _Share) -> Proposal:
     """Rank best, next smaller sizes, present shape; for a pending job MIN, and at last waiting."""
     held, on = share.job.allocation, share.curve
-    found: dict[tuple[str, int], Alternative] = {}
+    alternatives: dict[tuple[str, int], Alternative] = {}
 
     def add(gpu_type: str, gpus: int, reason: Reason | None) -> None:
         value = -math.inf
         if on is not None and gpu_type == share.gpu_type and gpus >= on.sizes[0]:
             value = float(on.utility[on.at(gpus)])
-        found.setdefault(
+        alternatives.setdefault(
             (gpu_type, gpus), Alternative(gpu_type=gpu_type, gpus=gpus, value=value, reason=reason)
         )
 
     if on is not None and share.at >= 0:
         add(share.gpu_type, share.gpus, _why(share, on))
-        if share.before and (not held or share.before[1] > held.gpus):
-            add(*share.before, Reason("share-on-present-type"))
+        if share.fallback and (not held or share.fallback[1] > held.gpus):
+            add(*share.fallback, Reason("share-on-present-type"))
         floor = on.at(share.held) if share.held else 0
         steps = [2**i for i in range(_STEPS_BETWEEN)]
         between = {share.at - step for step in steps} | {floor + step for step in steps}
@@ -291,7 +291,7 @@ def _proposal(share: _Share) -> Proposal:
         if on is not None and share.at >= 0:
             add(share.gpu_type, int(on.sizes[0]), Reason("min-first"))
         add("", 0, share.short if share.at < 0 else Reason("nothing-free"))
-    return Proposal(job_id=share.job.job_id, alternatives=tuple(found.values()))
+    return Proposal(job_id=share.job.job_id, alternatives=tuple(alternatives.values()))
 
 
 def _precedence(share: _Share) -> tuple[bool, int, float, int]:
@@ -314,7 +314,7 @@ def _largest(on: UtilityCurve, gpus: int) -> int:
 def _why(share: _Share, on: UtilityCurve) -> Reason:
     """Return the reason for a share."""
     gpus, most = share.gpus, share.directive.max_gpus
-    if share.before:
+    if share.fallback:
         return Reason("idle-type-helps", gpu_type=share.gpu_type)
     if gpus == most:
         held = share.job.allocation

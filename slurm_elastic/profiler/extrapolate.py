@@ -1,33 +1,33 @@
 """Communication stalls of models that were not profiled. Pure.
 
-After STASH (ICDCS 2023), whose abstract says that the number of layers and of gradients is
-modelled; the formula is our definition. Communication takes, in seconds per step,
+After STASH (ICDCS 2023), whose abstract names the numbers of layers and of gradients as inputs
+of a model; the formula is our definition. Communication takes, in seconds per step,
 
     comm = c0 + c1 layers + c2 gradient bytes           all c >= 0
 
-with other coefficients for each configuration, by least squares over the models that were
-profiled on it. A latency or a bandwidth cannot be negative, and without that bound the fit answers
-with negative stalls outside of what was profiled. Errors count relative to the stall, below 2 % of
-the computing time relative to that: models differ by a factor of hundreds, and what is minimised
-would else be the error of the largest alone, while a stall that nobody notices need not be met.
+with coefficients of each configuration, by least squares over the models that were profiled on
+it. A latency or a bandwidth cannot be negative; without that bound the fit predicts negative
+stalls outside of the profiled range. Errors are relative to the stall, below 2 % of the computing
+time relative to that: stalls differ by a factor of hundreds, so absolute errors would fit the
+largest alone, and smaller stalls do not matter.
 
 All of it is stall where gradients are sent after the backward pass. torch's
-DistributedDataParallel sends them in buckets while that pass runs; then of `comm` hides what the
-computing time covers, but never the last bucket:
+DistributedDataParallel sends them in buckets during that pass; then computing hides a part of
+`comm`, but never the last bucket:
 
     stall = max(comm - h compute, comm min(1, bucket / gradient bytes), 0)
 
-h is the part of the computing time behind which communication hides; of buckets those of torch
-(25 MB) and none are tried. This form is taken only where six or more models speak for it clearly
-(an F test: the squares that it leaves must be fewer by more than a further coefficient explains).
+h is the fraction of the computing time that hides communication; buckets of torch's size (25 MB)
+and none are tried. This form is used only where six or more models support it clearly (an F test:
+its sum of squares must be smaller by more than a further coefficient explains).
 
-How wrong all this is, is measured by leaving out one model after the other (`left_out`).
+The error is measured by leaving out one model after the other (`leave_one_out`).
 
->>> known = [Known("a", 10, 1e8, 0.12), Known("b", 100, 1e8, 0.21), Known("c", 10, 2e8, 0.22)]
->>> found = fit(known)
->>> round(found.base_s, 6), round(found.layer_s, 6), round(found.byte_s * 1e9, 6), found.hidden
+>>> models = [("a", 10, 1e8, 0.12), ("b", 100, 1e8, 0.21), ("c", 10, 2e8, 0.22)]
+>>> stall = fit([ObservedStall(*model) for model in models])
+>>> round(stall.base_s, 6), round(stall.layer_s, 6), round(stall.byte_s * 1e9, 6), stall.hidden
 (0.01, 0.001, 1.0, 0.0)
->>> round(found.stall_s(layers=50, gradient_bytes=1e8), 6)
+>>> round(stall.stall_s(layers=50, gradient_bytes=1e8), 6)
 0.16
 """
 
@@ -43,31 +43,31 @@ from scipy.optimize import nnls
 
 #: Models that a fit needs, one for each coefficient; leaving one out needs one more.
 LEAST = 3
-#: Models from which on hidden communication is looked for.
+#: Smallest number of models with which hidden communication is fitted.
 _LEAST_HIDDEN = 6
-#: Stalls below this part of the computing time need not be met.
+#: Fraction of the computing time below which stalls do not matter.
 _FLOOR = 0.02
 #: Bytes of a bucket of torch's DistributedDataParallel, and no bucket.
 _BUCKETS = (0.0, 25 * 2.0**20)
 _HIDDEN = tuple(i / 20 for i in range(1, 20))
-#: What the F statistic of hidden communication must exceed.
+#: Threshold of the F statistic of hidden communication.
 _CLEAR = 6.0
-#: Rounds in which each model finds out which term of the maximum is its own.
+#: Iterations that assign a term of the maximum to each model.
 _ROUNDS = 12
 
 Floats = NDArray[np.float64]
 
 
 class ExtrapolationError(ValueError):
-    """The profiled models do not tell; the text says what is missing."""
+    """The profiled models do not suffice; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A model that was profiled on the configuration.
+class ObservedStall:
+    """Stall of a model that was profiled on the configuration.
 
     Attributes:
-        stall_s: seconds per step that it waited for others (interconnect and network).
+        stall_s: seconds per step of waiting for other GPUs (interconnect and network).
         compute_s: seconds per step on one GPU.
     """
 
@@ -80,11 +80,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Seconds, seconds per layer, seconds per byte; see the module.
+    """Coefficients of a configuration: seconds, seconds per layer, seconds per byte.
 
     Attributes:
-        hidden: part of the computing time that hides communication, 0 to 1.
-        bucket_bytes: of these nothing hides.
+        hidden: fraction of the computing time that hides communication, 0 to 1.
+        bucket_bytes: size of the last bucket, which is never hidden.
     """
 
     base_s: float
@@ -94,7 +94,7 @@ class Fit:
     bucket_bytes: float = 0.0
 
     def stall_s(self, *, layers: int, gradient_bytes: float, compute_s: float = 0.0) -> float:
-        """Seconds per step."""
+        """Return the predicted stall in seconds per step."""
         whole = self.base_s + self.layer_s * layers + self.byte_s * gradient_bytes
         if not self.hidden:
             return whole
@@ -103,31 +103,31 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """A model's stall, and what the others let expect."""
+class PredictedStall:
+    """Stall of a model as observed, and as predicted from other models."""
 
-    known: Known
+    known: ObservedStall
     predicted_s: float
 
     @property
     def error(self) -> float:
-        """Relative to the stall, or to 2 % of the computing time if that is more."""
+        """Error relative to the stall, or to 2 % of the computing time if that is more."""
         size = _size(self.known)
-        wrong = abs(self.predicted_s - self.known.stall_s)
-        return wrong / size if size else math.inf if wrong else 0.0
+        error_s = abs(self.predicted_s - self.known.stall_s)
+        return error_s / size if size else math.inf if error_s else 0.0
 
     @property
     def step_error(self) -> float:
-        """Relative to computing and stall together; NaN if the model was not timed."""
+        """Error relative to computing and stall together; NaN without a computing time."""
         if not self.known.compute_s:
             return math.nan
-        wrong = abs(self.predicted_s - self.known.stall_s)
-        return wrong / (self.known.compute_s + self.known.stall_s)
+        error_s = abs(self.predicted_s - self.known.stall_s)
+        return error_s / (self.known.compute_s + self.known.stall_s)
 
 
-def predict(found: Fit, known: Known) -> Missed:
-    """What a fit says of a model, beside what was measured."""
-    return Missed(
+def predict(found: Fit, known: ObservedStall) -> PredictedStall:
+    """Return the stall of a model as observed and as a fit predicts it."""
+    return PredictedStall(
         known,
         found.stall_s(
             layers=known.layers, gradient_bytes=known.gradient_bytes, compute_s=known.compute_s
@@ -135,19 +135,20 @@ def predict(found: Fit, known: Known) -> Missed:
     )
 
 
-def fit(known: Sequence[Known], *, hide: bool = True) -> Fit:
-    """Coefficients from different models on one configuration.
+def fit(known: Sequence[ObservedStall], *, hide: bool = True) -> Fit:
+    """Return the coefficients of one configuration, fitted to several models.
 
     Args:
         known: the models.
-        hide: look for communication that hides behind computing.
+        hide: also fit communication that computing hides.
 
     Raises:
-        ExtrapolationError: fewer than three models, or models that do not tell layers from bytes.
+        ExtrapolationError: fewer than three models, or layers and gradient bytes in proportion.
     """
     if len(known) < LEAST:
         raise ExtrapolationError(
-            f"{len(known)} model{'s' if len(known) != 1 else ''} profiled, {LEAST} are needed"
+            f"{len(known)} model{'s' if len(known) != 1 else ''} profiled, {LEAST} are needed;"
+            " profile another one there"
         )
     data = _Data(known)
     best, left = data.solve(0.0, 0.0)
@@ -156,39 +157,41 @@ def fit(known: Sequence[Known], *, hide: bool = True) -> Fit:
         limit = left / (1 + _CLEAR / freedom)
         for bucket in _BUCKETS:
             for hidden in _HIDDEN:
-                found, squares = data.solve(hidden, bucket)
+                candidate, squares = data.solve(hidden, bucket)
                 if squares < min(left, limit):
-                    best, left = found, squares
+                    best, left = candidate, squares
     return best
 
 
-def left_out(known: Sequence[Known], *, hide: bool = True) -> tuple[Missed, ...]:
-    """Each model against a fit to the others, where those suffice for one; in the order given."""
-    answers = []
+def leave_one_out(
+    known: Sequence[ObservedStall], *, hide: bool = True
+) -> tuple[PredictedStall, ...]:
+    """Compare each model with a fit to the others, where these suffice; in the order given."""
+    predictions = []
     for i, one in enumerate(known):
         try:
-            found = fit([*known[:i], *known[i + 1 :]], hide=hide)
+            others_fit = fit([*known[:i], *known[i + 1 :]], hide=hide)
         except ExtrapolationError:
             continue
-        answers.append(predict(found, one))
-    return tuple(answers)
+        predictions.append(predict(others_fit, one))
+    return tuple(predictions)
 
 
-def typical(missed: Sequence[Missed]) -> float:
-    """The root mean square of the relative errors; NaN: none are known."""
+def rms_error(missed: Sequence[PredictedStall]) -> float:
+    """Return the root mean square of the relative errors; NaN: there are none."""
     if not missed:
         return math.nan
     return math.sqrt(sum(m.error**2 for m in missed) / len(missed))
 
 
 class _Data:
-    """Models as arrays, columns scaled to one size: seconds per byte are 1e-10.
+    """Models as arrays, columns scaled to one magnitude: seconds per byte are about 1e-10.
 
     Raises:
-        ExtrapolationError: the models do not tell layers from bytes.
+        ExtrapolationError: layers and gradient bytes are in proportion.
     """
 
-    def __init__(self, known: Sequence[Known]) -> None:
+    def __init__(self, known: Sequence[ObservedStall]) -> None:
         self.bytes: Floats = np.array([k.gradient_bytes for k in known])
         self.stalls: Floats = np.array([k.stall_s for k in known])
         self.compute: Floats = np.array([k.compute_s for k in known])
@@ -197,16 +200,18 @@ class _Data:
         self.rows: Floats = rows / self.scales
         if np.linalg.matrix_rank(self.rows, tol=1e-6) < LEAST:
             raise ExtrapolationError(
-                "the profiled models do not tell layers from gradient bytes: profile another"
+                "the profiled models do not distinguish layers from gradient bytes; profile a model"
+                " with another ratio of them"
             )
         sizes: Floats = np.array([_size(k) for k in known])
         self.sizes: Floats = np.maximum(sizes, max(1e-9 * float(sizes.max()), 1e-300))
 
     def solve(self, hidden: float, bucket: float) -> tuple[Fit, float]:
-        """The best coefficients found for these two, and the sum of squares that they leave.
+        """Return the best coefficients for these two values, and their sum of squares.
 
-        Which term of the maximum holds for a model depends on the coefficients: both are found
-        in turn until nothing changes. Not surely the best of all, but of all that were tried.
+        The term of the maximum that holds for a model depends on the coefficients: both are
+        computed in turn until nothing changes. The result is the best of these iterations, not
+        necessarily the global one.
         """
         last = (
             np.minimum(1.0, bucket / np.maximum(self.bytes, 1e-300)) if hidden else 0.0 * self.bytes
@@ -216,19 +221,19 @@ class _Data:
         best = np.zeros(LEAST)
         least = math.inf
         for _ in range(_ROUNDS):
-            # A model whose communication hides wholly says nothing of how long it takes.
-            tells = ~exposed | (last > 0)
-            rows = np.where(exposed[:, None], self.rows * last[:, None], self.rows)[tells]
-            goal = np.where(exposed, self.stalls, self.stalls + covered)[tells]
+            # A model whose communication is wholly hidden has no information about its duration.
+            informative = ~exposed | (last > 0)
+            rows = np.where(exposed[:, None], self.rows * last[:, None], self.rows)[informative]
+            goal = np.where(exposed, self.stalls, self.stalls + covered)[informative]
             if len(goal) < LEAST:
                 break
-            sizes = self.sizes[tells]
-            found, _ = nnls(rows / sizes[:, None], goal / sizes)
-            whole = self.rows @ found
+            sizes = self.sizes[informative]
+            coefficients, _ = nnls(rows / sizes[:, None], goal / sizes)
+            whole = self.rows @ coefficients
             stalls = np.maximum(whole - covered, whole * last)
             squares = float((((stalls - self.stalls) / self.sizes) ** 2).sum())
             if squares < least:
-                best, least = found, squares
+                best, least = coefficients, squares
             now = (whole * last >= whole - covered) if hidden else exposed
             if (now == exposed).all():
                 break
@@ -237,5 +242,5 @@ class _Data:
         return Fit(base, layer, byte, hidden, bucket), least
 
 
-def _size(known: Known) -> float:
+def _size(known: ObservedStall) -> float:
     return max(known.stall_s, _FLOOR * known.compute_s)

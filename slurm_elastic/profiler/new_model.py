@@ -1,7 +1,7 @@
-"""Where to run a model that was not profiled there, by the stalls of others. Pure.
+"""Step times of a model on configurations where only other models were profiled. Pure.
 
-Its computing time must be known of each type of GPU; how long it waits for others is
-extrapolated, for each configuration on which three or more models were profiled.
+Its computing time must be known for each type of GPU; its stalls are extrapolated, for each
+configuration on which three or more models were profiled.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from slurm_elastic.profiler.extrapolate import (
     ExtrapolationError,
     Fit,
-    Known,
-    Missed,
+    ObservedStall,
+    PredictedStall,
     fit,
-    left_out,
-    typical,
+    leave_one_out,
+    rms_error,
 )
 from slurm_elastic.profiler.profile_merge import MeasuredConfiguration, MeasuredModel, merged, times
 from slurm_elastic.profiler.recommendation import Configuration, ConfigurationCost, StepTimes
@@ -28,7 +28,7 @@ _Shape = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewModel:
-    """What must be known of a model.
+    """Known values of the model.
 
     Attributes:
         layers: with parameters, counted as in the profiles.
@@ -49,25 +49,25 @@ class Estimate:
     """An extrapolated configuration.
 
     Attributes:
-        fit: None on one GPU, where nobody waits.
-        known: the models behind it.
-        missed: what each would have been without its own measurement; empty if there are too few.
+        fit: None on one GPU, where there are no stalls.
+        known: the models that it is fitted to.
+        missed: each of them as predicted by the others; empty if there are too few.
     """
 
     offer: ConfigurationCost
     fit: Fit | None
-    known: tuple[Known, ...]
-    missed: tuple[Missed, ...]
+    known: tuple[ObservedStall, ...]
+    missed: tuple[PredictedStall, ...]
 
     @property
     def error(self) -> float:
-        """Typical relative error of the stall; NaN: not known."""
-        return 0.0 if self.fit is None else typical(self.missed)
+        """Typical relative error of the stall; NaN: unknown."""
+        return 0.0 if self.fit is None else rms_error(self.missed)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All of them, sorted by configuration, and lines about what could not be."""
+    """All estimates, sorted by configuration, with lines about configurations without one."""
 
     found: tuple[Estimate, ...]
     left_out: tuple[str, ...]
@@ -75,15 +75,17 @@ class Estimates:
 
 
 def from_subject(subject: MeasuredModel, batch: int) -> NewModel:
-    """A model that was profiled on a few configurations only, perhaps on one GPU.
+    """Return a model that was profiled on a few configurations only, such as one GPU.
 
     Raises:
-        ExtrapolationError: its layers or gradient bytes are not known, or nothing was measured
+        ExtrapolationError: its layers or gradient bytes are unknown, or nothing was measured
             with this batch.
     """
     for what in ("layers", "gradient_bytes"):
         if getattr(subject, what) is None:
-            raise ExtrapolationError(f"{subject.name}: no profile says its {what}: add it there")
+            raise ExtrapolationError(
+                f"{subject.name}: {what} is missing in its profiles; add it to one of them"
+            )
     assert subject.layers is not None
     assert subject.gradient_bytes is not None
     alone: dict[str, StepTimes] = {}
@@ -104,21 +106,21 @@ def from_subject(subject: MeasuredModel, batch: int) -> NewModel:
 def estimates(
     unseen: NewModel, others: Iterable[MeasuredModel], *, but: Sequence[_Shape] = ()
 ) -> Estimates:
-    """Stalls of a model on all configurations of others.
+    """Return estimates for a model on all configurations of others.
 
     Args:
         unseen: the model.
-        others: profiled ones; itself and those without layers or gradient bytes are skipped.
+        others: profiled models; itself and those without layers or gradient bytes are skipped.
         but: configurations that need no estimate.
     """
     notes: list[str] = []
     reasons: dict[str, list[_Shape]] = {}
-    by_shape: dict[_Shape, list[Known]] = {}
+    by_shape: dict[_Shape, list[ObservedStall]] = {}
     for subject in others:
         if subject.name == unseen.name:
             continue
         if subject.layers is None or subject.gradient_bytes is None:
-            notes.append(f"{subject.name} does not help: its layers or gradient bytes are unknown")
+            notes.append(f"{subject.name} is not used: its layers or gradient bytes are unknown")
             continue
         for shape, one in _known(subject, unseen.batch):
             by_shape.setdefault(shape, []).append(one)
@@ -127,7 +129,7 @@ def estimates(
         known, gpu_type = by_shape[shape], shape[0]
         if gpu_type not in unseen.alone:
             reasons.setdefault(
-                f"how long a step computes on one {gpu_type or 'GPU'} is not known", []
+                f"the computing time of a step on one {gpu_type or 'GPU'} is unknown", []
             ).append(shape)
             continue
         try:
@@ -137,27 +139,27 @@ def estimates(
     if not set(by_shape) - set(but):
         notes.append("nothing to extrapolate: no other model was profiled anywhere else")
     notes += _outside(unseen, [k for e in found for k in e.known])
-    said = [f"{_shapes(shapes, unseen.batch)}: {why}" for why, shapes in reasons.items()]
-    return Estimates(tuple(found), tuple(said), tuple(notes))
+    left_out = [f"{_shapes(shapes, unseen.batch)}: {why}" for why, shapes in reasons.items()]
+    return Estimates(tuple(found), tuple(left_out), tuple(notes))
 
 
-def _estimate(unseen: NewModel, shape: _Shape, known: Sequence[Known]) -> Estimate:
+def _estimate(unseen: NewModel, shape: _Shape, known: Sequence[ObservedStall]) -> Estimate:
     place, alone = Configuration(*shape, unseen.batch), unseen.alone[shape[0]]
     if place.gpus == 1:
         return Estimate(ConfigurationCost(place, alone, estimated=True), None, (), ())
-    found = fit(known)
-    missed = left_out(known)
-    stall = found.stall_s(
+    stall_fit = fit(known)
+    missed = leave_one_out(known)
+    stall = stall_fit.stall_s(
         layers=unseen.layers, gradient_bytes=unseen.gradient_bytes, compute_s=alone.compute_s
     )
     over = {"network_s": stall} if place.nodes > 1 else {"interconnect_s": stall}
-    doubt = math.hypot(alone.spread_s, typical(missed) * stall)
+    doubt = math.hypot(alone.spread_s, rms_error(missed) * stall)
     step = replace(alone, **over, spread_s=doubt)
-    return Estimate(ConfigurationCost(place, step, estimated=True), found, tuple(known), missed)
+    return Estimate(ConfigurationCost(place, step, estimated=True), stall_fit, tuple(known), missed)
 
 
-def _known(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape, Known]]:
-    """One stall for each shape, of the batch next to the one asked for."""
+def _known(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape, ObservedStall]]:
+    """Yield one stall for each shape, of the batch nearest to the given one."""
     best: dict[_Shape, MeasuredConfiguration] = {}
     for row in merged(subject.name, subject.rows):
         shape = (row.place.gpu_type, row.place.nodes, row.place.gpus)
@@ -172,7 +174,7 @@ def _known(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape, Known]]
         assert subject.gradient_bytes is not None
         yield (
             shape,
-            Known(
+            ObservedStall(
                 model=subject.name,
                 layers=subject.layers,
                 gradient_bytes=subject.gradient_bytes,
@@ -186,7 +188,7 @@ def _apart(row: MeasuredConfiguration, batch: int) -> float:
     return abs(math.log(row.place.batch / batch))
 
 
-def _outside(unseen: NewModel, known: Sequence[Known]) -> list[str]:
+def _outside(unseen: NewModel, known: Sequence[ObservedStall]) -> list[str]:
     lines = []
     for what in ("layers", "gradient_bytes"):
         values = [getattr(k, what) for k in known]

@@ -1,8 +1,8 @@
-"""The profile file: where a training's time went on each configuration that was measured.
+"""The profile file: times of a training's steps on each measured configuration.
 
-One JSON object per training. All times are seconds of one optimisation step of all GPUs; with each
-goes its `spread`, the standard error over the repeats. A stall that was measured and is none has
-0 seconds; one that could not be told is null.
+One JSON object per training. All times are seconds of one optimisation step of all GPUs, with
+`spread`, the standard error over the repeats. A stall that was measured as none has 0 seconds; an
+unknown one is null.
 
     {"profile": 1, "application": "resnet", "model": "resnet50", "layers": 53,
      "gradient_bytes": 1.02e8, "samples": 50000,
@@ -32,11 +32,11 @@ _NAME = 200
 
 
 class ProfileFileError(ValueError):
-    """A file is no profile; the text names the place and what is wrong."""
+    """An invalid profile file; the message names the place and the value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class MeasuredTime:
     """Seconds of one step, and their standard error over repeats; NaN: of one repeat only."""
 
     seconds: float
@@ -44,19 +44,19 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
-    """One configuration's times; of stalls None where they could not be told.
+class ProfiledConfiguration:
+    """Times of one configuration; None for unknown stalls.
 
     Attributes:
-        gpu_type: "" if nobody has named it.
+        gpu_type: "": unknown.
         nodes, gpus: GPUs are those of all nodes.
         batch: samples per GPU and step.
         repeats: runs of each kind.
-        compute: with data that is there already, on one GPU.
-        interconnect: what all GPUs of one node wait for each other.
-        network: what several nodes wait more than one would.
-        prep: waiting for data that is in memory to be decoded.
-        fetch: what reading from cold storage adds.
+        compute: on one GPU, with data that needs no loading.
+        interconnect: waiting of the GPUs of one node for each other.
+        network: further waiting of several nodes for each other.
+        prep: waiting for data in memory to be decoded.
+        fetch: further waiting for cold storage.
     """
 
     gpu_type: str
@@ -64,15 +64,15 @@ class Configured:
     gpus: int
     batch: int
     repeats: int
-    compute: Timed
-    interconnect: Timed | None = None
-    network: Timed | None = None
-    prep: Timed | None = None
-    fetch: Timed | None = None
+    compute: MeasuredTime
+    interconnect: MeasuredTime | None = None
+    network: MeasuredTime | None = None
+    prep: MeasuredTime | None = None
+    fetch: MeasuredTime | None = None
 
     @property
     def s(self) -> float | None:
-        """Dally's s: part of the time in which the gang computes; None: stalls are not known."""
+        """Dally's s: fraction of the time in which the gang computes; None: stalls are unknown."""
         if self.gpus == 1:
             return 1.0
         known = [t for t in (self.interconnect, self.network) if t is not None]
@@ -84,14 +84,14 @@ class Configured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """What was measured of a training.
+    """Measurements of a training.
 
     Attributes:
-        application: name of the job that trains it, under which a controller knows it.
-        model: name to compare by; "" if nobody has given one.
-        layers: layers with parameters; None: not known.
-        gradient_bytes: bytes that are reduced each step; None: not known.
-        samples: per epoch; None: not known.
+        application: the controller's name of it.
+        model: name to compare by; "": unknown.
+        layers: layers with parameters; None: unknown.
+        gradient_bytes: bytes that are reduced each step; None: unknown.
+        samples: per epoch; None: unknown.
         configurations: no two of one type, shape and batch.
     """
 
@@ -100,14 +100,14 @@ class StepProfile:
     layers: int | None = None
     gradient_bytes: float | None = None
     samples: int | None = None
-    configurations: tuple[Configured, ...] = ()
+    configurations: tuple[ProfiledConfiguration, ...] = ()
 
 
 def read(path: Path) -> StepProfile:
-    """The profile in a file.
+    """Read a profile from a file.
 
     Raises:
-        ProfileError: it cannot be read, or is none.
+        ProfileFileError: it cannot be read, or is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -115,11 +115,16 @@ def read(path: Path) -> StepProfile:
     except OSError as error:
         raise ProfileFileError(f"{path}: {error.strerror}") from error
     if len(raw) > LIMIT_BYTES:
-        raise ProfileFileError(f"{path}: larger than {LIMIT_BYTES >> 20} MiB; it is no profile")
+        raise ProfileFileError(
+            f"{path}: more than {LIMIT_BYTES >> 20} MiB is invalid: expected a file of `selastic"
+            " profile`"
+        )
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ProfileFileError(f"{path}: it is not JSON ({error})") from error
+        raise ProfileFileError(
+            f"{path}: not JSON ({error}): expected a file of `selastic profile`"
+        ) from error
     try:
         return from_body(body)
     except ProfileFileError as error:
@@ -127,10 +132,10 @@ def read(path: Path) -> StepProfile:
 
 
 def write(path: Path, profile: StepProfile) -> None:
-    """Write a profile; the file is whole or not there.
+    """Write a profile to a file, which is complete or absent at any time.
 
     Raises:
-        ProfileError: it cannot be written.
+        ProfileFileError: it cannot be written.
     """
     text = json.dumps(to_body(profile), indent=1) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -143,7 +148,7 @@ def write(path: Path, profile: StepProfile) -> None:
 
 
 def to_body(profile: StepProfile) -> dict[str, Any]:
-    """What `from_body` takes."""
+    """Return a profile as JSON values, which `from_body` reads."""
     return {
         "profile": VERSION,
         "application": profile.application,
@@ -156,41 +161,54 @@ def to_body(profile: StepProfile) -> dict[str, Any]:
 
 
 def from_body(body: object) -> StepProfile:
-    """A checked profile of what JSON says; fields that are not known are ignored.
+    """Return the profile of JSON values, checked; unknown fields are ignored.
 
     Raises:
-        ProfileError: it is none.
+        ProfileFileError: a value is invalid.
     """
     top = _mapping(body, "the file")
     if top.get("profile") != VERSION:
-        raise ProfileFileError(f"profile is {top.get('profile')!r}, not {VERSION}; measure it anew")
+        raise ProfileFileError(
+            f"profile: {top.get('profile')!r} is invalid: expected {VERSION}; measure it anew with"
+            " this version"
+        )
     rows = top.get("configurations")
     if not isinstance(rows, list) or not rows or len(rows) > LIMIT_CONFIGURATIONS:
-        raise ProfileFileError(f"configurations: 1 to {LIMIT_CONFIGURATIONS} are needed, in a list")
-    found = tuple(_configured(row, f"configurations[{i}]") for i, row in enumerate(rows))
-    keys = [(c.gpu_type, c.nodes, c.gpus, c.batch) for c in found]
+        raise ProfileFileError(
+            f"configurations: {_shown(rows)} is invalid: expected a list of 1 to"
+            f" {LIMIT_CONFIGURATIONS}"
+        )
+    configurations = tuple(_configured(row, f"configurations[{i}]") for i, row in enumerate(rows))
+    keys = [(c.gpu_type, c.nodes, c.gpus, c.batch) for c in configurations]
     for i, key in enumerate(keys):
         if key in keys[:i]:
-            raise ProfileFileError(f"configurations[{i}]: the same as [{keys.index(key)}]")
+            raise ProfileFileError(
+                f"configurations[{i}]: type, shape and batch of [{keys.index(key)}] is invalid:"
+                " expected each once"
+            )
     return StepProfile(
         application=_text(top, "application", ""),
         model=_text(top, "model", ""),
         layers=_optional(top, "layers", _count),
         gradient_bytes=_optional(top, "gradient_bytes", _seconds),
         samples=_optional(top, "samples", _count),
-        configurations=found,
+        configurations=configurations,
     )
 
 
-def _configured(body: object, place: str) -> Configured:
+def _configured(body: object, place: str) -> ProfiledConfiguration:
     row = _mapping(body, place)
     nodes, gpus = _count(row, "nodes", place), _count(row, "gpus", place)
     if gpus < nodes:
-        raise ProfileFileError(f"{place}.gpus: {gpus} on {nodes} nodes cannot be")
+        raise ProfileFileError(
+            f"{place}.gpus: {gpus} is invalid: expected at least one on each of {nodes} nodes"
+        )
     compute = _timed(row, "compute", place)
     if compute is None or not compute.seconds > 0:
-        raise ProfileFileError(f"{place}.compute: it must take time")
-    return Configured(
+        raise ProfileFileError(
+            f"{place}.compute: {_shown(row.get('compute'))} is invalid: expected seconds above 0"
+        )
+    return ProfiledConfiguration(
         gpu_type=_text(row, "gpu_type", place),
         nodes=nodes,
         gpus=gpus,
@@ -204,22 +222,22 @@ def _configured(body: object, place: str) -> Configured:
     )
 
 
-def _timed(row: Mapping[str, Any], name: str, place: str) -> Timed | None:
+def _timed(row: Mapping[str, Any], name: str, place: str) -> MeasuredTime | None:
     if row.get(name) is None:
         return None
     inner = _mapping(row[name], f"{place}.{name}")
     spread = inner.get("spread")
-    return Timed(
+    return MeasuredTime(
         _seconds(inner, "seconds", f"{place}.{name}"),
         math.nan if spread is None else _seconds(inner, "spread", f"{place}.{name}"),
     )
 
 
-def _plain(configured: Configured) -> dict[str, Any]:
+def _plain(configured: ProfiledConfiguration) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     for field in fields(configured):
         value = getattr(configured, field.name)
-        if isinstance(value, Timed):
+        if isinstance(value, MeasuredTime):
             spread = None if math.isnan(value.spread) else value.spread
             value = {"seconds": value.seconds, "spread": spread}
         answer[field.name] = value
@@ -228,7 +246,7 @@ def _plain(configured: Configured) -> dict[str, Any]:
 
 def _mapping(body: object, place: str) -> Mapping[str, Any]:
     if not isinstance(body, dict):
-        raise ProfileFileError(f"{place}: an object is needed, not {_shown(body)}")
+        raise ProfileFileError(f"{place}: {_shown(body)} is invalid: expected an object")
     return body
 
 
@@ -241,7 +259,10 @@ def _optional(
 def _text(row: Mapping[str, Any], name: str, place: str) -> str:
     value = row.get(name, "")
     if not isinstance(value, str) or len(value) > _NAME or not value.isprintable():
-        raise ProfileFileError(f"{_at(place, name)}: a name is needed, not {_shown(value)}")
+        raise ProfileFileError(
+            f"{_at(place, name)}: {_shown(value)} is invalid: expected a name of at most {_NAME}"
+            " printable characters"
+        )
     return value
 
 
@@ -249,7 +270,7 @@ def _count(row: Mapping[str, Any], name: str, place: str) -> int:
     value = row.get(name)
     if type(value) is not int or not 1 <= value < 2**53:
         raise ProfileFileError(
-            f"{_at(place, name)}: a count above 0 is needed, not {_shown(value)}"
+            f"{_at(place, name)}: {_shown(value)} is invalid: expected a whole number above 0"
         )
     return value
 
@@ -258,7 +279,7 @@ def _seconds(row: Mapping[str, Any], name: str, place: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
         raise ProfileFileError(
-            f"{_at(place, name)}: a number that is not negative is needed, not {_shown(value)}"
+            f"{_at(place, name)}: {_shown(value)} is invalid: expected a number of at least 0"
         )
     return float(value)
 

@@ -1,10 +1,10 @@
-"""From profiles to configurations that can be compared, and what had to be left out. Pure.
+"""Merging of profiles into configurations that can be compared. Pure.
 
-Compared is one model at one batch, either per GPU or of all GPUs together. A configuration that
-stands in several files counts once, with the mean over all repeats. Left out, each with a line
-that says so: what was measured once only (its spread is not known), other batches, and
-configurations of which a stall is not known that is known of others. Measurements that contradict
-each other are an error: nobody can tell which is right.
+One model is compared at one batch, either per GPU or of all GPUs together. A configuration that
+is in several files counts once, with the mean over all repeats. Left out, each with a line that
+says so: single measurements (their spread is unknown), other batches, and configurations with an
+unknown stall that others know. Measurements that contradict each other are an error, as it is
+unknown which is right.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed
+from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration, StepProfile
 from slurm_elastic.profiler.recommendation import Configuration, ConfigurationCost, StepTimes
 
 N = TypeVar("N", int, float)
 
-#: Parts of a step in which it does not compute, in the order of a report.
+#: Parts of a step besides computing, in the order of a report.
 STALLS = ("interconnect", "network", "prep", "fetch")
 #: Two means contradict each other beyond so many standard errors of their difference, ...
 _ERRORS = 3.0
@@ -33,7 +33,7 @@ _ALIKE_ONCE = 0.1
 
 
 class ComparisonError(ValueError):
-    """Nothing can be compared; the text names culprit and remedy."""
+    """Profiles that cannot be compared; the message names the file or option and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class MeasuredConfiguration:
     """One configuration in one file; `source` is its name, for messages."""
 
     source: str
-    found: Configured
+    found: ProfiledConfiguration
 
     @property
     def place(self) -> Configuration:
-        """Where it ran."""
-        f = self.found
-        return Configuration(f.gpu_type, f.nodes, f.gpus, f.batch)
+        """GPUs, nodes and batch."""
+        c = self.found
+        return Configuration(c.gpu_type, c.nodes, c.gpus, c.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """A model, with all that was measured of it; None: no file says."""
+    """Measurements of one model; None: no file has the value."""
 
     name: str
     layers: int | None
@@ -63,14 +63,14 @@ class MeasuredModel:
 
 @dataclass(frozen=True, slots=True)
 class MergedProfiles:
-    """What can be compared.
+    """Configurations that can be compared.
 
     Attributes:
         offers: sorted by configuration.
-        batch: which of them are compared, in words.
+        batch: the common batch, as text.
         repeats: by configuration.
-        unknown: stalls that nobody measured, counted as nothing.
-        left_out: lines for people.
+        unknown: stalls that no profile has measured, counted as 0.
+        left_out: lines about configurations that were left out.
     """
 
     offers: tuple[ConfigurationCost, ...]
@@ -83,15 +83,15 @@ class MergedProfiles:
 def subjects(
     profiles: Sequence[tuple[str, StepProfile]], *, samples: int | None = None
 ) -> dict[str, MeasuredModel]:
-    """Models by name, in the order of the files.
+    """Return models by name, in the order of the files.
 
     A model without a name has that of its application, else that of its file. Profiles of one name
     that state different layers or gradient bytes are of different models (a class `ResNet` may
-    be any): those are told apart by application, else by file.
+    be any): they are named after their application, else their file.
 
     Args:
         profiles: with the names of their files.
-        samples: per epoch, whatever the files say.
+        samples: per epoch, in place of those in the files.
 
     Raises:
         ComparisonError: two files state different samples of one model.
@@ -109,7 +109,7 @@ def subjects(
             rows=tuple(MeasuredConfiguration(s, c) for s, p in files for c in p.configurations),
         )
         for shared, alike in by_name.items()
-        for name, files in _told_apart(shared, alike).items()
+        for name, files in _separate(shared, alike).items()
     }
 
 
@@ -120,30 +120,30 @@ def comparable(
     global_batch: int | None = None,
     once: bool = False,
 ) -> MergedProfiles:
-    """Offers of one model.
+    """Return the offers of one model.
 
     Args:
         subject: the model.
-        batch: compare those with so many samples per GPU.
-        global_batch: compare those with so many samples on all GPUs together. With neither that
-            of both kinds is taken which most configurations have in common; of equals per GPU,
-            and the smallest.
-        once: take what was measured only once, too.
+        batch: compare configurations with this number of samples per GPU.
+        global_batch: compare those with this number of samples on all GPUs together. With neither,
+            the batch of either kind that most configurations have in common; of equally frequent
+            ones that per GPU, then the smallest.
+        once: include single measurements.
 
     Raises:
-        ComparisonError: measurements contradict each other, or nothing is left.
+        ComparisonError: measurements contradict each other, or no configuration is left.
     """
     rows, left_out = list(subject.rows), []
     copies = _copies(rows)
     if copies:
-        left_out.append(f"{', '.join(copies)}: the same to the last digit as in another file")
+        left_out.append(f"{', '.join(copies)}: a copy of measurements in another file")
     if not once:
         single = [r for r in rows if r.found.repeats < 2]
         rows = [r for r in rows if r.found.repeats >= 2]
         if single:
             left_out.append(
-                f"{_several(single)}: measured once, so that its spread is not known; repeat it,"
-                " or give --once"
+                f"{_several(single)}: measured once, so its spread is unknown; repeat it, or give"
+                " --once"
             )
     if not rows:
         raise ComparisonError(f"{subject.name}: {left_out[0]}")
@@ -154,17 +154,18 @@ def comparable(
         others = sorted({group.of(r.place) for r in everything} - {group.size})
         left_out.append(
             f"{len(everything) - len(same)} of {len(everything)} configurations, with"
-            f" {', '.join(map(str, others))} instead of {group}: see --batch and --global-batch"
+            f" {', '.join(map(str, others))} instead of {group}; choose with --batch or"
+            " --global-batch"
         )
     lacking = {r.place: list(_lacking(r.found, same)) for r in same}
     whole = [r for r in same if not lacking[r.place]]
     if not whole:
         raise ComparisonError(
-            f"{subject.name}: no configuration has all stalls measured that others have: profile"
-            " them in the same way"
+            f"{subject.name}: no configuration has all stalls that others have; profile them with"
+            " the same options"
         )
     left_out += [
-        f"{r.place}: {' and '.join(lacking[r.place])} not known there, but of others"
+        f"{r.place}: {' and '.join(lacking[r.place])} unknown, but known for others"
         for r in same
         if lacking[r.place]
     ]
@@ -182,13 +183,13 @@ def comparable(
 
 
 def merged(model: str, rows: Iterable[MeasuredConfiguration]) -> list[MeasuredConfiguration]:
-    """One row for each configuration, sorted; copies of a row count once.
+    """Return one row for each configuration, sorted; copies of a row count once.
 
     Raises:
         ComparisonError: two contradict each other.
     """
     by_place: dict[Configuration, MeasuredConfiguration] = {}
-    seen: dict[Configuration, list[Configured]] = {}
+    seen: dict[Configuration, list[ProfiledConfiguration]] = {}
     for row in rows:
         before = by_place.get(row.place)
         if before is None:
@@ -199,8 +200,8 @@ def merged(model: str, rows: Iterable[MeasuredConfiguration]) -> list[MeasuredCo
     return [by_place[place] for place in sorted(by_place)]
 
 
-def times(found: Configured) -> StepTimes:
-    """What a step takes; stalls that are not known count as nothing."""
+def times(found: ProfiledConfiguration) -> StepTimes:
+    """Return the times of a step; unknown stalls count as 0."""
     known = [t for _, t in _timed(found)]
     warm = [t.spread for name, t in _timed(found) if name != "fetch"]
     seconds = {f"{name}_s": t.seconds for name, t in _timed(found)}
@@ -210,7 +211,7 @@ def times(found: Configured) -> StepTimes:
 def _both(
     model: str, one: MeasuredConfiguration, other: MeasuredConfiguration
 ) -> MeasuredConfiguration:
-    """Of all repeats together, as if they stood in one file."""
+    """Return two measurements as one, over all repeats together."""
     n, m = one.found.repeats, other.found.repeats
     step = max(times(one.found).warm_s, times(other.found).warm_s)
     parts: dict[str, Any] = dict(_timed(other.found)) | dict(_timed(one.found))
@@ -226,20 +227,20 @@ def _both(
             raise ComparisonError(
                 f"{one.source} and {other.source} contradict each other: {name} of {model} on"
                 f" {one.place} takes {a.seconds * 1e3:.4g} ms a step in one and"
-                f" {b.seconds * 1e3:.4g} ms in the other, more apart than their spread: leave out"
-                " the wrong one, or measure again"
+                f" {b.seconds * 1e3:.4g} ms in the other, a difference beyond their spread; leave"
+                " out the wrong one, or measure again"
             )
         mean = (n * a.seconds + m * b.seconds) / (n + m)
         squares = sum(
             (k - 1) * k * (t.spread if k > 1 else 0.0) ** 2 + k * (t.seconds - mean) ** 2
             for t, k in ((a, n), (b, m))
         )
-        parts[name] = Timed(mean, math.sqrt(squares / ((n + m - 1) * (n + m))))
+        parts[name] = MeasuredTime(mean, math.sqrt(squares / ((n + m - 1) * (n + m))))
     whole = dataclasses.replace(one.found, repeats=n + m, **parts)
     return MeasuredConfiguration(one.source, whole)
 
 
-def _timed(found: Configured) -> Iterator[tuple[str, Timed]]:
+def _timed(found: ProfiledConfiguration) -> Iterator[tuple[str, MeasuredTime]]:
     for name in ("compute", *STALLS):
         timed = getattr(found, name)
         if timed is not None:
@@ -247,8 +248,8 @@ def _timed(found: Configured) -> Iterator[tuple[str, Timed]]:
 
 
 def _copies(rows: Sequence[MeasuredConfiguration]) -> list[str]:
-    """Files that repeat what another says."""
-    first: dict[Configuration, list[Configured]] = {}
+    """Return the files that repeat measurements of another file."""
+    first: dict[Configuration, list[ProfiledConfiguration]] = {}
     files: dict[str, None] = {}
     for row in rows:
         if row.found in first.get(row.place, []):
@@ -257,10 +258,10 @@ def _copies(rows: Sequence[MeasuredConfiguration]) -> list[str]:
     return list(files)
 
 
-def _told_apart(
+def _separate(
     name: str, files: Sequence[tuple[str, StepProfile]]
 ) -> dict[str, list[tuple[str, StepProfile]]]:
-    """One model, or several if their sizes differ."""
+    """Return the files of one model, or of several if their sizes differ."""
     if all(
         len({getattr(p, what) for _, p in files} - {None}) < 2
         for what in ("layers", "gradient_bytes")
@@ -282,7 +283,7 @@ def _samples(model: str, files: Sequence[tuple[str, StepProfile]]) -> int | None
         if count != known[0][1]:
             raise ComparisonError(
                 f"{known[0][0]} and {source} contradict each other: an epoch of {model} has"
-                f" {known[0][1]} samples in one and {count} in the other: give --samples"
+                f" {known[0][1]} samples in one and {count} in the other; give --samples"
             )
     return known[0][1] if known else None
 
@@ -329,17 +330,19 @@ def _group(
     return min(counts, key=lambda g: (-counts[g], g.together, g.size))
 
 
-def _lacking(found: Configured, others: Sequence[MeasuredConfiguration]) -> Iterator[str]:
-    """Stalls that it may have, that were not measured, though they were elsewhere."""
+def _lacking(
+    found: ProfiledConfiguration, others: Sequence[MeasuredConfiguration]
+) -> Iterator[str]:
+    """Yield the stalls that are unknown here, but possible, and known for other configurations."""
     for stall in STALLS:
         elsewhere = any(getattr(o.found, stall) is not None for o in others)
         if getattr(found, stall) is None and _possible(found, stall) and elsewhere:
             yield stall
 
 
-def _possible(found: Configured, stall: str) -> bool:
+def _possible(found: ProfiledConfiguration, stall: str) -> bool:
     if stall == "interconnect":
-        # Over several nodes the network's may hold it: then nobody has told the two apart.
+        # Over several nodes the network's stall may include it, if they were not separated.
         return found.gpus > found.nodes and (found.nodes == 1 or found.network is None)
     return stall != "network" or found.nodes > 1
 

@@ -1,9 +1,9 @@
-"""What has been measured so far, in a directory: a second call does only what is missing.
+"""Directory of the measurements of a profile, so that a second call makes only missing runs.
 
-settings.json            what is measured, so that nothing else is mixed with it
+settings.json            settings of the measurements, so that no others are mixed in
 4@2-warm-3.json          {"seconds": [...], "facts": {...}}: a shape, a block, a repeat
-4@2-3.log                what the program printed
-profile.json             the outcome
+4@2-3.log                output of the program
+profile.json             the profile
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _LIMIT_BYTES = 8 << 20
 
 
 class StoreError(ValueError):
-    """The directory cannot be used; one line with the remedy."""
+    """A directory that cannot be used; the message is one line with the remedy."""
 
 
-class Store:
-    """Results in a directory.
+class ProfileStore:
+    """Measurements in a directory.
 
     Args:
         directory: made if it is absent; on a file system that all nodes share.
-        settings: anything that JSON knows; must equal those of earlier calls.
-        again: forget what earlier calls have measured.
+        settings: JSON values; must equal those of earlier calls.
+        again: discard the measurements of earlier calls.
 
     Attributes:
-        steps: mean seconds per step by what was asked for.
-        facts: what runs have said of the training; the latest counts.
+        steps: mean seconds per step of each measurement.
+        facts: values that runs have stated about the training; the latest counts.
 
     Raises:
-        StoreError: it cannot be written, or was made with other settings.
+        StoreError: the directory cannot be written, or was made with other settings.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], *, again: bool) -> None:
@@ -69,23 +69,23 @@ class Store:
             raise StoreError(f"--dir {directory}: {error.strerror}") from error
 
     def log(self, launch: ProfilingLaunch) -> Path:
-        """Where the program's output goes."""
+        """Return the path of the program's output."""
         return self.directory / f"{launch.shape}-{launch.repeat}.log"
 
     def answer(self, launch: ProfilingLaunch) -> Path:
-        """Where the program puts its answer: a name that was never looked for.
+        """Return a new path for the program's answer.
 
-        A file system may remember for a minute that there is no such file.
+        It must be new, as a file system may cache for a minute that a file does not exist.
         """
         mark = os.urandom(4).hex()
         return self.directory / f"{_ANSWER}{launch.shape}-{launch.repeat}-{mark}.json"
 
     def keep(self, launch: ProfilingLaunch, answered: object) -> list[str]:
-        """Take what a run has answered.
+        """Store the answer of a run.
 
         Args:
-            launch: what was started.
-            answered: {"blocks": [{"block", "seconds"}], "facts": {}}, not believed.
+            launch: the run.
+            answered: {"blocks": [{"block", "seconds"}], "facts": {}}; invalid parts are ignored.
 
         Returns:
             The blocks that are measured now.
@@ -105,14 +105,14 @@ class Store:
         return kept
 
     def read_answer(self, path: Path) -> object:
-        """What the program has written, and forget it; None: nothing that can be read."""
+        """Read and remove the program's answer; None: there is none, or it is no JSON."""
         try:
             return _read_json(path)
         finally:
             path.unlink(missing_ok=True)
 
     def batch(self) -> int | None:
-        """Samples per GPU and step, as runs have said it."""
+        """Return the samples per GPU and step that runs have stated, or None."""
         value = self.facts.get("batch")
         return value if type(value) is int and value > 0 else None
 
@@ -121,13 +121,16 @@ class Store:
         earlier = _read_json(path) if path.exists() else None
         if earlier is None:
             if any(_RUN.fullmatch(p.name) for p in self.directory.iterdir()):
-                raise StoreError(f"--dir {self.directory}: settings.json is damaged; add --again")
+                raise StoreError(
+                    f"--dir {self.directory}: settings.json is invalid: expected JSON; give"
+                    " --again to measure anew"
+                )
             _write(path, settings)
         elif earlier != settings:
             known = earlier if isinstance(earlier, dict) else {}
-            what = ", ".join(k for k in settings if known.get(k) != settings[k])
+            changed = ", ".join(k for k in settings if known.get(k) != settings[k])
             raise StoreError(
-                f"--dir {self.directory} holds a profile with another {what or 'setting'}: give"
+                f"--dir {self.directory}: holds a profile with another {changed or 'setting'}; give"
                 " another --dir, or --again to measure anew"
             )
 
@@ -153,7 +156,7 @@ class Store:
 
 
 def _seconds(values: object) -> list[float] | None:
-    """Times of steps, if that is what they are."""
+    """Return the values as times of steps, in seconds; None: they are none."""
     if not isinstance(values, list) or not values:
         return None
     for value in values:

@@ -1,4 +1,4 @@
-"""Which runs a profile needs. Pure.
+"""Runs that a profile needs. Pure.
 
 After STASH (ICDCS 2023) and DS-Analyzer (VLDB 2021), with the same samples per GPU everywhere:
 
@@ -7,14 +7,14 @@ After STASH (ICDCS 2023) and DS-Analyzer (VLDB 2021), with the same samples per 
     RUN2   all GPUs, cold cache          and preparing and reading data
     RUN3   all GPUs, warm cache          and preparing data
 
-*All* are those of a shape; a node's GPUs on one node and the same number over several tell the
-network. Runs of one shape follow each other, and a repeat goes through all shapes before the next
-one begins: what is subtracted was measured as close together as can be.
+*All* are those of a shape; the same number of GPUs on one node and on several gives the network's
+part. Runs of one shape follow each other, and a repeat goes through all shapes before the next
+one begins, so that values which are subtracted were measured close together.
 
 >>> [str(s) for s in default_shapes([4, 4])]
 ['1', '4', '4@2', '8@2']
->>> missing = needs((ProfiledShape(1, 1), ProfiledShape(1, 4)), repeats=1, blocks=("synthetic",
-"warm"))
+>>> shapes = (ProfiledShape(1, 1), ProfiledShape(1, 4))
+>>> missing = needs(shapes, repeats=1, blocks=("synthetic", "warm"))
 >>> launch = next_launch(missing)
 >>> str(launch.shape), launch.blocks
 ('1', ('synthetic', 'warm'))
@@ -32,7 +32,7 @@ _SHAPE = re.compile(r"(\d{1,5})(?:@(\d{1,5}))?", re.ASCII)
 
 
 class PlanError(ValueError):
-    """A shape cannot be; one line that says why."""
+    """An invalid shape; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,17 +52,17 @@ class ProfiledShape:
 
     @classmethod
     def parse(cls, text: str) -> ProfiledShape:
-        """Of `4` or `8@2`.
+        """Parse `4` or `8@2`.
 
         Raises:
-            PlanError: none of these, or not even.
+            PlanError: another text, or GPUs that cannot be spread evenly.
         """
         match = _SHAPE.fullmatch(text.strip())
         if match is None:
-            raise PlanError(f'"{text}" is no shape; write 4, or 8@2 for 8 GPUs on 2 nodes')
+            raise PlanError(f'"{text}" is invalid: expected 4, or 8@2 for 8 GPUs on 2 nodes')
         gpus, nodes = int(match[1]), int(match[2] or 1)
         if not gpus or not nodes or gpus % nodes:
-            raise PlanError(f"{text}: as many GPUs on each node are needed, at least one")
+            raise PlanError(f'"{text}" is invalid: expected equally many GPUs on each node')
         return cls(nodes, gpus)
 
 
@@ -71,7 +71,7 @@ ONE = ProfiledShape(1, 1)
 
 @dataclass(frozen=True, slots=True)
 class MissingTime:
-    """One number that is to be measured: the time of a step."""
+    """One time of a step that is to be measured."""
 
     shape: ProfiledShape
     repeat: int
@@ -88,26 +88,26 @@ class ProfilingLaunch:
 
 
 def default_shapes(gpus: Sequence[int]) -> tuple[ProfiledShape, ...]:
-    """What tells most of an allocation: one GPU, a node, the same over all nodes, everything.
+    """Return one GPU, one node, as many GPUs spread over all nodes, and all GPUs.
 
     Args:
         gpus: of each node.
     """
     least, nodes = max(1, min(gpus)), len(gpus)
-    found = [ONE, ProfiledShape(1, least)]
+    shapes = [ONE, ProfiledShape(1, least)]
     if nodes > 1:
         if least % nodes == 0:
-            found.append(ProfiledShape(nodes, least))
-        found.append(ProfiledShape(nodes, least * nodes))
-    return tuple(dict.fromkeys(found))
+            shapes.append(ProfiledShape(nodes, least))
+        shapes.append(ProfiledShape(nodes, least * nodes))
+    return tuple(dict.fromkeys(shapes))
 
 
 def blocks(*, cold: bool, whole: bool) -> tuple[str, ...]:
-    """Kinds of data that every shape is run with.
+    """Return the kinds of data that every shape is run with.
 
     Args:
-        cold: the files are known that are to be read anew.
-        whole: the program does not heed what it is asked: its data are what they are.
+        cold: files are named whose cold reading is to be measured.
+        whole: the program ignores the request and always loads its own data.
     """
     real = (COLD, WARM) if cold else (WARM,)
     return real if whole else (SYNTHETIC, *real)
@@ -116,18 +116,18 @@ def blocks(*, cold: bool, whole: bool) -> tuple[str, ...]:
 def needs(
     shapes: Sequence[ProfiledShape], *, repeats: int, blocks: Sequence[str]
 ) -> list[MissingTime]:
-    """All numbers, in the order of their runs; one GPU is always among the shapes."""
+    """Return all measurements, in the order of their runs; one GPU is always among the shapes."""
     every = sorted({ONE, *shapes})
     return [MissingTime(s, r, b) for r in range(1, repeats + 1) for s in every for b in blocks]
 
 
 def next_launch(missing: Sequence[MissingTime]) -> ProfilingLaunch:
-    """The run that gives the first of what is missing, and all of its shape and repeat."""
+    """Return the run of the first missing measurement and all others of its shape and repeat."""
     first = missing[0]
-    alike = [n.block for n in missing if (n.shape, n.repeat) == (first.shape, first.repeat)]
-    return ProfilingLaunch(first.shape, first.repeat, tuple(alike))
+    block_names = [n.block for n in missing if (n.shape, n.repeat) == (first.shape, first.repeat)]
+    return ProfilingLaunch(first.shape, first.repeat, tuple(block_names))
 
 
 def fits(shape: ProfiledShape, gpus: Sequence[int]) -> bool:
-    """Whether nodes with so many GPUs can run it."""
+    """Return whether nodes with these numbers of GPUs can run a shape."""
     return sum(count >= shape.per_node for count in gpus) >= shape.nodes

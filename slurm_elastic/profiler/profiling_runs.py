@@ -1,7 +1,7 @@
-"""Runs what is missing of a profile, one start after the other; what fails does not stop the rest.
+"""Runs of a profile, one after the other; a failed run does not stop the others.
 
-A program that neither writes an answer nor prints one ran in vain, unless runs are measured as a
-whole: then the time from its start to its end counts, start included.
+A program that neither writes an answer nor prints one is not measured, unless runs are measured
+as a whole: then the time from its start to its end counts, start included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from slurm_elastic.job import profile_request
 from slurm_elastic.job.profile_request import COLD, ProfileRequest
 from slurm_elastic.profiler.profile_file import StepProfile
-from slurm_elastic.profiler.profile_store import Store
+from slurm_elastic.profiler.profile_store import ProfileStore
 from slurm_elastic.profiler.profiling_plan import (
     MissingTime,
     ProfiledShape,
@@ -25,25 +25,25 @@ from slurm_elastic.profiler.profiling_plan import (
 from slurm_elastic.profiler.runners import Runner
 from slurm_elastic.profiler.stalls import configurations
 
-#: Of a failed run's output so much is told.
+#: Last lines of a failed run's output that are shown, and bytes that are searched for them.
 _LINES, _TAIL_BYTES = 8, 1 << 16
 
-#: Takes: runs done, runs in all as far as known, what is run next or has been run, in words.
+#: Takes: runs done, runs in all as far as known, description of the next run.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingRequest:
-    """What is to be measured.
+    """Measurements of a profile.
 
     Attributes:
         program: one rank's command.
-        needs: everything, whether measured already or not.
+        needs: all of them, measured already or not.
         steps, warm_up: of each block.
         batch: samples per GPU; None: the script's own, on the largest shape.
         data: paths whose cold reading is to be measured.
-        whole: the program heeds nothing and does `steps` steps.
-        timeout_s: of one start.
+        whole: the program ignores the request and does `steps` steps.
+        timeout_s: of one run.
     """
 
     program: tuple[str, ...]
@@ -57,7 +57,7 @@ class ProfilingRequest:
 
     @property
     def gpus(self) -> int:
-        """Of the largest shape."""
+        """GPUs of the largest shape."""
         return max(n.shape.gpus for n in self.needs)
 
 
@@ -68,7 +68,7 @@ class Failure:
     Attributes:
         why: one line.
         tail: the last lines of its output.
-        log: where all of them are.
+        log: path of the whole output.
     """
 
     launch: ProfilingLaunch
@@ -78,12 +78,12 @@ class Failure:
 
 
 def run(
-    request: ProfilingRequest, runner: Runner, store: Store, progress: Progress
+    request: ProfilingRequest, runner: Runner, store: ProfileStore, progress: Progress
 ) -> list[Failure]:
-    """Run all that the store does not have; a shape that fails is left for the next call.
+    """Make all runs that the store does not have; a shape that fails is left for the next call.
 
     Raises:
-        KeyboardInterrupt: of the user; what was measured is kept, what runs is ended.
+        KeyboardInterrupt: of the user; measurements are kept, the present run is ended.
     """
     failures: list[Failure] = []
     failed: set[ProfiledShape] = set()
@@ -97,7 +97,7 @@ def run(
         if request.whole:
             launch = ProfilingLaunch(launch.shape, launch.repeat, launch.blocks[:1])
         progress(done, total, describe(launch))
-        failure = _once(request, launch, runner, store)
+        failure = _run_once(request, launch, runner, store)
         if failure is not None:
             failures.append(failure)
             failed.add(launch.shape)
@@ -105,26 +105,26 @@ def run(
 
 
 def describe(launch: ProfilingLaunch) -> str:
-    """`4 GPUs on 2 nodes, synthetic+warm, repeat 1`."""
+    """Return a description such as `4 GPUs on 2 nodes, synthetic+warm, repeat 1`."""
     gpus, nodes = launch.shape.gpus, launch.shape.nodes
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}" + (f" on {nodes} nodes" if nodes > 1 else "")
     return f"{where}, {'+'.join(launch.blocks)}, repeat {launch.repeat}"
 
 
 def profile(
-    store: Store, *, application: str, gpu_type: str, batch: int | None, whole: bool
+    store: ProfileStore, *, application: str, gpu_type: str, batch: int | None, whole: bool
 ) -> StepProfile:
-    """The outcome.
+    """Return the profile of all measurements.
 
     Args:
-        store: of all results.
-        application: as the user has named it, or "".
+        store: of the measurements.
+        application: the user's name of it, or "".
         gpu_type: likewise.
-        batch: samples per GPU; None: as the runs have said, else 1.
+        batch: samples per GPU; None: as runs have stated, else 1.
         whole: see `ProfilingRequest`.
 
     Raises:
-        Unmeasured: nothing is known of one GPU.
+        NotMeasuredError: there is no measurement on one GPU.
     """
     facts = store.facts
     return StepProfile(
@@ -139,13 +139,13 @@ def profile(
     )
 
 
-def _once(
-    request: ProfilingRequest, launch: ProfilingLaunch, runner: Runner, store: Store
+def _run_once(
+    request: ProfilingRequest, launch: ProfilingLaunch, runner: Runner, store: ProfileStore
 ) -> Failure | None:
     log = store.log(launch)
     log.unlink(missing_ok=True)
     result = store.answer(launch)
-    asked = ProfileRequest(
+    run_request = ProfileRequest(
         result=result,
         blocks=launch.blocks,
         steps=request.steps,
@@ -156,13 +156,16 @@ def _once(
     )
     if launch.blocks[0] == COLD and not runner.drop(request.data, launch.shape):
         paths = ", ".join(map(str, request.data))
-        why = f"its reads would not be cold: {paths} could not be dropped from a node's page cache"
+        why = (
+            f"was not started: {paths} could not be dropped from a node's page cache, so its reads"
+            " would not be cold; leave out --data, or make the files readable on all nodes"
+        )
         return Failure(launch, why, (), log)
     begun = time.monotonic()
     code = runner.run(
         request.program,
         launch.shape,
-        {} if request.whole else asked.environment(),
+        {} if request.whole else run_request.environment(),
         log=log,
         timeout_s=request.timeout_s,
     )
@@ -174,17 +177,20 @@ def _once(
         answer = {"blocks": [row]}
     elif answer is None:
         answer = profile_request.printed(tail, launch.blocks[0])
-    # A program may fail after it has answered: its times are good all the same.
+    # A program may fail after it has answered: its times are valid.
     if store.keep(launch, answer):
         return None
     if code is None:
-        why = f"took longer than --timeout {request.timeout_s:g} s and was ended"
+        why = (
+            f"took longer than --timeout {request.timeout_s:g} s and was ended; give a longer"
+            " --timeout or fewer --steps"
+        )
     elif code:
         why = f"ended with exit code {code}"
     else:
         why = (
-            "ended well, but said nothing of its steps: it does not use slurm_elastic.training;"
-            " see docs/profiler.md for what a script has to say, or add --whole"
+            "ended well, but reported no steps: it does not use slurm_elastic.training; let it"
+            " report them as in docs/profiler.md, or add --whole"
         )
     lines = [line for line in tail.splitlines() if line.strip()]
     return Failure(launch, why, tuple(lines[-_LINES:]), log)
@@ -209,7 +215,10 @@ def _count(value: object) -> int | None:
 
 
 def check(program: Sequence[str]) -> str:
-    """A hint about a command line that cannot be meant; "": none."""
+    """Return an error in a command line, or ""."""
     if program and program[0] in {"esrun", "srun", "torchrun", "mpirun"}:
-        return f"{program[0]} starts ranks itself: write what one rank runs, e.g. python train.py"
+        return (
+            f"PROGRAM: {program[0]} is invalid: expected the command of one rank, e.g. python"
+            " train.py; ranks are started by selastic profile"
+        )
     return ""

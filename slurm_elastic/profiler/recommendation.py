@@ -1,4 +1,4 @@
-"""What a training costs and how long it takes on each configuration, and which to take. Pure.
+"""Time and cost of a training on each configuration, and the recommended ones. Pure.
 
 Our definition (the paper on STASH, ICDCS 2023, says "lower cost, given a time budget", and
 publishes no formula). With N samples per epoch, b samples per GPU and step, G GPUs and E epochs
@@ -11,7 +11,7 @@ publishes no formula). With N samples per epoch, b samples per GPU and step, G G
 so that only the first epoch reads from cold storage, unless the data set is too large to stay
 in memory: then each one does. *The cheapest within a deadline* is the least cost among those
 whose T is within it, *the fastest within a budget* the least T among those whose cost is.
-An epoch counts as one epoch at any batch: how well a batch learns is not looked at.
+An epoch counts as one epoch at any batch: how well a batch learns is not considered.
 
 >>> step = StepTimes(compute_s=0.5, interconnect_s=0.1, fetch_s=0.2)
 >>> offers = [ConfigurationCost(Configuration("a100", 1, g, 100), step) for g in (1, 4)]
@@ -31,12 +31,12 @@ from dataclasses import dataclass
 HOUR_S = 3600.0
 
 
-class NobodyError(ValueError):
+class NoConfigurationError(ValueError):
     """No configuration is within a limit.
 
     Attributes:
         nearest: the one that misses it by least.
-        limit: `deadline`, `budget`, or `both`: each alone is met by somebody.
+        limit: `deadline`, `budget`, or `both`: each alone is met by some configuration.
     """
 
     def __init__(self, text: str, nearest: Recommendation, limit: str) -> None:
@@ -47,10 +47,10 @@ class NobodyError(ValueError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:
-    """Where a job runs.
+    """GPUs and batch of a job.
 
     Attributes:
-        gpus: on all nodes together, one type.
+        gpus: on all nodes together, of one type.
         batch: samples per GPU and step.
     """
 
@@ -66,11 +66,11 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Seconds of one step: computing, and what it waits for besides.
+    """Seconds of one step: computing, and waiting for other GPUs and for data.
 
     Attributes:
         fetch_s: only while the data set is not in memory.
-        spread_s: standard error of their sum without `fetch_s`; NaN: not known.
+        spread_s: standard error of their sum without `fetch_s`; NaN: unknown.
     """
 
     compute_s: float
@@ -82,13 +82,13 @@ class StepTimes:
 
     @property
     def warm_s(self) -> float:
-        """With the data set in memory."""
+        """Seconds of a step with the data set in memory."""
         return self.compute_s + self.interconnect_s + self.network_s + self.prep_s
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationCost:
-    """A configuration whose steps are known.
+    """A configuration with the times of its steps.
 
     Attributes:
         estimated: not measured there, but extrapolated from other models.
@@ -101,7 +101,7 @@ class ConfigurationCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is to be done.
+    """Size of a training.
 
     Attributes:
         samples: per epoch.
@@ -115,14 +115,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """A configuration with what it takes.
+    """A configuration with its time and cost.
 
     Attributes:
         first_s: seconds of the first epoch.
         epoch_s: seconds of each later one.
         time_s: seconds of all.
         cost: GPU hours times the price of the type.
-        spread: standard error of time and cost, as a fraction; NaN: not known.
+        spread: standard error of time and cost, as a fraction; NaN: unknown.
     """
 
     offer: ConfigurationCost
@@ -136,7 +136,7 @@ class Recommendation:
 def evaluate(
     offers: Iterable[ConfigurationCost], work: Work, prices: Mapping[str, float] | None = None
 ) -> list[Recommendation]:
-    """Time and cost of each offer, in the order given.
+    """Return time and cost of each offer, in the order given.
 
     Args:
         offers: configurations.
@@ -167,11 +167,8 @@ def evaluate(
     return choices
 
 
-def front(choices: Iterable[Recommendation]) -> list[Recommendation]:
-    """The Pareto front, the fastest first: nobody else is as fast and as cheap, and better in one.
-
-    Of those that are equal in both all are kept.
-    """
+def pareto_front(choices: Iterable[Recommendation]) -> list[Recommendation]:
+    """Return the Pareto front in time and cost, the fastest first; equal ones are all kept."""
     kept: list[Recommendation] = []
     for one in sorted(choices, key=_by_time):
         last = kept[-1] if kept else None
@@ -183,7 +180,7 @@ def front(choices: Iterable[Recommendation]) -> list[Recommendation]:
 def cheapest(
     choices: Sequence[Recommendation], *, deadline: float = math.inf, budget: float = math.inf
 ) -> Recommendation:
-    """The least cost within limits; of equal ones the fastest, then the one of fewer GPUs.
+    """Return the least cost within limits; of equal ones the fastest, then the fewest GPUs.
 
     Args:
         choices: at least one.
@@ -191,7 +188,7 @@ def cheapest(
         budget: cost of all epochs.
 
     Raises:
-        NobodyError: none is within the limits.
+        NoConfigurationError: none is within the limits.
     """
     return min(_within(choices, deadline, budget), key=_by_cost)
 
@@ -199,7 +196,7 @@ def cheapest(
 def fastest(
     choices: Sequence[Recommendation], *, deadline: float = math.inf, budget: float = math.inf
 ) -> Recommendation:
-    """The least time within limits; of equal ones the cheapest, then the one of fewer GPUs.
+    """Return the least time within limits; of equal ones the cheapest, then the fewest GPUs.
 
     Arguments and errors are those of `cheapest`.
     """
@@ -209,14 +206,17 @@ def fastest(
 def as_good(
     choices: Sequence[Recommendation], best: Recommendation, *, by: str
 ) -> Recommendation | None:
-    """One that is not worse than `best` as far as measurements tell, and clearly better otherwise.
+    """Return the best one that is as good as `best` within errors, and better in the other value.
 
     Args:
         choices: those allowed.
         best: the cheapest or the fastest of them.
-        by: `cost` or `time_s`, what `best` is best in. The two differ in it by less than two
-            standard errors of their difference, while in the other the one returned is better by
-            at least a tenth, and by most.
+        by: `cost` or `time_s`, the value in which `best` is best. The one returned differs in it
+            by less than two standard errors of the difference; in the other value it is better by
+            at least a tenth.
+
+    Returns:
+        None: there is none.
     """
     other = "time_s" if by == "cost" else "cost"
     value: Callable[[Recommendation, str], float] = getattr
@@ -224,7 +224,7 @@ def as_good(
     for one in choices:
         doubt = math.hypot(
             best.spread * value(best, by), one.spread * value(one, by)
-        )  # NaN: not known, then nobody is a rival
+        )  # NaN: unknown, then there is no rival
         near = value(one, by) - value(best, by) < 2 * doubt
         if one is not best and near and value(one, other) < 0.9 * value(best, other):
             rivals.append(one)
@@ -238,14 +238,16 @@ def _within(
     paid = [c for c in choices if c.cost <= budget]
     if not in_time:
         best = min(choices, key=_by_time)
-        raise NobodyError("no configuration is within the deadline", best, "deadline")
+        raise NoConfigurationError("no configuration is within the deadline", best, "deadline")
     if not paid:
         best = min(choices, key=_by_cost)
-        raise NobodyError("no configuration is within the budget", best, "budget")
+        raise NoConfigurationError("no configuration is within the budget", best, "budget")
     both = [c for c in in_time if c.cost <= budget]
     if not both:
         best = min(in_time, key=_by_cost)
-        raise NobodyError("no configuration is within both deadline and budget", best, "both")
+        raise NoConfigurationError(
+            "no configuration is within both deadline and budget", best, "both"
+        )
     return both
 
 

@@ -1,4 +1,4 @@
-"""How a program is started on some GPUs: by srun inside an allocation, or right here."""
+"""Start of a program on some GPUs: by srun inside an allocation, or on this machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import Protocol
 
 from slurm_elastic.job import page_cache, srun
 from slurm_elastic.job.esrun_options import Options
-from slurm_elastic.job.launch import RankLaunch as Start
-from slurm_elastic.job.launch import free_port
+from slurm_elastic.job.launch import RankLaunch, free_port
 from slurm_elastic.job.slurm_env import AllocationError, clean, master_port
 from slurm_elastic.profiler.profiling_plan import ProfiledShape
 
-#: What a program gets to end after SIGTERM.
+#: Seconds from SIGTERM to SIGKILL.
 _END_S = 15.0
-#: To take a data set's files out of a node's page cache, with many files on a slow file system.
+#: Longest time to drop a data set from a node's page cache: many files on a slow file system.
 _DROP_S = 300.0
 
 
 class Runner(Protocol):
-    """Starts programs, one after the other.
+    """Way to start programs, one after the other.
 
     Attributes:
         gpus: of each node.
@@ -47,9 +46,9 @@ class Runner(Protocol):
         Args:
             program: one rank's command.
             shape: one rank on each GPU.
-            environment: besides the present one.
-            log: takes its output.
-            timeout_s: then it is ended.
+            environment: variables besides the present ones.
+            log: path of its output.
+            timeout_s: after which it is ended.
 
         Returns:
             The exit code; None: it took too long.
@@ -57,12 +56,12 @@ class Runner(Protocol):
         ...
 
     def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:
-        """Take files out of the page cache of the nodes of a shape; whether all of them did."""
+        """Drop files from the page cache of a shape's nodes; return whether all nodes did."""
         ...
 
 
-class Local:
-    """On this machine, without Slurm, as `esrun --local` does.
+class LocalRunner:
+    """Runner on this machine, without Slurm, as `esrun --local`.
 
     Args:
         gpus: of this machine.
@@ -90,23 +89,26 @@ class Local:
         return files > 0
 
 
-class Allocated:
-    """In the allocation that the environment describes.
+class AllocationRunner:
+    """Runner in the allocation that the environment describes.
 
     Raises:
-        AllocationError: it describes none, or this is one of several tasks.
+        AllocationError: the environment describes none, or this is one of several tasks.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         if "SLURM_STEP_ID" in environment and environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            raise AllocationError("started by srun in several tasks: start it itself, without srun")
+            raise AllocationError(
+                "srun: several tasks is invalid: expected one process; start selastic profile"
+                " without srun"
+            )
         self._env = clean(environment)
-        self._start = Start(Options(), environment)
-        self._start.listener.close()  # nobody reports to us
-        self._start.begin_probe()
-        self._start.settle()
-        self._cpus = self._start.allocation.cpus
-        self.gpus = self._start.tasks
+        self._launch = RankLaunch(Options(), environment)
+        self._launch.listener.close()  # ranks of a profile send no reports
+        self._launch.begin_probe()
+        self._launch.settle()
+        self._cpus = self._launch.allocation.cpus
+        self.gpus = self._launch.tasks
         self._attempt = 0
 
     def run(
@@ -119,14 +121,14 @@ class Allocated:
         timeout_s: float,
     ) -> int | None:
         """See `Runner`."""
-        job, tasks = self._start.allocation, self._tasks(shape)
+        job, tasks = self._launch.allocation, self._tasks(shape)
         self._attempt += 1
         # A GPU has the same share of its node's processors in every shape.
         job.cpus = tuple(
             max(1, c // g) * t if t else c
             for c, g, t in zip(self._cpus, self.gpus, tasks, strict=True)
         )
-        command = srun.command(job, tasks, program, gpus=self._start.gpus, extra=["--input=none"])
+        command = srun.command(job, tasks, program, gpus=self._launch.gpus, extra=["--input=none"])
         port = free_port(master_port(job.job_id, job.run, 1000 + self._attempt))
         env = srun.step_environment(
             self._env, job, tasks, port=port, socket="", step=f"{job.run_id}.profile"
@@ -135,7 +137,7 @@ class Allocated:
 
     def drop(self, paths: Sequence[str], shape: ProfiledShape) -> bool:
         """See `Runner`."""
-        used = zip(self._start.allocation.nodes, self._tasks(shape), strict=True)
+        used = zip(self._launch.allocation.nodes, self._tasks(shape), strict=True)
         words = [sys.executable, "-m", "slurm_elastic.job.page_cache", *paths]
         command = srun.helper_command([n for n, t in used if t], 'exec "$@"', *words)
         try:
@@ -147,17 +149,17 @@ class Allocated:
         return done.returncode == 0
 
     def _tasks(self, shape: ProfiledShape) -> tuple[int, ...]:
-        """Of each node; the first ones that have the GPUs take part."""
-        left, found = shape.nodes, []
+        """Return the tasks of each node; the first nodes that have the GPUs are used."""
+        nodes_left, tasks = shape.nodes, []
         for count in self.gpus:
-            takes = left > 0 and count >= shape.per_node
-            found.append(shape.per_node if takes else 0)
-            left -= takes
-        return tuple(found)
+            used = nodes_left > 0 and count >= shape.per_node
+            tasks.append(shape.per_node if used else 0)
+            nodes_left -= used
+        return tuple(tasks)
 
 
 def local_gpus() -> int:
-    """GPUs of this machine; 0 if none are seen."""
+    """Return the number of GPUs of this machine; 0 if none are visible."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return len([word for word in listed.split(",") if word])
@@ -165,7 +167,7 @@ def local_gpus() -> int:
 
 
 def gpu_type(job_id: str) -> str:
-    """The one type of a job's GPUs, as Slurm calls it; "": several, or not known."""
+    """Return Slurm's name of the type of a job's GPUs; "": several types, or unknown."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "job", job_id],
@@ -196,7 +198,7 @@ def _run(command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: f
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Nothing that was started goes on, whatever ended the wait."""
+    """End all processes of the program, if it still runs."""
     if child.poll() is not None:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):

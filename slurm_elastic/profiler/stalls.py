@@ -1,4 +1,4 @@
-"""From step times of different runs to what a job waits for. Pure.
+"""Stalls of a training, computed from the step times of different runs. Pure.
 
 By the differences of STASH (ICDCS 2023), numbered as in `slurm_elastic.profiler.profiling_plan`;
 per step, with equally many samples per GPU:
@@ -8,11 +8,11 @@ per step, with equally many samples per GPU:
     prep         = RUN3 - RUN1
     fetch        = RUN2 - RUN3
 
-Overlap hides waiting: a difference is what is left of it. Each is taken within a repeat, and the
-median over the repeats counts: other work on a node makes some runs slower and none faster. Within
-a run it is the mean over its steps, as a loader may wait in one step for the next ten. Our
+Waiting that overlaps with computing is not included. Each difference is taken within a repeat, and
+the median over the repeats counts: other work on a node makes some runs slower and none faster.
+Within a run it is the mean over its steps, as a loader may wait in one step for the next ten. Our
 definition of *none*: a difference below the one-sided 95 % quantile of Student's t times its
-standard error, or below `FLOOR` of the larger step; of one repeat only, whose error is not known,
+standard error, or below `FLOOR` of the larger step; of a single repeat, whose error is unknown,
 below `FLOOR_ALONE`.
 
 >>> shape = ProfiledShape(1, 2)
@@ -30,10 +30,10 @@ import statistics
 from collections.abc import Mapping
 
 from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM
-from slurm_elastic.profiler.profile_file import Configured, Timed
+from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration
 from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
 
-#: Parts of a step.
+#: Fractions of a step.
 FLOOR, FLOOR_ALONE = 0.02, 0.05
 #: One-sided 95 % quantiles of Student's t, by degrees of freedom.
 _T = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
@@ -45,28 +45,28 @@ _MEDIAN = 1.2533
 _Steps = dict[int, float]
 
 
-class Unmeasured(ValueError):  # noqa: N818 - it is an answer
-    """What everything is compared with was not measured."""
+class NotMeasuredError(ValueError):
+    """The run on one GPU, with which all others are compared, was not measured."""
 
 
 def configurations(
     steps: Mapping[MissingTime, float], *, gpu_type: str, batch: int
-) -> tuple[Configured, ...]:
-    """The times of each shape that was run, by shape.
+) -> tuple[ProfiledConfiguration, ...]:
+    """Return the times of each measured shape, sorted by shape.
 
     Args:
-        steps: seconds per step of what was measured. Without any on synthetic data those on warm
-            ones stand in for it, and `prep` is not told.
+        steps: seconds per step of each measurement. Without any on synthetic data those on warm
+            data replace them, and `prep` is None.
         gpu_type: of all GPUs, or "".
         batch: samples per GPU and step.
 
     Raises:
-        Unmeasured: nothing on one GPU.
+        NotMeasuredError: there is no measurement on one GPU.
     """
     base = SYNTHETIC if any(n.block == SYNTHETIC for n in steps) else WARM
     alone = _of(steps, ONE, base)
     if not alone:
-        raise Unmeasured("no run on one GPU has ended well")
+        raise NotMeasuredError("no run on one GPU has succeeded")
     shapes = sorted({n.shape for n in steps})
     return tuple(
         _configured(steps, shape, base, alone, gpu_type=gpu_type, batch=batch)
@@ -78,7 +78,7 @@ def configurations(
 def reference(
     shape: ProfiledShape, measured: Mapping[MissingTime, float], base: str
 ) -> ProfiledShape | None:
-    """The one-node shape that a shape of several nodes is compared with; None: there is none."""
+    """Return the one-node shape with which a shape of several nodes is compared, or None."""
     for gpus in (shape.gpus, shape.per_node):
         if _of(measured, ProfiledShape(1, gpus), base):
             return ProfiledShape(1, gpus)
@@ -93,19 +93,19 @@ def _configured(
     *,
     gpu_type: str,
     batch: int,
-) -> Configured:
+) -> ProfiledConfiguration:
     together, warm, cold = (_of(steps, shape, block) for block in (base, WARM, COLD))
-    interconnect: Timed | None = Timed(0.0, 0.0)
-    network: Timed | None = Timed(0.0, 0.0)
+    interconnect: MeasuredTime | None = MeasuredTime(0.0, 0.0)
+    network: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     if shape.nodes > 1:
         near = reference(shape, steps, base)
         interconnect = difference(_of(steps, near, base), alone) if near else None
         network = difference(together, _of(steps, near, base)) if near else None
-        if near is None:  # the two cannot be told apart: all of it is the network's
+        if near is None:  # the two cannot be separated: all of it is the network's
             network = difference(together, alone)
     elif shape.gpus > 1:
         interconnect = difference(together, alone)
-    return Configured(
+    return ProfiledConfiguration(
         gpu_type=gpu_type,
         nodes=shape.nodes,
         gpus=shape.gpus,
@@ -119,27 +119,27 @@ def _configured(
     )
 
 
-def difference(longer: _Steps, shorter: _Steps) -> Timed | None:
-    """What one takes more than the other, 0 if that is nothing; None: they share no repeat."""
+def difference(longer: _Steps, shorter: _Steps) -> MeasuredTime | None:
+    """Return the difference of two runs, 0 below its noise; None: they share no repeat."""
     both = sorted(longer.keys() & shorter.keys())
     if not both:
         return None
-    found = middle({r: longer[r] - shorter[r] for r in both})
+    median = middle({r: longer[r] - shorter[r] for r in both})
     step = statistics.fmean(max(longer[r], shorter[r]) for r in both)
     if len(both) == 1:
         least = FLOOR_ALONE * step
     else:
-        least = max(FLOOR * step, _T.get(len(both) - 1, _T_MANY) * found.spread)
-    return found if found.seconds >= least else Timed(0.0, found.spread)
+        least = max(FLOOR * step, _T.get(len(both) - 1, _T_MANY) * median.spread)
+    return median if median.seconds >= least else MeasuredTime(0.0, median.spread)
 
 
-def middle(steps: _Steps) -> Timed:
-    """The median over the repeats, with its standard error."""
+def middle(steps: _Steps) -> MeasuredTime:
+    """Return the median over the repeats, with its standard error."""
     values = list(steps.values())
     if len(values) == 1:
-        return Timed(values[0], math.nan)
+        return MeasuredTime(values[0], math.nan)
     spread = statistics.stdev(values) / math.sqrt(len(values))
-    return Timed(statistics.median(values), spread * (_MEDIAN if len(values) > 2 else 1.0))
+    return MeasuredTime(statistics.median(values), spread * (_MEDIAN if len(values) > 2 else 1.0))
 
 
 def _of(steps: Mapping[MissingTime, float], shape: ProfiledShape | None, block: str) -> _Steps:

@@ -204,7 +204,7 @@ class TrainingJob:
         requested = self._collect_requests(share.count)
         loss, agreed = self._strategy.step(batch, requested, self.optimizer.step)
         if self._freezer:
-            self._freezer.see(
+            self._freezer.observe(
                 share.after.step,
                 loss,
                 epoch=share.after.epoch,
@@ -286,7 +286,7 @@ class TrainingJob:
             epochs=sampler.epochs,
             global_batch=sampler.global_batch,
             is_leader=self.rank == 0,
-            watches=isinstance(self._strategy, DataParallel),
+            observes=isinstance(self._strategy, DataParallel),
             log=log_line,
         )
         freezer.restore(self._checkpoint_manager.restored.get("freezing"))

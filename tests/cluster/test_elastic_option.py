@@ -126,7 +126,7 @@ def test_the_directive_alone_suffices(cluster: SlurmCluster) -> None:
     cluster.jobs.append(number)
     assert done.stderr == (
         "sbatch: elastic: 2-16 GPUs, a100 before v100; starts at 2."
-        " `selastic explain JOBID` tells what happens and why\n"
+        " `selastic explain JOBID` shows what is done and why\n"
     )
     record = job(cluster, number)
     assert re.fullmatch(
@@ -307,7 +307,7 @@ def test_jobs_of_an_elastic_job_are_not_elastic(cluster: SlurmCluster, directory
 def test_interactive_jobs_run_unmanaged(cluster: SlurmCluster, command: str) -> None:
     count = "scontrol --json show job $SLURM_JOB_ID"
     done = cluster.exec([command, "--elastic=2-4", "bash", "-c", count], user="alice")
-    assert "elastic: only batch jobs can be resized: this one gets 2 and keeps" in done.stderr
+    assert "elastic: only batch jobs can be resized: this one stays at 2" in done.stderr
     record = json.loads(done.stdout)["jobs"][0]
     assert record["admin_comment"] == ""
     assert record["tres_per_node"] == "gres/gpu:2"

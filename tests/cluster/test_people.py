@@ -126,7 +126,7 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> Non
     # What Slurm refuses for ever is given up.
     assert "presently disabled" in ended(daemon, fixed)
     # Who did not save in time is not asked again at once.
-    assert "no checkpoint within 2 s" in ended(daemon, job["deaf"])
+    assert "no-checkpoint notice_s=2" in ended(daemon, job["deaf"])
     time.sleep(3)
     assert daemon.log().count(f"JobId={job['deaf']} Action=") == 1
     assert "it did not save in time" in daemon.ask("explain", str(job["deaf"]))

@@ -178,7 +178,7 @@ def test_the_disk_is_full(cluster: SlurmCluster, daemon: Daemon, shm: str) -> No
     daemon.configure(patient)
     daemon.when(job, "COOL", f"{FILL}; touch {SAVE.format(asked)}", first=f"kill -HUP {daemon.pid}")
     until(lambda: gpus(cluster, job) == 4)
-    daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*it could not be written down")
+    daemon.wait_for(f"JobId={asked} Transition=.* State=UNDONE .*Problem=not-written")
     begun = len(daemon.log())
     other = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-wg06")
     cluster.wait(other, "RUNNING")

@@ -30,7 +30,7 @@ def surfaces() -> list[str]:
 
 
 def total(path: Path) -> str:
-    """A table of all runs: surface, runs, inputs, crashes."""
+    """Return a table of all runs: surface, runs, inputs, crashes."""
     runs: Counter[str] = Counter()
     inputs: Counter[str] = Counter()
     crashes: Counter[str] = Counter()

@@ -75,7 +75,7 @@ class Directives:
         self.examples = examples()
 
     def one(self) -> bytes:
-        """The next; never a zero byte, which no argument holds."""
+        """Return the next directive, without zero bytes, which no argument can hold."""
         draw = self.random
         kind = draw.randrange(10)
         if kind < 5:

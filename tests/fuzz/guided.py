@@ -65,7 +65,7 @@ def run_guided(surface: str, seconds: float) -> Tally:
 
 
 def main(surface: str, options: Sequence[str]) -> None:
-    """What the child does."""
+    """Run in the child process."""
     import atheris
 
     with atheris.instrument_imports(include=["slurm_elastic"]):

@@ -154,7 +154,7 @@ def place() -> Place:
 
 
 def one(rng: random.Random) -> str:
-    """A frame, a report or a request."""
+    """Try a frame, a report or a request."""
     return rng.choice((_frame, _report, _request, _request, _request))(rng)
 
 

@@ -29,7 +29,7 @@ NUMBERS: tuple[Any, ...] = (
 
 
 def text(rng: random.Random, most: int = 4) -> str:
-    """A few pieces of `BAD`, or any characters, surrogates included."""
+    """Return a few pieces of `BAD`, or any characters, surrogates included."""
     if rng.random() < 0.2:
         return "".join(chr(rng.choice((rng.randrange(128), rng.randrange(0x110000))))
                        for _ in range(rng.randrange(40)))  # fmt: skip
@@ -37,7 +37,7 @@ def text(rng: random.Random, most: int = 4) -> str:
 
 
 def near(rng: random.Random, seed: str) -> str:
-    """A valid text with something done to it, mostly."""
+    """Return the text with up to three random changes."""
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         at, to = sorted((rng.randint(0, len(seed)), rng.randint(0, len(seed))))
         piece = rng.choice(
@@ -48,7 +48,7 @@ def near(rng: random.Random, seed: str) -> str:
 
 
 def value(rng: random.Random, depth: int = 3) -> Any:
-    """Anything that JSON knows, and what Python's reader lets through beside."""
+    """Return any JSON value, or one that only Python's parser accepts."""
     kind = rng.randrange(7 if depth else 5)
     if kind == 0:
         return rng.choice((None, True, False))
@@ -62,7 +62,7 @@ def value(rng: random.Random, depth: int = 3) -> Any:
 
 
 def changed(rng: random.Random, body: Any) -> Any:
-    """A valid JSON value with something in it replaced, left out, renamed or added."""
+    """Return the JSON value with a part replaced, removed, renamed or added."""
     if rng.random() < 0.15 or not isinstance(body, dict | list) or not body:
         return value(rng)
     if isinstance(body, list):
@@ -81,7 +81,7 @@ def changed(rng: random.Random, body: Any) -> Any:
 
 
 def bytes_(rng: random.Random, seed: bytes = b"") -> bytes:
-    """A valid message with bytes changed, cut, doubled; or none at all."""
+    """Return the message, or random bytes, with bytes changed, removed or repeated."""
     data = bytearray(seed or rng.randbytes(rng.randrange(200)))
     for _ in range(rng.choice((0, 1, 1, 2, 5))):
         at = rng.randrange(len(data) + 1)

@@ -109,7 +109,7 @@ class Case:
         return any(n.startswith(b"selastic_") for n in names[-1].replace(b" ", b",").split(b","))
 
     def comment(self) -> bytes:
-        """The portable form, if any."""
+        """Return the directive of the comment; empty without one."""
         words = [w for w in self.argv if w.startswith(b"--comment=")]
         text = words[-1][10:] if words else b""
         return text[8:] if text[:8] == b"elastic:" and text[8:9].strip() else b""
@@ -129,7 +129,7 @@ class Commands:
         self.target = target
 
     def one(self) -> Case:
-        """The next."""
+        """Return the next command."""
         draw = self.random
         kind = draw.choices(KINDS, (76, 8, 4, 4, 4, 4))[0]
         if kind == "update":
@@ -228,7 +228,7 @@ def run(seconds: float, seed: int) -> Tally:
 
 
 def _judge(case: Case, code: int, err: bytes) -> str:
-    """What is wrong with an answer, or nothing."""
+    """Return what is wrong with an answer; empty if nothing."""
     ours = [line for line in err.split(b"\n") if b"elastic: " in line and b": elastic: " in line]
     if code < 0:
         return "hung or killed"
@@ -261,7 +261,7 @@ def _judge(case: Case, code: int, err: bytes) -> str:
 
 
 def _after(cluster: SlurmCluster, submitted: dict[int, Case], begun: int) -> list[str]:
-    """What is wrong with the jobs that were submitted, and with the log; cancels the jobs."""
+    """Return what is wrong with the submitted jobs and the log; cancel the jobs."""
     faults = []
     if submitted:
         jobs = _jobs(cluster)

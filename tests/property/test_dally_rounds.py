@@ -1,4 +1,4 @@
-"""The policy `dally` in rounds, whatever comes: whole gangs, leases, shrink before preempt."""
+"""Properties of policy `dally` in rounds: whole gangs, leases, shrinks before preemption."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def config(timers="own", loss=0.3, lease_s=3600.0):
 
 
 def invent(count, jobs, seed):
-    """A crowded cluster of nodes of unequal size, with rigid and elastic gangs."""
+    """Draw a crowded cluster of nodes of unequal size, with rigid and elastic gangs."""
     rng = random.Random(seed)
     kinds = rng.choice([["a100"], ["a100"], ["a100", "v100"]])
     nodes = [node(f"n{i}", rng.choice([2, 4, 4, 8]), rng.choice(kinds)) for i in range(count)]
@@ -84,7 +84,7 @@ def decide(cluster, timers="own", *, at_once=True, state=None, **more):
 
 
 def without(cluster, unwanted):
-    """The cluster without some of its jobs."""
+    """Return the cluster without some of its jobs."""
     cluster.jobs = [j for j in cluster.jobs if not unwanted(j)]
     known = {j.job_id for j in cluster.jobs}
     cluster.records = {j: r for j, r in cluster.records.items() if j in known}
@@ -92,7 +92,7 @@ def without(cluster, unwanted):
 
 
 def held(cluster, plan):
-    """Allocations after the plan, by job."""
+    """Return the allocations after the plan, by job."""
     found = {j.job_id: j.allocation for j in cluster.jobs}
     found |= {d.job_id: d.target for d in plan.decisions}
     return {j: a for j, a in found.items() if a is not None}
@@ -120,7 +120,7 @@ def test_the_same_question_has_one_answer(cluster, timers, at_once):
 
 @given(clusters, options, at_once)
 def test_nobody_loses_gpus_before_the_floor(cluster, timers, at_once):
-    # Rigid jobs that wait are given way to by the round, not by the policy.
+    # The round, not the policy, makes room for waiting rigid jobs.
     cluster = without(cluster, lambda j: j.directive is None and j.allocation is None)
     plan, _ = decide(cluster, timers, at_once=at_once)
     for decision in plan.changes:
@@ -154,7 +154,7 @@ def test_nobody_is_preempted_while_an_elastic_neighbour_could_have_given(cluster
 
 @given(clusters, options, at_once)
 def test_a_quiet_cluster_stays_as_it_is(cluster, timers, at_once):
-    """Where nobody waits, gangs take what is idle once, and then keep what they have."""
+    """Without waiting gangs, idle GPUs are taken once, and all keep what they have."""
     cluster, state = without(cluster, lambda j: j.allocation is None), {}
     for _ in range(2):
         plan, state = decide(cluster, timers, at_once=at_once, state=state)

@@ -1,4 +1,4 @@
-"""`[placement] mode = "delay"` on invented clusters: what waiting may and may not do."""
+"""Properties of `[placement] mode = "delay"` on random clusters."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
-from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.eligibility import eligible_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
@@ -30,7 +30,7 @@ TIMERS = st.sampled_from(["own", "fixed", "auto", "nowait", "full", "2,5"])
 
 
 class Greedy:
-    """Gives each job in turn the largest size that is left; asks nothing about places."""
+    """Policy that gives each job in turn the largest size that is left."""
 
     capabilities = Capabilities(binding_proposals=True)
 
@@ -58,7 +58,7 @@ def config(timers):
 
 
 def invent(seed):
-    """Racks of nodes, some GPUs taken; running jobs, wide and narrow ones that wait."""
+    """Draw racks of nodes, some GPUs taken; running jobs, wide and narrow waiting ones."""
     rng = random.Random(seed)
     nodes = [node(f"n{i}", rng.choice([2, 4, 4])) for i in range(rng.randint(2, 8))]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], rng.choice([2, 3])))
@@ -151,7 +151,7 @@ def _wants_one(c, job_id):
     st.lists(st.tuples(st.floats(0, 2400), st.floats(1, 60)), max_size=6),
 )  # fmt: skip
 def test_the_longer_it_has_waited_the_more_a_job_accepts(here, there, timers, waits, known):
-    """Of places over `here` nodes of its rack and `there` of another."""
+    """Places are over `here` nodes of its rack and `there` of another."""
     accepted = []
     for waited in sorted(waits):
         nodes = [node(f"n{i}", 2) for i in range(6)]
@@ -170,9 +170,9 @@ def test_the_longer_it_has_waited_the_more_a_job_accepts(here, there, timers, wa
         chosen = config(timers)
         frame = NodeArrays(c.snapshot())
         place = {f"n{i}": 1 for i in [*range(here), *range(3, 3 + there)]}
-        tenant = tenants(frame, c.records, chosen)[1]
+        round_job = eligible_jobs(frame, c.records, chosen)[1]
         gate = DelayGate(chosen.placement, frame, state)
-        accepted.append(not gate.refusal(tenant, Allocation.of("a100", place)))
+        accepted.append(not gate.refusal(round_job, Allocation.of("a100", place)))
     assert accepted == sorted(accepted)
 
 

@@ -1,4 +1,4 @@
-"""The exact program against every division there is, and what the policy must keep to."""
+"""Properties of `elastic_batch`: the program against all divisions, and its rounds."""
 
 import itertools
 import json
@@ -32,14 +32,14 @@ VALUES = st.one_of(
 
 @st.composite
 def instances(draw):
-    """Up to four jobs on up to eight GPUs; gaps, ties and losses included."""
+    """Draw up to four jobs on up to eight GPUs; with gaps, ties and losses."""
     jobs, most = draw(st.integers(1, 4)), draw(st.integers(1, 8))
     rows = [[-np.inf, *draw(st.lists(VALUES, min_size=most, max_size=most))] for _ in range(jobs)]
     return np.array(rows), draw(st.integers(0, 8))
 
 
 def every(rows, capacity):
-    """The best sum of all divisions; None: there is none."""
+    """Return the best sum of all divisions; None: there is none."""
     sizes = range(1, rows.shape[1])
     sums = [
         sum(rows[j, g] for j, g in enumerate(chosen))
@@ -76,7 +76,7 @@ def test_merged_rows_equal_the_plain_loop_where_every_further_gpu_gains_less(see
     assert (ours is None) == (jobs > capacity)
     if ours is not None:
         assert ours.value == pytest.approx(plain(rows, capacity), abs=1e-9)
-        # Rows that are not merged by their gains come to the same.
+        # Rows that are not merged by their gains give the same result.
         bent = rows.copy()
         bent[:, -1] = -np.inf
         bent[:, 1:][:, 7] -= 1e-7
@@ -120,7 +120,7 @@ def config(rng):
 
 
 def invent(rng, nodes, jobs):
-    """Nodes of mixed sizes; jobs of every class, some of which nothing is known."""
+    """Draw nodes of mixed sizes, and jobs of every class, some without measurements."""
     members = [
         node(f"n{i}", rng.choice([2, 4, 8]), rng.choice(TYPES), available=rng.random() < 0.95)
         for i in range(nodes)
@@ -219,7 +219,7 @@ def test_rounds(seed, nodes, jobs):
         assert decision.dropped <= (settings_.elastic_batch.mode == "drop")
     for name, count in used.items():
         assert count <= snapshot.node[name].gpus
-    # Nothing changes when nothing has happened: neither at once nor at the next division.
+    # Without events nothing changes, neither at once nor at the next division.
     if at_once:
         cluster.carry_out(plan)
         snapshot = cluster.snapshot()
@@ -231,7 +231,7 @@ def test_rounds(seed, nodes, jobs):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 8))
 def test_with_the_guard_nobody_waits_while_others_have_more_than_they_need(seed, nodes, jobs):
-    """One type, no memory that is too small: whoever waited for long is given GPUs."""
+    """One type with enough memory: a job that waited for long gets GPUs."""
     rng = random.Random(seed)
     members = [node(f"n{i}", 4, "a100") for i in range(nodes)]
     cluster, free = Cluster(members), {n.name: 4 for n in members}
@@ -248,7 +248,7 @@ def test_with_the_guard_nobody_waits_while_others_have_more_than_they_need(seed,
         resize=ResizeSettings(min_interval_s=0.0, per_hour=1000),
         elastic_batch=ElasticBatchSettings(starvation_s=60.0, interval_s=1e4),
     )
-    # The last division was just now, and gave everybody what he has.
+    # The last division was just now, and gave each job its present GPUs.
     snapshot = cluster.snapshot()
     state = {"at": snapshot.time - 10, "targets": {}, "why": {}, "dropped": []}
     plan, _ = decide_round(

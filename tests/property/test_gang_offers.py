@@ -1,4 +1,4 @@
-"""Gangs by offers, whatever comes: whole, decided alike, and nobody waits for ever."""
+"""Properties of gangs by offers: whole, deterministic, without endless waits."""
 
 import math
 
@@ -74,7 +74,7 @@ def waiting_gpus(waiting, job_id):
 
 @given(st.floats(0, 50), st.floats(0, 50), st.integers(0, 60), st.integers(0, 60))
 def test_timers_are_monotone(node, more, earlier, later):
-    """Who accepts a place after some wait accepts it after any longer one."""
+    """A place accepted after some wait is accepted after any longer one."""
     timers = Timers.parse(f"{node},{node + more}", lease_s=LEASE)
     policy = PublishedDally(timers)
     took = []
@@ -99,7 +99,7 @@ rows = st.lists(
 
 
 class Watched(OwnDally):
-    """Keeps for each grant how long the gang waited, and how many were to go before it."""
+    """Policy that records for each grant the gang's wait, and the number of gangs before it."""
 
     def __init__(self, *words, **more):
         super().__init__(*words, **more)
@@ -110,8 +110,8 @@ class Watched(OwnDally):
         for gang in offer.waiting:
             due = gang.since_s + MOST * LEASE
             before = sum((g.since_s, g.job_id) < (gang.since_s, gang.job_id) for g in offer.waiting)
-            # Nobody is asked while nothing is free: then the first time stands for the due one,
-            # as nobody has been let in since.
+            # While nothing is free no gang is asked: then the first time stands for the due one,
+            # as no gang has started since.
             if offer.now_s <= due or (gang.job_id, gang.since_s) not in self.ahead:
                 self.ahead[gang.job_id, gang.since_s] = before
         answer = super().decide(offer, state)

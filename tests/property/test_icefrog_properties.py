@@ -1,4 +1,4 @@
-"""What IceFrog must keep to, whatever the cluster, the jobs and what may be frozen of them."""
+"""Properties of policy `icefrog` on random clusters, jobs and frozen layers."""
 
 import dataclasses
 import random
@@ -20,7 +20,7 @@ from tests.support.sia_strategies import (
 
 
 def freezing(rng, cluster, share=0.7):
-    """Most jobs of which something was learned may freeze some of their layers."""
+    """Draw freezable layers for most jobs with measurements."""
     for job_id, record in cluster.records.items():
         if record.learned is None or rng.random() > share:
             continue
@@ -66,7 +66,7 @@ def test_it_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, see
         learned = cluster.records[proposal.job_id].learned
         if "frozen" in words(best.reason):
             prefixes = learned.prefixes
-            frozen = int(best.reason.partition("layers 1-")[2].partition(" ")[0])
+            frozen = int(words(best.reason).partition("layers 1-")[2].partition(" ")[0])
             assert 0 < frozen <= min(prefixes.certified, prefixes.layers - 1)
             assert dict(prefixes.penalties)[frozen] <= prefixes.max_penalty
     assert all(used[t] <= asked.capacity[t] for t in TYPES)

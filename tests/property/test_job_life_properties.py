@@ -1,4 +1,4 @@
-"""Hours of a small cluster: jobs come and go, changes take their time, Slurm starts what fits."""
+"""Properties over hours of a small cluster: arrivals, ends, changes with delays, Slurm's starts."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ ROUND_S = 30.0
 
 
 class Life:
-    """The cluster, the controller's records, and a Slurm that starts jobs in order of priority."""
+    """Cluster, records of the controller, and a Slurm that starts jobs in order of priority."""
 
     def __init__(self, seed, queue):
         self.rng = random.Random(seed)
@@ -90,7 +90,7 @@ class Life:
         self.cluster.records[job_id] = dataclasses.replace(known, **more)
 
     def finish_changes(self):
-        """A round after its begin a job has left its GPUs, a round later it has its target."""
+        """Advance changes: a job leaves its GPUs in a round, and has its target in the next."""
         free = {n.name: n.free_gpus for n in self.cluster.snapshot().nodes}
         for job in list(self.cluster.jobs):
             if not self.moving(job.job_id):
@@ -125,7 +125,7 @@ class Life:
         )
 
     def slurm_starts(self):
-        """Pending jobs that are Slurm's, where even shares fit beside all reservations."""
+        """Start pending jobs that are Slurm's, where even shares fit beside all reservations."""
         free = {n.name: n.free_gpus for n in self.cluster.snapshot().nodes}
         for record in self.cluster.records.values():
             for name, gpus in record.target.shares if record.target else ():

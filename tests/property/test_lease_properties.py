@@ -1,4 +1,4 @@
-"""The lease: never two controllers that may write, whoever is paused, slow or forgotten when.
+"""Properties of the leader lease: never two controllers that may write, whatever is delayed.
 
 Each call to slurmctld is three moments: begun, carried out, answered. Anything may
 happen between two of them, for any time. slurmctld dies now and then, and what it took in its
@@ -50,7 +50,7 @@ class Slurmctld:
 
 
 class Process:
-    """What `keeper.Keeper` does, one moment after another."""
+    """One controller's steps, as `LeaderElection` takes them."""
 
     def __init__(self, number: int, slurm: Slurmctld) -> None:
         self.id, self.slurm, self.beat = f"{number}", slurm, 0
@@ -132,7 +132,7 @@ class Process:
 
 
 def delay(lot: Random) -> float:
-    """Seconds to a process's next moment: mostly a call's or a wait's, now and then a pause's."""
+    """Draw the seconds to a process's next step: mostly a call or a wait, sometimes a pause."""
     kind = lot.random()
     if kind < 0.55:
         return lot.uniform(0.0, 0.3)

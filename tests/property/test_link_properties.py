@@ -1,4 +1,4 @@
-"""Tolls, models with tolls and measured links: invariants, whatever jobs report."""
+"""Properties of communication costs and measured links, whatever jobs report."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ speeds = st.none() | st.floats(1e6, 1e13)
 links = st.builds(
     lambda d, n, r, s: Links(domain=d, node=n, rack=r, spine=s), speeds, speeds, speeds, speeds
 )
-#: What report.py lets through.
+#: Values that report.py accepts.
 reported = st.none() | st.floats(0.0, 1e6)
 
 

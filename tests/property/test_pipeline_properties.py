@@ -1,4 +1,4 @@
-"""The partitioner against a search through all plans, written from the formulas alone."""
+"""Partitioner against a search through all plans, written from the formulas alone."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ def questions(draw):
 
 
 class Plain:
-    """All sums over sets of names; nothing is skipped."""
+    """Costs as sums over sets of names, without shortcuts."""
 
     def __init__(self, profile, levels, *, cost, compression, memory, straight):
         self.layers = {layer.name: layer for layer in profile.layers}
@@ -141,7 +141,7 @@ def test_with_fewer_cuts_still_a_plan(profile, question, limit):
 
 
 def check_plan(found, profile, levels, options):
-    """Every layer once, after what it reads; all machines; memory as asked; the time it says."""
+    """Check a plan: each layer once, after its inputs; all machines; memory; time as stated."""
     order = [name for stage in found.stages for name in stage.layers]
     assert sorted(order) == sorted(layer.name for layer in profile.layers)
     assert all(order.index(a) < order.index(b) for a, b in profile.edges)
@@ -150,7 +150,7 @@ def check_plan(found, profile, levels, options):
     left = gpus
     for stage in found.stages:
         assert stage.replicas == math.prod(stage.replicas_by_level)
-        # What nested rounding up gives is never less than what a flat count would.
+        # Nested rounding up is never below a flat count.
         assert stage.in_flight >= math.ceil(left / stage.replicas)
         left -= stage.replicas
         if options["memory"] is not None:

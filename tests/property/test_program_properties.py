@@ -1,4 +1,4 @@
-"""The round's integer program: whatever it is given, the answer fits, and is the reference's."""
+"""Properties of the integer program of a round: feasible, and as good as the reference."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from slurm_elastic.policies.milp.pulp_reference import solve_reference
 
 
 def program(seed, *, jobs, kinds, tight, grid=False, fixed=0.2):
-    """A random program; on a grid, costs tie often."""
+    """Draw a program; on a grid, costs tie often."""
     rng = np.random.default_rng(seed)
     sizes = [1, 2, 4, 8, 12][: int(rng.integers(1, 6))]
     config_type = np.repeat(np.arange(kinds), len(sizes))
@@ -41,7 +41,7 @@ PROGRAMS = st.builds(
 
 
 def check(asked, found):
-    """What has to hold for every answer."""
+    """Check what holds for every solution."""
     assert found.choice.shape == (len(asked.cost),)
     assert (asked.used(found.choice) <= asked.capacity).all()
     runs = np.flatnonzero(found.choice >= 0)

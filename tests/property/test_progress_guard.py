@@ -1,4 +1,4 @@
-"""No job that gets anywhere is counted against, nor one that others have sent back."""
+"""Properties of attempt progress: progress and requeues by others never count against a job."""
 
 import doctest
 
@@ -17,7 +17,7 @@ from slurm_elastic.core.report import Report
 
 STEPS = st.none() | st.integers(0, 50)
 CODES = st.none() | st.integers(0, 255)
-#: Of one attempt: step resumed from, checkpoints completed, exit code told, Slurm's, excused, s.
+#: Of one attempt: step resumed from, checkpoints, exit code reported, Slurm's, excused, s.
 ATTEMPTS = st.tuples(
     STEPS, st.lists(st.integers(0, 50), max_size=3), CODES, st.integers(0, 255), st.booleans(),
     st.floats(0, 1000),
@@ -29,7 +29,7 @@ def test_examples():
 
 
 def play(watch, resumed, saved, ended, code, excused, lasts):
-    """One attempt from its start to the queue."""
+    """Play one attempt from its start to the queue."""
     start = 1000.0 * watch.run
     watch.since = start
     said = {"job_id": 7, "run": watch.run, "resumed_from": resumed}

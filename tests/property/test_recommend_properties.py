@@ -1,4 +1,4 @@
-"""The recommendation against looking at every configuration, one after the other."""
+"""Recommendation against an exhaustive search of all configurations."""
 
 import math
 
@@ -10,12 +10,12 @@ from slurm_elastic.profiler import recommendation
 from slurm_elastic.profiler.recommendation import (
     Configuration,
     ConfigurationCost,
-    NobodyError,
+    NoConfigurationError,
     StepTimes,
     Work,
 )
 
-# Few different values: equal times and costs must come up.
+# Few different values, so that times and costs tie.
 SECONDS = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5]) | st.floats(0, 2)
 CONFIGURATIONS = st.builds(
     lambda gpu_type, nodes, per_node, batch: Configuration(
@@ -62,7 +62,7 @@ PRICES = st.none() | st.fixed_dictionaries(
 
 
 def seconds(offer, work):
-    """Epoch by epoch and stall by stall, as a clock would count."""
+    """Return the seconds, added epoch by epoch and stall by stall."""
     where, times = offer.configuration, offer.times
     steps, rest = divmod(work.samples, where.batch * where.gpus)
     steps += rest > 0
@@ -76,7 +76,7 @@ def seconds(offer, work):
 
 
 def exhaustive(rows, *, first, second, deadline, budget):
-    """Index of the best row, None when none is within the limits."""
+    """Return the index of the best row, None when none is within the limits."""
     best = None
     for i, row in enumerate(rows):
         if row["time_s"] > deadline * 3600 or row["cost"] > budget:
@@ -117,7 +117,7 @@ def test_the_answer_is_that_of_exhaustive_search(offers, work, prices, data):
     ):
         best = exhaustive(rows, first=first, second=second, deadline=deadline, budget=budget)
         if best is None:
-            with pytest.raises(NobodyError) as caught:
+            with pytest.raises(NoConfigurationError) as caught:
                 pick(choices, deadline=deadline, budget=budget)
             _check_nearest(caught.value, rows, deadline, budget)
         else:
@@ -147,7 +147,7 @@ def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices
     least = min(c.cost for c in choices if c.time_s <= deadline * 3600)
     budget = least * 0.999
     for pick in (recommendation.cheapest, recommendation.fastest):
-        with pytest.raises(NobodyError) as caught:
+        with pytest.raises(NoConfigurationError) as caught:
             pick(choices, deadline=deadline, budget=budget)
         if any(c.cost <= budget for c in choices):
             assert (caught.value.limit, caught.value.nearest.cost) == ("both", least)
@@ -157,7 +157,7 @@ def test_if_no_one_meets_both_the_cheapest_in_time_is_named(offers, work, prices
 
 @given(OFFERS, WORKS, PRICES)
 def test_with_both_limits_one_alone_is_enough(offers, work, prices):
-    """Where something meets both, the cheapest within the deadline is also within the budget."""
+    """If any configuration meets both, the cheapest within the deadline is within the budget."""
     choices = recommendation.evaluate(offers, work, prices)
     for one in choices:
         limits = {"deadline": one.time_s / 3600 * (1 + 1e-12), "budget": one.cost}
@@ -178,7 +178,7 @@ def test_the_front_is_what_nobody_dominates(offers, work, prices):
             for o in choices
         )
     ]
-    found = recommendation.front(choices)
+    found = recommendation.pareto_front(choices)
     assert sorted(map(id, found)) == sorted(map(id, expected))
     assert [c.time_s for c in found] == sorted(c.time_s for c in found)
     assert [c.cost for c in found] == sorted((c.cost for c in found), reverse=True)
@@ -199,7 +199,7 @@ def test_the_order_of_profiles_does_not_matter(order, data):
     shuffled = recommendation.evaluate([offers[i] for i in order], work)
     assert recommendation.cheapest(straight) == recommendation.cheapest(shuffled)
     assert recommendation.fastest(straight) == recommendation.fastest(shuffled)
-    assert recommendation.front(straight) == recommendation.front(shuffled)
+    assert recommendation.pareto_front(straight) == recommendation.pareto_front(shuffled)
 
 
 @given(OFFERS, WORKS)

@@ -1,4 +1,4 @@
-"""What every plan must keep to, on invented clusters."""
+"""Properties of every plan, on random clusters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def decide(cluster, config=None, previous=None, state=None):
 
 
 def holdings(cluster, plan, *, during):
-    """What each job holds once (or `during`, at most while) the plan is carried out."""
+    """Return what each job holds after the plan (or `during`, at most while it is carried out)."""
     held = {}
     for job in cluster.jobs:
         decision = plan.decision.get(job.job_id)
@@ -171,7 +171,7 @@ def test_a_job_that_disappears_breaks_nothing(cluster, config, data):
     st.sampled_from(SPEEDS),
 )
 def test_it_comes_to_rest(cluster, queue, speeds):
-    """Carried out and asked again, at no cost and with nothing new, a plan wants no more."""
+    """A plan carried out at no cost is followed by one without changes."""
     config = Config(
         controller=ControllerSettings(queue=queue),
         resize=FREE_OF_COST,
@@ -192,7 +192,7 @@ def test_it_comes_to_rest(cluster, queue, speeds):
 
 @given(clusters(), configs)
 def test_nothing_changes_without_a_gain(cluster, config):
-    """Whoever loses speed loses it to somebody, whoever changes otherwise wins."""
+    """A job loses speed only for another one; all other changes gain."""
     plan, _ = decide(cluster, config)
     for decision in plan.changes:
         if decision.action is Action.GROW:

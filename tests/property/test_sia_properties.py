@@ -1,4 +1,4 @@
-"""What Sia's policy must keep to, whatever the cluster, the jobs and what was learned of them."""
+"""Properties of policy `sia` on random clusters, jobs and measurements."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What every simulation must keep to, under every policy, on tiny invented workloads."""
+"""Properties of every simulation, under every policy, on tiny random workloads."""
 
 import dataclasses
 from contextlib import contextmanager
@@ -75,7 +75,7 @@ def run(workload, cluster, policy, *, clock="round", seed=0):
 
 @contextmanager
 def rounds():
-    """Collects the arguments and the plan of every round."""
+    """Collect the arguments and the plan of every round."""
     seen = []
 
     def decide(snapshot, records, **more):

@@ -1,4 +1,4 @@
-"""Shares and resizes of a site: no plan goes beyond them, whatever the policy."""
+"""Properties of site limits: no plan exceeds shares or resizes, under any policy."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""However a job is resized, it never gets more work than its limit, nor more time than a bound."""
+"""Properties of time budgets: a resized job never exceeds its limit's work, nor a bound."""
 
 import math
 
@@ -15,12 +15,12 @@ from slurm_elastic.controller.state.time_limits import (
 
 LIMITS = st.integers(1, 20_000).map(lambda minutes: 60 * minutes)
 PACES = st.floats(LEAST_PACE, 1.0)
-#: Of each attempt: its pace, and what part of its limit it ran.
+#: Of each attempt: its pace, and the part of its limit that it ran.
 LIVES = st.lists(st.tuples(PACES, st.floats(0.0, 1.0)), min_size=1, max_size=12)
 
 
 def lived(limit_s, life, *, most_s=None):
-    """(pace, limit, ran) of each attempt of a job that starts as submitted."""
+    """Return (pace, limit, ran) of each attempt of a job that starts as submitted."""
     budget, pace, given_s, rows = fresh(limit_s), 1.0, limit_s, []
     for following, part in life:
         ran_s = part * given_s
@@ -42,7 +42,7 @@ def test_never_more_work_than_was_submitted(limit_s, life):
 
 @given(LIMITS, LIVES, LIMITS)
 def test_all_attempts_together_keep_to_the_bound(limit_s, life, most_s):
-    """Beyond it no job gets anything that it would not have without an extension."""
+    """Beyond the bound no job gets more than without an extension."""
     _, rows = lived(limit_s, life, most_s=most_s)
     for i, (_, given_s, _) in enumerate(rows[1:], start=1):
         spent = sum(ran for *_, ran in rows[:i])
@@ -79,7 +79,7 @@ def test_a_limit_set_by_hand_is_never_extended(limit_s, life, pace, part, theirs
     following, given_s = begun(left, pace=pace, most_s=None)
     assert given_s <= max(60, theirs - ran_s) + 1e-3
     assert following.extended_s == 0
-    if theirs < budget.set_s:  # who lowers his limit gains no work by it
+    if theirs < budget.set_s:  # a lowered limit gains no work
         assert pace * given_s <= budget.work_s - budget.pace * ran_s + 60
 
 

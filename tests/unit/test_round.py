@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import importlib
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -580,3 +581,27 @@ def test_the_benchmark_runs():
         found["against_plain_loop"]["value_plain"], rel=0.01
     )
     json.dumps(found)
+
+
+def test_a_policy_sees_values_and_nothing_of_the_placement():
+    questions = []
+
+    class Watching(FairShare):
+        def decide(self, question, state):
+            questions.append(question)
+            return super().decide(question, state)
+
+    cluster = Cluster(nodes(2))
+    cluster.add(1, elastic="1-8", on={"g1": 1})
+    decide_round(
+        cluster.snapshot(), cluster.records, config=Config(), policy=Watching(Config()), state={}
+    )
+    for question in questions:
+        hash(question.free)
+        with pytest.raises(TypeError):
+            question.records[1] = None
+        for field in dataclasses.fields(question):
+            value = getattr(question, field.name)
+            parts = [value, *(value.values() if isinstance(value, Mapping) else ())]
+            assert not any("placement" in type(part).__module__ for part in parts), field.name
+    assert questions[0].free.gpus == (3, 4)

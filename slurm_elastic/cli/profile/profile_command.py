@@ -18,7 +18,7 @@ from slurm_elastic.cli.formatting import clean, span
 
 if TYPE_CHECKING:
     from slurm_elastic.profiler.profile_file import StepProfile
-    from slurm_elastic.profiler.profile_store import Store
+    from slurm_elastic.profiler.profile_store import ProfileStore
     from slurm_elastic.profiler.profiling_plan import ProfiledShape
     from slurm_elastic.profiler.profiling_runs import Failure, ProfilingRequest
     from slurm_elastic.profiler.runners import Runner
@@ -191,9 +191,9 @@ def _runner(shapes: str | None) -> Runner:
 
     if "SLURM_JOB_ID" not in os.environ:
         requested = [s.gpus for s in _parsed(shapes) if s.nodes == 1] if shapes else []
-        return runners.Local(max([runners.local_gpus(), *requested]))
+        return runners.LocalRunner(max([runners.local_gpus(), *requested]))
     try:
-        return runners.Allocated(os.environ)
+        return runners.AllocationRunner(os.environ)
     except AllocationError as error:
         raise CliError(str(error)) from None
 
@@ -248,8 +248,8 @@ def _request(
     )
 
 
-def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
-    from slurm_elastic.profiler.profile_store import Store, StoreError  # noqa: PLC0415
+def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> ProfileStore:
+    from slurm_elastic.profiler.profile_store import ProfileStore, StoreError  # noqa: PLC0415
 
     settings: dict[str, Any] = {
         "program": list(request.program),
@@ -262,12 +262,12 @@ def _store(directory: Path, request: ProfilingRequest, *, again: bool) -> Store:
     if request.batch is None:
         settings["largest shape"] = request.gpus  # determines the samples per GPU
     try:
-        return Store(directory, settings, again=again)
+        return ProfileStore(directory, settings, again=again)
     except StoreError as error:
         raise CliError(clean(error)) from None
 
 
-def _run(request: ProfilingRequest, runner: Runner, store: Store) -> list[Failure]:
+def _run(request: ProfilingRequest, runner: Runner, store: ProfileStore) -> list[Failure]:
     from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
 
     start = time.monotonic()
@@ -305,10 +305,10 @@ def _print_failure(failure: Failure) -> None:
 
 
 def _outcome(
-    store: Store, request: ProfilingRequest, *, application: str, gpu_type: str
+    store: ProfileStore, request: ProfilingRequest, *, application: str, gpu_type: str
 ) -> StepProfile:
     from slurm_elastic.profiler import profiling_runs as runs  # noqa: PLC0415
-    from slurm_elastic.profiler.stalls import Unmeasured  # noqa: PLC0415
+    from slurm_elastic.profiler.stalls import NotMeasuredError  # noqa: PLC0415
 
     if request.batch is None and store.batch() is None and store.steps:
         click.echo(
@@ -324,7 +324,7 @@ def _outcome(
             batch=request.batch,
             whole=request.whole,
         )
-    except Unmeasured as error:
+    except NotMeasuredError as error:
         raise CliError(f"{error}; no profile can be computed") from None
 
 

@@ -10,7 +10,7 @@ from slurm_elastic.cli.profile.profile_report import STALLS, cold
 from slurm_elastic.simulator import plots
 
 if TYPE_CHECKING:
-    from slurm_elastic.profiler.profile_file import Configured, StepProfile
+    from slurm_elastic.profiler.profile_file import ProfiledConfiguration, StepProfile
 
 #: Colour and hatch of each part of a step; the hatch distinguishes them without colours.
 _LOOKS = {
@@ -57,6 +57,6 @@ def draw(profile: StepProfile, path: Path) -> None:
         plt.close(figure)
 
 
-def _name(c: Configured) -> str:
+def _name(c: ProfiledConfiguration) -> str:
     text = gpus(c.gpus, c.gpu_type)
     return f"{text} on {c.nodes} nodes" if c.nodes > 1 else text

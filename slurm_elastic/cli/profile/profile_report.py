@@ -10,7 +10,7 @@ from slurm_elastic.cli.formatting import clean, digits, size
 from slurm_elastic.cli.tables import Column, TableLayout, render
 
 if TYPE_CHECKING:
-    from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed
+    from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration, StepProfile
     from slurm_elastic.profiler.profiling_runs import ProfilingRequest
 
 #: Stalls in the order in which they are stacked.
@@ -71,13 +71,13 @@ def planned(request: ProfilingRequest) -> list[str]:
     ]
 
 
-def warm(c: Configured) -> float:
+def warm(c: ProfiledConfiguration) -> float:
     """Return the seconds of a step with the data in memory; unmeasured parts count as 0."""
     known = (c.compute, c.interconnect, c.network, c.prep)
     return sum(t.seconds for t in known if t is not None)
 
 
-def cold(c: Configured) -> float:
+def cold(c: ProfiledConfiguration) -> float:
     """Return the seconds of a step whose data come from storage."""
     return warm(c) + (c.fetch.seconds if c.fetch else 0.0)
 
@@ -87,7 +87,7 @@ def seconds(value: float) -> str:
     return f"{digits(value * 1e3)} ms" if value < 0.9995 else f"{digits(value)} s"
 
 
-def _stall(time: Timed | None, of: float) -> str:
+def _stall(time: MeasuredTime | None, of: float) -> str:
     if time is None:
         return "-"
     spread = "" if math.isnan(time.spread) else f" +-{digits(time.spread * 1e3)}"
@@ -111,7 +111,7 @@ def _heading(profile: StepProfile) -> str:
 
 
 def _notes(profile: StepProfile, *, cold: bool, whole: bool) -> list[str]:
-    single: Sequence[Configured] = [c for c in profile.configurations if c.repeats < 2]
+    single: Sequence[ProfiledConfiguration] = [c for c in profile.configurations if c.repeats < 2]
     notes = [
         "Parts of a step of all GPUs: median +- standard error. FETCH is what reading from storage",
         "adds; S is the fraction of the time in which GPUs do not wait for each other.",
@@ -133,7 +133,7 @@ def _notes(profile: StepProfile, *, cold: bool, whole: bool) -> list[str]:
     return notes
 
 
-def _none(c: Configured) -> list[Timed]:
+def _none(c: ProfiledConfiguration) -> list[MeasuredTime]:
     """Return the stalls that were measured as 0."""
-    times: list[Timed | None] = [getattr(c, name) for name in STALLS]
+    times: list[MeasuredTime | None] = [getattr(c, name) for name in STALLS]
     return [t for t in times if t is not None and t.seconds == 0]

@@ -58,7 +58,7 @@ def found(
     """Decide.
 
     Raises:
-        NobodyError: nothing is within the limits.
+        NoConfigurationError: nothing is within the limits.
     """
     choices = rules.evaluate(offers(measured, estimated), work, prices)
     limits = {"deadline": deadline, "budget": budget}
@@ -75,7 +75,7 @@ def found(
         deadline=deadline,
         budget=budget,
         choices=sorted(choices, key=lambda c: (c.time_s, c.cost, c.offer.configuration)),
-        front=rules.front(choices),
+        front=rules.pareto_front(choices),
         cheapest=cheapest,
         fastest=fastest,
         rivals={k: v for k, v in rivals.items() if v is not None},

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from slurm_elastic.profiler.new_model import Estimates, NewModel
     from slurm_elastic.profiler.profile_file import StepProfile
     from slurm_elastic.profiler.profile_merge import MeasuredModel, MergedProfiles
-    from slurm_elastic.profiler.recommendation import ConfigurationCost, NobodyError, Recommendation
+    from slurm_elastic.profiler.recommendation import (
+        ConfigurationCost,
+        NoConfigurationError,
+        Recommendation,
+    )
 
 #: What `--model KEY=VALUE,…` must say; `compute` also as `compute.TYPE`.
 _KEYS = ("layers", "gradient-bytes", "batch", "compute")
@@ -93,7 +97,7 @@ def recommend(
     from slurm_elastic.cli.recommend import recommend_answer  # noqa: PLC0415
     from slurm_elastic.profiler import profile_merge  # noqa: PLC0415
     from slurm_elastic.profiler.extrapolate import ExtrapolationError  # noqa: PLC0415
-    from slurm_elastic.profiler.recommendation import NobodyError, Work  # noqa: PLC0415
+    from slurm_elastic.profiler.recommendation import NoConfigurationError, Work  # noqa: PLC0415
 
     if plot is not None:
         _draw(None, plot)
@@ -140,8 +144,8 @@ def recommend(
         )
     except (profile_merge.ComparisonError, ExtrapolationError) as error:
         raise CliError(clean(error), USAGE) from None
-    except NobodyError as error:
-        _nobody(error, limits, unit="" if prices else " GPU h")
+    except NoConfigurationError as error:
+        _none_within(error, limits, unit="" if prices else " GPU h")
     if plot is not None:
         _draw(found, plot)
     if json_:
@@ -288,7 +292,7 @@ def _prices(
     return prices
 
 
-def _nobody(error: NobodyError, limits: Mapping[str, float], unit: str) -> NoReturn:
+def _none_within(error: NoConfigurationError, limits: Mapping[str, float], unit: str) -> NoReturn:
     nearest: Recommendation = error.nearest
     where = clean(nearest.offer.configuration)
     hours = math.ceil(nearest.time_s / 36) / 100

@@ -14,7 +14,7 @@ from slurm_elastic.controller.state.measurement import key_of
 from slurm_elastic.controller.state.observations import Observations, ObservedTime, number
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
-from slurm_elastic.profiler.profile_file import Configured, ProfileFileError, from_body
+from slurm_elastic.profiler.profile_file import ProfiledConfiguration, ProfileFileError, from_body
 
 #: Of one step; times that cannot be are refused.
 _LEAST_S, _MOST_S = 1e-9, 1e6
@@ -67,16 +67,16 @@ def lesson(body: object, types: Collection[str]) -> tuple[Observations, str]:
     return taught, f"{count} configuration{'s' if count > 1 else ''}{named} learned"
 
 
-def _alone_s(c: Configured) -> float:
+def _alone_s(c: ProfiledConfiguration) -> float:
     """A step without waiting for others, data in memory."""
     return c.compute.seconds + (c.prep.seconds if c.prep else 0.0)
 
 
-def _step_s(c: Configured) -> float:
+def _step_s(c: ProfiledConfiguration) -> float:
     return _alone_s(c) + sum(t.seconds for t in (c.interconnect, c.network) if t)
 
 
-def _possible(c: Configured) -> bool:
+def _possible(c: ProfiledConfiguration) -> bool:
     return (
         number(_alone_s(c), _LEAST_S, _MOST_S)
         and number(_step_s(c), _LEAST_S, _MOST_S)

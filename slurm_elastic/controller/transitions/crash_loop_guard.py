@@ -111,7 +111,7 @@ class CrashLoopGuard:
         if self._due(watch) and job.key not in self._advised:
             self._advised.add(job.key)
             self._log.warning(
-                f"JobId={job.display_id} Action=hold Reason={_why(watch)} Mode=advise"
+                f"JobId={job.display_id} Action=hold Mode=advise Reason={_why(watch)}"
             )
 
     def _hold(self, watch: AttemptProgress, job: Job) -> None:

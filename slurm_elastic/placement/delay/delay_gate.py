@@ -69,34 +69,34 @@ class DelayGate:
         """Whether every place is accepted."""
         return self.placement.mode != "delay"
 
-    def refusal(self, tenant: RoundJob, target: Allocation) -> Reason | None:
+    def refusal(self, round_job: RoundJob, target: Allocation) -> Reason | None:
         """Return why a job waits instead of taking this place, or None."""
-        current = tenant.current
+        current = round_job.current
         grows = current is None or (
             target.gpus > current.gpus or target.gpu_type != current.gpu_type
         )
         if self.open or not grows:
             return None
         nodes, racks = self.frame.topology.spread(target.nodes)
-        fewest, least = self.nearest(tenant, target)
+        fewest, least = self.nearest(round_job, target)
         if nodes <= fewest and racks <= least:
             return None
         kind, gpus = target.gpu_type, target.gpus
-        best = tenant.model.speed(kind, gpus, fewest, least)
-        part = tenant.speed(self.frame, target) / best if best > 0 else 1.0
-        part = max(part, 1 / (1 + tenant.most_gain(self.frame, target)))
-        tier, key = RACK if racks > least else NODE, tenant.job.key
+        best = round_job.model.speed(kind, gpus, fewest, least)
+        part = round_job.speed(self.frame, target) / best if best > 0 else 1.0
+        part = max(part, 1 / (1 + round_job.most_gain(self.frame, target)))
+        tier, key = RACK if racks > least else NODE, round_job.job.key
         limit = self._patience.limit_s(tier, gpus, key)
-        since = self._since(tenant)
+        since = self._since(round_job)
         waited = max(0.0, self.frame.snapshot.time - since)
         if 1 - part <= self._patience.accepted_loss(waited, limit):
             return None
         until = since + self._patience.accepts_at_s(1 - part, limit)
-        first = self._refused.get(tenant.job.job_id)
+        first = self._refused.get(round_job.job.job_id)
         if first is None:
-            self._refused[tenant.job.job_id] = RefusedPlace(tier, since, gpus, until)
+            self._refused[round_job.job.job_id] = RefusedPlace(tier, since, gpus, until)
         elif until < first.until:
-            self._refused[tenant.job.job_id] = RefusedPlace(first.tier, since, first.gpus, until)
+            self._refused[round_job.job.job_id] = RefusedPlace(first.tier, since, first.gpus, until)
         # Not numbers of the timers, which move, but what is true of this place.
         return Reason(
             "place-too-far",
@@ -108,13 +108,13 @@ class DelayGate:
             limit_s=until - since,
         )
 
-    def nearest(self, tenant: RoundJob, target: Allocation) -> tuple[int, int]:
+    def nearest(self, round_job: RoundJob, target: Allocation) -> tuple[int, int]:
         """Return the fewest (nodes, racks) that this number of GPUs takes on this cluster."""
         kind, gpus = target.gpu_type, target.gpus
         most = self.frame.per_node.get(kind, 1)
-        unit = tenant.directive.unit_for(kind)
+        unit = round_job.directive.unit_for(kind)
         fewest = next((n for n, _ in even_splits(gpus, most, unit)), len(target.nodes))
-        mask = self.frame.of_type(kind) & self.frame.allowed(tenant.job, planned=True)
+        mask = self.frame.of_type(kind) & self.frame.allowed(round_job.job, planned=True)
         largest = int(np.bincount(self.frame.rack[mask]).max()) if mask.any() else 1
         return fewest, -(-fewest // max(1, largest))
 
@@ -124,20 +124,20 @@ class DelayGate:
         ahead = [self._refused[j].until for j in waiting if j in self._refused]
         return min((at for at in ahead if now < at < np.inf), default=None)
 
-    def after(self, everyone: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
+    def after(self, targets: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
         """Return the state for the next round.
 
         Args:
-            everyone: all elastic jobs, each with its target.
+            targets: all elastic jobs, each with its target.
         """
         if self.open:
             return {}
         waiting: dict[str, Mapping[str, Any]] = {}
         ended = []
-        for tenant, target in everyone:
-            key, before = tenant.job.key, self._patience.waiting.get(tenant.job.key)
-            refused = self._refused.get(tenant.job.job_id)
-            same = target == tenant.current
+        for round_job, target in targets:
+            key, before = round_job.job.key, self._patience.waiting.get(round_job.job.key)
+            refused = self._refused.get(round_job.job.job_id)
+            same = target == round_job.current
             if same and refused is not None:
                 waiting[key] = {
                     "tier": refused.tier,
@@ -149,29 +149,29 @@ class DelayGate:
                 waiting[key] = before
             elif not same and before is not None and target is not None:
                 seconds = self.frame.snapshot.time - before["since"]
-                tier = self._found(tenant, target, before["tier"])
+                tier = self._found(round_job, target, before["tier"])
                 if tier:
                     ended.append((tier, key, int(before["gpus"]), seconds))
         return self._patience.after(ended, waiting)
 
-    def _found(self, tenant: RoundJob, target: Allocation, tier: str) -> str:
+    def _found(self, round_job: RoundJob, target: Allocation, tier: str) -> str:
         """Return the tier that a wait counts for: the awaited one; as published, the one found."""
         if self._patience.ages:
             return tier
         nodes, racks = self.frame.topology.spread(target.nodes)
-        fewest, least = self.nearest(tenant, target)
+        fewest, least = self.nearest(round_job, target)
         if racks > least:
             return ""
         return NODE if nodes <= fewest else RACK
 
-    def _since(self, tenant: RoundJob) -> float:
+    def _since(self, round_job: RoundJob) -> float:
         """Return when the job began to wait (epoch s)."""
-        job, record = tenant.job, tenant.record
-        if tenant.current is None:
+        job, record = round_job.job, round_job.record
+        if round_job.current is None:
             began = job.submit_time
         elif record.last_change is not None:
             began = record.last_change
         else:
             began = job.start_time or 0.0
-        running = tenant.current is not None
+        running = round_job.current is not None
         return self._patience.since(job.key, began=began, running=running)

@@ -27,7 +27,7 @@ class PlaceChoice:
     def __init__(self, room: FreeMap, communication: Communication) -> None:
         self.room = room
         self._communication = communication
-        self._found: dict[tuple[str, int], tuple[Place, float]] = {}
+        self._answers: dict[tuple[str, int], tuple[Place, float]] = {}
 
     def take(self, place: Place) -> None:
         """Allocate a place."""
@@ -46,15 +46,15 @@ class PlaceChoice:
             last: its last place, taken again unless another one is better.
         """
         key = model, gpus
-        known = self._found.get(key)
+        answer = self._answers.get(key)
         # The free map only shrinks: an answer stays the best as long as its place is free.
-        if known is None or (known[0] and not self.room.holds(known[0])):
-            known = self._found[key] = self._search(model, gpus, enough)
-        place, part = known
+        if answer is None or (answer[0] and not self.room.holds(answer[0])):
+            answer = self._answers[key] = self._search(model, gpus, enough)
+        place, part = answer
         if last and self.room.holds(last):
-            before = self.part(model, gpus, last)
-            if before >= part - _EQUAL:
-                return last, before
+            last_part = self.part(model, gpus, last)
+            if last_part >= part - _EQUAL:
+                return last, last_part
         return place, part
 
     def part(self, model: str, gpus: int, place: Place) -> float:
@@ -129,31 +129,31 @@ def _even(room: FreeMap, gpus: int, nodes: int) -> Iterator[Place]:
     # Stable: among equals the lowest index is first.
     free = room.node.__getitem__
     fits = [sorted([n for n in ns if room.node[n] >= each], key=free) for ns in room.sites.nodes_of]
-    one = [r for r, ns in enumerate(fits) if len(ns) >= nodes]
-    if one:
-        rack = min(one, key=lambda r: (sum(room.node[n] for n in fits[r][:nodes]), r))
+    single_racks = [r for r, ns in enumerate(fits) if len(ns) >= nodes]
+    if single_racks:
+        rack = min(single_racks, key=lambda r: (sum(room.node[n] for n in fits[r][:nodes]), r))
         yield _shares(room, fits[rack][:nodes], each)
         return
     for racks in range(2, len(fits) + 1):
         if nodes % racks:
             continue
         per_rack = nodes // racks
-        enough = [r for r, ns in enumerate(fits) if len(ns) >= per_rack]
-        if len(enough) >= racks:
-            chosen = sorted(enough, key=lambda r: (room.rack[r], r))[:racks]
+        racks_with_room = [r for r, ns in enumerate(fits) if len(ns) >= per_rack]
+        if len(racks_with_room) >= racks:
+            chosen = sorted(racks_with_room, key=lambda r: (room.rack[r], r))[:racks]
             yield _shares(room, [n for r in chosen for n in fits[r][:per_rack]], each)
             return
 
 
 def _shares(room: FreeMap, nodes: Sequence[int], each: int) -> Place:
-    found: list[tuple[int, int]] = []
+    shares: list[tuple[int, int]] = []
     for node in nodes:
-        whole = next(
+        domain = next(
             (d for d in room.sites.domains_of[node] if room.free[d] == each),
             next((d for d in room.sites.domains_of[node] if room.free[d] > each), None),
         )
-        found += ((whole, each),) if whole is not None else room.in_node(node, each)
-    return tuple(sorted(found))
+        shares += ((domain, each),) if domain is not None else room.in_node(node, each)
+    return tuple(sorted(shares))
 
 
 def _fullest(room: FreeMap, gpus: int, nodes: Sequence[int]) -> Place:

@@ -88,8 +88,8 @@ class WaitTimers:
     @property
     def waiting(self) -> Mapping[str, Mapping[str, Any]]:
         """Jobs that waited for a near place when the last round ended, by key."""
-        found: Mapping[str, Mapping[str, Any]] = self.state.get("waiting", {})
-        return found
+        waiting: Mapping[str, Mapping[str, Any]] = self.state.get("waiting", {})
+        return waiting
 
     def lasts(self, wait: Mapping[str, Any]) -> bool:
         """Return whether a wait goes on although nothing was refused in this round."""
@@ -144,19 +144,19 @@ class WaitTimers:
 
     @property
     def _waits(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.state.get("waits", {})
-        return found
+        waits: Mapping[str, Any] = self.state.get("waits", {})
+        return waits
 
     @cached_property
     def _published(self) -> Timers:
         return Timers.parse(self.settings.timers, lease_s=self.settings.lease_s)
 
     def _own_s(self, tier: str, gpus: int, key: str, least_s: float) -> float:
-        known, name = self._known[tier], demand(gpus)
-        mine = self._without(known.get(name, _NOTHING), tier, name, key)
-        if mine[0] < _ENOUGH:
-            mine = self._without(known.get("", _NOTHING), tier, "", key)
-        tuned = estimate(*mine) * self.settings.lease_s
+        statistics, demand_class = self._known[tier], demand(gpus)
+        sums = self._without(statistics.get(demand_class, _NOTHING), tier, demand_class, key)
+        if sums[0] < _ENOUGH:
+            sums = self._without(statistics.get("", _NOTHING), tier, "", key)
+        tuned = estimate(*sums) * self.settings.lease_s
         return max(least_s, min(MOST[tier] * self.settings.lease_s, tuned))
 
     def _without(self, sums: Sums, tier: str, name: str, key: str) -> Sums:
@@ -173,18 +173,18 @@ class WaitTimers:
     @cached_property
     def _known(self) -> Mapping[str, Mapping[str, Sums]]:
         """Return waits in leases by tier and class, and of all classes as ""."""
-        found: dict[str, dict[str, Sums]] = {NODE: {}, RACK: {}}
+        statistics: dict[str, dict[str, Sums]] = {NODE: {}, RACK: {}}
         waits = [
             (tier, name, leases)
-            for tier in found
+            for tier in statistics
             for name, entries in self._waits.get(tier, {}).items()
             for _, leases in self._recent(entries)
         ]
-        going_on = ((w["tier"], demand(w["gpus"]), self._leases(w)) for w in self.waiting.values())
-        for tier, own, leases in (*waits, *(w for w in going_on if w[2] >= _NO_WAIT)):
+        ongoing = ((w["tier"], demand(w["gpus"]), self._leases(w)) for w in self.waiting.values())
+        for tier, own, leases in (*waits, *(w for w in ongoing if w[2] >= _NO_WAIT)):
             for name in (own, ""):
-                found[tier][name] = _add(found[tier].get(name, _NOTHING), 1, leases)
-        return found
+                statistics[tier][name] = _add(statistics[tier].get(name, _NOTHING), 1, leases)
+        return statistics
 
     def _recent(self, entries: Sequence[Sequence[float]]) -> Iterator[tuple[float, float]]:
         oldest = self.now - _HISTORY * self.settings.lease_s

@@ -12,7 +12,7 @@ from typing import Any
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.plan import Proposal
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.policies.baselines.rigid import Pool, answer, requests, waits
+from slurm_elastic.policies.baselines.rigid import Pool, proposal, requests, waits
 from slurm_elastic.policies.policy_protocol import Capabilities, Question
 
 
@@ -31,12 +31,12 @@ class Fifo:
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Keep running jobs; then start in order of submission, up to the first without room."""
         pool = Pool(question.capacity)
-        asked = requests(question)
-        for request in asked:
+        all_requests = requests(question)
+        for request in all_requests:
             if request.present:
                 pool.take(request.present)
         proposals, head = [], ""
-        for request in asked:
+        for request in all_requests:
             chosen = request.present or (None if head else pool.first(request.shapes))
             if request.present:
                 reason = Reason("runs-until-end")
@@ -48,5 +48,5 @@ class Fifo:
             else:
                 reason = waits(request)
                 head = request.job.display_id if request.shapes else ""
-            proposals.append(answer(request, chosen, reason))
+            proposals.append(proposal(request, chosen, reason))
         return tuple(proposals), state

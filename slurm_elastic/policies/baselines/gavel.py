@@ -34,8 +34,8 @@ from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
     Shape,
-    answer,
     elapsed,
+    proposal,
     requests,
     waits,
 )
@@ -61,12 +61,12 @@ class Gavel:
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Rank jobs by share and time received; see the module."""
-        asked = requests(question)
+        all_requests = requests(question)
         kinds = tuple(sorted(question.capacity))
         received, given = self._account(question, state, kinds)
-        x = self._shares(asked, question, kinds)
+        x = self._shares(all_requests, question, kinds)
         wishes = []
-        for i, request in enumerate(asked):
+        for i, request in enumerate(all_requests):
             for shape in request.shapes:
                 if shape[0] in kinds:
                     j = kinds.index(shape[0])
@@ -82,7 +82,7 @@ class Gavel:
                 pool.take(shape)
                 chosen[i], values[i] = shape, -priority
         proposals = []
-        for i, request in enumerate(asked):
+        for i, request in enumerate(all_requests):
             reason = Reason("others-turn") if request.shapes else waits(request)
             if i in chosen:
                 kind = chosen[i][0]
@@ -90,8 +90,8 @@ class Gavel:
                 reason = Reason("left-over")
                 if share:
                     reason = Reason("time-share", gpu_type=kind, share=share)
-            proposals.append(answer(request, chosen.get(i), reason, values.get(i, 0.0)))
-        taken = {asked[i].job.key: shape[0] for i, shape in chosen.items()}
+            proposals.append(proposal(request, chosen.get(i), reason, values.get(i, 0.0)))
+        taken = {all_requests[i].job.key: shape[0] for i, shape in chosen.items()}
         return tuple(proposals), {
             "time": question.snapshot.time,
             "received": received,
@@ -106,36 +106,36 @@ class Gavel:
         now, since = question.snapshot.time, state.get("time")
         # The clock shows rounds longer than configured (a simulation's).
         half_s = max(self._interval_s, now - since if since is not None else 0.0) / 2
-        known: Mapping[str, Mapping[str, float]] = state.get("received", {})
+        earlier: Mapping[str, Mapping[str, float]] = state.get("received", {})
         given = {kind: float(state.get("given", {}).get(kind, 0.0)) for kind in kinds}
         held = elapsed(question, since) if since is not None else {}
         received = {}
         for job in question.snapshot.jobs:
             if job.submission is None:
                 continue
-            mine = dict(known.get(job.key, {}))
+            of_job = dict(earlier.get(job.key, {}))
             for kind in kinds:
-                if kind not in mine:
-                    mine[kind] = half_s
+                if kind not in of_job:
+                    of_job[kind] = half_s
                     given[kind] += half_s
-            if job.allocation is not None and job.allocation.gpu_type in mine:
-                mine[job.allocation.gpu_type] += held.get(job.key, 0.0)
+            if job.allocation is not None and job.allocation.gpu_type in of_job:
+                of_job[job.allocation.gpu_type] += held.get(job.key, 0.0)
                 if job.allocation.gpu_type in given:
                     given[job.allocation.gpu_type] += held.get(job.key, 0.0)
-            received[job.key] = mine
+            received[job.key] = of_job
         for key, kind in state.get("taken", {}).items():
             if key not in received and kind in given and since is not None:
                 given[kind] += now - since
         return received, given
 
     def _shares(
-        self, asked: Sequence[RigidRequest], question: Question, kinds: Sequence[str]
+        self, all_requests: Sequence[RigidRequest], question: Question, kinds: Sequence[str]
     ) -> Floats:
         """Return [jobs, types] shares of time."""
         per_node = question.snapshot.per_node
-        rates = np.zeros((len(asked), len(kinds)))
-        gpus = np.ones((len(asked), len(kinds)))
-        for i, request in enumerate(asked):
+        rates = np.zeros((len(all_requests), len(kinds)))
+        gpus = np.ones((len(all_requests), len(kinds)))
+        for i, request in enumerate(all_requests):
             for (kind, count), rate in _rates(request, question, per_node).items():
                 if kind in kinds:
                     rates[i, kinds.index(kind)] = rate
@@ -190,9 +190,9 @@ def shares(rates: Floats, gpus: Floats, room: Floats) -> Floats:
         np.zeros(count, dtype=np.int32),
     )
     highs.run()
-    found = np.asarray(highs.getSolution().col_value, dtype=np.float64)
-    if len(found) == count and np.isfinite(found).all():
-        x[job, kind] = found
+    values = np.asarray(highs.getSolution().col_value, dtype=np.float64)
+    if len(values) == count and np.isfinite(values).all():
+        x[job, kind] = values
     return x
 
 
@@ -202,14 +202,14 @@ def _rates(
     """Return the throughput in each shape: measured, else in proportion to the speed model."""
     model = question.models[request.job.job_id]
     learned = request.record.learned
-    speeds, known = {}, {}
+    speeds, measured = {}, {}
     for kind, gpus in request.shapes:
         nodes = -(-gpus // per_node.get(kind, gpus))
         speeds[kind, gpus] = model.speed(kind, gpus, nodes)
         profile = learned.application.on(kind) if learned else None
         if profile is not None and profile.rate:
-            known[kind, gpus] = profile.rate
-    if not known:
+            measured[kind, gpus] = profile.rate
+    if not measured:
         return speeds
-    scale = sum(known[s] / speeds[s] for s in known) / len(known)
-    return {s: known.get(s, scale * speeds[s]) for s in speeds}
+    scale = sum(measured[s] / speeds[s] for s in measured) / len(measured)
+    return {s: measured.get(s, scale * speeds[s]) for s in speeds}

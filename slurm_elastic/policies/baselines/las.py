@@ -26,9 +26,9 @@ from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
     Shape,
-    answer,
     arrival,
     elapsed,
+    proposal,
     requests,
     waits,
 )
@@ -59,7 +59,7 @@ class LeastAttainedService:
                 reason = Reason("queue-turn", queue=1 if first else 2)
             else:
                 reason = waits(request) if not request.held else Reason("others-less-served")
-            proposals.append(answer(request, chosen, reason, float(first)))
+            proposals.append(proposal(request, chosen, reason, float(first)))
         return tuple(proposals), {"time": question.snapshot.time, "jobs": books}
 
     def _account(self, question: Question, state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -70,11 +70,13 @@ class Pool:
 def requests(question: Question) -> list[RigidRequest]:
     """Return the question's jobs in order of their first submission, then of their ids."""
     total = gpus_of(question.snapshot)
-    found = []
+    rigid_requests = []
     for job, record, directive in question.elastic():
         shapes = tuple(_shapes(job, record, directive, total))
-        found.append(RigidRequest(job=job, record=record, shapes=shapes, held=job.allocation))
-    return sorted(found, key=lambda r: (arrival(r.job), r.job.job_id))
+        rigid_requests.append(
+            RigidRequest(job=job, record=record, shapes=shapes, held=job.allocation)
+        )
+    return sorted(rigid_requests, key=lambda r: (arrival(r.job), r.job.job_id))
 
 
 def arrival(job: Job) -> float:
@@ -91,7 +93,7 @@ def gpus_of(snapshot: Snapshot) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def answer(
+def proposal(
     request: RigidRequest, chosen: Shape | None, reason: Reason, value: float = 0.0
 ) -> Proposal:
     """Propose the chosen shape, else the present one, else waiting; None: waiting first."""
@@ -117,13 +119,13 @@ def elapsed(question: Question, since: Any) -> dict[str, float]:
 
     None: since the start of its present run.
     """
-    now, found = question.snapshot.time, {}
+    now, seconds = question.snapshot.time, {}
     for job in question.snapshot.jobs:
         if job.allocation is not None and job.submission is not None:
             begin = since if job.start_time is None else job.start_time
             begin = begin if since is None or begin is None else max(begin, since)
-            found[job.key] = max(0.0, now - begin) if begin is not None else 0.0
-    return found
+            seconds[job.key] = max(0.0, now - begin) if begin is not None else 0.0
+    return seconds
 
 
 def _shapes(

@@ -22,9 +22,9 @@ from slurm_elastic.core.plan import JobRecord, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.baselines.rigid import (
     Pool,
-    answer,
     arrival,
     elapsed,
+    proposal,
     requests,
     waits,
 )
@@ -61,17 +61,17 @@ class ShortestRemaining:
                 reason = Reason("short-remaining", left_s=seconds)
             else:
                 reason = waits(request) if not request.held else Reason("others-shorter")
-            proposals.append(answer(request, chosen, reason, -seconds))
+            proposals.append(proposal(request, chosen, reason, -seconds))
         return tuple(proposals), {"time": question.snapshot.time, "ran": ran}
 
     def _account(self, question: Question, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the seconds with GPUs of each existing job; of a new one: of its present run."""
-        known = state.get("ran", {})
-        later, whole = elapsed(question, state.get("time")), elapsed(question, None)
+        earlier = state.get("ran", {})
+        since_last, of_run = elapsed(question, state.get("time")), elapsed(question, None)
         return {
-            job.key: known[job.key] + later.get(job.key, 0.0)
-            if job.key in known
-            else whole.get(job.key, 0.0)
+            job.key: earlier[job.key] + since_last.get(job.key, 0.0)
+            if job.key in earlier
+            else of_run.get(job.key, 0.0)
             for job in question.snapshot.jobs
             if job.submission is not None
         }

@@ -22,8 +22,8 @@ from slurm_elastic.policies.baselines.rigid import (
     Pool,
     RigidRequest,
     Shape,
-    answer,
     arrival,
+    proposal,
     requests,
     waits,
 )
@@ -56,21 +56,21 @@ class Static:
         """Keep running jobs; then start by priority and age, with backfill."""
         now = question.snapshot.time
         pool = Pool(question.capacity)
-        asked = requests(question)
+        all_requests = requests(question)
         ends = [
             (_end(job, now), job.allocation.gpu_type, job.allocation.gpus)
             for job in question.snapshot.jobs
             if job.allocation is not None
         ]
-        for request in asked:
+        for request in all_requests:
             if request.present:
                 pool.take(request.present)
-        asked.sort(key=lambda r: (-r.job.priority, arrival(r.job), r.job.job_id))
+        all_requests.sort(key=lambda r: (-r.job.priority, arrival(r.job), r.job.job_id))
         proposals: list[Proposal] = []
         promise: _Promise | None = None
-        for request in asked:
+        for request in all_requests:
             if request.present:
-                proposals.append(answer(request, request.present, Reason("runs-until-end")))
+                proposals.append(proposal(request, request.present, Reason("runs-until-end")))
                 continue
             end = now + _limit(request.job)
             fitting = [s for s in request.shapes if pool.room(s)]
@@ -89,7 +89,7 @@ class Static:
                     reason = Reason("would-delay-job", job=promise.job_id)
                 if promise is None and request.shapes:
                     promise = _promise(request, pool, ends)
-            proposals.append(answer(request, chosen, reason))
+            proposals.append(proposal(request, chosen, reason))
         return tuple(proposals), state
 
 

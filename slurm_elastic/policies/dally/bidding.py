@@ -56,7 +56,7 @@ class BiddingResult:
 class BiddingRound:
     """Bids of one round; `results` when it is done."""
 
-    rooms: RoundCandidates
+    candidates: RoundCandidates
     order: Order
     lease_s: float
     preempts: bool
@@ -64,8 +64,8 @@ class BiddingRound:
     results: dict[int, BiddingResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.now = self.rooms.frame.snapshot.time
-        self._awaited = Awaited(self.rooms, (), self.lease_s)
+        self.now = self.candidates.frame.snapshot.time
+        self._awaited = Awaited(self.candidates, (), self.lease_s)
         self._givers = ShrinkCandidates(self.now)
         self.reasons = DallyReasons(self.order, self.now)
 
@@ -76,7 +76,7 @@ class BiddingRound:
             bidders: all gangs.
             bidding: those of them whose lease is over.
         """
-        self._awaited = Awaited(self.rooms, bidders, self.lease_s)
+        self._awaited = Awaited(self.candidates, bidders, self.lease_s)
         over = {b.job_id for b in bidding}
         for b in bidding:
             self._givers.put(b, b.held)
@@ -94,9 +94,9 @@ class BiddingRound:
             if bidder.held is not None and bidder.job_id not in self.results:
                 self._rescue(bidder)
         for bidder in bidders:
-            dealt = self.results[bidder.job_id]
-            if bidder.held and dealt.target == bidder.held and self.now >= bidder.firm_s:
-                self._improve(dealt, over=bidder.job_id in over)
+            result = self.results[bidder.job_id]
+            if bidder.held and result.target == bidder.held and self.now >= bidder.firm_s:
+                self._improve(result, over=bidder.job_id in over)
 
     def _due(self, waiting: Sequence[GangState]) -> None:
         """Run step 1."""
@@ -106,16 +106,16 @@ class BiddingRound:
         for bidder in due[:_MOST_KEPT]:
             if self._start(bidder, bidder.shapes):
                 continue
-            kept = [awaited.keep(bidder, *shape) for shape in bidder.shapes]
-            if not any(kept):
+            reserved = [awaited.keep(bidder, *shape) for shape in bidder.shapes]
+            if not any(reserved):
                 # Nothing comes free in time: any place is better than none.
                 self._start(bidder, bidder.shapes, anything=True)
 
     def _bid(self, bidder: GangState) -> None:
         """Run step 2 for one gang; a running one without a place is decided in step 3."""
         held = bidder.held
-        if held is not None and bidder.legal and self.rooms.holds(bidder, held):
-            self.rooms.stay(bidder, held)
+        if held is not None and bidder.legal and self.candidates.holds(bidder, held):
+            self.candidates.stay(bidder, held)
             awaiting = self._awaited.on(held.nodes)
             reason = self.reasons.until(awaiting) if awaiting else self.reasons.renewed()
             self._settle(BiddingResult(bidder, held, reason, renewed=awaiting is None))
@@ -134,40 +134,40 @@ class BiddingRound:
             self._givers.put(bidder, None)
 
     def _smaller(self, bidder: GangState) -> list[tuple[str, int]]:
-        found = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
-        return sorted(found, key=lambda shape: -shape[1])
+        shapes = [(kind, s) for kind, _ in bidder.shapes for s in self._sizes(bidder, kind)[1:]]
+        return sorted(shapes, key=lambda shape: -shape[1])
 
     def _sizes(self, bidder: GangState, kind: str) -> tuple[int, ...]:
-        return bidder.sizes(kind, self.rooms.frame.per_node.get(kind, 0))
+        return bidder.sizes(kind, self.candidates.frame.per_node.get(kind, 0))
 
     def _start(
         self, bidder: GangState, shapes: Iterable[tuple[str, int]], *, anything: bool = False
     ) -> bool:
         """Give a gang the first of these shapes with a place that it accepts."""
         for gpu_type, gpus in shapes:
-            hall = self.rooms.hall(bidder, gpu_type)
-            found = self._acceptable(bidder, hall.idle, gpu_type, gpus, anything=anything)
-            if found is not None:
-                self.rooms.take(bidder, found)
-                self._started(bidder, found)
+            candidates = self.candidates.of_type(bidder, gpu_type)
+            place = self._acceptable(bidder, candidates.idle, gpu_type, gpus, anything=anything)
+            if place is not None:
+                self.candidates.take(bidder, place)
+                self._started(bidder, place)
                 return True
-            if hall.open.room.free_total <= hall.idle.room.free_total:
+            if candidates.open.room.free_total <= candidates.idle.room.free_total:
                 continue
-            found = self._acceptable(bidder, hall.open, gpu_type, gpus, anything=anything)
-            if found is None:
+            place = self._acceptable(bidder, candidates.open, gpu_type, gpus, anything=anything)
+            if place is None:
                 continue
             if not self._given(bidder, gpu_type, gpus):
-                self.rooms.take(bidder, found)
-                self._started(bidder, found)
+                self.candidates.take(bidder, place)
+                self._started(bidder, place)
             return True
         return False
 
     def _started(
-        self, bidder: GangState, found: Allocation, gave: Sequence[ShrinkCandidate] = ()
+        self, bidder: GangState, place: Allocation, givers: Sequence[ShrinkCandidate] = ()
     ) -> None:
-        tier = tier_of(self.rooms.frame, found)
-        reason = self.reasons.starts(bidder, found, tier, gave)
-        self._settle(BiddingResult(bidder, found, reason, renewed=True))
+        tier = tier_of(self.candidates.frame, place)
+        reason = self.reasons.starts(bidder, place, tier, givers)
+        self._settle(BiddingResult(bidder, place, reason, renewed=True))
 
     def _acceptable(
         self,
@@ -185,75 +185,81 @@ class BiddingRound:
         waited = self._waited(bidder)
         sites = places.room.sites
         farthest = self.order.farthest(gpus, sites, waited)
-        name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK if anything else farthest)
+        name = self.candidates.name(bidder, gpu_type, GangTier.NETWORK if anything else farthest)
         best = self._best(bidder, gpu_type, gpus)
         place, share = places.best(name, gpus, enough=best)
         if not place or not (anything or self.order.accepts(share, best)):
             return None
-        found = self.rooms.allocation(gpu_type, place)
-        return found if not booked or self.rooms.holds(bidder, found) else None
+        allocation = self.candidates.allocation(gpu_type, place)
+        return allocation if not booked or self.candidates.holds(bidder, allocation) else None
 
     def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
         """Return the part of time that a gang computes on the best place of the empty cluster."""
-        name = self.rooms.name(bidder, gpu_type, GangTier.NETWORK)
-        return self.rooms.hall(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
+        name = self.candidates.name(bidder, gpu_type, GangTier.NETWORK)
+        return self.candidates.of_type(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
 
     def _given(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Start a gang on what elastic gangs can give, so that none is preempted."""
-        known = self._givers.of(gpu_type, bidder)
-        if not known:
+        shrinkable = self._givers.of(gpu_type, bidder)
+        if not shrinkable:
             return False
-        places = self.rooms.potential(bidder, gpu_type, potential(known), idle=True)
-        found = self._acceptable(bidder, places, gpu_type, gpus, booked=False)
-        if found is None:
+        places = self.candidates.potential(bidder, gpu_type, potential(shrinkable), idle=True)
+        place = self._acceptable(bidder, places, gpu_type, gpus, booked=False)
+        if place is None:
             return False
-        idle = self.rooms.hall(bidder, gpu_type).idle
-        return self._collected(bidder, found, idle, known)
+        idle = self.candidates.of_type(bidder, gpu_type).idle
+        return self._collected(bidder, place, idle, shrinkable)
 
     def _collected(
-        self, bidder: GangState, found: Allocation, free: Places, known: Sequence[ShrinkCandidate]
+        self,
+        bidder: GangState,
+        place: Allocation,
+        free: Places,
+        shrinkable: Sequence[ShrinkCandidate],
     ) -> bool:
         """Let other gangs give what a place lacks, and book all changes."""
-        kind = found.gpu_type
-        idle = {n: min(g, self.rooms.free_on(free, kind, n)) for n, g in found.shares}
-        missing = {n: g - idle[n] for n, g in found.shares if g > idle[n]}
-        gave = collect(known, missing, self.rooms.frame.per_node.get(kind, 0))
-        if gave is None:
+        kind = place.gpu_type
+        idle = {n: min(g, self.candidates.free_on(free, kind, n)) for n, g in place.shares}
+        missing = {n: g - idle[n] for n, g in place.shares if g > idle[n]}
+        shrunk = collect(shrinkable, missing, self.candidates.frame.per_node.get(kind, 0))
+        if shrunk is None:
             return False
-        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in gave]
-        if not self.rooms.exchange(bidder, found, changes, {n: g for n, g in idle.items() if g}):
+        changes = [(g.bidder, g.has, left, g.bidder.job_id in self.results) for g, left in shrunk]
+        if not self.candidates.exchange(
+            bidder, place, changes, {n: g for n, g in idle.items() if g}
+        ):
             return False
-        for giver, left in gave:
+        for giver, left in shrunk:
             reason = self.reasons.gives(giver, left, bidder)
             self._settle(BiddingResult(giver.bidder, left, reason, renewed=True))
-        if found == bidder.held:
-            reason = self.reasons.kept([g.bidder for g, _ in gave])
-            self._settle(BiddingResult(bidder, found, reason, renewed=True))
+        if place == bidder.held:
+            reason = self.reasons.kept([g.bidder for g, _ in shrunk])
+            self._settle(BiddingResult(bidder, place, reason, renewed=True))
         else:
-            self._started(bidder, found, [g for g, _ in gave])
+            self._started(bidder, place, [g for g, _ in shrunk])
         return True
 
-    def _settle(self, dealt: BiddingResult) -> None:
-        self.results[dealt.bidder.job_id] = dealt
-        self._givers.put(dealt.bidder, dealt.target)
+    def _settle(self, result: BiddingResult) -> None:
+        self.results[result.bidder.job_id] = result
+        self._givers.put(result.bidder, result.target)
 
     def _rescue(self, bidder: GangState) -> None:
         """Run step 3 for one gang."""
         held = bidder.held
         assert held is not None
         kind = held.gpu_type
-        known = self._givers.of(kind, bidder)
-        free = self.rooms.hall(bidder, kind).open
+        shrinkable = self._givers.of(kind, bidder)
+        free = self.candidates.of_type(bidder, kind).open
         for own in (*([held] if bidder.legal else []), *_parts(bidder, held)):
-            if self._collected(bidder, own, free, known):
+            if self._collected(bidder, own, free, shrinkable):
                 return
         sizes: tuple[int, ...] = self._sizes(bidder, kind)
         if bidder.legal:
             sizes = (held.gpus, *(s for s in sizes if s < held.gpus))
         for size in sizes:
-            places = self.rooms.potential(bidder, kind, potential(known), idle=False)
-            found = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
-            if found is not None and self._collected(bidder, found, free, known):
+            places = self.candidates.potential(bidder, kind, potential(shrinkable), idle=False)
+            place = self._acceptable(bidder, places, kind, size, anything=True, booked=False)
+            if place is not None and self._collected(bidder, place, free, shrinkable):
                 return
         taker = next(
             (
@@ -265,54 +271,54 @@ class BiddingRound:
             ),
             None,
         )
-        if not self.preempts or (not bidder.legal and self.rooms.holds(bidder, held)):
-            self.rooms.stay(bidder, held)
+        if not self.preempts or (not bidder.legal and self.candidates.holds(bidder, held)):
+            self.candidates.stay(bidder, held)
             self._settle(BiddingResult(bidder, held, self.reasons.renewed()))
             return
         self._settle(BiddingResult(bidder, None, self.reasons.preempted(taker)))
 
-    def _improve(self, dealt: BiddingResult, *, over: bool) -> None:
+    def _improve(self, result: BiddingResult, *, over: bool) -> None:
         """Run step 4: grow to the requested size, or come together, if that pays."""
-        bidder, held = dealt.bidder, dealt.target
+        bidder, held = result.bidder, result.target
         assert held is not None
         window_s = min(self.lease_s, bidder.gang.left_s or self.lease_s)
-        before = self._speed(bidder, held)
-        self.rooms.ledger.give(bidder.need, held)
-        after = held
+        old_speed = self._speed(bidder, held)
+        self.candidates.resources.give(bidder.need, held)
+        target = held
         for kind, size in self._better(bidder, held, over=over):
             own = dict(held.shares) if kind == held.gpu_type else {}
-            places = self.rooms.potential(bidder, kind, own, idle=False)
-            found = self._acceptable(bidder, places, kind, size)
-            if found is None or found == held:
+            places = self.candidates.potential(bidder, kind, own, idle=False)
+            place = self._acceptable(bidder, places, kind, size)
+            if place is None or place == held:
                 continue
-            gain = self._speed(bidder, found) / before - 1
+            gain = self._speed(bidder, place) / old_speed - 1
             if gain < self.min_gain or gain * window_s <= bidder.cost_s:
                 continue
-            reason = self.reasons.improves(bidder, held, found, gain)
-            self._settle(BiddingResult(bidder, found, reason, renewed=True))
-            after = found
+            reason = self.reasons.improves(bidder, held, place, gain)
+            self._settle(BiddingResult(bidder, place, reason, renewed=True))
+            target = place
             break
-        self.rooms.improve(bidder, held, after)
+        self.candidates.improve(bidder, held, target)
 
     def _better(self, bidder: GangState, held: Allocation, *, over: bool) -> list[tuple[str, int]]:
         """Return shapes that might be better than the present one, with enough idle GPUs.
 
         Another type only with too few GPUs, or at the end of a lease.
         """
-        found = []
+        shapes = []
         short = held.gpus < dict(bidder.shapes).get(held.gpu_type, held.gpus)
         for kind, _ in bidder.shapes:
             same = kind == held.gpu_type
-            free = self.rooms.hall(bidder, kind).open.room.free_total
+            free = self.candidates.of_type(bidder, kind).open.room.free_total
             if not free or not (same or short or over):
                 continue
             apart = len(held.nodes) > 1 and over
             for size in self._sizes(bidder, kind):
                 more = size > held.gpus or (apart and size == held.gpus)
                 if more if same else held.gpus <= size <= free:
-                    found.append((kind, size))
+                    shapes.append((kind, size))
         speed = bidder.model.base
-        return sorted(found, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
+        return sorted(shapes, key=lambda s: (-s[1] * speed(s[0]), s[0] != held.gpu_type, s[0]))
 
     def _why(self, bidder: GangState) -> Reason:
         """Return why a waiting gang gets nothing."""
@@ -320,18 +326,20 @@ class BiddingRound:
         if shape is None:
             return self.reasons.waits(bidder, None)
         kind, gpus = shape
-        hall = self.rooms.hall(bidder, kind)
-        name = self.rooms.name(bidder, kind, GangTier.NETWORK)
-        best, most = hall.whole.best(name, gpus, enough=1.0)
+        candidates = self.candidates.of_type(bidder, kind)
+        name = self.candidates.name(bidder, kind, GangTier.NETWORK)
+        best, most = candidates.whole.best(name, gpus, enough=1.0)
         if not best:
             return self.reasons.nowhere(kind, gpus)
-        place, share = hall.open.best(name, gpus, enough=most)
+        place, share = candidates.open.best(name, gpus, enough=most)
         if not place:
             return self.reasons.waits(bidder, shape)
-        return self.reasons.picky(bidder, _span(hall, best), _span(hall, place), share)
+        return self.reasons.too_far(
+            bidder, _span(candidates, best), _span(candidates, place), share
+        )
 
     def _speed(self, bidder: GangState, held: Allocation) -> float:
-        frame = self.rooms.frame
+        frame = self.candidates.frame
         nodes, racks = frame.topology.spread(n for n in held.nodes if n in frame.index)
         return bidder.model.speed(held.gpu_type, held.gpus, max(1, nodes), max(1, racks)) or 1e-12
 
@@ -342,8 +350,8 @@ class BiddingRound:
         return self.order.limit_s(bidder.gang.gpus, GangTier.NETWORK)
 
 
-def _span(hall: TypeCandidates, place: Place) -> tuple[int, int, int]:
-    return hall.open.room.sites.span(place)
+def _span(candidates: TypeCandidates, place: Place) -> tuple[int, int, int]:
+    return candidates.open.room.sites.span(place)
 
 
 def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:
@@ -351,10 +359,10 @@ def _parts(bidder: GangState, held: Allocation) -> list[Allocation]:
     sizes = [s for s in bidder.directive.sizes(held.gpu_type) if s < held.gpus]
     names = held.nodes
     each = held.shares[0][1]
-    found = []
+    parts = []
     for size in reversed(sizes):
         if len(names) == 1:
-            found.append(Allocation.of(held.gpu_type, {names[0]: size}))
+            parts.append(Allocation.of(held.gpu_type, {names[0]: size}))
         elif size % each == 0:
-            found.append(Allocation.of(held.gpu_type, dict.fromkeys(names[: size // each], each)))
-    return found
+            parts.append(Allocation.of(held.gpu_type, dict.fromkeys(names[: size // each], each)))
+    return parts

@@ -143,19 +143,19 @@ class _Layout:
 
     def room(self, free: Ints) -> FreeMap:
         """Return a free map with this many GPUs free on each node of the frame."""
-        found: list[int] = []
+        free_by_domain: list[int] = []
         domains = self.sites.domains_of
         for at, count in enumerate(free[self.nodes].tolist()):
-            mine = domains[at]
-            if len(mine) == 1:
-                found.append(max(0, count))
+            of_node = domains[at]
+            if len(of_node) == 1:
+                free_by_domain.append(max(0, count))
                 continue
             left = [
                 max(0, self.sites.size[d] - used)
-                for d, used in zip(mine, self._taken[at], strict=True)
+                for d, used in zip(of_node, self._taken[at], strict=True)
             ]
-            found += _fitted(left, [self.sites.size[d] for d in mine], max(0, count))
-        return FreeMap(self.sites, found)
+            free_by_domain += _fitted(left, [self.sites.size[d] for d in of_node], max(0, count))
+        return FreeMap(self.sites, free_by_domain)
 
 
 class RoundCandidates:
@@ -163,7 +163,7 @@ class RoundCandidates:
 
     def __init__(
         self,
-        ledger: FreeResources,
+        resources: FreeResources,
         fabric: Fabric,
         everyone: Iterable[GangState],
         bidding: Iterable[GangState],
@@ -173,53 +173,53 @@ class RoundCandidates:
         """Prepare.
 
         Args:
-            ledger: free resources for these jobs; not to be used by the caller afterwards.
+            resources: free resources for these jobs; not to be used by the caller afterwards.
             fabric: link domains.
             everyone: all gangs of the round.
             bidding: gangs whose lease is over; their GPUs are open to all.
             live: what distance costs them.
         """
-        self.frame = ledger.frame
+        self.frame = resources.frame
         self.kinds = NeedKinds(live)
         self._fabric = fabric
-        self._idle = ledger
+        self._idle = resources
         self._layouts: dict[str, _Layout] = {}
-        self._halls: dict[tuple[object, ...], tuple[str, TypeCandidates]] = {}
-        self.ledger = ledger.copy()
+        self._by_need: dict[tuple[object, ...], tuple[str, TypeCandidates]] = {}
+        self.resources = resources.copy()
         for bidder in bidding:
-            self.ledger.give(bidder.need, bidder.held)
+            self.resources.give(bidder.need, bidder.held)
         # All at once: later allocations are taken from all that exist.
         for bidder in everyone:
             for gpu_type, _ in bidder.shapes:
-                self.hall(bidder, gpu_type)
+                self.of_type(bidder, gpu_type)
 
-    def hall(self, bidder: GangState, gpu_type: str) -> TypeCandidates:
+    def of_type(self, bidder: GangState, gpu_type: str) -> TypeCandidates:
         """Return the candidates of a type for a gang."""
         allowed = self.frame.allowed(bidder.job)
         need = bidder.need
         required, *_ = self.frame.own_constraints(bidder.job)
         key = (gpu_type, id(allowed), need.cpus_per_gpu, need.memory_per_gpu_mb, required)
-        known = self._halls.get(key)
-        if known is not None:
-            return known[1]
+        cached = self._by_need.get(key)
+        if cached is not None:
+            return cached[1]
         if required:
             # Slurm gives all nodes that the job requires: a place on some of them is impossible.
             allowed = allowed & np.isin(np.array(self.frame.names), required)
         layout = self._layout(gpu_type)
         ever = self.frame.allowed(bidder.job, planned=True)
         ever = ever & allowed if required else ever
-        hall = TypeCandidates(
+        candidates = TypeCandidates(
             *(
                 Places(layout.room(free), self.kinds, self.kinds, layout.most)
                 for free in (
                     np.where(allowed, self._idle.room(need), 0),
-                    np.where(allowed, self.ledger.room(need), 0),
+                    np.where(allowed, self.resources.room(need), 0),
                     np.where(ever, self.frame.gpus, 0),
                 )
             )
         )
-        self._halls[key] = gpu_type, hall
-        return hall
+        self._by_need[key] = gpu_type, candidates
+        return candidates
 
     def name(self, bidder: GangState, gpu_type: str, farthest: GangTier) -> str:
         """Return the name of the kind of a gang on a type."""
@@ -242,27 +242,27 @@ class RoundCandidates:
 
     def holds(self, bidder: GangState, allocation: Allocation) -> bool:
         """Return whether GPUs, CPUs, memory and limits allow an allocation on allowed nodes."""
-        room = self.ledger.room(bidder.need)
+        room = self.resources.room(bidder.need)
         shares = self.frame.shares(allocation.shares)
         if len(shares) != len(allocation.shares) or any(room[i] < g for i, g in shares.items()):
             return False
-        return not self.ledger.exceeds_limits(bidder.need, allocation)
+        return not self.resources.exceeds_limits(bidder.need, allocation)
 
     def take(self, bidder: GangState, allocation: Allocation) -> None:
         """Allocate to a gang; no other one is offered it."""
-        self.ledger.take(bidder.need, allocation)
+        self.resources.take(bidder.need, allocation)
         self._remove(allocation.gpu_type, dict(allocation.shares))
 
     def stay(self, bidder: GangState, allocation: Allocation) -> None:
         """Let a gang whose lease is over keep (some of) its GPUs; idle GPUs stay idle."""
-        self.ledger.take(bidder.need, allocation)
+        self.resources.take(bidder.need, allocation)
         self._remove(allocation.gpu_type, dict(allocation.shares), idle=False)
 
-    def improve(self, bidder: GangState, before: Allocation, after: Allocation) -> None:
+    def improve(self, bidder: GangState, old: Allocation, new: Allocation) -> None:
         """Give a served gang another place out of what is free; `before` is freed."""
-        self.ledger.take(bidder.need, after)
-        more = {n: g - before.on(n) for n, g in after.shares if g > before.on(n)}
-        self._remove(after.gpu_type, more)
+        self.resources.take(bidder.need, new)
+        more = {n: g - old.on(n) for n, g in new.shares if g > old.on(n)}
+        self._remove(new.gpu_type, more)
 
     def exchange(
         self,
@@ -272,18 +272,18 @@ class RoundCandidates:
         idle: Mapping[str, int],
     ) -> bool:
         """Give a gang a place of `idle` GPUs and of those that others give; False: impossible."""
-        before = self.ledger.copy()
+        saved = self.resources.copy()
         for giver, has, left, served in changes:
             if served:
-                self.ledger.give(giver.need, has)
+                self.resources.give(giver.need, has)
             elif not self.holds(giver, left):
-                self.ledger = before
+                self.resources = saved
                 return False
-            self.ledger.take(giver.need, left)
+            self.resources.take(giver.need, left)
         if not self.holds(bidder, place):
-            self.ledger = before
+            self.resources = saved
             return False
-        self.ledger.take(bidder.need, place)
+        self.resources.take(bidder.need, place)
         for _, has, _, served in changes:
             if not served:
                 # All of it was open to all gangs until now.
@@ -294,15 +294,15 @@ class RoundCandidates:
     def keep(self, gpu_type: str, idle: Mapping[str, int]) -> None:
         """Keep these idle GPUs: offer them to no gang."""
         for name, gpus in idle.items():
-            self.ledger.gpus[self.frame.index[name]] -= gpus
+            self.resources.gpus[self.frame.index[name]] -= gpus
         self._remove(gpu_type, idle)
 
     def potential(
         self, bidder: GangState, gpu_type: str, more: Mapping[str, int], *, idle: bool
     ) -> Places:
         """Return a gang's free map, copied, with further GPUs on some nodes."""
-        hall, layout = self.hall(bidder, gpu_type), self._layout(gpu_type)
-        room = (hall.idle if idle else hall.open).room.copy()
+        candidates, layout = self.of_type(bidder, gpu_type), self._layout(gpu_type)
+        room = (candidates.idle if idle else candidates.open).room.copy()
         allowed = self.frame.allowed(bidder.job)
         own = bidder.held.nodes if bidder.held else ()
         for name, gpus in more.items():
@@ -329,17 +329,19 @@ class RoundCandidates:
         return layout.sites, layout.names
 
     def _layout(self, gpu_type: str) -> _Layout:
-        found = self._layouts.get(gpu_type)
-        if found is None:
-            found = self._layouts[gpu_type] = _Layout(self.frame, self._fabric, gpu_type)
-        return found
+        layout = self._layouts.get(gpu_type)
+        if layout is None:
+            layout = self._layouts[gpu_type] = _Layout(self.frame, self._fabric, gpu_type)
+        return layout
 
     def _remove(self, gpu_type: str, shares: Mapping[str, int], *, idle: bool = True) -> None:
         layout = self._layout(gpu_type)
-        for kind, hall in self._halls.values():
+        for kind, candidates in self._by_need.values():
             if kind != gpu_type:
                 continue
-            for room in (hall.idle.room, hall.open.room) if idle else (hall.open.room,):
+            for room in (
+                (candidates.idle.room, candidates.open.room) if idle else (candidates.open.room,)
+            ):
                 for name, gpus in shares.items():
                     at = layout.at.get(self.frame.index.get(name, -1))
                     if at is not None:
@@ -369,14 +371,14 @@ def _taken(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list
     for job in frame.snapshot.jobs:
         for name, text in job.devices if job.allocation else ():
             used.setdefault(name, set()).update(_indexes(text))
-    found = []
+    taken = []
     for i in order:
         node = frame.snapshot.nodes[i]
         domains = fabric.domains(node.name)
-        mine = used.get(node.name, set())
-        counts = [len(mine & set(d)) for d in domains]
-        found.append(counts or [0])
-    return found
+        used_here = used.get(node.name, set())
+        counts = [len(used_here & set(d)) for d in domains]
+        taken.append(counts or [0])
+    return taken
 
 
 @lru_cache(maxsize=4096)
@@ -389,11 +391,11 @@ def _indexes(text: str) -> tuple[int, ...]:
 
 def _fitted(left: Sequence[int], sizes: Sequence[int], count: int) -> list[int]:
     """Return free GPUs of each domain, near `left`, with the known sum."""
-    found = list(left)
-    while sum(found) > count:
-        at = max((i for i, f in enumerate(found) if f), key=lambda i: (-found[i], i))
-        found[at] -= 1
-    while sum(found) < count:
-        at = max((i for i, f in enumerate(found) if f < sizes[i]), key=lambda i: (found[i], -i))
-        found[at] += 1
-    return found
+    free = list(left)
+    while sum(free) > count:
+        at = max((i for i, f in enumerate(free) if f), key=lambda i: (-free[i], i))
+        free[at] -= 1
+    while sum(free) < count:
+        at = max((i for i, f in enumerate(free) if f < sizes[i]), key=lambda i: (free[i], -i))
+        free[at] += 1
+    return free

@@ -57,53 +57,55 @@ class Dally:
         """Run the bids of one round; see the module."""
         snapshot, config = question.snapshot, self._config
         frame = NodeArrays(snapshot)
-        ledger = FreeResources.of(frame, question.free) if question.free else FreeResources(frame)
-        book = GangStates(question, state, frame)
-        bidders = list(book.bidders(config))
+        resources = (
+            FreeResources.of(frame, question.free) if question.free else FreeResources(frame)
+        )
+        states = GangStates(question, state, frame)
+        bidders = list(states.bidders(config))
         bidding = [
             b for b in bidders if b.held and snapshot.time >= (b.until_s if b.legal else b.firm_s)
         ]
         waiting = [b.gang for b in bidders if b.held is None]
         waits = state.get("waits", {})
-        self._order.begin(snapshot.time, waiting=waiting, waits=waits, starts=book.starts)
-        rooms = RoundCandidates(
-            ledger,
+        self._order.begin(snapshot.time, waiting=waiting, waits=waits, starts=states.starts)
+        candidates = RoundCandidates(
+            resources,
             Fabric.of(snapshot, config.topology),
             bidders,
             bidding,
-            live=book.live,
+            live=states.live,
         )
-        deal = BiddingRound(
-            rooms=rooms,
+        bids = BiddingRound(
+            candidates=candidates,
             order=self._order,
             lease_s=config.dally.lease_s,
             preempts=config.controller.queue == "controller",
             min_gain=config.resize.min_gain,
         )
-        deal.run(bidders, bidding)
+        bids.run(bidders, bidding)
         proposals = []
         for bidder in bidders:
-            dealt = deal.results[bidder.job_id]
-            if dealt.renewed and bidder.held is not None:
-                book.renew(bidder)
-            proposals.append(_proposal(dealt))
+            result = bids.results[bidder.job_id]
+            if result.renewed and bidder.held is not None:
+                states.renew(bidder)
+            proposals.append(_proposal(result))
         return tuple(proposals), {
             "time": snapshot.time,
-            "jobs": book.entries,
+            "jobs": states.entries,
             "waits": self._order.waits,
         }
 
 
-def _proposal(dealt: BiddingResult) -> Proposal:
+def _proposal(result: BiddingResult) -> Proposal:
     """Rank exactly this place, else the present one, else waiting."""
-    bidder, target = dealt.bidder, dealt.target
-    ranked = [_exactly(target, dealt.reason)] if target else []
+    bidder, target = result.bidder, result.target
+    ranked = [_exactly(target, result.reason)] if target else []
     if target is None:
-        ranked.append(_wait(dealt.reason))
+        ranked.append(_wait(result.reason))
     if bidder.held is not None and bidder.held != target:
         ranked.append(_exactly(bidder.held, Reason("keeps-until-free")))
     if target is not None:
-        ranked.append(_wait(Reason("waits-for-nodes", nodes=target.nodes, reason=dealt.reason)))
+        ranked.append(_wait(Reason("waits-for-nodes", nodes=target.nodes, reason=result.reason)))
     return Proposal(job_id=bidder.job_id, alternatives=tuple(ranked))
 
 

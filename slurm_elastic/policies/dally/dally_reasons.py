@@ -52,7 +52,7 @@ class DallyReasons:
         """Return why a gang waits when the cluster never has such a place."""
         return Reason("no-even-place", gpus=gpus, gpu_type=gpu_type)
 
-    def picky(self, bidder: GangState, best: Span, place: Span, share: float) -> Reason:
+    def too_far(self, bidder: GangState, best: Span, place: Span, share: float) -> Reason:
         """Return why a gang waits although there is a place: it is spread too far."""
         waited = max(0.0, self.now - bidder.gang.since_s)
         tier = GangTier.NETWORK if place[0] > best[0] else GangTier.RACK

@@ -83,17 +83,17 @@ class GangState:
 
         The others are those that fit evenly on the fewest nodes; of many, halves are tried.
         """
-        asked = dict(self.shapes).get(gpu_type, 0)
-        if not asked:
+        requested = dict(self.shapes).get(gpu_type, 0)
+        if not requested:
             return ()
-        legal = [s for s in self.directive.sizes(gpu_type) if s < asked]
+        smaller = [s for s in self.directive.sizes(gpu_type) if s < requested]
         unit = self.directive.unit_for(gpu_type)
-        even = [s for s in legal[::-1] if _compact(s, per_node, unit)]
-        kept = even[:_SMALLER]
+        even = [s for s in smaller[::-1] if _compact(s, per_node, unit)]
+        chosen = even[:_SMALLER]
         while len(even) > _SMALLER:
             even = [s for s in even if s <= even[0] // 2]
-            kept += even[:1]
-        return tuple(dict.fromkeys((asked, *kept, *even, *legal[:1])))
+            chosen += even[:1]
+        return tuple(dict.fromkeys((requested, *chosen, *even, *smaller[:1])))
 
 
 class GangStates:
@@ -111,12 +111,12 @@ class GangStates:
         self.live = LiveCommunication.of(question.records, question.models)
         self.entries: dict[str, dict[str, Any]] = {}
         self.starts: list[Start] = []
-        now, known = question.snapshot.time, state.get("jobs", {})
+        now, earlier = question.snapshot.time, state.get("jobs", {})
         held_s = elapsed(question, state.get("time"))
         for job in question.snapshot.jobs:
             if job.submission is None or job.state is JobState.ENDED:
                 continue
-            entry = dict(known.get(job.key) or _fresh(job))
+            entry = dict(earlier.get(job.key) or _fresh(job))
             if job.allocation is not None:
                 seconds = held_s[job.key]
                 entry["ran"] += seconds
@@ -125,7 +125,7 @@ class GangStates:
             place = _place(job.allocation)
             if place != entry["place"]:
                 began = job.start_time if job.start_time is not None else now
-                if job.allocation is not None and not entry["place"] and known:
+                if job.allocation is not None and not entry["place"] and earlier:
                     tier = tier_of(frame, job.allocation)
                     waited_s = max(0.0, began - entry["since"])
                     self.starts.append(Start(began, job.allocation.gpus, tier, waited_s))
@@ -235,9 +235,9 @@ def _place(held: Allocation | None) -> list[list[Any]]:
     return [[node, gpus] for node, gpus in held.shares] if held else []
 
 
-def _shapes(known: tuple[Shape, ...], directive: Directive, asked: int) -> Iterator[Shape]:
+def _shapes(shapes: tuple[Shape, ...], directive: Directive, requested: int) -> Iterator[Shape]:
     """Iterate over the shapes of a request, at the size that was first asked for."""
-    for gpu_type, gpus in known:
+    for gpu_type, gpus in shapes:
         sizes = directive.sizes(gpu_type)
-        more = [s for s in sizes if gpus <= s <= asked]
-        yield gpu_type, (more[-1] if more else gpus)
+        larger = [s for s in sizes if gpus <= s <= requested]
+        yield gpu_type, (larger[-1] if larger else gpus)

@@ -21,55 +21,55 @@ class Awaited:
     """Gangs that await nodes."""
 
     def __init__(
-        self, rooms: RoundCandidates, everyone: Iterable[GangState], lease_s: float
+        self, candidates: RoundCandidates, everyone: Iterable[GangState], lease_s: float
     ) -> None:
-        self._rooms = rooms
+        self._candidates = candidates
         self._until_s = {b.job_id: b.until_s for b in everyone}
         self._lease_s = lease_s
-        self._now = rooms.frame.snapshot.time
-        self._by: dict[str, GangState] = {}
+        self._now = candidates.frame.snapshot.time
+        self._gang_of: dict[str, GangState] = {}
         self._coming: dict[str, Coming] = {}
 
     def on(self, nodes: Iterable[str]) -> GangState | None:
         """Return the gang that awaits one of these nodes, None if none does."""
-        return next((self._by[n] for n in nodes if n in self._by), None)
+        return next((self._gang_of[n] for n in nodes if n in self._gang_of), None)
 
     def keep(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Keep idle GPUs where a gang's GPUs come free within a lease; False: nowhere do they."""
-        sites, names = self._rooms.nodes(gpu_type)
-        hall = self._rooms.hall(bidder, gpu_type)
+        sites, names = self._candidates.nodes(gpu_type)
+        candidates = self._candidates.of_type(bidder, gpu_type)
         unit = bidder.directive.unit_for(gpu_type)
-        coming = self._known(gpu_type)
-        idle, whole = hall.idle.room.node, hall.whole.room.node
+        coming = self._coming_on(gpu_type)
+        idle, whole = candidates.idle.room.node, candidates.whole.room.node
         for count, each in even_splits(gpus, sites.per_node, unit)[:1]:
             times: dict[int, float] = {}
             for n, name in enumerate(names):
-                if name in self._by or whole[n] < each:
+                if name in self._gang_of or whole[n] < each:
                     continue
                 at = _when(idle[n], coming.get(name, ()), each, self._now)
                 if at is not None and at <= self._now + self._lease_s:
                     times[n] = at
             racks = [sorted((times[n], n) for n in ns if n in times) for ns in sites.nodes_of]
-            enough = [r[:count] for r in racks if len(r) >= count]
-            found = min(enough, key=lambda r: r[-1], default=[])
-            if not found and not any(
+            racks_with_room = [r[:count] for r in racks if len(r) >= count]
+            chosen = min(racks_with_room, key=lambda r: r[-1], default=[])
+            if not chosen and not any(
                 sum(whole[n] >= each for n in ns) >= count for ns in sites.nodes_of
             ):
-                found = sorted((at, n) for n, at in times.items())[:count]
-            if len(found) == count:
-                self._by.update((names[n], bidder) for _, n in found)
-                kept = {names[n]: min(each, idle[n]) for _, n in found if idle[n]}
-                self._rooms.keep(gpu_type, kept)
+                chosen = sorted((at, n) for n, at in times.items())[:count]
+            if len(chosen) == count:
+                self._gang_of.update((names[n], bidder) for _, n in chosen)
+                idle_shares = {names[n]: min(each, idle[n]) for _, n in chosen if idle[n]}
+                self._candidates.keep(gpu_type, idle_shares)
                 return True
         return False
 
-    def _known(self, gpu_type: str) -> Coming:
+    def _coming_on(self, gpu_type: str) -> Coming:
         """Return when GPUs of each node come free: by leases of gangs, else by time limits."""
         known = self._coming.get(gpu_type)
         if known is not None:
             return known
-        found: dict[str, list[tuple[float, int]]] = {}
-        for job in self._rooms.frame.snapshot.jobs:
+        coming: dict[str, list[tuple[float, int]]] = {}
+        for job in self._candidates.frame.snapshot.jobs:
             held = job.allocation
             if held is None or held.gpu_type != gpu_type or job.state is JobState.ENDED:
                 continue
@@ -78,9 +78,9 @@ class Awaited:
                 until = job.start_time + job.time_limit_s
             if until is not None:
                 for name, gpus in held.shares:
-                    found.setdefault(name, []).append((max(self._now, until), gpus))
-        self._coming[gpu_type] = found
-        return found
+                    coming.setdefault(name, []).append((max(self._now, until), gpus))
+        self._coming[gpu_type] = coming
+        return coming
 
 
 def _when(free: int, coming: Iterable[tuple[float, int]], gpus: int, now_s: float) -> float | None:

@@ -73,55 +73,59 @@ class ShrinkCandidates:
 
     def of(self, gpu_type: str, taker: GangState) -> list[ShrinkCandidate]:
         """Return all of a type but the gang that takes."""
-        known = self._by_type.get(gpu_type, {})
-        return [g for job_id, g in known.items() if job_id != taker.job_id]
+        candidates = self._by_type.get(gpu_type, {})
+        return [g for job_id, g in candidates.items() if job_id != taker.job_id]
 
 
-def potential(known: Iterable[ShrinkCandidate]) -> dict[str, int]:
+def potential(candidates: Iterable[ShrinkCandidate]) -> dict[str, int]:
     """Return the GPUs by node that all of them together can give."""
-    found: dict[str, int] = {}
-    for giver in known:
+    gpus_by_node: dict[str, int] = {}
+    for giver in candidates:
         for name, gpus in giver.gives.items():
-            found[name] = found.get(name, 0) + gpus
-    return found
+            gpus_by_node[name] = gpus_by_node.get(name, 0) + gpus
+    return gpus_by_node
 
 
 def collect(
-    known: Iterable[ShrinkCandidate], missing: Mapping[str, int], per_node: int
+    candidates: Iterable[ShrinkCandidate], missing: Mapping[str, int], per_node: int
 ) -> list[tuple[ShrinkCandidate, Allocation]] | None:
     """Select gangs that free these GPUs on these nodes, with what each keeps; None: too few.
 
     On each node those that give just enough go first, else those that give most; ties by id.
     """
-    pool = [g for g in known if any(n in missing for n in g.gives)]
+    pool = [g for g in candidates if any(n in missing for n in g.gives)]
     taken: dict[int, dict[str, int]] = {}
     for name in sorted(missing):
         need = missing[name]
         while need > 0:
-            able = [
+            givers = [
                 (g, more)
                 for g in pool
                 if (more := g.gives.get(name, 0) - taken.get(g.bidder.job_id, {}).get(name, 0)) > 0
             ]
-            if not able:
+            if not givers:
                 return None
             giver, more = min(
-                able, key=lambda a: (a[1] < need, abs(a[1] - need), a[0].bidder.job_id)
+                givers, key=lambda a: (a[1] < need, abs(a[1] - need), a[0].bidder.job_id)
             )
             share = min(more, need)
-            mine = taken.setdefault(giver.bidder.job_id, {})
-            whole = giver.gives[name] if name in _leaving(giver) else mine.get(name, 0) + share
-            need -= whole - mine.get(name, 0)
-            mine[name] = whole
-    answer = []
+            taken_of_giver = taken.setdefault(giver.bidder.job_id, {})
+            whole = (
+                giver.gives[name]
+                if name in _leaving(giver)
+                else taken_of_giver.get(name, 0) + share
+            )
+            need -= whole - taken_of_giver.get(name, 0)
+            taken_of_giver[name] = whole
+    shrunk = []
     for giver in pool:
-        mine = taken.get(giver.bidder.job_id, {})
-        if mine:
-            left = giver.without(mine, per_node)
-            if left is None:
+        taken_of_giver = taken.get(giver.bidder.job_id, {})
+        if taken_of_giver:
+            remaining = giver.without(taken_of_giver, per_node)
+            if remaining is None:
                 return None
-            answer.append((giver, left))
-    return answer
+            shrunk.append((giver, remaining))
+    return shrunk
 
 
 def _gives(bidder: GangState, has: Allocation) -> dict[str, int]:
@@ -136,9 +140,9 @@ def _gives(bidder: GangState, has: Allocation) -> dict[str, int]:
     if set(shares.values()) != {each}:
         return {}
     names = list(shares)
-    kept = next((j for j in range(1, len(names)) if j * each in sizes), None)
-    if kept is not None:
-        return dict.fromkeys(names[kept:], each)
+    nodes_kept = next((j for j in range(1, len(names)) if j * each in sizes), None)
+    if nodes_kept is not None:
+        return dict.fromkeys(names[nodes_kept:], each)
     least = next((k for k in range(1, each) if k * len(names) in sizes), None)
     return dict.fromkeys(names, each - least) if least is not None else {}
 

@@ -40,11 +40,11 @@ class BatchQuestion:
         self.per_node = question.snapshot.per_node
         self.totals = gpus_of(question.snapshot)
         self._rows = rows
-        found = [
+        jobs = [
             Candidate(job, record, directive, question.models[job.job_id])
             for job, record, directive in question.elastic()
         ]
-        self.jobs = sorted(found, key=lambda j: (arrival(j.job), j.job.job_id))
+        self.jobs = sorted(jobs, key=lambda j: (arrival(j.job), j.job.job_id))
 
     @property
     def now(self) -> float:
@@ -76,13 +76,13 @@ class BatchProposals:
     """Proposals after a division.
 
     Attributes:
-        asked: the question.
+        question: the one that is answered.
         targets: of the division, by job key; `why`: reasons of jobs without one.
         dropped: keys of jobs rejected for good.
         next_s: when GPUs are divided next (epoch s).
     """
 
-    asked: BatchQuestion
+    question: BatchQuestion
     targets: Mapping[str, BatchTarget]
     why: Mapping[str, Reason]
     dropped: Collection[str]
@@ -95,7 +95,7 @@ class BatchProposals:
         if target is None:
             ranked = [self._stays(job) if held else self._waits(key)]
             return Proposal(job_id=job.job.job_id, alternatives=tuple(ranked))
-        row = self.asked.row(job, target.gpu_type)
+        row = self.question.row(job, target.gpu_type)
         assert row is not None
         present = held.gpus if held and held.gpu_type == target.gpu_type else 0
         ranked = [_size(row, target, self._chosen(row, target))]
@@ -128,16 +128,16 @@ class BatchProposals:
         )
 
     def _stays(self, job: Candidate) -> Alternative:
-        """What a running job without a target has."""
+        """Propose the present shape of a running job without a target."""
         assert job.held is not None
         kind, gpus = job.held.gpu_type, job.held.gpus
-        row = self.asked.row(job, kind)
-        why = self._next() if row is not None and row.least else self.asked.why_never(job)
+        row = self.question.row(job, kind)
+        why = self._next() if row is not None and row.least else self.question.why_never(job)
         reason = Reason("keeps-until-divided", reason=why)
         return Alternative(gpu_type=kind, gpus=gpus, value=0.0, reason=reason)
 
     def _waits(self, key: str) -> Alternative:
-        """Why a pending job gets nothing."""
+        """Propose to wait, with the reason."""
         why = self.why.get(key)
         if key not in self.dropped:
             return Alternative(gpu_type="", gpus=0, value=0.0, reason=why or self._next())

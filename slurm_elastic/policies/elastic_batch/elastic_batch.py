@@ -52,21 +52,21 @@ class _Pool:
 
     Attributes:
         free: GPUs that elastic jobs may have.
-        asked: the sum of its members' least sizes.
+        least_sum: sum of its members' least sizes.
         closed: a job waits for GPUs of it: none behind that job is admitted.
     """
 
     free: int
-    asked: int = 0
+    least_sum: int = 0
     closed: bool = False
     members: list[tuple[Candidate, ValueRow]] = field(default_factory=list)
 
     def room(self, row: ValueRow) -> bool:
-        return 0 < row.least <= self.free - self.asked
+        return 0 < row.least <= self.free - self.least_sum
 
     def add(self, job: Candidate, row: ValueRow) -> None:
         self.members.append((job, row))
-        self.asked += row.least
+        self.least_sum += row.least
 
 
 class ElasticBatch:
@@ -88,7 +88,7 @@ class ElasticBatch:
         """Rank alternatives for every job of the question; see the module."""
         alive = {job.key for job in question.snapshot.jobs}
         self._rows.forget(alive)
-        asked = BatchQuestion(question, self._rows)
+        batch_question = BatchQuestion(question, self._rows)
         targets = {k: BatchTarget(*t) for k, t in state.get("targets", {}).items() if k in alive}
         why = {
             k: reason
@@ -98,11 +98,13 @@ class ElasticBatch:
         dropped = [k for k in state.get("dropped", ()) if k in alive]
         dropped = dropped if self._config.mode == "drop" else []
         at = float(state.get("at", -np.inf))
-        if self._due(asked, at, targets, dropped):
-            at = asked.now
-            self._divide(asked, targets, why, dropped)
-        answers = BatchProposals(asked, targets, why, dropped, at + self._config.interval_s)
-        return tuple(answers.proposal(job) for job in asked.jobs), {
+        if self._due(batch_question, at, targets, dropped):
+            at = batch_question.now
+            self._divide(batch_question, targets, why, dropped)
+        answers = BatchProposals(
+            batch_question, targets, why, dropped, at + self._config.interval_s
+        )
+        return tuple(answers.proposal(job) for job in batch_question.jobs), {
             "at": at,
             "targets": {k: [t.gpu_type, t.gpus, t.batch] for k, t in sorted(targets.items())},
             "why": {k: r.to_json() for k, r in sorted(why.items())},
@@ -113,30 +115,30 @@ class ElasticBatch:
 
     def _due(
         self,
-        asked: BatchQuestion,
+        batch_question: BatchQuestion,
         at: float,
         targets: Mapping[str, BatchTarget],
         dropped: list[str],
     ) -> bool:
         """Return whether GPUs are divided now."""
-        now = asked.now
+        now = batch_question.now
         if now - at >= self._config.interval_s - _EARLY_S:
             return True
-        left = dict(asked.question.capacity)
+        left = dict(batch_question.question.capacity)
         spare = dict(left)
         waiting = []
-        for job in asked.jobs:
+        for job in batch_question.jobs:
             target = targets.get(job.job.key)
             if target is None and job.held is not None:
                 target = BatchTarget(job.held.gpu_type, job.held.gpus, 0)
             elif target is not None:
-                row = asked.row(job, target.gpu_type)
+                row = batch_question.row(job, target.gpu_type)
                 if row is None or not row.allows(target.gpus):
                     return True
             if target is None:
                 waiting.append(job)
                 continue
-            row = asked.row(job, target.gpu_type)
+            row = batch_question.row(job, target.gpu_type)
             left[target.gpu_type] = left.get(target.gpu_type, 0) - target.gpus
             least = min(row.least or target.gpus, target.gpus) if row else target.gpus
             spare[target.gpu_type] = spare.get(target.gpu_type, 0) - least
@@ -146,7 +148,7 @@ class ElasticBatch:
             self._overdue(job, now) and row.least and row.least <= spare.get(kind, 0)
             for job in waiting
             if job.job.key not in dropped
-            for kind, row in asked.rows(job)
+            for kind, row in batch_question.rows(job)
         )
 
     def _overdue(self, job: Candidate, now: float) -> bool:
@@ -157,43 +159,46 @@ class ElasticBatch:
 
     def _divide(
         self,
-        asked: BatchQuestion,
+        batch_question: BatchQuestion,
         targets: dict[str, BatchTarget],
         why: dict[str, Reason],
         dropped: list[str],
     ) -> None:
         """Divide the GPUs; targets, reasons and rejected jobs are changed in place."""
-        pools = {t: _Pool(free) for t, free in sorted(asked.question.capacity.items())}
-        new = self._present(asked, pools, targets)
-        before = dict(targets)
-        for job in asked.jobs:
+        pools = {t: _Pool(free) for t, free in sorted(batch_question.question.capacity.items())}
+        new = self._present(batch_question, pools, targets)
+        old_targets = dict(targets)
+        for job in batch_question.jobs:
             targets.pop(job.job.key, None)
             why.pop(job.job.key, None)
         new = [job for job in new if job.job.key not in dropped]
-        now = asked.now
+        now = batch_question.now
         new.sort(key=lambda j: (not self._overdue(j, now), arrival(j.job), j.job.job_id))
         for job in new:
-            refused = self._admit(asked, job, pools, guarded=self._overdue(job, now))
+            refused = self._admit(batch_question, job, pools, guarded=self._overdue(job, now))
             if refused:
                 why[job.job.key] = refused
                 if self._config.mode == "drop":
                     dropped.append(job.job.key)
         for kind, pool in pools.items():
-            targets.update(self._solve(kind, pool, asked, before))
+            targets.update(self._solve(kind, pool, batch_question, old_targets))
 
     def _present(
-        self, asked: BatchQuestion, pools: dict[str, _Pool], targets: Mapping[str, BatchTarget]
+        self,
+        batch_question: BatchQuestion,
+        pools: dict[str, _Pool],
+        targets: Mapping[str, BatchTarget],
     ) -> list[Candidate]:
         """Put jobs that run, or were admitted before, into their pools; return the others."""
         new: list[Candidate] = []
         waiting: list[Candidate] = []
         short: list[tuple[Candidate, ValueRow]] = []
-        for job in asked.jobs:
+        for job in batch_question.jobs:
             if job.held is None:
                 (waiting if job.job.key in targets else new).append(job)
                 continue
             pool = pools.setdefault(job.held.gpu_type, _Pool(0))
-            row = asked.row(job, job.held.gpu_type)
+            row = batch_question.row(job, job.held.gpu_type)
             if row is not None and 0 < row.least <= job.held.gpus:
                 pool.add(job, row)
                 continue
@@ -210,7 +215,7 @@ class ElasticBatch:
                 pool.free -= job.held.gpus
         for job in waiting:
             kind = targets[job.job.key].gpu_type
-            row = asked.row(job, kind)
+            row = batch_question.row(job, kind)
             if row is not None and kind in pools and pools[kind].room(row):
                 pools[kind].add(job, row)
             else:
@@ -218,12 +223,17 @@ class ElasticBatch:
         return new
 
     def _admit(
-        self, asked: BatchQuestion, job: Candidate, pools: Mapping[str, _Pool], *, guarded: bool
+        self,
+        batch_question: BatchQuestion,
+        job: Candidate,
+        pools: Mapping[str, _Pool],
+        *,
+        guarded: bool,
     ) -> Reason | None:
         """Put a new job into a pool, or return why not."""
-        rows = [(kind, row) for kind, row in asked.rows(job) if row.least]
+        rows = [(kind, row) for kind, row in batch_question.rows(job) if row.least]
         if not rows:
-            return Reason("request-impossible", reason=asked.why_never(job))
+            return Reason("request-impossible", reason=batch_question.why_never(job))
         good = [
             (kind, row)
             for kind, row in rows
@@ -240,7 +250,11 @@ class ElasticBatch:
         return None
 
     def _solve(
-        self, kind: str, pool: _Pool, asked: BatchQuestion, before: Mapping[str, BatchTarget]
+        self,
+        kind: str,
+        pool: _Pool,
+        batch_question: BatchQuestion,
+        old_targets: Mapping[str, BatchTarget],
     ) -> Iterator[tuple[str, BatchTarget]]:
         """Divide one pool."""
         if not pool.members:
@@ -257,9 +271,9 @@ class ElasticBatch:
         assert division is not None, "every member's least was added up"
         for (job, row), gpus in zip(pool.members, division.gpus.tolist(), strict=True):
             target = BatchTarget(kind, gpus, int(row.batch[gpus]))
-            kept = before.get(job.job.key)
-            if kept and (kept.gpu_type, kept.gpus) == (kind, gpus):
-                target = self._batch(asked, job, row, target, kept)
+            old_target = old_targets.get(job.job.key)
+            if old_target and (old_target.gpu_type, old_target.gpus) == (kind, gpus):
+                target = self._batch(batch_question, job, row, target, old_target)
             yield job.job.key, target
 
     def _worth_changing(self, job: Candidate) -> float:
@@ -271,17 +285,23 @@ class ElasticBatch:
 
     def _batch(
         self,
-        asked: BatchQuestion,
+        batch_question: BatchQuestion,
         job: Candidate,
         row: ValueRow,
         target: BatchTarget,
-        kept: BatchTarget,
+        old_target: BatchTarget,
     ) -> BatchTarget:
         """Return the batch on unchanged GPUs: the present one unless another is better."""
-        if self._config.batch != "elastic" or not target.batch or kept.batch in (0, target.batch):
+        if (
+            self._config.batch != "elastic"
+            or not target.batch
+            or old_target.batch in (0, target.batch)
+        ):
             return target
-        worth = self._rows.worth(job, kept.gpu_type, kept.gpus, kept.batch, asked.per_node)
-        return kept if worth * (1 + BATCH_GAIN) >= row.value[target.gpus] else target
+        worth = self._rows.worth(
+            job, old_target.gpu_type, old_target.gpus, old_target.batch, batch_question.per_node
+        )
+        return old_target if worth * (1 + BATCH_GAIN) >= row.value[target.gpus] else target
 
 
 def _fair(pool: _Pool, row: ValueRow) -> float:

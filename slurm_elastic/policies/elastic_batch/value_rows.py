@@ -90,7 +90,7 @@ class ValueRows:
 
     def __init__(self, config: ElasticBatchSettings) -> None:
         self._config = config
-        self._kept: dict[tuple[str, str], tuple[tuple[object, ...], ValueRow | None]] = {}
+        self._cache: dict[tuple[str, str], tuple[tuple[object, ...], ValueRow | None]] = {}
 
     def row(
         self, job: Candidate, gpu_type: str, *, per_node: Mapping[str, int], most: int, seed: int
@@ -104,27 +104,27 @@ class ValueRows:
             most: GPUs of the type that there are.
             seed: for batches that are drawn.
         """
-        known: object = job.model if job.learned is None else job.learned
+        model: object = job.model if job.learned is None else job.learned
         held = job.held.gpus if job.held and job.held.gpu_type == gpu_type else 0
-        asked = (job.directive, per_node.get(gpu_type, 0), most, held, seed)
+        arguments = (job.directive, per_node.get(gpu_type, 0), most, held, seed)
         key = (job.job.key, gpu_type)
-        kept = self._kept.get(key)
-        if kept is not None and kept[0][0] is known and kept[0][1] == asked:
-            return kept[1]
+        cached = self._cache.get(key)
+        if cached is not None and cached[0][0] is model and cached[0][1] == arguments:
+            return cached[1]
         sizes = self._sizes(job, gpu_type, per_node=per_node.get(gpu_type, 0), most=most, held=held)
-        found = None
+        row = None
         if len(sizes):
             nodes = -(-sizes // per_node[gpu_type])
             if job.learned is None:
-                found = _of_speed(job, gpu_type, sizes, nodes)
+                row = _of_speed(job, gpu_type, sizes, nodes)
             else:
-                found = self._of_learned(job, _Where(job.learned, gpu_type, per_node), sizes, seed)
-        self._kept[key] = ((known, asked), found)
-        return found
+                row = self._of_learned(job, _Where(job.learned, gpu_type, per_node), sizes, seed)
+        self._cache[key] = ((model, arguments), row)
+        return row
 
     def forget(self, alive: set[str]) -> None:
         """Drop the rows of jobs that are gone."""
-        self._kept = {k: v for k, v in self._kept.items() if k[0] in alive}
+        self._cache = {k: v for k, v in self._cache.items() if k[0] in alive}
 
     def worth(
         self, job: Candidate, gpu_type: str, gpus: int, batch: int, per_node: Mapping[str, int]
@@ -161,24 +161,24 @@ class ValueRows:
         adaptive = application.job_class is JobClass.ADAPTIVE
         if adaptive and limits[0] > limits[1]:
             return None
-        how = self._config.batch if adaptive else ""
-        if how == "elastic":
-            asked = _elastic(application, self._config.accumulate)
+        batch_mode = self._config.batch if adaptive else ""
+        if batch_mode == "elastic":
+            variant = _elastic(application, self._config.accumulate)
         elif application.job_class is JobClass.RIGID:
-            asked, limits = application, (1, application.batch)
+            variant, limits = application, (1, application.batch)
         else:
             batch = application.batch
-            if how:
-                batch = limits[1] if how == "fixed-max" else drawn(job.job.key, limits, seed)
+            if batch_mode:
+                batch = limits[1] if batch_mode == "fixed-max" else drawn(job.job.key, limits, seed)
             accumulate = self._config.accumulate or not adaptive
-            asked, limits = _fixed(application, batch, accumulate), (batch, batch)
-        rates, batches = self._rates(where, asked, sizes, limits)
+            variant, limits = _fixed(application, batch, accumulate), (batch, batch)
+        rates, batches = self._rates(where, variant, sizes, limits)
         rigid = application.job_class is JobClass.RIGID
         one = 1.0 if rigid else self._one(where)
         if one <= 0 or not (rates > 0).any():
             return None
-        plain = not adaptive or application.micro_batches > 1
-        return _row(sizes, rates / one, np.zeros_like(batches) if plain else batches, one)
+        keeps_batch = not adaptive or application.micro_batches > 1
+        return _row(sizes, rates / one, np.zeros_like(batches) if keeps_batch else batches, one)
 
     def _rates(
         self, where: _Where, application: Application, sizes: Ints, limits: tuple[int, int]
@@ -186,28 +186,28 @@ class ValueRows:
         """Return (sizes,) the best rate of each size, 0 where it cannot run, and its batch."""
         learned, gpu_type, per_node = where.learned, where.gpu_type, where.per_node
         fixed = application.job_class is not JobClass.ADAPTIVE
-        of = goodput_tables.basis(
+        basis = goodput_tables.basis(
             application,
             learned.observations,
             per_node=tuple(sorted(per_node.items())),
             compat=False,
         )
-        replicas = np.maximum(sizes // of.unit(gpu_type), 1)[:, None]
-        if fixed or of.source is None:
-            found = goodput_tables.table(
-                of,
+        replicas = np.maximum(sizes // basis.unit(gpu_type), 1)[:, None]
+        if fixed or basis.source is None:
+            table = goodput_tables.table(
+                basis,
                 _configurations(gpu_type, tuple(sizes.tolist()), per_node[gpu_type]),
                 fixed=fixed,
             )
-            rates, scale = found.weight, found.scale
-            samples = replicas * found.micro_batch * (found.accumulation + 1)
+            rates, scale = table.weight, table.scale
+            samples = replicas * table.micro_batch * (table.accumulation + 1)
             samples = samples * application.micro_batches
             if fixed:
                 samples = np.full_like(samples, application.batch)
             else:
                 rates = np.where((samples >= limits[0]) & (samples <= limits[1]), rates, 0.0)
         else:
-            rates, samples = _tried(of, where, sizes, limits)
+            rates, samples = _tried(basis, where, sizes, limits)
             scale = samples / application.initial_batch
         rates = rates * self._efficiency(learned.noise, scale)
         at = np.arange(len(sizes)), rates.argmax(axis=1)
@@ -234,36 +234,36 @@ class ValueRows:
 
 
 def _tried(
-    of: goodput_tables.GoodputBasis, where: _Where, sizes: Ints, limits: tuple[int, int]
+    basis: goodput_tables.GoodputBasis, where: _Where, sizes: Ints, limits: tuple[int, int]
 ) -> tuple[Floats, Ints]:
     """Return [sizes, tried] samples/s and batches, from the smallest to the largest possible.
 
     Unlike the published candidates (models/batch_candidates.py) these never leave the limits, and
     the largest that fits into memory is always among them.
     """
-    application, gpu_type = of.application, where.gpu_type
-    profile, source = application.on(gpu_type), of.source
+    application, gpu_type = basis.application, where.gpu_type
+    profile, source = application.on(gpu_type), basis.source
     if profile is None or source is None:
         return np.zeros((len(sizes), 1)), np.zeros((len(sizes), 1), dtype=np.int64)
-    replicas = np.maximum(sizes // of.unit(gpu_type), 1)[:, None]
-    whole = replicas * application.micro_batches
-    low = np.maximum(profile.least, -(-limits[0] // whole))
-    high = limits[1] // whole
+    replicas = np.maximum(sizes // basis.unit(gpu_type), 1)[:, None]
+    samples_per_unit = replicas * application.micro_batches
+    low = np.maximum(profile.least, -(-limits[0] // samples_per_unit))
+    high = limits[1] // samples_per_unit
     if not application.accumulation:
         high = np.minimum(high, profile.most)
     top = np.maximum(high, low).astype(np.float64)
     local = np.rint(low * (top / low) ** np.linspace(0.0, 1.0, TRIED)).astype(np.int64)
     steps = -(-local // profile.most)
     micro = local // steps
-    samples = whole * micro * steps
+    samples = samples_per_unit * micro * steps
     valid = (low <= high) & (samples >= limits[0]) & (micro >= profile.least)
-    lender = gpu_type if gpu_type in of.observations else source
-    per_node = where.per_node.get(lender) or where.per_node[gpu_type]
-    nodes = -(-replicas * of.unit(lender) // per_node)
-    if lender == gpu_type:
+    measured_type = gpu_type if gpu_type in basis.observations else source
+    per_node = where.per_node.get(measured_type) or where.per_node[gpu_type]
+    nodes = -(-replicas * basis.unit(measured_type) // per_node)
+    if measured_type == gpu_type:
         nodes = -(-sizes[:, None] // per_node)
-    seconds = of.fit(lender).iteration_time(nodes, replicas, micro, steps - 1)
-    ratio = 1.0 if lender == gpu_type else of.ratio(gpu_type)
+    seconds = basis.fit(measured_type).iteration_time(nodes, replicas, micro, steps - 1)
+    ratio = 1.0 if measured_type == gpu_type else basis.ratio(gpu_type)
     return np.where(valid, ratio * samples / seconds, 0.0), samples
 
 
@@ -315,15 +315,15 @@ def _fixed(application: Application, batch: int, accumulate: bool) -> Applicatio
 @lru_cache(maxsize=4096)
 def _shareable(legal: range, per_node: int, unit: int, held: int) -> Ints:
     """Return the sizes that divide evenly over few nodes, and the one that is held."""
-    found = []
+    sizes = []
     for size in legal:
         fewest = -(-size // per_node)
         if fewest > _FINE_NODES and size % per_node and size != held:
             continue
         splits = even_splits(size, per_node, unit)
         if size == held or size == legal[0] or (splits and splits[0][0] <= _SPRAWL * fewest):
-            found.append(size)
-    return np.array(found, dtype=np.int64)
+            sizes.append(size)
+    return np.array(sizes, dtype=np.int64)
 
 
 @lru_cache(maxsize=4096)

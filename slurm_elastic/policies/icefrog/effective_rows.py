@@ -17,14 +17,14 @@ class EffectiveGoodputs(Goodputs):
 
     def __init__(self, rules: ArtifactRules) -> None:
         super().__init__(rules)
-        self._found: dict[int, tuple[object, effective_progress.EffectiveProgress]] = {}
+        self._progress: dict[int, tuple[object, effective_progress.EffectiveProgress]] = {}
 
     def rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> Floats:
         """Return [J, C] effective progress of each job and configuration; see `Goodputs.rows`."""
-        found = super().rows(jobs, columns)
+        rows = super().rows(jobs, columns)
         alive = {job.job.job_id for job in jobs}
-        self._found = {k: v for k, v in self._found.items() if k in alive}
-        return found
+        self._progress = {k: v for k, v in self._progress.items() if k in alive}
+        return rows
 
     def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
         """Return the effective progress of one job in one configuration."""
@@ -36,9 +36,9 @@ class EffectiveGoodputs(Goodputs):
         """Return the number of front layers that a job is to freeze in a configuration."""
         if job.learned is None or job.learned.prefixes is None:
             return 0
-        known, found = self._found.get(job.job.job_id, (None, None))
-        if found is not None and known is job.learned and column < len(found.prefix):
-            return int(found.prefix[column])
+        learned, progress = self._progress.get(job.job.job_id, (None, None))
+        if progress is not None and learned is job.learned and column < len(progress.prefix):
+            return int(progress.prefix[column])
         return int(self._one(job, columns, column).prefix[0])
 
     def _one(
@@ -46,20 +46,22 @@ class EffectiveGoodputs(Goodputs):
     ) -> effective_progress.EffectiveProgress:
         assert job.learned is not None
         kind = columns.types[columns.kind[column]]
-        asked = effective_progress.ConfigurationSet(
+        configurations = effective_progress.ConfigurationSet(
             (kind,), (int(columns.nodes[column]),), (int(columns.gpus[column]),)
         )
-        return effective_progress.progress(self._model(job.learned, columns), job.learned, asked)
+        return effective_progress.progress(
+            self._model(job.learned, columns), job.learned, configurations
+        )
 
-    def _fresh(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
-        rows = super()._fresh(jobs, columns)
-        asked = columns.asked()
+    def _new_rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
+        rows = super()._new_rows(jobs, columns)
+        configurations = columns.asked()
         for i, job in enumerate(jobs):
             learned = job.learned
             if learned is None or learned.prefixes is None:
                 continue
             model = self._model(learned, columns)
-            found = effective_progress.progress(model, learned, asked)
-            self._found[job.job.job_id] = (learned, found)
-            rows[i] = np.asarray(found.best)
+            progress = effective_progress.progress(model, learned, configurations)
+            self._progress[job.job.job_id] = (learned, progress)
+            rows[i] = np.asarray(progress.best)
         return rows

@@ -65,19 +65,19 @@ def _told(
     proposals: tuple[Proposal, ...], weighed: ProgramInputs, effective: EffectiveGoodputs
 ) -> tuple[Proposal, ...]:
     """Add reasons: frozen layers, and the jobs that get the GPUs that they free."""
-    found = weighed.table
+    table = weighed.table
     grown: dict[str, dict[int, int]] = {}
-    for job, proposal in zip(found.candidates, proposals, strict=True):
+    for job, proposal in zip(table.candidates, proposals, strict=True):
         best = proposal.alternatives[0]
-        before = job.held.gpus if job.held and job.held.gpu_type == best.gpu_type else 0
-        if best.gpus > before:
-            grown.setdefault(best.gpu_type, {})[job.job.job_id] = best.gpus - before
-    told = []
-    for row, (job, proposal) in enumerate(zip(found.candidates, proposals, strict=True)):
+        held_gpus = job.held.gpus if job.held and job.held.gpu_type == best.gpu_type else 0
+        if best.gpus > held_gpus:
+            grown.setdefault(best.gpu_type, {})[job.job.job_id] = best.gpus - held_gpus
+    explained = []
+    for row, (job, proposal) in enumerate(zip(table.candidates, proposals, strict=True)):
         best, learned = proposal.alternatives[0], job.learned
         if learned is not None and learned.prefixes is not None and best.gpus:
-            at = _column(found, row, best.gpu_type, best.gpus)
-            frozen = effective.prefix(job, found.configurations, at)
+            at = _column(table, row, best.gpu_type, best.gpus)
+            frozen = effective.prefix(job, table.configurations, at)
             if frozen:
                 reason = Reason(
                     "layers-frozen",
@@ -87,27 +87,27 @@ def _told(
                     reason=best.reason,
                 )
                 first = dataclasses.replace(best, reason=reason)
-                told.append(
+                explained.append(
                     dataclasses.replace(proposal, alternatives=(first, *proposal.alternatives[1:]))
                 )
                 continue
-        told.append(proposal)
-    return tuple(told)
+        explained.append(proposal)
+    return tuple(explained)
 
 
 def _freed(
     weighed: ProgramInputs, row: int, at: int, grown: Mapping[int, int]
 ) -> dict[str, object]:
     """Return what a job gives up of the type that it holds, and the jobs that take it."""
-    found = weighed.table
-    columns, held = found.configurations, int(found.held[row])
+    table = weighed.table
+    columns, held = table.configurations, int(table.held[row])
     if held < 0 or columns.kind[held] != columns.kind[at]:
         return {"jobs": ()}
     more, fewer = int(columns.gpus[held]), int(columns.gpus[at])
     if more <= fewer:
         return {"jobs": ()}
     takers = sorted(grown, key=lambda i: (-grown[i], i))[:_MOST_TAKERS]
-    names = {job.job.job_id: job.job.display_id for job in found.candidates}
+    names = {job.job.job_id: job.job.display_id for job in table.candidates}
     return {
         "held": more,
         "gain": weighed.gain[row, held] / weighed.gain[row, at] - 1,
@@ -116,9 +116,9 @@ def _freed(
     }
 
 
-def _column(found: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
+def _column(table: RoundArrays, row: int, gpu_type: str, gpus: int) -> int:
     """Return the column of a shape, the valid one where several have as many GPUs."""
-    columns = found.configurations
+    columns = table.configurations
     same = (columns.gpus == gpus) & (columns.kind == columns.types.index(gpu_type))
-    at = np.flatnonzero(same & found.valid[row])
+    at = np.flatnonzero(same & table.valid[row])
     return int(at[0] if len(at) else np.flatnonzero(same)[0])

@@ -92,13 +92,13 @@ class AssignmentProgram:
             raise ValueError("program: a job is fixed to a configuration that does not exist")
 
     def objective(self, choice: Ints) -> float:
-        """The cost of a choice: [J] configuration, -1 for none."""
+        """Return the cost of a choice: [J] configuration, -1 for none."""
         runs = np.flatnonzero(choice >= 0)
         waits = len(choice) - len(runs)
         return float(self.cost[runs, choice[runs]].sum()) + self.not_running * waits
 
     def used(self, choice: Ints) -> Ints:
-        """[T] GPUs that a choice takes of each type."""
+        """Return the [T] GPUs that a choice takes of each type."""
         runs = choice[choice >= 0]
         used = np.bincount(
             self.config_type[runs], weights=self.config_gpus[runs], minlength=len(self.capacity)
@@ -153,21 +153,21 @@ def solve(
     choice, room, relaxed = _fixed(program)
     columns = _columns(program, choice, room, seed)
     settled = program.objective(choice)
-    found = search(columns, offset=settled, gap=gap, clock=clock)
-    picked = found.picked
+    result = search(columns, offset=settled, gap=gap, clock=clock)
+    picked = result.picked
     choice[columns.job[columns.row[picked]]] = columns.config[picked]
     objective = program.objective(choice)
-    most = found.bound
+    largest_profit = result.bound
     if columns.grain:
-        most = math.floor(most / columns.grain + _ON_GRID) * columns.grain
-    bound = min(objective, settled - most)
+        largest_profit = math.floor(largest_profit / columns.grain + _ON_GRID) * columns.grain
+    bound = min(objective, settled - largest_profit)
     return ProgramSolution(
         choice=choice,
         objective=objective,
         bound=bound,
-        proven=objective - bound <= gap * abs(objective) + _JITTER * found.bound + 1e-8,
-        limit_hit=found.limit_hit,
-        how=found.how,
+        proven=objective - bound <= gap * abs(objective) + _JITTER * result.bound + 1e-8,
+        limit_hit=result.limit_hit,
+        how=result.how,
         relaxed=relaxed,
     )
 
@@ -215,10 +215,10 @@ def _columns(program: AssignmentProgram, choice: Ints, room: Ints, seed: int) ->
 def _grain(gains: Floats) -> float:
     """Return the largest of a few grains that divides all gains (rounded costs have one), or 0."""
     for grain in _GRAINS:
-        some = gains[:_SOME] / grain
-        if (np.abs(some - np.rint(some)) < _ON_GRID).all():
-            every = gains / grain
-            if (np.abs(every - np.rint(every)) < _ON_GRID).all():
+        first = gains[:_SOME] / grain
+        if (np.abs(first - np.rint(first)) < _ON_GRID).all():
+            multiples = gains / grain
+            if (np.abs(multiples - np.rint(multiples)) < _ON_GRID).all():
                 return grain
     return 0.0
 

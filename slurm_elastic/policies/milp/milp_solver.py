@@ -89,7 +89,7 @@ class Columns:
     ties: float = 0.0
 
     def used(self, picked: Ints) -> Floats:
-        """[T] GPUs that these variables take."""
+        """Return the [T] GPUs that these variables take."""
         kinds, gpus = self.kind[picked], self.gpus[picked]
         used = np.bincount(kinds, weights=gpus, minlength=len(self.room))
         return used.astype(np.float64)
@@ -225,10 +225,10 @@ def _relax(c: Columns, tolerance: float, clock: Clock) -> tuple[Floats, Floats] 
             width *= _WIDER if core is None else _NARROWER
             if core is None:
                 continue
-            found = _linear(core.columns, clock)
-            if found is None:
+            solution = _linear(core.columns, clock)
+            if solution is None:
                 return None
-            values, prices = found
+            values, prices = solution
             x = np.zeros(len(c.row))
             x[core.at] = values
             x[core.settled] = 1.0
@@ -262,15 +262,17 @@ def _branch(
         highs.setOptionValue(name, value)
     highs.setOptionValue("mip_abs_gap", allowed / 2)
     if np.isin(core.settled, picked).all():
-        known = np.flatnonzero(np.isin(core.at, picked)).astype(np.int32)
-        highs.setSolution(len(known), known, np.ones(len(known)))
+        start = np.flatnonzero(np.isin(core.at, picked)).astype(np.int32)
+        highs.setSolution(len(start), start, np.ones(len(start)))
     highs.run()
     x = np.asarray(highs.getSolution().col_value, dtype=np.float64)
     if len(x) == len(core.at):
-        found = np.sort(np.r_[core.settled, core.at[x > 0.5]])
-        fits = (c.used(found) <= c.room).all() and len(_first(c.row[found])) == len(found)
-        if fits and c.profit[found].sum() > c.profit[picked].sum():
-            picked = found
+        candidate = np.sort(np.r_[core.settled, core.at[x > 0.5]])
+        fits = (c.used(candidate) <= c.room).all() and len(_first(c.row[candidate])) == len(
+            candidate
+        )
+        if fits and c.profit[candidate].sum() > c.profit[picked].sum():
+            picked = candidate
     dual = highs.getInfo().mip_dual_bound
     return picked, float(c.profit[core.settled].sum() - dual)
 

@@ -63,26 +63,26 @@ class Goodputs:
 
     def __init__(self, rules: ArtifactRules) -> None:
         self._rules = rules
-        self._kept: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
+        self._cache: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
 
     def rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> Floats:
         """Return [J, C] goodput of each job and configuration, in its own unit; 0: impossible."""
         if not jobs or not len(columns):
             return np.zeros((len(jobs), len(columns)))
-        kept: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
-        fresh = []
+        cache: dict[int, tuple[object, SiaConfigurations, Floats]] = {}
+        changed = []
         for job in jobs:
-            known: object = job.model if job.learned is None else job.learned
-            before = self._kept.get(job.job.job_id)
-            if before is not None and before[0] is known and before[1] is columns:
-                kept[job.job.job_id] = before
+            model: object = job.model if job.learned is None else job.learned
+            cached = self._cache.get(job.job.job_id)
+            if cached is not None and cached[0] is model and cached[1] is columns:
+                cache[job.job.job_id] = cached
             else:
-                fresh.append(job)
-        for job, row in zip(fresh, self._fresh(fresh, columns), strict=True):
-            known = job.model if job.learned is None else job.learned
-            kept[job.job.job_id] = (known, columns, row)
-        self._kept = kept
-        return np.stack([kept[job.job.job_id][2] for job in jobs])
+                changed.append(job)
+        for job, row in zip(changed, self._new_rows(changed, columns), strict=True):
+            model = job.model if job.learned is None else job.learned
+            cache[job.job.job_id] = (model, columns, row)
+        self._cache = cache
+        return np.stack([cache[job.job.job_id][2] for job in jobs])
 
     def one(self, job: Candidate, columns: SiaConfigurations, column: int) -> float:
         """Return the goodput of one job in one configuration."""
@@ -92,14 +92,14 @@ class Goodputs:
             return job.model.speed(kind, gpus, nodes)
         return float(self._model(job.learned, columns).goodputs(kind, nodes, gpus))
 
-    def _fresh(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
+    def _new_rows(self, jobs: Sequence[Candidate], columns: SiaConfigurations) -> list[Floats]:
         models = [self._model(j.learned, columns) for j in jobs if j.learned is not None]
-        found = iter(goodput_matrix(models, columns.asked())) if models else iter(())
+        fitted_rows = iter(goodput_matrix(models, columns.asked())) if models else iter(())
         names = columns.names() if len(models) < len(jobs) else []
         return [
             job.model.speeds(names, columns.gpus, columns.nodes)
             if job.learned is None
-            else next(found)
+            else next(fitted_rows)
             for job in jobs
         ]
 

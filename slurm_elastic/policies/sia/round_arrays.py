@@ -125,12 +125,12 @@ def _bind_application(jobs: Sequence[Candidate], types: tuple[str, ...], most: I
             continue
         application = job.learned.application
         for t, name in enumerate(types):
-            known = application.on(name)
-            if known is None:
+            profile = application.on(name)
+            if profile is None:
                 most[i, t] = 0
             elif application.job_class is JobClass.ADAPTIVE:
-                replicas = application.max_batch // (known.least * application.micro_batches)
-                most[i, t] = min(most[i, t], max(1, replicas) * known.unit)
+                replicas = application.max_batch // (profile.least * application.micro_batches)
+                most[i, t] = min(most[i, t], max(1, replicas) * profile.unit)
 
 
 def _cap(job: Candidate, growth: float) -> int:
@@ -143,8 +143,8 @@ def _cap(job: Candidate, growth: float) -> int:
 def _valid(columns: SiaConfigurations, least: Ints, top: Ints, unit: Ints) -> Bools:
     kind, gpus = columns.kind, columns.gpus
     own = unit[:, kind]
-    found = (gpus >= least[:, kind]) & (gpus <= top[:, kind]) & (gpus % own == 0)
-    return np.asarray(found & ((columns.unit == 1) | (columns.unit == own)))
+    within = (gpus >= least[:, kind]) & (gpus <= top[:, kind]) & (gpus % own == 0)
+    return np.asarray(within & ((columns.unit == 1) | (columns.unit == own)))
 
 
 def _extra(
@@ -162,10 +162,10 @@ def _extra(
             held[i] = shape
             if shape not in inside:
                 extra.setdefault(shape, []).append(i)
-    some = np.zeros_like(least, dtype=bool)
+    has_column = np.zeros_like(least, dtype=bool)
     for t in range(len(columns.types)):
-        some[:, t] = valid[:, columns.kind == t].any(axis=1)
-    for i, t in zip(*np.nonzero(~some & (least > 0) & (top >= least)), strict=True):
+        has_column[:, t] = valid[:, columns.kind == t].any(axis=1)
+    for i, t in zip(*np.nonzero(~has_column & (least > 0) & (top >= least)), strict=True):
         gpus = int(least[i, t])
         per_node = columns.per_node[t]
         if per_node:
@@ -182,14 +182,14 @@ def _add(
     extra: Mapping[tuple[int, int, int], Sequence[int]],
 ) -> tuple[Bools, Ints]:
     """Return the validity with the added columns, and the column that each job holds."""
-    more = np.zeros((len(jobs), len(columns) - valid.shape[1]), dtype=bool)
-    valid = np.concatenate([valid, more], axis=1)
-    at = {shape: c for c, shape in enumerate(columns.shapes())}
+    added = np.zeros((len(jobs), len(columns) - valid.shape[1]), dtype=bool)
+    valid = np.concatenate([valid, added], axis=1)
+    column_of = {shape: c for c, shape in enumerate(columns.shapes())}
     for shape, rows in extra.items():
-        valid[rows, at[shape]] = True
+        valid[rows, column_of[shape]] = True
     held = np.full(len(jobs), -1, dtype=np.int64)
     for i, (kind, nodes, gpus) in held_at.items():
-        held[i] = at[kind, nodes, gpus]
+        held[i] = column_of[kind, nodes, gpus]
         same = (columns.kind == kind) & (columns.gpus == gpus)
         valid[i, same] = False
         valid[i, held[i]] = True

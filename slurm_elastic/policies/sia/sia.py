@@ -90,14 +90,14 @@ class Sia:
     def weigh(self, question: Question) -> ProgramInputs:
         """Return the arrays of a question's program."""
         rules, sia = self._rules, self._config.sia
-        found = table(question, sia, self._goodputs)
-        gain = normalised(found)
-        factor = self._restart_factors(question, found)
+        arrays = table(question, sia, self._goodputs)
+        gain = normalised(arrays)
+        factor = self._restart_factors(question, arrays)
         scaled = gain * factor[:, None]
-        rows = np.flatnonzero(found.held >= 0)
-        scaled[rows, found.held[rows]] = gain[rows, found.held[rows]]
+        rows = np.flatnonzero(arrays.held >= 0)
+        scaled[rows, arrays.held[rows]] = gain[rows, arrays.held[rows]]
         with np.errstate(divide="ignore"):
-            cost = np.minimum(np.where(found.valid, scaled, 1.0) ** sia.p, sia.max_cost)
+            cost = np.minimum(np.where(arrays.valid, scaled, 1.0) ** sia.p, sia.max_cost)
         if not rules.free_suspension and sia.p < 0:
             # A restart may outweigh a change, but never make waiting better than running.
             cost = np.minimum(cost, max(sia.lambda_n - _LEAST_WORTH, 0.0))
@@ -105,11 +105,11 @@ class Sia:
             cost = np.round(cost, COST_DIGITS)
         if sia.p > 0:
             cost = -cost
-        return ProgramInputs(table=found, gain=gain, factor=factor, scaled=scaled, cost=cost)
+        return ProgramInputs(table=arrays, gain=gain, factor=factor, scaled=scaled, cost=cost)
 
-    def _restart_factors(self, question: Question, found: RoundArrays) -> Floats:
+    def _restart_factors(self, question: Question, arrays: RoundArrays) -> Floats:
         """Return [J] restart factors; 1 for jobs that never ran: they pay for a start anyhow."""
-        jobs = found.candidates
+        jobs = arrays.candidates
         age = np.array([question.snapshot.time - submitted(j) for j in jobs], dtype=np.float64)
         restart = np.array([self._restart_s(j) for j in jobs], dtype=np.float64)
         count = np.array([j.record.resizes for j in jobs], dtype=np.float64)
@@ -130,16 +130,16 @@ class Sia:
 
     def _solve(self, question: Question, weighed: ProgramInputs) -> ProgramSolution:
         """Solve the program; suspend running jobs only if the controller may start them again."""
-        found, sia = weighed.table, self._config.sia
-        columns = found.configurations
-        fixed: Ints = np.full(len(found.candidates), -1, dtype=np.int64)
+        arrays, sia = weighed.table, self._config.sia
+        columns = arrays.configurations
+        fixed: Ints = np.full(len(arrays.candidates), -1, dtype=np.int64)
         stays = np.zeros(len(fixed), dtype=bool)
         if self._config.controller.queue != "controller":
-            stays = (found.held >= 0) & found.valid.any(axis=1)
+            stays = (arrays.held >= 0) & arrays.valid.any(axis=1)
         for attempt in range(_ROUNDS + 1):
             program = AssignmentProgram(
                 cost=weighed.cost,
-                valid=found.valid,
+                valid=arrays.valid,
                 config_type=columns.kind,
                 config_gpus=columns.gpus,
                 capacity=np.array(
@@ -154,7 +154,7 @@ class Sia:
             if not suspended.any():
                 break
             keep = stays if attempt == _ROUNDS - 1 else suspended
-            fixed[keep] = found.held[keep]
+            fixed[keep] = arrays.held[keep]
         return solution
 
 
@@ -164,31 +164,31 @@ def submitted(job: Candidate) -> float:
     return first if job.job.run and first else job.job.submit_time
 
 
-def normalised(found: RoundArrays) -> Floats:
+def normalised(arrays: RoundArrays) -> Floats:
     """Return [J, C] goodput in GPUs of the job's slowest type (Sia, section 3.3).
 
     The smallest valid entry of each row counts as many GPUs as the job needs there at least;
     0 where not valid.
     """
-    goodput = np.where(found.valid, found.goodput, np.inf)
+    goodput = np.where(arrays.valid, arrays.goodput, np.inf)
     rows = np.arange(len(goodput))
     if not goodput.size:
         return np.zeros(goodput.shape)
     at = goodput.argmin(axis=1)
     smallest = goodput[rows, at]
-    columns = found.configurations
-    gpus = np.maximum(found.least[rows, columns.kind[at]], 1)
+    columns = arrays.configurations
+    gpus = np.maximum(arrays.least[rows, columns.kind[at]], 1)
     smallest[~np.isfinite(smallest)] = 1.0
-    return np.asarray(np.where(found.valid, found.goodput, 0.0) * (gpus / smallest)[:, None])
+    return np.asarray(np.where(arrays.valid, arrays.goodput, 0.0) * (gpus / smallest)[:, None])
 
 
 def _proposal(
     weighed: ProgramInputs, reasons: SiaReasons, row: int, choice: int, limit: bool
 ) -> Proposal:
     """Rank the chosen shape, smaller ones of the type, the present shape, and waiting."""
-    found = weighed.table
-    columns, held = found.configurations, int(found.held[row])
-    job = found.candidates[row]
+    arrays = weighed.table
+    columns, held = arrays.configurations, int(arrays.held[row])
+    job = arrays.candidates[row]
     ranked: list[Alternative] = []
 
     def add(column: int, reason: Reason) -> None:
@@ -204,7 +204,7 @@ def _proposal(
         add(choice, noted(reasons.chosen(row, choice)))
         floor = weighed.scaled[row, held] if held >= 0 else 0.0
         smaller = np.flatnonzero(
-            found.valid[row]
+            arrays.valid[row]
             & (columns.kind == columns.kind[choice])
             & (columns.gpus < columns.gpus[choice])
             & (weighed.scaled[row] > floor)

@@ -58,7 +58,7 @@ class SiaConfigurations:
         return [self.types[i] for i in self.kind.tolist()]
 
     def shapes(self) -> list[tuple[int, int, int]]:
-        """(kind, nodes, GPUs) of each column."""
+        """Return (kind, nodes, GPUs) of each column."""
         rows = np.stack([self.kind, self.nodes, self.gpus], axis=1).tolist()
         return [(kind, nodes, gpus) for kind, nodes, gpus in rows]
 
@@ -85,11 +85,11 @@ class SiaConfigurations:
 
 def node_counts(nodes: Iterable[Node]) -> dict[str, Counts]:
     """Return the number of available nodes of each size, by GPU type."""
-    found: dict[str, Counter[int]] = {}
+    counts_of: dict[str, Counter[int]] = {}
     for node in nodes:
         if node.gpus > 0:
-            found.setdefault(node.gpu_type, Counter())[node.gpus] += node.available
-    return {t: tuple(sorted(counts.items())) for t, counts in sorted(found.items())}
+            counts_of.setdefault(node.gpu_type, Counter())[node.gpus] += node.available
+    return {t: tuple(sorted(sizes.items())) for t, sizes in sorted(counts_of.items())}
 
 
 def configurations(
@@ -107,8 +107,8 @@ def configurations(
         whole_nodes: see the module.
         most_gpus: no job may have more.
     """
-    asked = tuple(sorted(set(units)))
-    return _configurations(tuple(counts.items()), asked, whole_nodes, most_gpus)
+    sorted_units = tuple(sorted(set(units)))
+    return _configurations(tuple(counts.items()), sorted_units, whole_nodes, most_gpus)
 
 
 @lru_cache(maxsize=256)
@@ -148,20 +148,20 @@ def shapes(
         whole_nodes: see the module.
         most_gpus: the largest.
     """
-    found: dict[int, int] = {}
+    nodes_of: dict[int, int] = {}
     largest = max((size for size, count in sizes if count), default=0)
     gpus = unit
     while gpus <= largest:
-        found[gpus] = 1
+        nodes_of[gpus] = 1
         gpus *= 2
     for size, _ in sizes:
         count = sum(c for s, c in sizes if s >= size)
         share = size // unit * unit or size
         for nodes in _steps(count, whole_nodes):
             gpus = nodes * share
-            if gpus % unit == 0 and found.get(gpus, nodes) >= nodes:
-                found[gpus] = nodes
-    return tuple((nodes, gpus) for gpus, nodes in sorted(found.items()) if gpus <= most_gpus)
+            if gpus % unit == 0 and nodes_of.get(gpus, nodes) >= nodes:
+                nodes_of[gpus] = nodes
+    return tuple((nodes, gpus) for gpus, nodes in sorted(nodes_of.items()) if gpus <= most_gpus)
 
 
 def _steps(count: int, whole_nodes: int) -> list[int]:

@@ -1,11 +1,10 @@
-"""When has a layer converged? Three published rules behind one protocol.
+"""Criteria of a layer's convergence: three published rules behind one protocol.
 
-A criterion sees the training now and then, on rank 0, and answers how many layers, from the
-front, need no more training in its opinion. Whether that is done is decided elsewhere
-(`freezing`): there are the cap, the penalty and the safe-guards.
+A criterion is called in some steps, on rank 0, and returns how many layers, from the front,
+have converged. `freezer` freezes them if cap, penalty and safeguards allow it.
 
-- `Plasticity`: Egeria (EuroSys'23). The front-most layer that trains is compared with itself
-  one look ago, on the same input; it has converged when that difference no longer falls.
+- `Plasticity`: Egeria (EuroSys'23). The front-most layer that trains is compared with its state
+  at the last check, on the same input; it has converged when that difference no longer falls.
 - `GradientChange`: AutoFreeze (2021). Layers in front of the first whose gradient changed by
   at least the median change between two intervals.
 - `GradientNorm`: PipeTransformer (ICML'21). The layer with the smallest gradient among those
@@ -31,15 +30,15 @@ MOST_SAMPLES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CriterionInputs:
-    """What a criterion sees after a step.
+    """Measurements of a step for a criterion.
 
     Attributes:
-        layers: of the model.
-        frozen: of these, now.
+        layers: number of layers of the model.
+        frozen: number of frozen layers.
         epoch: epochs done.
         progress: of the whole training, 0 to 1.
         gradients: of each layer that trains, from the front: means over the whole batch.
-        plasticity: of the front-most of these since the last look; None: not known.
+        plasticity: of the front-most layer that trains since the last check; None: unknown.
     """
 
     layers: int
@@ -51,50 +50,50 @@ class CriterionInputs:
 
 
 class Criterion(Protocol):
-    """Judges convergence.
+    """Rule by which layers have converged.
 
     Attributes:
-        plastic: whether it wants `CriterionInputs.plasticity`, which costs two passes of one layer.
+        plastic: whether it uses `CriterionInputs.plasticity`, which costs two passes of one layer.
     """
 
     plastic: bool
 
     def see(self, look: CriterionInputs) -> int:
-        """How many layers from the front have converged; at least `look.frozen`."""
+        """Return how many layers from the front have converged; at least `look.frozen`."""
 
     def thawed(self) -> None:
-        """All layers train again: what was learned of them is void."""
+        """Discard all measurements, as all layers train again."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, text and lists of them, for JSON."""
+        """Return the state as JSON values: numbers, text and lists of them."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
 
 
 class Plasticity:
     """Egeria's rule, one layer after the other.
 
-    Readings are smoothed over `smooth` looks. A line is fitted to the last `window` of them;
-    a look passes if its slope is less than `share` of the steepest so far (the paper: of the
-    first, which may be flat by chance), and `window` passes in a row end it. After a thaw the
-    window is halved.
+    Readings are smoothed over `smooth` checks. A line is fitted to the last `window` of them;
+    a check passes if its slope is less than `share` of the steepest so far (the paper: of the
+    first, which may be flat by chance), and the layer has converged after `window` passes in a
+    row. After a thaw the window is halved.
 
-    Ours, too: the reference is the layer at the last look (the paper refreshes its own
-    "periodically"), kept in full precision, and of that layer alone: those before it are frozen
+    A further deviation: the reference is the layer at the last check (the paper refreshes its
+    own "periodically"), in full precision, and of that layer alone: those before it are frozen
     and give both the same input.
 
     Args:
-        window: looks that are fitted, and passes in a row.
-        share: of the steepest slope that counts as flat.
-        smooth: looks of the moving average.
+        window: checks that are fitted, and passes in a row.
+        share: of the steepest slope, below which a slope counts as flat.
+        smooth: checks of the moving average.
     """
 
     plastic = True
 
     def __init__(self, *, window: int = 10, share: float = 0.2, smooth: int = 3) -> None:
         if window < 2:
-            raise ValueError(f"window is {window}; a slope needs at least 2 looks")
+            raise ValueError(f"Plasticity: window {window} is invalid: expected at least 2")
         self._window = window
         self._share = share
         self._smooth = smooth
@@ -104,7 +103,7 @@ class Plasticity:
         self._steepest = 0.0
 
     def see(self, look: CriterionInputs) -> int:
-        """As `Criterion.see`."""
+        """See `Criterion.see`."""
         if look.frozen != self._layer:
             self._forget(look.frozen)
         if look.plasticity is None:
@@ -117,18 +116,18 @@ class Plasticity:
             return look.frozen
         slope = abs(_slope(self._smoothed[-self._window :]))
         self._steepest = max(self._steepest, slope)
-        # A layer that never moved is flat from the first look on.
+        # A layer that never changed is flat from the first check on.
         flat = slope < self._share * self._steepest or self._steepest == 0
         self._passes = self._passes + 1 if flat else 0
         return look.frozen + (self._passes >= self._window)
 
     def thawed(self) -> None:
-        """As `Criterion.thawed`."""
+        """See `Criterion.thawed`."""
         self._window = max(2, self._window // 2)
         self._forget(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Criterion.state_dict`."""
+        """See `Criterion.state_dict`."""
         return {
             "window": self._window,
             "layer": self._layer,
@@ -139,7 +138,7 @@ class Plasticity:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Criterion.load_state_dict`."""
+        """See `Criterion.load_state_dict`."""
         self._window, self._layer = state["window"], state["layer"]
         self._raw, self._smoothed = list(state["raw"]), list(state["smoothed"])
         self._steepest, self._passes = state["steepest"], state["passes"]
@@ -157,7 +156,7 @@ class GradientChange:
     |G_l before - G_l| / G_l before. The first layer whose change reaches the percentile of all
     that train keeps training, and all behind it; those in front have converged.
 
-    The gradients summed are those of the looks, not of every step; a copy of them is kept.
+    The gradients summed are those of the checks, not of every step; a copy of them is kept.
     Meant for fine-tuning.
 
     Args:
@@ -177,9 +176,9 @@ class GradientChange:
         self._frozen = 0
 
     def see(self, look: CriterionInputs) -> int:
-        """As `Criterion.see`."""
+        """See `Criterion.see`."""
         if look.frozen != self._frozen:
-            # The rest of this interval has fewer layers; the next begins afresh.
+            # The rest of this interval has fewer layers; sums begin with the next one.
             self._before = self._before and self._before[look.frozen - self._frozen :]
             self._sums, self._frozen = None, look.frozen
             self._start = max(self._start, look.frozen)
@@ -207,11 +206,11 @@ class GradientChange:
         return next(i for i, change in enumerate(changes) if change >= limit)
 
     def thawed(self) -> None:
-        """As `Criterion.thawed`."""
+        """See `Criterion.thawed`."""
         self._before, self._sums, self._start, self._frozen = None, None, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Criterion.state_dict`; the interval that runs begins anew after a restart."""
+        """See `Criterion.state_dict`; the present interval begins anew after a restart."""
         return {
             "interval": self._interval,
             "before": self._before,
@@ -220,7 +219,7 @@ class GradientChange:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Criterion.load_state_dict`."""
+        """See `Criterion.load_state_dict`."""
         self._interval, self._before = state["interval"], state["before"]
         self._start, self._frozen = state["start"], state["frozen"]
 
@@ -229,7 +228,7 @@ class GradientNorm:
     """PipeTransformer's rule, once per epoch.
 
     Layers in front of the one with the smallest gradient have converged, but no more of those
-    that train than a fraction `alpha`. Norms are averaged over the epoch's looks.
+    that train than a fraction `alpha`. Norms are averaged over the epoch's checks.
 
     Args:
         alpha: fraction of the layers that still train.
@@ -245,7 +244,7 @@ class GradientNorm:
         self._norms: list[float] = []
 
     def see(self, look: CriterionInputs) -> int:
-        """As `Criterion.see`."""
+        """See `Criterion.see`."""
         if look.frozen != self._frozen:
             self._norms, self._frozen = [], look.frozen
             self._answer = max(self._answer, look.frozen)
@@ -259,11 +258,11 @@ class GradientNorm:
         return self._answer
 
     def thawed(self) -> None:
-        """As `Criterion.thawed`."""
+        """See `Criterion.thawed`."""
         self._norms, self._answer, self._frozen = [], 0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Criterion.state_dict`."""
+        """See `Criterion.state_dict`."""
         return {
             "epoch": self._epoch,
             "answer": self._answer,
@@ -272,13 +271,13 @@ class GradientNorm:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Criterion.load_state_dict`."""
+        """See `Criterion.load_state_dict`."""
         self._epoch, self._answer = state["epoch"], state["answer"]
         self._frozen, self._norms = state["frozen"], list(state["norms"])
 
 
 def similarity_loss(now: torch.Tensor, then: torch.Tensor) -> float:
-    """How differently two activations relate the same samples to each other.
+    """Return the difference of two activations in the similarities of their samples.
 
     The similarity-preserving loss (Tung and Mori, ICCV'19) that Egeria measures plasticity
     with: |G(now) - G(then)|_F^2 / b^2, with G the b x b matrix of the samples' dot products,
@@ -293,7 +292,7 @@ def similarity_loss(now: torch.Tensor, then: torch.Tensor) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile, interpolated linearly between the two nearest values.
+    """Return the percentile, interpolated linearly between the two nearest values.
 
     >>> percentile([4.0, 1.0, 2.0, 3.0], 50)
     2.5
@@ -311,7 +310,7 @@ def _similarity(activation: torch.Tensor) -> torch.Tensor:
 
 
 def _slope(values: Sequence[float]) -> float:
-    """Of the least-squares line through equally spaced values."""
+    """Return the slope of the least-squares line through equally spaced values."""
     middle = (len(values) - 1) / 2
     spread = sum((i - middle) ** 2 for i in range(len(values)))
     return sum((i - middle) * v for i, v in enumerate(values)) / spread

@@ -40,12 +40,12 @@ _NORMS = (
 
 @dataclass
 class FreezableLayer:
-    """Modules that freeze together.
+    """Modules that are frozen and thawed as one.
 
     Attributes:
         name: of the first, within the model.
         modules: in their order; the first has the parameters.
-        parameters: those to train that no later layer shares.
+        parameters: those that train and that no later layer shares.
     """
 
     name: str
@@ -53,27 +53,27 @@ class FreezableLayer:
     parameters: list[torch.nn.Parameter] = field(default_factory=list)
 
     def norms(self) -> Iterator[torch.nn.Module]:
-        """Its batch-norms, and what else keeps running statistics."""
+        """Yield the modules with running statistics, such as batch-norms."""
         for module in self.modules:
             for inner in module.modules():
                 if getattr(inner, "running_mean", None) is not None:
                     yield inner
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """What is no parameter, but state: running statistics."""
+        """Yield the buffers, such as running statistics."""
         for module in self.modules:
             yield from module.buffers()
 
 
 class FrontLayers:
-    """How many of a model's layers are frozen, counted from the front.
+    """Layers of a model, of which the first few can be frozen.
 
     Args:
-        model: parameters without `requires_grad` stay as they are and count for nothing.
+        model: parameters without `requires_grad` stay as they are and do not count.
 
     Attributes:
-        layers: those with parameters to train.
-        frozen: how many of them do not train now.
+        layers: those with parameters that train.
+        frozen: number of layers, counted from the front, that do not train now.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -83,19 +83,19 @@ class FrontLayers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the layers."""
+        """Names of the layers."""
         return tuple(layer.name for layer in self.layers)
 
     def set(self, n: int) -> None:
         """Freeze the first `n` layers and thaw the others, between two steps.
 
         Raises:
-            ValueError: so many layers cannot be frozen; the last one always trains.
+            ValueError: a negative number, or too many; the last layer always trains.
         """
         if not 0 <= n < max(1, len(self.layers)):
             raise ValueError(
-                f"{n} layers cannot be frozen: the model has {len(self.layers)}, and the last"
-                " one always trains"
+                f"frozen layers: {n} is invalid: expected 0 to {max(0, len(self.layers) - 1)}; the"
+                " last layer always trains"
             )
         for i, layer in enumerate(self.layers):
             for parameter in layer.parameters:
@@ -111,18 +111,18 @@ class FrontLayers:
         self.hold()
 
     def hold(self) -> None:
-        """Keep frozen batch-norms in evaluation mode: a script's `model.train()` reaches them."""
+        """Keep frozen batch-norms in evaluation mode, also after a script's `model.train()`."""
         for norm in self._was_training:
             if norm.training:
                 norm.eval()
 
     def buffers(self, first: int, last: int) -> Iterator[torch.Tensor]:
-        """Those of layers `first` to `last`, the latter excluded."""
+        """Yield the buffers of layers `first` to `last`, the latter excluded."""
         for layer in self.layers[first:last]:
             yield from layer.buffers()
 
     def gradients(self) -> list[list[torch.Tensor]]:
-        """Of each layer that trains, from the front."""
+        """Return the gradients of each layer that trains, from the front."""
         return [
             [p.grad for p in layer.parameters if p.grad is not None]
             for layer in self.layers[self.frozen :]
@@ -130,21 +130,21 @@ class FrontLayers:
 
 
 def _layers(model: torch.nn.Module) -> list[FreezableLayer]:
-    found: list[FreezableLayer] = []
+    layers: list[FreezableLayer] = []
     owner: dict[torch.nn.Parameter, FreezableLayer] = {}
     for name, module in _units(model):
         trained = [p for p in module.parameters() if p.requires_grad]
-        if found and (not trained or isinstance(module, _NORMS)):
-            found[-1].modules.append(module)
+        if layers and (not trained or isinstance(module, _NORMS)):
+            layers[-1].modules.append(module)
         else:
-            found.append(FreezableLayer(name, [module]))
+            layers.append(FreezableLayer(name, [module]))
         for parameter in trained:
-            owner[parameter] = found[-1]
+            owner[parameter] = layers[-1]
     for parameter, layer in owner.items():
         layer.parameters.append(parameter)
     merged: list[FreezableLayer] = []
-    for layer in found:
-        # What comes before the first parameters, or shares all of its own with later layers.
+    for layer in layers:
+        # Modules before the first parameters, or whose parameters later layers share.
         head = merged.pop().modules if merged and not merged[-1].parameters else []
         merged.append(FreezableLayer(layer.name, layer.modules + head, layer.parameters))
     return [layer for layer in merged if layer.parameters]
@@ -153,7 +153,7 @@ def _layers(model: torch.nn.Module) -> list[FreezableLayer]:
 def _units(model: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
     children = list(model.named_children())
     for name, child in children:
-        # A model around a single module says no more than that module.
+        # A model around a single module has the layers of that module.
         wrapped = len(children) == 1 and any(True for _ in child.children())
         if isinstance(child, _CONTAINERS) or wrapped:
             yield from _units(child, f"{path}{name}.")

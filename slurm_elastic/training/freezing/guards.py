@@ -1,4 +1,4 @@
-"""What keeps freezing from doing harm: when it may begin, and when all layers thaw.
+"""Safeguards of freezing: when it may begin, and when all layers thaw.
 
 Our choice of rules (docs/training.md, "Freezing"); the first two thresholds are Egeria's.
 """
@@ -10,16 +10,16 @@ from typing import Any
 
 #: A rise of the learning rate beyond rounding.
 _ROSE = 1 + 1e-9
-#: Learning rate by that of the first freeze, at or below which layers thaw.
+#: Fraction of the learning rate at the first freeze, at or below which layers thaw.
 _FELL = 0.1 * (1 + 1e-9)
-#: A batch that changed by this factor is another training.
+#: Layers thaw when the batch changes by this factor.
 _BATCH_FACTOR = 2.0
 #: Weight of a new validation loss in its average.
 _NEW = 0.5
 
 
 class CriticalPeriod:
-    """The critical period at the beginning, in which nothing is judged.
+    """Critical period at the beginning, in which no layer is checked.
 
     It ends when the mean training loss of a window of steps differs from that of the window
     before by less than `settled`, relative to it.
@@ -31,14 +31,14 @@ class CriticalPeriod:
         self.reset()
 
     def reset(self) -> None:
-        """It begins again."""
+        """Begin the period again."""
         self.over = False
-        self._before: float | None = None
+        self._former_mean: float | None = None
         self._sum = 0.0
         self._count = 0
 
-    def see(self, loss: float) -> None:
-        """The mean loss of one step."""
+    def observe(self, loss: float) -> None:
+        """Add the mean loss of one step."""
         if self.over:
             return
         self._sum += loss
@@ -46,28 +46,28 @@ class CriticalPeriod:
         if self._count < self._window:
             return
         mean = self._sum / self._count
-        before, self._before = self._before, mean
+        former_mean, self._former_mean = self._former_mean, mean
         self._sum, self._count = 0.0, 0
-        if before is not None:
-            self.over = abs(before - mean) < self._settled * abs(before)
+        if former_mean is not None:
+            self.over = abs(former_mean - mean) < self._settled * abs(former_mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the state as JSON values."""
         return {
             "over": self.over,
-            "before": self._before,
+            "before": self._former_mean,
             "sum": self._sum,
             "count": self._count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.over, self._before = state["over"], state["before"]
+        """Restore a state that `state_dict` returned."""
+        self.over, self._former_mean = state["over"], state["before"]
         self._sum, self._count = state["sum"], state["count"]
 
 
 class ThawGuard:
-    """Finds reasons to thaw. Rates are those of the optimizer's groups, in their order."""
+    """Reasons to thaw: learning rates of the optimizer's groups, and validation losses."""
 
     def __init__(self, *, worse: float) -> None:
         self._worse = worse
@@ -83,11 +83,11 @@ class ThawGuard:
             return False
         return self._average > self._best + self._worse * abs(self._best)
 
-    def rates(self, rates: Sequence[float]) -> str:
-        """The rates of the next step; says why they call for a thaw, or nothing."""
-        before, self._rates = self._rates, list(rates)
-        if len(before) == len(rates):
-            for old, new in zip(before, rates, strict=True):
+    def check_rates(self, rates: Sequence[float]) -> str:
+        """Return a reason to thaw in the rates of the next step, or ""."""
+        former_rates, self._rates = self._rates, list(rates)
+        if len(former_rates) == len(rates):
+            for old, new in zip(former_rates, rates, strict=True):
                 if new > old * _ROSE:
                     return f"the learning rate rose from {old:g} to {new:g}"
         if len(self._at_freeze) == len(rates):
@@ -96,8 +96,8 @@ class ThawGuard:
                     return f"the learning rate fell from {old:g} to {new:g} since the freeze"
         return ""
 
-    def validated(self, loss: float) -> str:
-        """A new validation loss; says why it calls for a thaw, or nothing."""
+    def check_validation(self, loss: float) -> str:
+        """Return a reason to thaw in a new validation loss, or ""."""
         old = self._average
         self._average = loss if old is None else old + _NEW * (loss - old)
         if self._best is None or self._average < self._best:
@@ -107,15 +107,15 @@ class ThawGuard:
         return ""
 
     def frozen(self) -> None:
-        """The first layers have just been frozen."""
+        """Store the rates at which the first layers are frozen."""
         self._at_freeze = list(self._rates)
 
     def thawed(self) -> None:
-        """Nothing is frozen any more."""
+        """Discard the rates of the first freeze."""
         self._at_freeze = []
 
     def state_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the state as JSON values."""
         return {
             "rates": self._rates,
             "at_freeze": self._at_freeze,
@@ -124,11 +124,11 @@ class ThawGuard:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         self._rates, self._at_freeze = list(state["rates"]), list(state["at_freeze"])
         self._average, self._best = state["average"], state["best"]
 
 
 def batch_changed(before: int, now: int) -> bool:
-    """Whether the global batch changed so much that what was learned of layers is void."""
+    """Return whether the global batch changed so much that all layers have to thaw."""
     return max(before, now) >= _BATCH_FACTOR * min(before, now)

@@ -1,4 +1,4 @@
-"""How often something may be done that only watches: as often as wished, if it costs little enough.
+"""Interval between checks whose cost must stay below a fraction of the training time.
 
 >>> budget = OverheadBudget(10, most=4)
 >>> [step for step in range(1, 50) if budget.due(step)]
@@ -11,23 +11,22 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-#: Of the time, what watching may take.
+#: Fraction of the time that checks may take.
 SHARE = 0.01
-#: Looks that are not counted: they import and allocate.
+#: Checks that are not counted: they import and allocate.
 _WARM_UP = 2
-#: Weight of a new look in the average of what looks cost.
+#: Weight of a new check in the average of their cost.
 _NEW = 0.3
 
 
 class OverheadBudget:
-    """The interval between looks: some powers of 2 longer where they take more than a share.
+    """Interval between checks, longer by a power of 2 where they take more than `SHARE`.
 
-    A look may take parts of several steps: each is done within `paying`. `looked` ends it.
+    A check may take parts of several steps: each part runs within `timed`; `finish_check` ends it.
 
     Args:
-        every: steps between two looks, if they are cheap.
-        most: the interval grows by this factor at most: what is watched must still be seen often
-            enough.
+        every: steps between two checks, if they are cheap.
+        most: largest factor of the interval.
     """
 
     def __init__(self, every: int, *, most: int) -> None:
@@ -37,35 +36,35 @@ class OverheadBudget:
         self._cost_s = 0.0
         self._share: float | None = None
         self._last: tuple[int, float] | None = None
-        self._looks = 0
+        self._checks = 0
 
     @property
     def every(self) -> int:
-        """Steps between two looks, as of now."""
+        """Present number of steps between two checks."""
         return self._every * self._factor
 
     def due(self, step: int) -> bool:
-        """Whether this step, counted from 1, is one to look into."""
+        """Return whether a check is due in this step, counted from 1."""
         return step % self.every == 0
 
     @contextlib.contextmanager
-    def paying(self) -> Iterator[None]:
-        """What is done here is a part of a look, or might be."""
+    def timed(self) -> Iterator[None]:
+        """Count the time within the block as cost of the next check."""
         begun = time.monotonic()
         try:
             yield
         finally:
             self._cost_s += time.monotonic() - begun
 
-    def looked(self, step: int) -> None:
-        """A step with a look is over; sets the interval to the next one."""
+    def finish_check(self, step: int) -> None:
+        """Set the interval to the next check, after a step with one."""
         now = time.monotonic()
         cost_s, self._cost_s = self._cost_s, 0.0
         last, self._last = self._last, (step, now)
-        self._looks += 1
-        if last is None or self._looks <= _WARM_UP:
+        self._checks += 1
+        if last is None or self._checks <= _WARM_UP:
             return
-        # The steps in between took at least this long without looks.
+        # The steps in between took at least this long without checks.
         step_s = max(0.0, now - last[1] - cost_s) / max(1, step - last[0])
         share = cost_s / max(1e-9, step_s * self._every)
         self._share = share if self._share is None else self._share + _NEW * (share - self._share)

@@ -1,4 +1,4 @@
-"""Measures how much a layer still changes what it makes of its input."""
+"""Plasticity of a layer: the change of its output for a fixed input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_elastic.training.freezing.criteria import MOST_SAMPLES, similarity_lo
 
 
 class PlasticityMeter:
-    """Compares one module with itself at the last look, on the input of the present one.
+    """Comparison of one module with its state at the last reading, on the present input.
 
     Dropout and batch-norm are in evaluation mode for both, so that they add no noise and no
     random numbers are drawn. Costs two forward passes of the module, with a few samples, and a
@@ -25,7 +25,7 @@ class PlasticityMeter:
         self._input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._hook: Any = None
 
-    def watch(self, module: torch.nn.Module) -> None:
+    def record_next_input(self, module: torch.nn.Module) -> None:
         """Keep the module's next input."""
         if module is not self._module:
             self._module, self._reference = module, None
@@ -34,7 +34,7 @@ class PlasticityMeter:
         self._hook = module.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def read(self) -> float | None:
-        """The similarity loss since the last reading; None at the first, or if it cannot be had."""
+        """Return the similarity loss since the last reading; None: first one, or not computable."""
         self._unhook()
         kept, self._input = self._input, None
         module = self._module
@@ -44,7 +44,7 @@ class PlasticityMeter:
         self._reference = {k: v.detach().clone() for k, v in _state(module)}
         if reference is None:
             return None
-        # A model that works under autocast, or with inputs of its own, may refuse: no reading.
+        # Under autocast, or with further inputs, the module may fail here: no reading.
         with contextlib.suppress(RuntimeError, TypeError, ValueError), _evaluating(module):
             call = torch.func.functional_call
             now = _first(call(module, self._reference, *kept))
@@ -53,8 +53,8 @@ class PlasticityMeter:
                 return similarity_loss(now, then)
         return None
 
-    def forget(self) -> None:
-        """The next reading is a first one."""
+    def reset(self) -> None:
+        """Discard the state, so that the next reading is a first one."""
         self._unhook()
         self._module = self._reference = self._input = None
 
@@ -62,7 +62,7 @@ class PlasticityMeter:
         # The first micro-batch is enough.
         if self._input is not None:
             return
-        # More samples would not be compared; what else a module takes may belong to all of them.
+        # Further samples are not compared; other arguments may belong to all samples.
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and args[0].dim():
             args = (args[0][:MOST_SAMPLES],)
         self._input = (args, kwargs)
@@ -91,7 +91,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _first(value: Any) -> torch.Tensor | None:
-    """The first tensor of a module's output."""
+    """Return the first tensor of a module's output."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, list | tuple) and value:

@@ -1,4 +1,4 @@
-"""How noisy the gradient is: its squared norm and its variance, from what a step computes anyway.
+"""Noise of the gradient: its squared norm and its variance, from values that a step computes.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), appendix
 A.1: the expected squared norm of a gradient over b samples is |G|^2 + S/b, with
@@ -10,13 +10,13 @@ So two batch sizes, small b and large B, give both without bias:
 
 The large batch is the step's. The small one is each rank's first micro-batch,
 averaged over the ranks. A single rank that takes its batch at once has no
-smaller one; there two consecutive steps are taken for two samples at equal
+smaller one; there two consecutive steps count as two samples at equal
 parameters (Pollux, OSDI'21, section 3.1): they are the small batches, and
 their mean is the large one. |G|^2 and S are averaged separately, and reported
 as Pollux states them: `sqr` = |G|^2 and `var` = S / initial batch.
 
-Gradients are taken as they are, before clipping and not weighted by what the
-optimizer knows (Pollux divides by Adam's second moments).
+Gradients are those before clipping, without weights of the optimizer (Pollux
+divides by Adam's second moments).
 
 >>> noise = GradientNoise(initial_batch=32)
 >>> for _ in range(LEAST): noise.add(small=3.0, small_batch=8.0, large=1.5, large_batch=32.0)
@@ -31,14 +31,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-#: Weight of the past in the averages; a step is looked at every `measure.EVERY` steps.
+#: Weight of the past in the averages, to which every `step_times.EVERY`th step contributes.
 SMOOTHING = 0.95
-#: Samples of the two averages before anything is said.
+#: Measured steps that the averages need before they are reported.
 LEAST = 8
 
 
 class GradientNoise:
-    """Averages of |G|^2 and S over the steps that were looked at.
+    """Averages of |G|^2 and S over the measured steps.
 
     Args:
         initial_batch: the global batch at which the variance is stated.
@@ -50,13 +50,13 @@ class GradientNoise:
         self._count = 0
 
     def add(self, *, small: float, small_batch: float, large: float, large_batch: float) -> None:
-        """One step's squared norms of mean gradients over two numbers of samples.
+        """Add a step's squared norms of the mean gradients over two numbers of samples.
 
         Args:
             small: over `small_batch` samples.
             small_batch: may be a harmonic mean.
             large: over `large_batch` samples.
-            large_batch: more than `small_batch`; else nothing is learned.
+            large_batch: more than `small_batch`; else the step is ignored.
         """
         if not (math.isfinite(small) and math.isfinite(large)) or large_batch <= small_batch:
             return  # an overflow of half precision, or the ranks' shares are one sample each
@@ -68,7 +68,7 @@ class GradientNoise:
         self._count += 1
 
     def state(self) -> dict[str, float]:
-        """For JSON."""
+        """Return the state as JSON values."""
         return {
             "sqr": self._sqr,
             "trace": self._trace,
@@ -77,9 +77,9 @@ class GradientNoise:
         }
 
     def restore(self, state: object) -> None:
-        """Go on from what `state` gave; anything else is passed over.
+        """Restore a state that `state` returned; anything else is ignored.
 
-        |G|^2 and S belong to the training, not to a batch or a number of ranks.
+        |G|^2 and S depend on the training, not on the batch or the number of ranks.
         """
         if not isinstance(state, Mapping):
             return
@@ -90,7 +90,7 @@ class GradientNoise:
             self._count = int(known[3])
 
     def fields(self) -> dict[str, float]:
-        """As a report names them; nothing before `LEAST` steps, or while noise hides them."""
+        """Return a report's fields; none before `LEAST` steps, or if the noise is too large."""
         if self._count < LEAST or self._trace <= 0:
             return {}
         # The estimate of |G|^2 can be negative where the noise is much larger.
@@ -101,10 +101,10 @@ class GradientNoise:
         return {"grad_sqr": float(f"{sqr:.6g}"), "grad_var": float(f"{var:.6g}")}
 
 
-class Consecutive:
-    """The difference of two consecutive steps' gradients, for one rank without micro-batches.
+class ConsecutiveSteps:
+    """Noise from the gradients of two consecutive steps, for one rank without micro-batches.
 
-    It keeps a copy of the gradients from one step to the next, and only where memory is left.
+    It keeps a copy of the gradients from one step to the next, only where memory is left.
     """
 
     def __init__(self, noise: GradientNoise) -> None:
@@ -113,8 +113,8 @@ class Consecutive:
         self._kept_sqr = 0.0
         self._kept_count = 0
 
-    def see(self, gradients: Sequence[torch.Tensor], count: int, *, keep: bool) -> None:
-        """Mean gradients over `count` samples, of every step in its order.
+    def observe(self, gradients: Sequence[torch.Tensor], count: int, *, keep: bool) -> None:
+        """Observe the mean gradients over `count` samples, of every step in order.
 
         Args:
             gradients: of all parameters, before clipping.
@@ -140,15 +140,15 @@ class Consecutive:
 
 
 def squared_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Sum of all squares, in float32 whatever the tensors are, on their device."""
+    """Return the sum of all squares, in float32 for tensors of any type, on their device."""
     norms = [torch.linalg.vector_norm(t, dtype=torch.float32) for t in tensors]
     return torch.stack(norms).square().sum() if norms else torch.zeros(())
 
 
 def dot(ones: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Sum of the products of all numbers with their counterparts, in float32, on their device."""
+    """Return the sum of the elementwise products, in float32, on the tensors' device."""
     products = [
-        # Without a tensor of products in between where none is needed.
+        # torch.dot needs no intermediate tensor.
         torch.dot(a.reshape(-1), b.reshape(-1))
         if a.dtype == torch.float32
         else (a * b).sum(dtype=torch.float32)
@@ -158,11 +158,11 @@ def dot(ones: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> torch.T
 
 
 def room_for(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether a copy fits with as much again to spare."""
+    """Return whether a copy fits into memory twice."""
     if not gradients or gradients[0].device.type != "cuda":
         return True
     device = gradients[0].device
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-    wanted = sum(g.numel() * g.element_size() for g in gradients)
-    return bool(free + max(0, cached) > 2 * wanted)
+    copy_bytes = sum(g.numel() * g.element_size() for g in gradients)
+    return bool(free + max(0, cached) > 2 * copy_bytes)

@@ -1,17 +1,17 @@
-"""Measures what each layer of a model costs while it trains, for the partitioner.
+"""Profile of a model's layers, measured while it trains, for the partitioner.
 
-A layer's forward pass ends when its output is there: one hook on each layer. Its backward pass
-begins when the gradient of its output is there and ends when that of its input is: one hook on
-each boundary's tensor closes the layer above and opens the one below. Hooks look and change
-nothing, and they are gone after `STEPS` steps: medians do not get better with more.
+A layer's forward pass ends with its output: one hook on each layer. Its backward pass lasts from
+the gradient of its output to that of its input: one hook on each boundary's tensor ends the layer
+above and begins the one below. Hooks change nothing, and are removed after `STEPS` steps: medians
+do not get better with more.
 
-Models are a chain of layers: the entries of an `nn.Sequential` (what `init` makes of a list), or a
-module's children if each is called once, in the order of their definition, on nothing but what
-became of the former's output. What is computed between two children belongs to the second.
+Models are a chain of layers: the entries of an `nn.Sequential` (which `init` makes of a list), or
+a module's children if each is called once, in the order of their definition, on nothing but the
+former's output or what is computed from it. Computing between two children belongs to the second.
 Other models have no profile. Times are those of one micro-batch on one rank, gradient
 synchronisation excluded.
 
-A rank of a pipeline measures the layers it holds; `merge` puts the parts together.
+A rank of a pipeline measures the layers it holds; `merge` combines the parts.
 
 >>> from slurm_elastic.core.layers import Layer
 >>> part = MeasuredLayers(8, (Layer("fc", 0.002, 0.004, 320, 2048),))
@@ -41,7 +41,7 @@ from slurm_elastic.training.measure.step_times import Stamp, between, stamp
 SKIPPED = 3
 #: Steps that are measured.
 STEPS = 10
-#: A walk back through the graph, from a layer's input to the former's output, ends here.
+#: Longest path back through the graph from a layer's input to the former's output.
 _FARTHEST = 100
 
 #: Names and modules in their order.
@@ -50,18 +50,18 @@ Layers = Sequence[tuple[str, torch.nn.Module]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLayers:
-    """What layers cost, and at what size that was measured.
+    """Measured times and sizes of layers.
 
     Attributes:
-        micro_batch: samples that went through at once.
-        layers: in their order; times and activations are those of that many samples.
+        micro_batch: samples that they are of.
+        layers: in order.
     """
 
     micro_batch: int
     layers: tuple[Layer, ...]
 
     def at(self, samples: int) -> LayerProfile:
-        """The profile for so many samples: times and activations in proportion."""
+        """Return the profile for another number of samples: times and activations in proportion."""
         factor = samples / self.micro_batch
         return chain(
             Layer(
@@ -76,19 +76,19 @@ class MeasuredLayers:
         )
 
     def rows(self) -> list[list[Any]]:
-        """As a report tells them."""
+        """Return the rows of a report."""
         return [
             [x.name, x.forward_s, x.backward_s, x.activation_bytes, x.parameter_bytes]
             for x in self.layers
         ]
 
     def state(self) -> dict[str, Any]:
-        """For JSON: what `selastic partition` reads, and the micro-batch."""
+        """Return JSON values: those that `selastic partition` reads, and the micro-batch."""
         return {**as_json(chain(self.layers)), "micro_batch": self.micro_batch}
 
     @classmethod
     def restored(cls, state: object) -> MeasuredLayers | None:
-        """What `state` gave; None if it is something else."""
+        """Return the layers of a state that `state` returned; None if it is something else."""
         if not isinstance(state, Mapping):
             return None
         try:
@@ -111,7 +111,7 @@ class MeasuredLayers:
 
 
 def merge(parts: Iterable[MeasuredLayers], names: Sequence[str]) -> MeasuredLayers | None:
-    """One profile of the layers that several ranks have measured.
+    """Merge the profiles of several ranks into one.
 
     Args:
         parts: in any order; a layer that several of them have gets the medians of its times.
@@ -122,22 +122,22 @@ def merge(parts: Iterable[MeasuredLayers], names: Sequence[str]) -> MeasuredLaye
     """
     parts = list(parts)
     micro_batch = max((part.micro_batch for part in parts), default=0)
-    found: dict[str, list[Layer]] = {}
+    measured: dict[str, list[Layer]] = {}
     for part in parts:
         for layer in part.at(micro_batch).layers:
-            found.setdefault(layer.name, []).append(layer)
-    if not names or any(name not in found for name in names):
+            measured.setdefault(layer.name, []).append(layer)
+    if not names or any(name not in measured for name in names):
         return None
     return MeasuredLayers(
         micro_batch,
         tuple(
             Layer(
                 name,
-                statistics.median(x.forward_s for x in found[name]),
-                statistics.median(x.backward_s for x in found[name]),
-                found[name][0].activation_bytes,
-                found[name][0].parameter_bytes,
-                found[name][0].description,
+                statistics.median(x.forward_s for x in measured[name]),
+                statistics.median(x.backward_s for x in measured[name]),
+                measured[name][0].activation_bytes,
+                measured[name][0].parameter_bytes,
+                measured[name][0].description,
             )
             for name in names
         ),
@@ -145,10 +145,10 @@ def merge(parts: Iterable[MeasuredLayers], names: Sequence[str]) -> MeasuredLaye
 
 
 def layers_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The layers of a model by the names that its parameters begin with.
+    """Return the layers of a model by the prefix of their parameters' names.
 
-    Its children, or those of its only child; in the place of an `nn.ModuleList` what is in it.
-    Empty: there are none, or it is compiled as a whole.
+    Its children, or those of its only child; in place of an `nn.ModuleList` its entries.
+    Empty: there are none, or the model is compiled as a whole.
     """
     children = list(model.named_children())
     prefix = ""
@@ -166,19 +166,19 @@ def layers_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 class LayerProfiler:
-    """Measures the layers that this rank holds, for `STEPS` steps; then it costs nothing.
+    """Measurement of the layers that this rank holds, for `STEPS` steps; later ones cost nothing.
 
     Args:
-        layers: consecutive ones of the model, in their order.
-        device: where they are.
+        layers: consecutive ones of the model, in order.
+        device: of the layers.
         earlier: an earlier profile of them, as from a checkpoint; layers that are frozen now keep
-            their backward times of then.
-        skipped, steps: which steps are measured.
+            its backward times.
+        skipped, steps: steps that are skipped, then measured.
 
     Attributes:
         measured: the newest profile; None: none yet, or the model is no chain of layers.
-        samples: of the micro-batch whose forward pass comes next, if the driver tells; None: the
-            first layer's input tells by its first dimension.
+        samples: of the micro-batch whose forward pass comes next; None: the first dimension of
+            the first layer's input.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class LayerProfiler:
         self.done = len(self._layers) < 2
 
     def begin(self, *, on: bool = True) -> None:
-        """A step begins; if not `on`, it does not count."""
+        """Begin a step; if not `on`, it does not count."""
         if self.done or not on:
             return
         if self._step == self._begins:
@@ -213,7 +213,7 @@ class LayerProfiler:
         self._step += 1
 
     def finish(self) -> None:
-        """Measure no more, and see what there is."""
+        """Remove the hooks and compute the profile."""
         self.done = True
         for hook in self._hooks:
             hook.remove()
@@ -244,7 +244,7 @@ class LayerProfiler:
 
     def _follows(self, at: int) -> Callable[..., None]:
         def hook(_module: Any, args: tuple[Any, ...]) -> None:
-            # What is called out of turn, or on something else, is no chain; once is enough to see.
+            # Layers called in another order, or on other inputs, are no chain; one pass is checked.
             if self._now is None or self._chained:
                 return
             inputs = list(tensors(args))
@@ -276,13 +276,13 @@ class LayerProfiler:
 
 
 class _Pass:
-    """One micro-batch's way through the layers and back."""
+    """Times of one micro-batch's forward and backward pass through the layers."""
 
     def __init__(self, samples: int, layers: int, now: Callable[[], Stamp]) -> None:
         self.samples = samples
         self.forward: list[Stamp] = []
         self.sizes: list[int] = []
-        #: When the gradient of each layer's output was there; at -1 the end of all.
+        #: Time of the gradient of each layer's output; at -1 the end of the backward pass.
         self.backward: dict[int, Stamp] = {}
         self.last: list[torch.Tensor] = []
         self._layers = layers
@@ -290,39 +290,39 @@ class _Pass:
 
     @property
     def complete(self) -> bool:
-        """Whether it has been through forward and backward."""
+        """Whether both passes are done."""
         return len(self.sizes) == self._layers and -1 in self.backward
 
     def leave(self, outputs: list[torch.Tensor], at: Stamp) -> None:
-        """A layer gave this."""
+        """Record the output of a layer."""
         self.forward.append(at)
         self.sizes.append(sum(t.numel() * t.element_size() for t in outputs))
         self.last = outputs
         self.hook(outputs, len(self.sizes) - 1)
 
     def hook(self, boundary: list[torch.Tensor], at: int) -> None:
-        """Note when the gradients of these are there."""
-        asking = [t for t in boundary if t.requires_grad]
-        if not asking:
+        """Record the time at which the gradients of these tensors are computed."""
+        differentiable = [t for t in boundary if t.requires_grad]
+        if not differentiable:
             return
 
-        def seen(_gradient: Any) -> None:
+        def record(_gradient: Any) -> None:
             if at == self._layers - 1:
-                # The engine calls it when the whole backward pass has ended.
+                # Autograd calls it when the whole backward pass has ended.
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)  # noqa: SLF001
             self.backward[at] = self._now()
 
-        if len(asking) == 1:
-            asking[0].register_hook(seen)
+        if len(differentiable) == 1:
+            differentiable[0].register_hook(record)
         else:
-            torch.autograd.graph.register_multi_grad_hook(asking, seen)
+            torch.autograd.graph.register_multi_grad_hook(differentiable, record)
 
     def _end(self) -> None:
         self.backward.setdefault(-1, self._now())
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Those within tuples, lists and dictionaries."""
+    """Yield the tensors within tuples, lists and dictionaries."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -333,7 +333,7 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _descends(inputs: list[torch.Tensor], former: list[torch.Tensor]) -> bool:
-    """Whether inputs are these outputs, or what one operation after the other made of one."""
+    """Return whether inputs are these outputs, or computed from one by a chain of operations."""
     known = {id(t) for t in former}
     if inputs and all(id(t) in known for t in inputs):
         return True
@@ -341,46 +341,46 @@ def _descends(inputs: list[torch.Tensor], former: list[torch.Tensor]) -> bool:
         return False
     origin, node = former[0].grad_fn, inputs[0].grad_fn
     if origin is None:
-        return node is None  # frozen, or the first: nothing tells more
+        return node is None  # frozen, or the first layer: there is no graph
     for _ in range(_FARTHEST):
         if node is origin:
             return True
-        before = [n for n, _ in node.next_functions if n is not None] if node else []
-        if len(before) != 1:
+        sources = [n for n, _ in node.next_functions if n is not None] if node else []
+        if len(sources) != 1:
             return False
-        node = before[0]
+        node = sources[0]
     return False
 
 
 def _summary(
     layers: Layers, passes: list[_Pass], earlier: MeasuredLayers | None, *, gpu: bool
 ) -> MeasuredLayers:
-    """Medians over the passes of the commonest size, the larger of two."""
+    """Return medians over the passes of the most frequent size; of equally frequent the larger."""
     if gpu:
         torch.cuda.synchronize()
     counts = Counter(p.samples for p in passes)
     size = max(counts, key=lambda s: (counts[s], s))
     passes = [p for p in passes if p.samples == size]
-    before = {x.name: x for x in earlier.at(size).layers} if earlier else {}
-    found = []
+    earlier_layers = {x.name: x for x in earlier.at(size).layers} if earlier else {}
+    measured = []
     for at, (name, module) in enumerate(layers):
         backward = [s for p in passes if (s := _backward_s(p, at)) is not None]
-        frozen = not backward and name in before
-        found.append(
+        frozen = not backward and name in earlier_layers
+        measured.append(
             Layer(
                 name,
                 statistics.median(between(p.forward[at], p.forward[at + 1]) for p in passes),
-                before[name].backward_s if frozen else statistics.median(backward or [0.0]),
+                earlier_layers[name].backward_s if frozen else statistics.median(backward or [0.0]),
                 passes[0].sizes[at],
                 sum(p.numel() * p.element_size() for p in module.parameters()),
                 type(module).__name__,
             )
         )
-    return MeasuredLayers(size, tuple(found))
+    return MeasuredLayers(size, tuple(measured))
 
 
 def _backward_s(one: _Pass, at: int) -> float | None:
-    """Of layer `at`; None: no gradient went through it."""
+    """Return the backward time of layer `at`; None: no gradient went through it."""
     if at not in one.backward:
         return None
     below = max((b for b in one.backward if b < at), default=-1)

@@ -1,10 +1,10 @@
-"""A training that is profiled: a few steps on data from here and there, timed; nothing is kept.
+"""Profiling run of a training: a few timed steps on data of several sources; nothing is saved.
 
 `selastic profile` starts it (`slurm_elastic.job.profile_request`). Each *block* takes the same
-samples,
-from the beginning: `synthetic` repeats the first batch, `cold` reads what has just been taken out
-of the page cache, `warm` reads what has been read just before. After the last block the process
-ends inside of the script's loop: no checkpoint is read or written, and what follows is not run.
+samples, from the beginning: `synthetic` repeats the first batch, `cold` reads files that have just
+been dropped from the page cache, `warm` reads the same samples again. After the last block the
+process ends inside of the script's loop: no checkpoint is read or written, and the code after the
+loop is not run.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import BatchSplit, Cursor, Sampler, StepShare
 from slurm_elastic.training.signals import exit_now
 
-#: Ranks of which one reads from cold storage come to the end of a block at different times.
-_TOGETHER_S = 600.0
+#: Ranks that read from cold storage reach the end of a block at different times.
+_BARRIER_S = 600.0
 
 
-def global_batch(asked: ProfileRequest, scripts: int, *, samples: int) -> int:
-    """Samples per step on this run's GPUs, equally many per GPU in every configuration.
+def global_batch(request: ProfileRequest, script_batch: int, *, samples: int) -> int:
+    """Return the samples per step on this run's GPUs, equally many per GPU in each configuration.
 
     Args:
-        asked: of this run.
-        scripts: the script's own global batch, for the largest configuration.
+        request: of this run.
+        script_batch: the script's own global batch, for the largest configuration.
         samples: of the dataset.
 
     Raises:
-        ValueError: the dataset has not enough for one step.
+        ValueError: the dataset is smaller than one step.
     """
-    rank_group = int(os.environ.get("WORLD_SIZE", "1"))
-    batch = (asked.batch or -(-scripts // max(1, asked.gpus or rank_group))) * rank_group
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    gpus = max(1, request.gpus or world_size)
+    batch = (request.batch or -(-script_batch // gpus)) * world_size
     if batch > samples:
         raise ValueError(
-            f"profile: {rank_group} GPUs take {batch} samples a step, the data set has {samples};"
-            " give a smaller --batch"
+            f"profile: {batch} samples per step on {world_size} GPUs is invalid: expected at most"
+            f" {samples}, the data set; give a smaller --batch"
         )
     return batch
 
 
 class ProfilingRun:
-    """The blocks of one run, on one rank.
+    """Blocks of one run, on one rank.
 
     Args:
-        asked: what is to be run.
+        request: blocks and steps.
         sampler: its global batch is that of all ranks.
         loader: of the real data.
-        rank_group: this rank and the others.
-        facts: of the training, for the profile.
-        clock: seconds.
+        rank_group: all ranks.
+        facts: about the training, for the profile.
+        clock: returns seconds.
     """
 
     def __init__(
         self,
-        asked: ProfileRequest,
+        request: ProfileRequest,
         *,
         sampler: Sampler,
         loader: Loader,
@@ -73,26 +74,26 @@ class ProfilingRun:
         facts: dict[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asked, self._sampler, self._loader = asked, sampler, loader
+        self._request, self._sampler, self._loader = request, sampler, loader
         self._rank_group, self._facts, self._clock = rank_group, facts, clock
         self._done: list[dict[str, Any]] = []
 
     def batches(self, split: BatchSplit) -> Iterator[Batch]:
-        """All batches of all blocks; the script's loop runs between them."""
+        """Yield the batches of all blocks; the script's loop runs between them."""
         shares = self._shares(split)
-        for number, block in enumerate(self._asked.blocks):
+        for number, block in enumerate(self._request.blocks):
             if block == COLD and self._first_here:
-                page_cache.drop(self._asked.data)
-            elif block == WARM and COLD not in self._asked.blocks[:number]:
+                page_cache.drop(self._request.data)
+            elif block == WARM and COLD not in self._request.blocks[:number]:
                 for _ in self._real(shares):
-                    pass  # into memory; what `cold` reads is there already
-            self._rank_group.barrier(f"profile/{number}", _TOGETHER_S)
+                    pass  # fills the page cache; a `cold` block before has done so
+            self._rank_group.barrier(f"profile/{number}", _BARRIER_S)
             stamps: list[float] = []
             waited = 0.0
             source = self._synthetic(shares) if block == SYNTHETIC else self._real(shares)
             for step in range(len(shares)):
                 begun = self._clock()
-                if step >= self._asked.warm_up and not stamps:
+                if step >= self._request.warm_up and not stamps:
                     stamps.append(begun)
                 batch = next(source)
                 if stamps:
@@ -106,32 +107,32 @@ class ProfilingRun:
             )
 
     def end(self) -> None:
-        """Write down the times and leave with the other ranks; does not return."""
+        """Write the times and exit with the other ranks; does not return."""
         if self._rank_group.rank == 0:
-            profile_request.write(self._asked.result, self._done, self._facts)
-        self._rank_group.barrier("profile/end", _TOGETHER_S)
+            profile_request.write(self._request.result, self._done, self._facts)
+        self._rank_group.barrier("profile/end", _BARRIER_S)
         exit_now(0)
 
     @property
     def _first_here(self) -> bool:
-        """One rank of each node drops the node's cache."""
+        """Whether this is the first rank of its node, which drops the node's cache."""
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
     def _shares(self, split: BatchSplit) -> list[StepShare]:
-        """Full steps, from the first sample on; over again where the dataset ends."""
-        wanted = self._asked.warm_up + self._asked.steps
+        """Return full steps from the first sample on, again from there where the dataset ends."""
+        steps = self._request.warm_up + self._request.steps
         full = self._sampler.samples // self._sampler.global_batch
-        if full < wanted and COLD in self._asked.blocks and self._rank_group.rank == 0:
+        if full < steps and COLD in self._request.blocks and self._rank_group.rank == 0:
             log_line(
-                f"profile: the data set has {full} steps, {wanted} are run: what is read for the"
-                " second time is not cold; give fewer --steps or a smaller --batch"
+                f"profile: the data set has {full} steps, {steps} are run: samples read again are"
+                " not cold; give fewer --steps or a smaller --batch"
             )
-        found: list[StepShare] = []
+        shares: list[StepShare] = []
         for share in self._sampler.shares(Cursor(), split):
-            if len(found) == min(full, wanted):
+            if len(shares) == min(full, steps):
                 break
-            found.append(share)
-        return [found[i % len(found)] for i in range(wanted)]
+            shares.append(share)
+        return [shares[i % len(shares)] for i in range(steps)]
 
     def _real(self, shares: list[StepShare]) -> Iterator[Batch]:
         return self._loader.batches(lambda: iter(shares), rank=self._rank_group.rank, step=0)
@@ -143,7 +144,7 @@ class ProfilingRun:
 
 
 def prepared(
-    asked: ProfileRequest | None,
+    request: ProfileRequest | None,
     model: torch.nn.Module,
     *,
     application: str,
@@ -151,17 +152,17 @@ def prepared(
     loader: Loader,
     rank_group: RankGroup,
 ) -> ProfilingRun | None:
-    """What `ProfilingRun` needs, with what a profile says of a training besides times.
+    """Return the profiling run of a request, with the facts about the training for the profile.
 
     Args:
-        asked: None: nothing.
+        request: None: this is no profiling run.
         model: whole.
-        application: as the script calls it, or "".
+        application: the script's name of it, or "".
         sampler: see `ProfilingRun`.
         loader: see `ProfilingRun`.
         rank_group: see `ProfilingRun`.
     """
-    if asked is None:
+    if request is None:
         return None
     trained = [p for p in model.parameters() if p.requires_grad]
     layers = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
@@ -173,4 +174,4 @@ def prepared(
         "layers": len(layers),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
     }
-    return ProfilingRun(asked, sampler=sampler, loader=loader, rank_group=rank_group, facts=facts)
+    return ProfilingRun(request, sampler=sampler, loader=loader, rank_group=rank_group, facts=facts)

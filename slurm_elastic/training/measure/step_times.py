@@ -1,4 +1,4 @@
-"""How long steps and their parts take, how long the start took, and how much memory was needed."""
+"""Durations of steps, of their parts and of the start, and peak memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-#: The first steps of an attempt allocate, connect and import; they say nothing about the rest.
+#: The first steps of an attempt allocate, connect and import; they are not measured.
 WARM_UP = 2
-#: After so many steps that are looked into, only every `EVERY`th is, and after `SOON` steps every
-#: `SELDOM`th: gradients are read once more for it, and each part of the step is timed.
+#: The parts of the first `CLOSELY` steps are measured, then those of every `EVERY`th step, after
+#: `SOON` steps those of every `SELDOM`th: it costs another pass over the gradients.
 CLOSELY = 8
 EVERY = 20
 SOON = 200
@@ -23,7 +23,7 @@ SELDOM = 50
 #: A step takes at least this part of its time to compute.
 _LEAST_COMPUTE = 0.01
 
-#: A moment: seconds of the clock, or an event on a GPU's stream.
+#: A point in time: seconds of the clock, or an event on a GPU's stream.
 Stamp: TypeAlias = Any
 
 T = TypeVar("T")
@@ -33,18 +33,18 @@ T = TypeVar("T")
 class StepDurations:
     """Medians over the steps since the last report, in seconds.
 
-    Those of the parts are over the steps that were looked into; None: there were none.
+    Those of the parts are over the steps whose parts were measured; None: there were none.
 
     Attributes:
         step_s: a whole step, accumulation and data loading included.
-        steps: behind that median.
+        steps: number of steps of that median.
         micro_step_s: one micro-batch without gradient synchronisation: its forward and backward
             pass where a step has several, else the step less the time spent in the all-reduce.
         data_s: waiting for the loader, by the clock, over all steps.
-        forward_s: forward passes of all micro-batches, losses and the way to the device included.
+        forward_s: forward passes of all micro-batches, losses and copies to the device included.
         backward_s: their backward passes.
-        sync_s: the all-reduce, waiting for slower ranks included; 0 for a rank alone. In stages
-            also waiting for the neighbours, and what is sent to them.
+        sync_s: the all-reduce, waiting for slower ranks included; 0 for a single rank. In stages
+            also sending to the neighbours and waiting for them.
         optimizer_s: clipping, the optimizer and the schedule of its learning rate.
     """
 
@@ -60,11 +60,11 @@ class StepDurations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What one step was made of; seconds as in `StepDurations`.
+    """Durations of the parts of one step; seconds as in `StepDurations`.
 
     Attributes:
-        micro_batches: micro-batches.
-        staged: passes were not those of a whole model on one rank, and tell no micro-step.
+        micro_batches: their number.
+        staged: passes were not those of a whole model on one rank, so there is no micro-step.
     """
 
     forward_s: float = 0.0
@@ -76,30 +76,30 @@ class StepParts:
 
 
 class StepTimer:
-    """Times whole steps, from the end of one to the end of the next, and the parts of a few.
+    """Durations of whole steps, from the end of one to the end of the next, and of some's parts.
 
-    So it covers the data loader and the script's own code, but no saves.
+    They include the data loader and the script's own code, but no saves.
 
     Attributes:
-        on: whether steps are looked into at all; equal on all ranks.
+        on: whether parts are measured at all; equal on all ranks.
     """
 
     def __init__(self) -> None:
         self.on = True
         self._last: float | None = None
-        self._seen = 0
+        self._steps_done = 0
         self._forget()
 
     @property
     def sampled(self) -> bool:
-        """Whether the step that is about to begin is to be looked into: the same on all ranks."""
-        past = self._seen - WARM_UP
-        if past < 0 or not self.on:
+        """Whether the parts of the next step are to be measured; the same on all ranks."""
+        measurable = self._steps_done - WARM_UP
+        if measurable < 0 or not self.on:
             return False
-        return past < CLOSELY or past % (EVERY if past <= SOON else SELDOM) == 0
+        return measurable < CLOSELY or measurable % (EVERY if measurable <= SOON else SELDOM) == 0
 
     def waiting(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; takes the time that each is waited for."""
+        """Yield the same batches, and measure how long each is waited for."""
         iterator = iter(batches)
         while True:
             begun = time.monotonic()
@@ -107,33 +107,33 @@ class StepTimer:
                 batch = next(iterator)
             except StopIteration:
                 return
-            if self._seen >= WARM_UP:
+            if self._steps_done >= WARM_UP:
                 self._data.append(time.monotonic() - begun)
             yield batch
 
     def parts(self, parts: StepParts) -> None:
-        """What a step was made of that was looked into."""
+        """Add the parts of a measured step."""
         self._parts.append(parts)
 
     def pause(self) -> None:
-        """Something else than steps took time: the step after it is not measured."""
+        """Do not measure the next step, which includes other work such as a save."""
         self._last = None
 
     def restart(self) -> None:
-        """Steps will take another time from now on: forget those that have not been told."""
+        """Discard the steps that are not reported yet, as later ones will take another time."""
         self._last = None
         self._forget()
 
     def end(self) -> None:
-        """A step is done."""
+        """Record the end of a step."""
         now = time.monotonic()
-        self._seen += 1
-        if self._last is not None and self._seen > WARM_UP:
+        self._steps_done += 1
+        if self._last is not None and self._steps_done > WARM_UP:
             self._times.append(now - self._last)
         self._last = now
 
     def take(self) -> StepDurations | None:
-        """What the steps since the last call took, if there were any."""
+        """Return the durations of the steps since the last call; None without a step."""
         if not self._times:
             return None
         step_s = statistics.median(self._times)
@@ -158,7 +158,7 @@ class StepTimer:
 
 
 class Phases:
-    """Time by phase, on a CPU by the clock, on a GPU by events, for which nothing stands still.
+    """Time by phase, on a CPU by the clock, on a GPU by events, without synchronisation.
 
     >>> phases = Phases(torch.device("cpu"))
     >>> for name in ("forward", "backward", "forward", ""): phases.enter(name)
@@ -172,27 +172,27 @@ class Phases:
         self._stamps: list[Stamp] = []
 
     def enter(self, name: str) -> None:
-        """From now on time belongs to this phase."""
+        """Count the time from now on to this phase."""
         self._names.append(name)
         self._stamps.append(stamp(gpu=self._gpu))
 
     @property
     def ready(self) -> bool:
-        """Whether the times can be read at once: a GPU has come as far as the last phase."""
+        """Whether the times can be read without waiting: a GPU has reached the last phase."""
         return not self._gpu or not self._stamps or bool(self._stamps[-1].query())
 
     def totals(self) -> dict[str, float]:
-        """Seconds by phase, up to the begin of the last one; waits for a GPU that is behind."""
+        """Return seconds by phase, up to the begin of the last one; waits for a GPU."""
         if self._gpu and self._stamps:
             self._stamps[-1].synchronize()
-        found = dict.fromkeys(self._names, 0.0)
+        seconds = dict.fromkeys(self._names, 0.0)
         for i, name in enumerate(self._names[:-1]):
-            found[name] += between(self._stamps[i], self._stamps[i + 1])
-        return found
+            seconds[name] += between(self._stamps[i], self._stamps[i + 1])
+        return seconds
 
 
 def stamp(*, gpu: bool) -> Stamp:
-    """Now, on the clock or on the present stream."""
+    """Return the present time, of the clock or of the present stream."""
     if not gpu:
         return time.monotonic()
     event = torch.cuda.Event(enable_timing=True)
@@ -201,24 +201,24 @@ def stamp(*, gpu: bool) -> Stamp:
 
 
 def between(begin: Stamp, end: Stamp) -> float:
-    """Seconds from one stamp to the other; events must have passed."""
+    """Return the seconds from one stamp to the other; events must have passed."""
     if isinstance(begin, float):
         return float(end - begin)
     return float(begin.elapsed_time(end)) / 1e3
 
 
 def process_age() -> float:
-    """Seconds since this process was started: interpreter and imports included."""
-    # The second field may hold spaces, but ends with the line's last parenthesis.
+    """Return the seconds since this process was started, interpreter and imports included."""
+    # The second field may contain spaces, but ends with the line's last parenthesis.
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Most bytes this process has used so far; None if that cannot be told.
+    """Return the largest memory of this process so far, in bytes; None: unknown.
 
-    On a GPU what tensors took of its memory, else the process's resident memory.
+    On a GPU the memory of tensors, else the resident memory of the process.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))

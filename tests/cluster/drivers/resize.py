@@ -27,6 +27,7 @@ from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange, TransitionEngine
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Action, Decision
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import Scontrol
 
@@ -91,7 +92,7 @@ def main() -> None:
             current=job.allocation,
             target=Allocation.of(*target) if target else None,
             action=Action.MOVE if target else Action.PREEMPT,
-            reason="by hand",
+            reason=Reason("text", text="by hand"),
         )
         changes.append(RequestedChange(decision, job, 30.0))
     began = time.time()

@@ -13,7 +13,13 @@ from slurm_elastic.cli import client, main
 from slurm_elastic.cli.errors import CliError
 from slurm_elastic.cli.profile import profile_report, profile_submission
 from slurm_elastic.cli.tables import TableLayout
-from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed, from_body, read
+from slurm_elastic.profiler.profile_file import (
+    MeasuredTime,
+    ProfiledConfiguration,
+    StepProfile,
+    from_body,
+    read,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +88,12 @@ def test_a_profile_is_sent_to_the_controller_that_answered_before(train, monkeyp
     ("arguments", "line"),
     [
         ([], "Missing argument"),
-        (["--shapes", "3@2", "x"], "--shapes: 3@2: as many GPUs on each node"),
+        (["--shapes", "3@2", "x"], '--shapes: "3@2" is invalid: expected equally many'),
         (["--shapes", "2@2", "x"], "--shapes 2@2 is invalid: the nodes have"),
         (["--data", "absent", "x"], "--data absent: no such file"),
         (["--plot", "a.gif", "x"], 'no format ".gif"'),
         (["--repeats", "0", "x"], "--repeats"),
-        (["esrun", "python", "x.py"], "esrun starts ranks itself"),
+        (["esrun", "python", "x.py"], "PROGRAM: esrun is invalid"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(arguments, line, tmp_path, monkeypatch, capsys):
@@ -170,10 +176,10 @@ def test_noise_is_shown_where_it_may_hide_a_stall():
     found = StepProfile(
         application="net\x1b[31m",
         configurations=(
-            Configured(
+            ProfiledConfiguration(
                 gpu_type="a100", nodes=1, gpus=2, batch=8, repeats=3,
-                compute=Timed(0.1, 0.001), interconnect=Timed(0.0, 0.02),
-                network=Timed(0.0, 0.0), prep=Timed(0.05, 0.001), fetch=None,
+                compute=MeasuredTime(0.1, 0.001), interconnect=MeasuredTime(0.0, 0.02),
+                network=MeasuredTime(0.0, 0.0), prep=MeasuredTime(0.05, 0.001), fetch=None,
             ),
         ),
     )  # fmt: skip

@@ -160,7 +160,7 @@ def test_a_model_that_was_not_profiled(run, zoo):
     assert four["error"] > 0
     out = run(*zoo, "--model", model, "--samples", SAMPLES)[1]
     assert "ERROR is that of each profiled model against a fit to the others:" in out
-    assert "left out: 4 v100 on 1 node: how long a step computes on one v100 is not known" in out
+    assert "left out: 4 v100 on 1 node: the computing time of a step on one v100 is unknown" in out
     assert "note: prep, fetch not measured, counted as nothing" in out
 
 
@@ -256,8 +256,8 @@ def test_limits_that_nobody_meets(run, net, words, said):
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute.v100=1"),
             (
-                "1 a100 on 1 node, 4 a100 on 1 node, 8 a100 on 2 nodes: how long a step computes on"
-                " one a100 is not known; 4 v100 on 1 node: 1 model profiled, 3 are needed"
+                "1 a100 on 1 node, 4 a100 on 1 node, 8 a100 on 2 nodes: the computing time of a"
+                " step on one a100 is unknown; 4 v100 on 1 node: 1 model profiled, 3 are needed"
             ),
         ),
         (("net.json",), "net.json is given twice"),
@@ -294,8 +294,16 @@ def test_wrong_profiles(run, net, tmp_path):
             body(samples=9),
             "net.json and bad.json contradict each other: an epoch of net",
         ),
-        ("version", body(profile=9), "bad.json: profile is 9, not 1; measure it anew"),
-        ("empty", body(configurations=[]), "bad.json: configurations: 1 to 1000 are needed"),
+        (
+            "version",
+            body(profile=9),
+            "bad.json: profile: 9 is invalid: expected 1; measure it anew",
+        ),
+        (
+            "empty",
+            body(configurations=[]),
+            "bad.json: configurations: [] is invalid: expected a list of 1 to 1000",
+        ),
     ):
         (tmp_path / "bad.json").write_text(json.dumps(content))
         code, out, err = run(net, "bad.json")
@@ -313,7 +321,7 @@ def test_wrong_profiles(run, net, tmp_path):
     (tmp_path / "bad.json").write_text(json.dumps(single))
     code, out, err = run("bad.json", "--samples", 9)
     assert (code, out) == (2, "")
-    assert "measured once, so that its spread is not known; repeat it, or give --once" in err
+    assert "measured once, so its spread is unknown; repeat it, or give --once" in err
     assert run("bad.json", "--samples", 9, "--once")[0] == 0
     (tmp_path / "bad.json").write_text(json.dumps(body(samples=None, model="e\x1b[31m")))
     assert "\x1b" not in run("bad.json")[2]

@@ -1,4 +1,4 @@
-"""The courier, with a controller that the test plays."""
+"""Client of the controller, with a fake controller."""
 
 import queue
 import threading
@@ -16,7 +16,7 @@ from slurm_elastic.rpc import frames
 
 
 class Controller:
-    """Takes every call; answers with the present orders, or raises what it is told to."""
+    """Fake controller: answers each call with its orders, or raises its error."""
 
     def __init__(self) -> None:
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -47,7 +47,7 @@ class Controller:
 
 @pytest.fixture(autouse=True)
 def _all_end() -> Iterator[None]:
-    """No courier outlives its test: it would call the next one's controller."""
+    """Wait for the client's threads: they would call the next test's controller."""
     yield
     for thread in threading.enumerate():
         if thread.name in ("report", "orders"):
@@ -244,7 +244,7 @@ def test_whether_the_first_orders_are_still_to_come(
 def test_a_program_that_fails_at_once_is_heard_all_the_same(
     controller: Controller, state: ReportState
 ) -> None:
-    """Neither has the controller answered yet, nor does it know the job."""
+    """A job that fails before the controller has answered is reported."""
     controller.trouble = frames.RequestRejected("not known yet", "unknown_job")
     running = ControllerClient(state, "ctl:1")
     running.start()

@@ -1,4 +1,4 @@
-"""esbatch, with an sbatch and an sinfo that only say what they were asked."""
+"""The command esbatch, with an sbatch and an sinfo that print their arguments."""
 
 import doctest
 import os
@@ -43,7 +43,7 @@ def test_without_directive_nothing_changes():
         ("--elastic=9 --elastic=2-4 --export NONE job.sh", "--export NONE | job.sh"),
     ],
 )
-def test_other_words_pass_through(words, rest):
+def test_other_options_are_passed_on(words, rest):
     before, bar, after = rest.partition("|")
     before, after = (before, after) if bar else ("", before)
     shape = ["--nodes=1", "--gres=gpu:2"]

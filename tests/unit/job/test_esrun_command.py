@@ -1,4 +1,4 @@
-"""The command esrun: words, exit codes, signals. What Slurm does is in tests/cluster."""
+"""The command esrun: options, exit codes, signals; tests/cluster runs it in Slurm."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from slurm_elastic.job.step import failure_code
 
 ESRUN = Path(__file__).resolve().parents[3] / "wrappers" / "esrun"
 
-#: Runs the program of the first rank and speaks as srun does.
+#: Runs the program of the first rank and prints srun's messages.
 FAKE_SRUN = """#!/bin/sh
 echo "$@" >>"$HOME/calls"
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2
@@ -37,7 +37,7 @@ esac
 
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, str]:
-    """The environment of a batch script on one node with two GPUs."""
+    """Return the environment of a batch script on one node with two GPUs."""
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text(FAKE_SRUN)
@@ -81,7 +81,7 @@ def test_arguments_arrive_as_they_are(job: dict[str, str]) -> None:
 def test_the_exit_code_is_the_first_failing_ranks(job: dict[str, str]) -> None:
     done = run(job, "sh", "-c", "exit 85")
     assert done.returncode == 85
-    assert "Exited with exit code 85" in done.stderr, "srun's words pass through"
+    assert "Exited with exit code 85" in done.stderr, "srun's messages are passed on"
     assert "esrun: the program ended with exit code 85" in done.stderr
 
 
@@ -114,7 +114,7 @@ def test_a_signal_as_exit_code(job: dict[str, str]) -> None:
     assert process.returncode == 128 + signal.SIGUSR1
 
 
-def test_sigterm_after_sigcont_is_slurms_affair(job: dict[str, str]) -> None:
+def test_sigterm_after_sigcont_is_left_to_slurm(job: dict[str, str]) -> None:
     process = begun(job, "sleep 2; exit 4")
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
@@ -181,8 +181,8 @@ def test_local_signals() -> None:
     assert done.returncode == 128 + signal.SIGSEGV
 
 
-#: Speaks to esrun, once, as the library does; then asks to be started again.
-SPEAKS = """
+#: Reports to esrun once, as the library does, and exits with RESTART_CODE.
+REPORTS_AND_RESTARTS = """
 import os, sys, time
 sys.path.insert(0, os.environ["TREE"])
 from slurm_elastic.job.rank_socket import RESTART_CODE, RankSocket
@@ -207,21 +207,21 @@ os._exit(RESTART_CODE)
     ("steps", "words", "attempts", "code"),
     [("rising", ["6"], 6, 0), ("stuck", [], 3, 83), ("none", [], 3, 83)],
 )
-def test_a_program_that_asks_to_be_started_again(
+def test_a_program_that_exits_with_the_restart_code(
     job: dict[str, str], where: str, steps: str, words: list[str], attempts: int, code: int
 ) -> None:
     env = {**job, "TREE": str(ESRUN.parents[1]), "STEPS": steps}
     options = [] if where == "job" else ["--local", "2"]
-    done = run(env, *options, sys.executable, "-c", SPEAKS, *words)
+    done = run(env, *options, sys.executable, "-c", REPORTS_AND_RESTARTS, *words)
     assert done.returncode == code, done.stderr
     ports = Path(job["HOME"], "attempts").read_text().split()
     assert len(ports) == len(set(ports)) == attempts
-    asked = done.stderr.count("esrun: the program exited with 83: starting it again in place")
-    assert asked == attempts - 1
+    restarts = done.stderr.count("esrun: the program exited with 83: starting it again in place")
+    assert restarts == attempts - 1
     assert ("not started again" in done.stderr) is (code == 83)
 
 
-def test_to_other_programs_the_code_is_a_number_like_any(job: dict[str, str]) -> None:
+def test_programs_that_did_not_connect_may_exit_with_the_restart_code(job: dict[str, str]) -> None:
     for options in ([], ["--local", "2"]):
         done = run(job, *options, "sh", "-c", "echo once; exit 83")
         assert done.returncode == 83
@@ -238,7 +238,7 @@ def test_help_and_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
         ([], "expected a program to run"),
         (["--checkpoint", "x"], "expected a program to run"),
@@ -255,8 +255,8 @@ def test_help_and_version() -> None:
         (["--srun-args", "'", "a"], "--srun-args: ' is invalid: No closing quotation"),
     ],
 )
-def test_wrong_words_are_named(words: list[str], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+def test_invalid_command_lines(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse(words)
     done = run(outside(), *words)
     assert done.returncode == 2
@@ -288,7 +288,7 @@ def test_options_end_with_the_program() -> None:
         (b"", None),
     ],
 )
-def test_sruns_words_for_a_failure(line: bytes, code: int | None) -> None:
+def test_exit_codes_in_messages_of_srun(line: bytes, code: int | None) -> None:
     assert failure_code(line) == code
 
 

@@ -1,4 +1,4 @@
-"""esrun loads next to nothing before the ranks run, and never what is not its own."""
+"""Imports of esrun: few before the ranks run, and the standard library only."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def modules(name: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_way_to_srun_is_short() -> None:
+def test_few_modules_are_imported_before_srun_starts() -> None:
     slow = {"argparse", "subprocess", "socket", "threading", "dataclasses", "json", "re", "typing"}
     slow |= {"ctypes", "tomllib", "pathlib", "asyncio", "logging", "shlex", "signal"}
     before = modules("sys")

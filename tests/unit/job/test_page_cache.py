@@ -1,4 +1,4 @@
-"""Files leave the page cache; what cannot be dropped is passed over."""
+"""Removal of files from the page cache; those that cannot be removed are skipped."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from slurm_elastic.job import page_cache
 
 
 def cached(path: Path) -> bool:
-    """Whether the first page of a file is in memory."""
+    """Return whether the first page of a file is in memory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)

@@ -1,4 +1,4 @@
-"""The line between rank 0 and esrun, both ends."""
+"""Connection between rank 0 and esrun, both ends."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from slurm_elastic.job.report_state import ReportState
 
 
 class Esrun:
-    """A desk behind a socket, as esrun has it."""
+    """A report state behind a socket, as in esrun."""
 
     def __init__(self) -> None:
         self.path = f"@slurm-elastic-test-{os.urandom(6).hex()}"

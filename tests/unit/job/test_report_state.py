@@ -1,4 +1,4 @@
-"""The state: reports from pieces, orders in order."""
+"""Report and orders of a job: merging of fields, order of orders, subscribers."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""What the environment of a batch script says; the values are from a real cluster."""
+"""The allocation read from a batch script's environment; values from a real cluster."""
 
 import pytest
 

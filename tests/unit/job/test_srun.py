@@ -1,4 +1,4 @@
-"""The srun command, and the shell that runs as each rank."""
+"""The srun command, and the shell script of each rank."""
 
 import subprocess
 import sys
@@ -190,7 +190,7 @@ def test_a_guard_acts_at_sigterm_once_armed(signals: str, calls: str) -> None:
 
 
 def test_signals_find_a_task_and_spare_its_children() -> None:
-    """Here the test plays slurmstepd by name: the parent's command has to begin so."""
+    """Run the signal script under a parent whose name begins with slurmstepd."""
     program = (
         "import os, signal, sys, time\n"
         "open('/proc/self/comm', 'w').write('slurmstepd')\n"

@@ -1,4 +1,4 @@
-"""Rounds of binding proposals: the first alternatives are carried out, unjudged."""
+"""Rounds of binding proposals: first alternatives are carried out without judging their cost."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ CONTROLLER = Config(
 
 
 class Told:
-    """Proposes what it is told, by job id; others keep what they have or wait."""
+    """Policy with given proposals by job id; other jobs keep what they have or wait."""
 
     capabilities = Capabilities(binding_proposals=True)
 
@@ -94,7 +94,7 @@ def test_it_is_asked_once_and_about_all_waiting_jobs(at_once):
     (question,) = policy.asked
     assert question.jobs == (1, 2, 3)
     assert question.capacity == {"a100": 4}
-    # Nobody gives way for a waiting job unless the policy says so.
+    # No job gives way for a waiting one unless the policy proposes it.
     assert targets(plan) == {}
 
 
@@ -104,7 +104,7 @@ def test_starts_use_gpus_given_up_at_once():
     c.add(2, elastic="1-8", gpus=1)
     policy = Told(j1=[("a100", 2)], j2=[("a100", 2)])
     assert targets(decide(c, policy, at_once=True)) == {1: {"g1": 2}, 2: {"g1": 2}}
-    # Live, Slurm has to call them free first.
+    # Live, Slurm must show them as free first.
     assert targets(decide(c, policy)) == {1: {"g1": 2}}
 
 

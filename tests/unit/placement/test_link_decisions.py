@@ -1,4 +1,4 @@
-"""Rounds use the speeds of links, configured or measured, and who already crosses them."""
+"""Rounds use link speeds, configured or measured, and the present users of each link."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from slurm_elastic.config.schema import (
 )
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
-from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.eligibility import eligible_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import load
@@ -36,7 +36,7 @@ def config(speeds=SPEEDS, loss=0.1):
 
 
 def seen(gpus=4, nodes=1, racks=1, *, compute=0.4, sync=0.0, reports=3):
-    """0.2 s of computing on 8 GPUs."""
+    """Measurement with 0.2 s of computing on 8 GPUs."""
     return Measurement(
         gpu_type="a100", gpus=gpus, nodes=nodes, racks=racks, samples_per_s=640.0, steps=50,
         compute_s=compute, sync_s=sync, reports=reports,
@@ -44,7 +44,7 @@ def seen(gpus=4, nodes=1, racks=1, *, compute=0.4, sync=0.0, reports=3):
 
 
 def cluster(gradient_bytes, *measurements, other=None):
-    """Two racks of two nodes of four GPUs, one node of each taken; job 1 waits for 8 GPUs."""
+    """Cluster of two racks of two nodes of four GPUs, one of each taken; job 1 waits for 8 GPUs."""
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g2": 4})
@@ -100,11 +100,11 @@ def test_jobs_that_already_cross_an_uplink_share_it(crossing, share):
     known = {"gradient_bytes": VGG, "measurements": (seen(),)}
     c.add(1, elastic="8", gpus=8, record=known)
     frame = NodeArrays(c.snapshot())
-    tenant = tenants(frame, c.records, config())[1]
+    round_job = eligible_jobs(frame, c.records, config())[1]
     place = Allocation.of("a100", SPREAD)
-    assert tenant.speed(frame, place) == tenant.model.speed("a100", 8, 2, 2, share=share)
+    assert round_job.speed(frame, place) == round_job.model.speed("a100", 8, 2, 2, share=share)
     near = Allocation.of("a100", {"g1": 4, "g2": 4})
-    assert tenant.speed(frame, near) == tenant.model.speed("a100", 8, 2, 1)
+    assert round_job.speed(frame, near) == round_job.model.speed("a100", 8, 2, 1)
 
 
 def test_where_it_is_the_others_are_in_its_measurements():
@@ -114,10 +114,10 @@ def test_where_it_is_the_others_are_in_its_measurements():
     known = {"gradient_bytes": VGG, "measurements": (seen(8, 2, 2, compute=0.2, sync=0.8),)}
     c.add(1, elastic="4-8", on=SPREAD, record=known)
     frame = NodeArrays(c.snapshot())
-    tenant = tenants(frame, c.records, config())[1]
-    assert tenant.speed(frame, tenant.current) == pytest.approx(640.0)
+    round_job = eligible_jobs(frame, c.records, config())[1]
+    assert round_job.speed(frame, round_job.current) == pytest.approx(640.0)
     elsewhere = Allocation.of("a100", {"g2": 4, "g4": 4})
-    assert tenant.speed(frame, elsewhere) < 640.0
+    assert round_job.speed(frame, elsewhere) < 640.0
     assert frame.crowd(("g2", "g4"), 90) == 1, "it does not count itself"
 
 

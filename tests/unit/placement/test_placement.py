@@ -1,4 +1,4 @@
-"""Where jobs sit: frames, ledgers, best-fit."""
+"""Node arrays, free resources and best-fit."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from slurm_elastic.config.schema import TopologySettings as Links
 from slurm_elastic.core.cluster import Allocation, Limit, Partition
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
-from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.eligibility import eligible_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
 from slurm_elastic.placement.node_arrays import NodeArrays
 from tests.support.synthetic_clusters import Cluster, node, racks
@@ -20,13 +20,13 @@ def cluster(count=4, gpus=4, rack=0, **more):
 
 
 def place(where, job_id, gpus, gpu_type="a100", **more):
-    """Where `fit` puts a job of the cluster, its own GPUs given back."""
+    """Return the place of `fit` for a job of the cluster, its own GPUs freed."""
     frame = NodeArrays(where.snapshot())
-    tenant = tenants(frame, where.records, Config())[job_id]
-    ledger = FreeResources(frame)
-    ledger.give(tenant.need, tenant.current)
-    unit = tenant.directive.unit_for(gpu_type)
-    found = fit(tenant.seat(frame), gpu_type, gpus, ledger, unit=unit, **more)
+    round_job = eligible_jobs(frame, where.records, Config())[job_id]
+    resources = FreeResources(frame)
+    resources.give(round_job.need, round_job.current)
+    unit = round_job.directive.unit_for(gpu_type)
+    found = fit(round_job.demand(frame), gpu_type, gpus, resources, unit=unit, **more)
     return dict(found.shares) if found else None
 
 
@@ -202,24 +202,24 @@ def test_a_node_that_left_the_cluster_is_forgotten():
 
 
 def linked(devices, gpus=2, counts=(4, 4)):
-    """Where a job of some GPUs goes on two nodes of two link domains of two GPUs."""
+    """Return the place of a job on two nodes of two link domains of two GPUs."""
     nodes = [node(f"g{i}", n) for i, n in enumerate(counts, start=1)]
     c = Cluster(nodes)
     for job_id, (name, text, held) in enumerate(devices, start=1):
         c.add(job_id, on={name: held}, devices=((name, text),))
     settings = Links(domains={"a100": 2})
     snapshot = c.snapshot()
-    ledger = FreeResources(NodeArrays(snapshot, Fabric.of(snapshot, settings)))
+    resources = FreeResources(NodeArrays(snapshot, Fabric.of(snapshot, settings)))
     allowed = np.ones(len(nodes), dtype=bool)
-    found = fit(NodeDemand(need=ResourceNeed(99), allowed=allowed), "a100", gpus, ledger)
+    found = fit(NodeDemand(need=ResourceNeed(99), allowed=allowed), "a100", gpus, resources)
     return dict(found.shares)
 
 
 def test_among_equal_nodes_one_whose_free_gpus_are_linked():
     assert linked([("g1", "0,2", 2), ("g2", "0-1", 2)]) == {"g2": 2}
     assert linked([("g1", "0-1", 2), ("g2", "0,2", 2)]) == {"g1": 2}
-    # No node is preferred for what no domain holds, nor where it is not known.
+    # Domains too small for the job, or not known, prefer no node.
     assert linked([("g1", "0", 1), ("g2", "1", 1)], gpus=3) == {"g1": 3}
     assert linked([("g1", "0,2", 2), ("g2", "x", 2)]) == {"g1": 2}
-    # The tightest node comes first all the same.
+    # The tightest node still comes first.
     assert linked([("g1", "0,2", 2)]) == {"g1": 2}

@@ -1,4 +1,4 @@
-"""What a site's limits refuse, and to whom they say so; who waits is not made to suffer."""
+"""Site limits: refused growth with its reasons; pending jobs are not refused."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def decide(cluster, limits, *, queue="slurm", resized=None):
 
 
 def scene(*jobs):
-    """Elastic jobs 1-4, one GPU each on a node of its own."""
+    """Cluster of elastic jobs 1-4, one GPU each on a node of its own."""
     cluster = Cluster([node(f"n{j}") for j in jobs])
     for j in jobs:
         cluster.add(j, elastic="1-4", on={f"n{j}": 1}, record={"proven": True, "reporting": True})

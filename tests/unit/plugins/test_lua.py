@@ -1,4 +1,4 @@
-"""The job_submit module, run by the interpreter slurmctld uses; tests/cluster runs it in Slurm."""
+"""The job_submit module, run by slurmctld's interpreter; tests/cluster runs it in Slurm."""
 
 import json
 import re
@@ -102,7 +102,7 @@ def answer(text: str) -> list[str]:
 
 
 def literal(value: object) -> str:
-    """A Lua literal."""
+    """Return a value as a Lua literal."""
     if isinstance(value, dict):
         return "{" + ",".join(f"[{literal(k)}]={literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, str):
@@ -112,7 +112,7 @@ def literal(value: object) -> str:
 
 
 class Slurm:
-    """A slurmctld that has only the module's directory."""
+    """The hooks of the Lua module, with the directory of slurm.conf."""
 
     def __init__(self, directory: Path, *, slurm_conf: str = MIXED, conf: str = "") -> None:
         self.directory = directory
@@ -197,7 +197,7 @@ def test_directive_suffices(slurm):
     assert rc == 0
     assert said == (
         "elastic: 2-16 GPUs, a100 before v100; starts at 2."
-        " `selastic explain JOBID` tells what happens and why"
+        " `selastic explain JOBID` shows what is done and why"
     )
     record = changes.pop("admin_comment")
     assert re.fullmatch(
@@ -328,7 +328,11 @@ def test_own_shape_is_the_start(slurm, elastic, fields, starts, changed):
         ("2-16", {"requeue": 0}, "leave out --no-requeue"),
         ("2-16", {"het_job_offset": 0}, "heterogeneous jobs cannot be resized"),
         ("2-16", {"dependency": '"' * 20000}, "more than the 65536 that can be recorded"),
-        ("2-16", {"reservation": "a," * 40000}, "no list of reservations"),
+        (
+            "2-16",
+            {"reservation": "a," * 40000},
+            "80000 bytes: expected at most 65536",
+        ),
         ("2-16", {"features": "x" * 70000}, "more than the 65536 that can be recorded"),
     ],
 )
@@ -374,7 +378,7 @@ def test_portable_form_moves_out_of_the_comment(slurm):
 def test_interactive_jobs_get_their_start_and_stay(slurm):
     rc, said, changes = slurm.submit("2-16", script=None)
     assert rc == 0
-    assert said == "elastic: only batch jobs can be resized: this one gets 2 and keeps what it has"
+    assert said == "elastic: only batch jobs can be resized: this one stays at 2"
     assert changes == {"min_nodes": "1", "max_nodes": "1", "tres_per_node": "gres/gpu:2"}
 
 

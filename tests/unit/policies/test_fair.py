@@ -1,4 +1,4 @@
-"""How the fair policy divides GPUs; placement has no part in it."""
+"""Division of GPUs by policy `fair`, without placement."""
 
 import dataclasses
 

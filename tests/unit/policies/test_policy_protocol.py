@@ -1,4 +1,4 @@
-"""What a policy states of itself is checked when it is loaded; questions carry values only."""
+"""Loading of policies: capabilities are checked, errors name policy, culprit and remedy."""
 
 import doctest
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from slurm_elastic.policies.policy_protocol import (
 
 
 class Plain:
-    """States nothing of itself."""
+    """Policy without capabilities."""
 
     def __init__(self, config): ...
 

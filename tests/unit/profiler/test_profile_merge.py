@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed
+from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration, StepProfile
 from slurm_elastic.profiler.profile_merge import ComparisonError, comparable, merged, subjects
 
 
 def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_type="a100", **stalls):
     known = {"interconnect": 0.01, "network": 0.02, "prep": 0.0, "fetch": 0.05} | stalls
-    return Configured(
+    return ProfiledConfiguration(
         gpu_type=gpu_type,
         nodes=nodes,
         gpus=gpus,
         batch=batch,
         repeats=repeats,
-        compute=Timed(compute, spread),
-        **{k: None if v is None else Timed(v, spread) for k, v in known.items()},
+        compute=MeasuredTime(compute, spread),
+        **{k: None if v is None else MeasuredTime(v, spread) for k, v in known.items()},
     )
 
 
@@ -32,7 +32,7 @@ def compared(*profiles, **options):
     return comparable(subjects(named)["net"], **options)
 
 
-def test_one_profile_becomes_offers():
+def test_a_profile_becomes_one_offer_per_configuration():
     found = compared(net(at(8, nodes=2), at(1, interconnect=0.0, network=0.0)))
     assert [str(o.configuration) for o in found.offers] == ["1 a100 on 1 node", "8 a100 on 2 nodes"]
     wide = found.offers[1].times
@@ -43,13 +43,13 @@ def test_one_profile_becomes_offers():
     assert (found.batch, found.unknown, found.left_out) == ("64 samples per GPU", (), ())
 
 
-def test_what_was_measured_once_is_left_out_unless_wanted():
+def test_single_measurements_are_left_out_unless_requested():
     profile = net(at(1), at(4, repeats=1, spread=math.nan))
     found = compared(profile)
     assert [o.configuration.gpus for o in found.offers] == [1]
     assert found.left_out == (
         (
-            "4 a100 on 1 node (a.json): measured once, so that its spread is not known; repeat it,"
+            "4 a100 on 1 node (a.json): measured once, so its spread is unknown; repeat it,"
             " or give --once"
         ),
     )
@@ -66,8 +66,8 @@ def test_the_batch_of_most_configurations_is_compared():
     assert {o.configuration.batch for o in found.offers} == {64}
     assert found.left_out == (
         (
-            "2 of 4 configurations, with 32, 128 instead of 64 samples per GPU: see --batch and"
-            " --global-batch"
+            "2 of 4 configurations, with 32, 128 instead of 64 samples per GPU; choose with --batch"
+            " or --global-batch"
         ),
     )
     assert [o.configuration.batch for o in compared(profile, batch=32).offers] == [32]
@@ -77,7 +77,7 @@ def test_the_batch_of_most_configurations_is_compared():
         compared(profile, batch=5)
 
 
-def test_one_global_batch_on_more_and_more_gpus_is_compared_too():
+def test_configurations_of_one_global_batch_are_compared():
     profile = net(at(1, batch=256), at(2, batch=128), at(4), at(8))
     found = compared(profile)
     assert found.batch == "256 samples per step"
@@ -89,15 +89,15 @@ def test_one_global_batch_on_more_and_more_gpus_is_compared_too():
         compared(profile, global_batch=64)
 
 
-def test_a_stall_that_is_known_of_some_only_is_not_compared():
+def test_configurations_without_a_stall_that_others_know_are_left_out():
     found = compared(net(at(1), at(4, prep=None, fetch=None), at(2, network=None)))
     assert [o.configuration.gpus for o in found.offers] == [1, 2]
-    assert found.left_out == ("4 a100 on 1 node: prep and fetch not known there, but of others",)
+    assert found.left_out == ("4 a100 on 1 node: prep and fetch unknown, but known for others",)
     nobody = compared(net(at(1, fetch=None), at(4, fetch=None)))
     assert (len(nobody.offers), nobody.unknown) == (2, ("fetch",))
 
 
-def test_on_one_node_nobody_misses_the_network():
+def test_a_single_node_needs_no_network_stall():
     found = compared(net(at(1, interconnect=None, network=None), at(8, nodes=2)))
     assert len(found.offers) == 2
     assert compared(net(at(1, interconnect=None, network=None))).unknown == ()
@@ -122,29 +122,29 @@ def test_a_copy_of_a_file_counts_once():
     files = net(at(1), at(4)), net(at(1), at(4, compute=0.201)), net(at(1))
     found = compared(*files)
     assert [found.repeats[o.configuration] for o in found.offers] == [3, 6]
-    assert found.left_out == ("b.json, c.json: the same to the last digit as in another file",)
+    assert found.left_out == ("b.json, c.json: a copy of measurements in another file",)
 
 
-def test_stalls_of_several_nodes_that_were_not_told_apart():
+def test_stalls_of_several_nodes_that_were_not_separated():
     whole = at(16, nodes=2, interconnect=None, network=0.05)
     found = compared(net(at(4), whole))
     assert [o.configuration.gpus for o in found.offers] == [4, 16]
     assert found.offers[1].times.warm_s == pytest.approx(0.25)
     unknown = at(16, nodes=2, interconnect=None, network=None)
     assert compared(net(at(4), at(8, nodes=2), unknown)).left_out == (
-        "16 a100 on 2 nodes: interconnect and network not known there, but of others",
+        "16 a100 on 2 nodes: interconnect and network unknown, but known for others",
     )
 
 
-def test_profiles_that_contradict_each_other():
+def test_contradicting_profiles_are_an_error():
     same = compared(net(at(1)), net(at(1, compute=0.203)))
     assert same.offers[0].times.compute_s == pytest.approx(0.2015)
     with pytest.raises(ComparisonError) as caught:
         compared(net(at(1)), net(at(1, compute=0.23)))
     assert str(caught.value) == (
         "a.json and b.json contradict each other: compute of net on 1 a100 on 1 node takes 200 ms a"
-        " step in one and 230 ms in the other, more apart than their spread: leave out the wrong"
-        " one, or measure again"
+        " step in one and 230 ms in the other, a difference beyond their spread; leave out the"
+        " wrong one, or measure again"
     )
     with pytest.raises(ComparisonError, match="network of net on 4 a100 on 2 nodes"):
         compared(net(at(4, nodes=2)), net(at(4, nodes=2, network=0.06)))
@@ -152,7 +152,7 @@ def test_profiles_that_contradict_each_other():
     compared(net(at(1, spread=0.01)), net(at(1, compute=0.23, spread=0.01)))
 
 
-def test_what_files_say_of_the_model():
+def test_layers_and_samples_come_from_any_file():
     found = subjects([("a", net(at(1), layers=50)), ("b", net(at(2), samples=9))])["net"]
     assert (found.layers, found.samples, found.gradient_bytes) == (50, 9, None)
     files = [("a", net(at(1), samples=9)), ("b", net(at(2), samples=10))]
@@ -161,7 +161,7 @@ def test_what_files_say_of_the_model():
     assert subjects(files, samples=7)["net"].samples == 7
 
 
-def test_models_of_one_class_are_told_apart_by_their_size():
+def test_models_of_one_class_are_separated_by_their_size():
     small = net(at(1), layers=18, gradient_bytes=5e7)
     large = net(at(1, compute=0.9), layers=50, gradient_bytes=1e8)
     named = [replace(small, application="r18"), replace(large, application="r50")]
@@ -176,6 +176,6 @@ def test_models_of_one_class_are_told_apart_by_their_size():
     ]
 
 
-def test_models_without_a_name():
+def test_models_without_a_name_are_named_after_application_or_file():
     files = [("x.json", StepProfile(application="job")), ("y.json", StepProfile(application=""))]
     assert list(subjects(files)) == ["job", "y.json"]

@@ -21,7 +21,7 @@ ENV = {
 def started(monkeypatch, tmp_path):
     """Commands and environments of what would be started, on nodes with 4, 4 and 2 GPUs."""
     found = []
-    monkeypatch.setattr(runners.Start, "begin_probe", lambda self: None)
+    monkeypatch.setattr(runners.RankLaunch, "begin_probe", lambda self: None)
 
     def settle(self):
         self.tasks, self.gpus = (4, 4, 2), True
@@ -30,7 +30,7 @@ def started(monkeypatch, tmp_path):
         found.append((command, env))
         return 0
 
-    monkeypatch.setattr(runners.Start, "settle", settle)
+    monkeypatch.setattr(runners.RankLaunch, "settle", settle)
     monkeypatch.setattr(runners, "_run", run)
     return found
 
@@ -45,10 +45,10 @@ def started(monkeypatch, tmp_path):
         ("8@2", 8, "g01,g01,g01,g01,g02,g02,g02,g02", 4),
     ],
 )
-def test_a_shape_has_its_ranks_on_the_first_nodes_and_each_gpu_its_share_of_processors(
+def test_ranks_run_on_the_first_nodes_with_each_gpus_share_of_processors(
     started, tmp_path, shape, ranks, hosts, cpus
 ):
-    runner = runners.Allocated(ENV)
+    runner = runners.AllocationRunner(ENV)
     log = tmp_path / "log"
     assert runner.gpus == (4, 4, 2)
     for _ in range(2):  # what one shape needs changes nothing for the next
@@ -70,12 +70,12 @@ def test_a_shape_has_its_ranks_on_the_first_nodes_and_each_gpu_its_share_of_proc
     assert env["SLURM_ELASTIC_SOCKET"] == ""  # no controller hears of it
 
 
-def test_in_several_tasks_it_is_refused(started):
+def test_several_tasks_are_refused(started):
     with pytest.raises(AllocationError, match="several tasks"):
-        runners.Allocated(ENV | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"})
+        runners.AllocationRunner(ENV | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"})
 
 
-def test_the_type_of_gpu_is_slurms_word(monkeypatch, tmp_path):
+def test_the_gpu_type_is_the_name_of_slurm(monkeypatch, tmp_path):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(
         '#!/bin/sh\n[ "$1" = show ] && echo "AllocTRES=cpu=2,gres/gpu=8,gres/gpu:a100=8"\n'

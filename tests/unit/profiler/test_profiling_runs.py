@@ -9,7 +9,7 @@ import pytest
 
 from slurm_elastic.job.profile_request import answer, asked, write
 from slurm_elastic.profiler.profile_file import ProfileFileError, from_body, read, to_body
-from slurm_elastic.profiler.profile_store import Store, StoreError
+from slurm_elastic.profiler.profile_store import ProfileStore, StoreError
 from slurm_elastic.profiler.profiling_plan import (
     PlanError,
     ProfiledShape,
@@ -19,14 +19,14 @@ from slurm_elastic.profiler.profiling_plan import (
     next_launch,
 )
 from slurm_elastic.profiler.profiling_runs import ProfilingRequest, profile, run
-from slurm_elastic.profiler.runners import Local
+from slurm_elastic.profiler.runners import LocalRunner
 
 #: Seconds of a step by GPUs and block.
 TIMES = {"synthetic": 1.0, "warm": 1.5, "cold": 3.0}
 FACTS = {"batch": 8, "layers": 3, "gradient_bytes": 4096, "samples": 100, "model": "Net"}
 
 
-class Fake:
+class FakeRunner:
     """Programs that answer at once.
 
     Attributes:
@@ -83,7 +83,7 @@ def outcome(store, **options):
 
 
 def test_repeats_go_through_all_shapes_and_a_shape_is_run_once_each_time(tmp_path):
-    fake, store = Fake(), Store(tmp_path / "d", {}, again=False)
+    fake, store = FakeRunner(), ProfileStore(tmp_path / "d", {}, again=False)
     assert run(request(["2", "2@2"]), fake, store, quiet) == []
     both = ("synthetic", "warm")
     assert fake.launches == [(s, both) for s in ("1", "2", "2@2")] * 2
@@ -95,46 +95,46 @@ def test_repeats_go_through_all_shapes_and_a_shape_is_run_once_each_time(tmp_pat
     assert found.configurations[1].prep.seconds == pytest.approx(0.5)
 
 
-def test_a_second_call_does_what_is_missing(tmp_path):
+def test_a_second_call_makes_only_missing_runs(tmp_path):
     settings = {"program": ["train"]}
-    run(request(repeats=1), Fake(), Store(tmp_path, settings, again=False), quiet)
-    fake, store = Fake(), Store(tmp_path, settings, again=False)
+    run(request(repeats=1), FakeRunner(), ProfileStore(tmp_path, settings, again=False), quiet)
+    fake, store = FakeRunner(), ProfileStore(tmp_path, settings, again=False)
     (tmp_path / "2-warm-1.json").write_text("{torn")
-    store = Store(tmp_path, settings, again=False)
+    store = ProfileStore(tmp_path, settings, again=False)
     run(request(repeats=2), fake, store, quiet)
     assert fake.launches == [
         ("2", ("warm",)), ("1", ("synthetic", "warm")), ("2", ("synthetic", "warm")),
     ]  # fmt: skip
-    fake = Fake()
-    assert run(request(repeats=2), fake, Store(tmp_path, settings, again=False), quiet) == []
+    fake = FakeRunner()
+    assert run(request(repeats=2), fake, ProfileStore(tmp_path, settings, again=False), quiet) == []
     assert fake.launches == []
 
 
-def test_other_settings_need_another_directory_or_a_new_beginning(tmp_path):
-    run(request(repeats=1), Fake(), Store(tmp_path, {"steps": 4}, again=False), quiet)
+def test_other_settings_need_another_directory_or_again(tmp_path):
+    run(request(repeats=1), FakeRunner(), ProfileStore(tmp_path, {"steps": 4}, again=False), quiet)
     with pytest.raises(StoreError, match=r"another steps.*--again"):
-        Store(tmp_path, {"steps": 5}, again=False)
+        ProfileStore(tmp_path, {"steps": 5}, again=False)
     (tmp_path / "mine.txt").write_text("keep")
-    assert Store(tmp_path, {"steps": 5}, again=True).steps == {}
+    assert ProfileStore(tmp_path, {"steps": 5}, again=True).steps == {}
     assert (tmp_path / "mine.txt").exists()
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path):
-    class Interrupted(Fake):
+    class Interrupted(FakeRunner):
         def run(self, program, shape, environment, *, log, timeout_s):
             if len(self.launches) == 1:
                 raise KeyboardInterrupt
             return super().run(program, shape, environment, log=log, timeout_s=timeout_s)
 
     with pytest.raises(KeyboardInterrupt):
-        run(request(), Interrupted(), Store(tmp_path, {}, again=False), quiet)
-    fake = Fake()
-    run(request(), fake, Store(tmp_path, {}, again=False), quiet)
+        run(request(), Interrupted(), ProfileStore(tmp_path, {}, again=False), quiet)
+    fake = FakeRunner()
+    run(request(), fake, ProfileStore(tmp_path, {}, again=False), quiet)
     assert [shape for shape, _ in fake.launches] == ["2", "1", "2"]
 
 
-def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
-    fake, store = Fake(fails=("2",)), Store(tmp_path, {}, again=False)
+def test_a_failed_run_is_reported_and_the_others_are_made(tmp_path):
+    fake, store = FakeRunner(fails=("2",)), ProfileStore(tmp_path, {}, again=False)
     failures = run(request(["2", "4"]), fake, store, quiet)
     assert [(str(f.launch.shape), f.why) for f in failures] == [("2", "ended with exit code 1")]
     assert failures[0].tail[-1] == "CUDA out of memory"
@@ -143,14 +143,14 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
 
 
 def test_a_script_that_does_one_block_at_a_time_is_started_once_for_each(tmp_path):
-    fake, store = Fake(library=False), Store(tmp_path, {}, again=False)
+    fake, store = FakeRunner(library=False), ProfileStore(tmp_path, {}, again=False)
     assert run(request(["1"], repeats=1, cold=True), fake, store, quiet) == []
     assert [b[0] for _, b in fake.launches] == ["synthetic", "cold", "warm"]
     assert fake.dropped == ["1"]  # its cold run began with a cold cache
 
 
 def test_reads_that_could_not_be_made_cold_are_not_measured(tmp_path):
-    fake, store = Fake(library=False), Store(tmp_path, {}, again=False)
+    fake, store = FakeRunner(library=False), ProfileStore(tmp_path, {}, again=False)
     fake.drops = False
     (failure,) = run(request(["1"], repeats=1, cold=True), fake, store, quiet)
     assert "would not be cold" in failure.why
@@ -158,26 +158,26 @@ def test_reads_that_could_not_be_made_cold_are_not_measured(tmp_path):
 
 
 def test_a_script_may_print_its_times(tmp_path):
-    fake = Fake(says="selastic-profile: steps=10 seconds=2.5 batch=16")
-    store = Store(tmp_path, {}, again=False)
+    fake = FakeRunner(says="selastic-profile: steps=10 seconds=2.5 batch=16")
+    store = ProfileStore(tmp_path, {}, again=False)
     assert run(request(["1"], repeats=1), fake, store, quiet) == []
     (one,) = outcome(store).configurations
     assert (one.compute.seconds, one.batch) == (0.25, 16)
 
 
-def test_a_script_that_says_nothing_is_no_measurement(tmp_path):
-    fake = Fake(says="epoch 1: loss 0.3")
-    (failure,) = run(request(["1"]), fake, Store(tmp_path, {}, again=False), quiet)
+def test_a_script_that_reports_no_steps_is_a_failure_unless_run_as_a_whole(tmp_path):
+    fake = FakeRunner(says="epoch 1: loss 0.3")
+    (failure,) = run(request(["1"]), fake, ProfileStore(tmp_path, {}, again=False), quiet)
     assert "--whole" in failure.why
-    fake = Fake(says="epoch 1: loss 0.3")
-    store = Store(tmp_path, {}, again=True)
+    fake = FakeRunner(says="epoch 1: loss 0.3")
+    store = ProfileStore(tmp_path, {}, again=True)
     assert run(request(["1"], cold=True, whole=True), fake, store, quiet) == []
     assert [b for _, b in fake.launches] == [None] * 4  # it is not asked for anything
     assert outcome(store, whole=True).configurations[0].prep is None
 
 
-def test_answers_are_not_believed(tmp_path):
-    store = Store(tmp_path, {}, again=False)
+def test_invalid_answers_are_ignored(tmp_path):
+    store = ProfileStore(tmp_path, {}, again=False)
     launch = next_launch(request(["1"]).needs)
     row = {"block": "warm", "seconds": [0.1]}
     for wrong in (
@@ -190,10 +190,10 @@ def test_answers_are_not_believed(tmp_path):
     assert store.facts == {}
 
 
-def test_the_helper_of_foreign_scripts_answers_in_the_file(tmp_path, monkeypatch):
+def test_answer_writes_the_file_of_the_request(tmp_path, monkeypatch):
     assert asked({}) is None
     launch = next_launch(request(["1"]).needs)
-    store = Store(tmp_path, {}, again=False)
+    store = ProfileStore(tmp_path, {}, again=False)
     path = store.answer(launch)
     for name, value in {
         "SLURM_ELASTIC_PROFILE": str(path),
@@ -205,7 +205,7 @@ def test_the_helper_of_foreign_scripts_answers_in_the_file(tmp_path, monkeypatch
     assert list(store.steps.values()) == [0.5]
 
 
-def test_shapes():
+def test_default_shapes_and_invalid_shapes():
     assert [str(s) for s in default_shapes([0])] == ["1"]
     assert [str(s) for s in default_shapes([4])] == ["1", "4"]
     assert [str(s) for s in default_shapes([1, 1, 1])] == ["1", "3@3"]
@@ -214,19 +214,19 @@ def test_shapes():
             ProfiledShape.parse(wrong)
 
 
-def test_profile_files_are_checked(tmp_path):
-    store = Store(tmp_path, {}, again=False)
-    run(request(["1"]), Fake(), store, quiet)
+def test_invalid_profile_files_are_refused(tmp_path):
+    store = ProfileStore(tmp_path, {}, again=False)
+    run(request(["1"]), FakeRunner(), store, quiet)
     found = outcome(store)
     body = json.loads(json.dumps(to_body(found)))
     assert from_body(body) == found
     one = body["configurations"][0]
     for wrong, named in (
-        ({"profile": 2}, "profile is 2"),
+        ({"profile": 2}, "profile: 2 is invalid"),
         ({"configurations": []}, "configurations"),
-        ({"configurations": [one, one]}, r"\[1\]: the same"),
+        ({"configurations": [one, one]}, r"\[1\]: type, shape and batch of \[0\]"),
         ({"configurations": [one | {"gpus": 0}]}, r"configurations\[0\].gpus"),
-        ({"configurations": [one | {"nodes": 9}]}, "cannot be"),
+        ({"configurations": [one | {"nodes": 9}]}, "gpus: 1 is invalid"),
         ({"configurations": [one | {"compute": {"seconds": 0}}]}, "compute"),
         ({"configurations": [one | {"prep": {"seconds": -1}}]}, "prep.seconds"),
         ({"configurations": [one | {"prep": [1]}]}, "prep"),
@@ -247,7 +247,7 @@ def test_a_program_that_takes_too_long_is_ended(tmp_path):
     slow = ("sh", "-c", "echo begun; echo $$ > pid; exec sleep 600")
     asks = replace(request(["1"], repeats=1), program=slow, timeout_s=2.0)
     with contextlib.chdir(tmp_path):
-        (failure,) = run(asks, Local(1), Store(tmp_path / "d", {}, again=False), quiet)
+        (failure,) = run(asks, LocalRunner(1), ProfileStore(tmp_path / "d", {}, again=False), quiet)
     assert "longer than --timeout 2 s" in failure.why
     assert failure.tail == ("begun",)
     with pytest.raises(ProcessLookupError):

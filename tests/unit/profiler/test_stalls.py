@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
-from slurm_elastic.profiler.stalls import Unmeasured, configurations, difference
+from slurm_elastic.profiler.stalls import NotMeasuredError, configurations, difference
 
 PARTS = ("interconnect", "network", "prep", "fetch")
 seconds = st.floats(0.05, 10.0)
@@ -33,7 +33,7 @@ def found(steps):
 
 
 @given(seconds, st.tuples(seconds, seconds, seconds, seconds))
-def test_every_planted_stall_is_found_and_the_parts_make_up_the_step(compute, parts):
+def test_simulated_stalls_are_measured_and_add_up_to_the_step(compute, parts):
     inter, net, prep, fetch = (p if p > 0.05 * (compute + sum(parts)) else 0.0 for p in parts)
     shapes = {
         ProfiledShape(1, 4): {"interconnect": inter, "prep": prep},
@@ -58,7 +58,7 @@ def test_noise_alone_is_no_stall(seed, compute):
         assert c.s == 1.0
 
 
-def test_one_bad_repeat_does_not_count():
+def test_one_slow_repeat_does_not_count():
     steps = planted(1.0, shapes={ProfiledShape(1, 2): {"interconnect": 0.5}}, repeats=5)
     steps[MissingTime(ProfiledShape(1, 2), 2, "synthetic")] += 3.0  # somebody else's work
     stall = found(steps)[2, 1].interconnect
@@ -68,7 +68,7 @@ def test_one_bad_repeat_does_not_count():
     assert found(steps)[2, 1].interconnect.seconds == pytest.approx(0.5)
 
 
-def test_a_difference_within_its_error_is_none_and_one_repeat_has_no_error():
+def test_a_difference_within_its_error_is_none_and_one_repeat_has_an_unknown_error():
     noisy = difference({1: 1.1, 2: 1.9, 3: 1.0}, {1: 1.0, 2: 1.0, 3: 1.2})
     assert noisy.seconds == 0.0
     assert noisy.spread > 0
@@ -79,7 +79,7 @@ def test_a_difference_within_its_error_is_none_and_one_repeat_has_no_error():
     assert difference({1: 1.0}, {2: 1.0}) is None
 
 
-def test_the_network_is_told_by_the_same_gpus_else_by_a_nodes_share_of_them():
+def test_the_network_is_compared_with_the_same_gpus_or_part_of_one_node_of_them():
     shapes = {
         ProfiledShape(1, 2): {"interconnect": 0.2},
         ProfiledShape(1, 4): {"interconnect": 0.3},
@@ -97,7 +97,7 @@ def test_the_network_is_told_by_the_same_gpus_else_by_a_nodes_share_of_them():
     assert alone.s == pytest.approx(0.5)
 
 
-def test_what_was_not_run_is_not_told():
+def test_stalls_without_a_run_are_unknown():
     steps = planted(1.0, shapes={ProfiledShape(1, 2): {"prep": 0.5}})
     for key in [k for k in steps if k.block == "cold"]:
         del steps[key]
@@ -109,7 +109,7 @@ def test_what_was_not_run_is_not_told():
     assert whole.interconnect.seconds == pytest.approx(0.5)
 
 
-def test_without_a_run_on_one_gpu_nothing_can_be_told():
+def test_a_run_on_one_gpu_is_required():
     steps = {MissingTime(ProfiledShape(1, 2), 1, "synthetic"): 1.0}
-    with pytest.raises(Unmeasured, match="one GPU"):
+    with pytest.raises(NotMeasuredError, match="one GPU"):
         configurations(steps, gpu_type="", batch=1)

@@ -81,7 +81,7 @@ def test_a_step_shortens_with_the_frozen_prefix_and_grows_back(training: SimpleN
         assert communication == pytest.approx(0.5 * left.network)
 
 
-def test_the_example_freezes_its_settled_layers_and_only_them(tmp_path: Path) -> None:
+def test_the_example_freezes_only_its_settled_layers(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, EXAMPLES / "train_library.py", "--out", tmp_path, "--settled", "4",

@@ -42,14 +42,14 @@ def test_examples() -> None:
 # --- what may be ordered ---
 
 
-def test_the_directive_alone_lets_the_batch_change() -> None:
+def test_only_the_directive_lets_the_batch_change() -> None:
     assert limits(64, None) == (64, 64)
     assert limits(64, Directive.parse("1-8")) == (64, 64)
     assert limits(64, Directive.parse("1-8,batch=32-512")) == (32, 512)
     assert limits(64, Directive.parse("1-8,batch=512")) == (512, 512)
 
 
-def test_the_directive_in_force_counts() -> None:
+def test_the_limits_are_those_of_the_directive_in_force() -> None:
     lead = size(8, 8, 8)
     lead.set_order(64)
     assert lead.requested == 8
@@ -70,7 +70,7 @@ def test_the_directive_in_force_counts() -> None:
     st.integers(1, 64),
     st.none() | st.integers(1, 2**31),
 )
-def test_what_is_ordered_is_obeyed_within_the_limits(initial, between, replicas, ordered) -> None:
+def test_an_ordered_batch_is_applied_within_the_limits(initial, between, replicas, ordered) -> None:
     low, high = between
     lead = size(initial, low, high, replicas=replicas)
     other = size(initial, low, high, replicas=replicas, is_leader=False)
@@ -89,7 +89,7 @@ def test_what_is_ordered_is_obeyed_within_the_limits(initial, between, replicas,
         assert wish >= replicas
 
 
-def test_a_batch_that_a_float32_cannot_tell_is_not_ordered() -> None:
+def test_a_batch_beyond_float32_integers_is_not_requested() -> None:
     lead = size(8, 8, 10**9)
     lead.ordered = 2**24 + 1
     assert lead.requested == 8
@@ -101,7 +101,7 @@ def test_a_batch_that_a_float32_cannot_tell_is_not_ordered() -> None:
     )
 
 
-def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
+def test_a_batch_that_differs_from_the_script_is_logged_in_one_line() -> None:
     said: list[str] = []
     for options in (
         {"initial": 8, "limits": (8, 8)},
@@ -129,14 +129,14 @@ def test_what_a_user_would_not_expect_is_said_in_one_line() -> None:
     assert not lead.apply(0.0)
 
 
-def test_arguments_that_cannot_be() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="'sgrt' is invalid: expected one of sqrt, adascale"):
         size(rule="sgrt")
     with pytest.raises(ValueError, match="global_batch: 0 is invalid: expected at least 1"):
         size(0)
 
 
-def test_reports_say_how_a_replica_splits_its_share() -> None:
+def test_reports_contain_the_micro_batches_of_a_replica() -> None:
     lead = size(100, 1, 1000, replicas=3)
     facts = {"global_batch": 100, "initial_batch": 100, "micro_batch": 34, "accumulation": 0}
     assert lead.report_fields(None) == facts
@@ -153,7 +153,7 @@ def test_reports_say_how_a_replica_splits_its_share() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @given(batch=st.integers(1, 4000), sqr=st.floats(1e-6, 1e6), var=st.floats(1e-6, 1e6))
-def test_each_rule_keeps_to_its_formula(rule, batch, sqr, var) -> None:
+def test_each_rule_follows_its_formula(rule, batch, sqr, var) -> None:
     lead = size(50, 1, 4000, rule=rule, noise=lambda: {"grad_sqr": sqr, "grad_var": var})
     lead.apply(batch)
     for _ in range(WARM_UP):
@@ -167,7 +167,7 @@ def test_each_rule_keeps_to_its_formula(rule, batch, sqr, var) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_initial_batch_changes_nothing_at_all(rule) -> None:
+def test_the_factor_at_the_initial_batch_is_exactly_one(rule) -> None:
     lead, scheduler = size(12, 4, 99, rule=rule, noise=lambda: NOISE), Steps()
     for count in (12, 12, 5, 12, 1):  # 5 and 1: the ends of epochs
         gain = lead.gain(count)
@@ -175,7 +175,7 @@ def test_the_initial_batch_changes_nothing_at_all(rule) -> None:
         assert lead.advance(scheduler, count, last=count < 12, gain=gain) == 1
 
 
-def test_the_small_batch_at_the_end_of_an_epoch_gets_a_small_rate() -> None:
+def test_a_small_last_batch_of_an_epoch_gets_a_small_rate() -> None:
     lead = size(8)
     lead.apply(128)
     assert [lead.factor(n) for n in (128, 32, 8, 1)] == [4.0, 2.0, 1.0, 1.0]
@@ -209,7 +209,7 @@ def test_linear_warms_up_after_a_rise_only() -> None:
     assert size(10, 50, 50, rule="linear").factor(50) == 1.0  # from the beginning, too
 
 
-def test_adascale_keeps_what_it_knows_of_the_noise() -> None:
+def test_adascale_keeps_the_last_noise() -> None:
     told: dict[str, float] = {}
     lead = size(8, rule="adascale", noise=lambda: told)
     lead.apply(32)
@@ -223,7 +223,7 @@ def test_adascale_keeps_what_it_knows_of_the_noise() -> None:
     assert size(8, rule="adascale", noise=lambda: NOISE, is_leader=False).gain(32) == 0.0
 
 
-def test_rates_are_scaled_for_the_update_alone() -> None:
+def test_rates_are_scaled_during_the_update_only() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     capturable = torch.tensor(0.5)
     optimizer = torch.optim.SGD([{"params": [parameter], "lr": 0.1}])
@@ -251,7 +251,7 @@ def test_rates_are_scaled_for_the_update_alone() -> None:
     st.lists(st.integers(1, 90), min_size=1, max_size=12),
     st.sampled_from(["sqrt", "linear", "constant"]),
 )
-def test_at_the_end_of_an_epoch_the_schedule_is_where_it_always_is(
+def test_the_schedule_at_the_end_of_an_epoch_does_not_depend_on_the_batch(
     samples, initial, batches, rule
 ) -> None:
     lead, scheduler = size(initial, rule=rule), Steps()
@@ -284,7 +284,7 @@ def test_adascale_advances_the_schedule_by_its_gain() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @given(st.lists(st.integers(1, 90), min_size=2, max_size=9), st.integers(0, 8))
-def test_a_resume_goes_on_as_if_nothing_had_happened(rule, batches, cut) -> None:
+def test_a_resumed_batch_state_equals_an_uninterrupted_one(rule, batches, cut) -> None:
     def steps(lead: BatchSize, batches: list[int]) -> Iterator[tuple[float, int]]:
         for batch in batches:
             lead.apply(batch)
@@ -302,7 +302,7 @@ def test_a_resume_goes_on_as_if_nothing_had_happened(rule, batches, cut) -> None
     assert begun + list(steps(second, batches[cut:])) == whole
 
 
-def test_a_resume_under_other_conditions() -> None:
+def test_a_resume_adapts_to_other_limits_rules_and_batches() -> None:
     said: list[str] = []
     before = size(8)
     before.apply(64)
@@ -417,7 +417,7 @@ def plain(optimizer: str, rule: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("rule", ["sqrt", "adascale", "constant"])
-def test_losses_and_gradients_equal_a_plain_loop(rule, optimizer) -> None:
+def test_losses_and_gradients_equal_those_of_a_plain_loop(rule, optimizer) -> None:
     ours, expected = trained(optimizer, rule), plain(optimizer, rule)
     assert len(ours) == len(expected)
     for one, other in zip(ours, expected, strict=True):

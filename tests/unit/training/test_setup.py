@@ -32,7 +32,7 @@ dist.destroy_process_group()
 """
 
 
-def test_the_compiler_is_loaded_for_those_who_compile_only() -> None:
+def test_the_compiler_is_imported_only_for_torch_compile() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=False
     )
@@ -41,7 +41,7 @@ def test_the_compiler_is_loaded_for_those_who_compile_only() -> None:
     )
 
 
-def test_age_counts_from_the_process_start() -> None:
+def test_process_age_counts_from_the_start_of_the_process() -> None:
     before = time.monotonic()
     script = (
         "import time; time.sleep(0.3);"
@@ -55,7 +55,7 @@ def test_age_counts_from_the_process_start() -> None:
     assert process_age() > 0
 
 
-def test_steps_are_measured_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     timer = StepTimer()

@@ -150,7 +150,9 @@ def plain(steps: dict[int, dict[str, Any]], optimizer: str, rule: str) -> dict[s
     ("optimizer", "rule", "workers", "parallel"),
     [("adamw", "sqrt", 1, "data"), ("sgd", "adascale", 0, "data"), ("sgd", "sqrt", 0, "pipeline")],
 )
-def test_changed_batches_train_like_a_plain_loop(ranks, optimizer, rule, workers, parallel) -> None:
+def test_a_training_with_changing_batches_equals_a_plain_loop(
+    ranks, optimizer, rule, workers, parallel
+) -> None:
     options = {"optimizer": optimizer, "rule": rule, "workers": workers, "micro_batch": 7,
                "elastic": f"1-4,batch=4-60,parallel={parallel}"}  # fmt: skip
     ranks.start(2, **options, plan={12: 37}, end_at=17)
@@ -189,7 +191,7 @@ def make(out: Path, **options: Any) -> TrainingJob:
                 **{"global_batch": INITIAL, "epochs": 2, "seed": 3} | options)  # fmt: skip
 
 
-def test_an_order_of_esrun_is_followed_and_reported(tmp_path, launcher, monkeypatch) -> None:
+def test_an_ordered_batch_is_applied_and_reported(tmp_path, launcher, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_ELASTIC", "1-4,batch=10-50")
     monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(launcher.path))
     launcher._orders["batch"] = 40
@@ -208,7 +210,7 @@ def test_an_order_of_esrun_is_followed_and_reported(tmp_path, launcher, monkeypa
     assert (told["initial_batch"], told["micro_batch"], told["accumulation"]) == (10, 14, 2)
 
 
-def test_without_the_directive_an_order_changes_nothing(tmp_path) -> None:
+def test_an_ordered_batch_is_ignored_without_the_directive(tmp_path) -> None:
     job = make(tmp_path)
     follow(job, {3: 40})
     counts = [batch.share.count for batch in job if job.step(batch)]
@@ -216,7 +218,7 @@ def test_without_the_directive_an_order_changes_nothing(tmp_path) -> None:
     assert counts == [INITIAL] * 40
 
 
-def test_a_number_fixes_the_batch(tmp_path, monkeypatch, capfd) -> None:
+def test_one_number_in_the_directive_fixes_the_batch(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("SLURM_ELASTIC", "1-4,batch=40")
     job = make(tmp_path)
     rates: list[float] = []
@@ -232,7 +234,7 @@ def test_a_number_fixes_the_batch(tmp_path, monkeypatch, capfd) -> None:
     assert "global_batch is 10, the directive says batch=40: a step takes 40 samples" in said
 
 
-def test_a_far_other_batch_thaws_all_layers(tmp_path, monkeypatch, capfd) -> None:
+def test_a_doubled_batch_thaws_all_layers(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("SLURM_ELASTIC", "1-4,batch=10-40,freeze=auto,max-penalty=100%")
 
     class Certain:

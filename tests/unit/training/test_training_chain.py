@@ -28,7 +28,7 @@ def move(
     ("optimizer", "options"),
     [("adamw", {"micro_batch": 3}), ("sgd", {"workers": 1})],
 )
-def test_a_chain_of_worlds_equals_an_uninterrupted_run(
+def test_a_sequence_of_rank_counts_equals_an_uninterrupted_run(
     tmp_path: Path, launcher: FakeLauncher, optimizer: str, options: dict
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
@@ -43,7 +43,7 @@ def test_a_chain_of_worlds_equals_an_uninterrupted_run(
     assert moved.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
-def test_a_new_start_after_the_end_does_nothing(runs: TrainingRuns) -> None:
+def test_a_start_after_the_end_trains_no_step(runs: TrainingRuns) -> None:
     runs.run(1)
     before = (runs.out / "losses.jsonl").read_text()
     runs.run(2)
@@ -51,7 +51,9 @@ def test_a_new_start_after_the_end_does_nothing(runs: TrainingRuns) -> None:
     assert runs.saved_steps() == [STEPS]
 
 
-def test_dropout_goes_on_as_if_nothing_had_happened(tmp_path: Path, launcher: FakeLauncher) -> None:
+def test_dropout_continues_with_the_same_random_numbers(
+    tmp_path: Path, launcher: FakeLauncher
+) -> None:
     plain = TrainingRuns(tmp_path / "plain")
     plain.run(2, dropout=0.5)
     moved = TrainingRuns(tmp_path / "moved")

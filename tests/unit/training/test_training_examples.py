@@ -43,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_whole_run_passes_its_check(finished: Path) -> None:
+def test_a_complete_run_passes_the_check(finished: Path) -> None:
     said = run("check_run.py", str(finished), "--samples", "96", "--epochs", "2")
     assert said == "every sample once per epoch, no step twice: 8 steps, ranks 1\n"
 
@@ -59,7 +59,9 @@ def _repeat(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("harm", "complaint"), [(_drop, "24 samples never seen"), (_repeat, "step 3 was computed 2")]
 )
-def test_the_check_finds_what_is_wrong(finished: Path, tmp_path: Path, harm, complaint) -> None:
+def test_the_check_reports_missing_and_repeated_steps(
+    finished: Path, tmp_path: Path, harm, complaint
+) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)
     log = out / "samples-rank0.jsonl"
@@ -67,7 +69,7 @@ def test_the_check_finds_what_is_wrong(finished: Path, tmp_path: Path, harm, com
     assert complaint in "; ".join(check_run.faults(out, 96, 2))
 
 
-def test_the_plain_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+def test_the_plain_script_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
     out = ("--out", str(tmp_path), "--save-every", "3")
     run("train_plain.py", *out, *SMALL)
     whole = check_run.losses(tmp_path)
@@ -78,7 +80,7 @@ def test_the_plain_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> Non
     assert check_run.losses(tmp_path) == {s: v for s, v in whole.items() if s > 3}
 
 
-def test_the_gpt_trains_and_then_writes(tmp_path: Path) -> None:
+def test_the_gpt_example_trains_and_then_generates_text(tmp_path: Path) -> None:
     small = ("--out", str(tmp_path), "--samples", "64", "--epochs", "3", "--blocks", "1", "--tied")
     said = run("train_gpt.py", *small)
     lines = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
@@ -125,7 +127,7 @@ racks = {g01 = "rack1", g02 = "rack1", g03 = "rack2"}
         ("g02", "g[01-03]", 12, ("v100", 160.0, 0.08)),
     ],
 )
-def test_emulated_devices(
+def test_an_emulated_device_follows_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, nodes: str, world: int, expected
 ) -> None:
     file = tmp_path / "devices.toml"
@@ -143,7 +145,7 @@ def test_emulated_devices(
     assert (device.kind, device.samples_per_s, device.communication_s) == expected
 
 
-def test_the_clusters_own_devices_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_file_of_the_container_cluster_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     file = EXAMPLES.parents[1] / "contrib" / "cluster" / "devices.toml"
     monkeypatch.setenv("EMULATED_DEVICES", str(file))
     monkeypatch.setenv("EMULATED_TYPE", "a100")

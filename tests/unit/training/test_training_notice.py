@@ -15,7 +15,7 @@ from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, Tr
 ONCE = [Counter(range(SAMPLES))] * EPOCHS
 
 
-def test_a_withdrawn_notice_leaves_no_trace(
+def test_a_withdrawn_notice_does_not_change_the_training(
     runs: TrainingRuns, launcher: FakeLauncher, tmp_path: Path
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
@@ -35,7 +35,9 @@ def test_a_withdrawn_notice_leaves_no_trace(
     assert runs.losses() == pytest.approx(plain.losses(), abs=1e-6)
 
 
-def test_reports_are_what_the_controller_reads(runs: TrainingRuns, launcher: FakeLauncher) -> None:
+def test_reports_have_the_fields_that_the_controller_reads(
+    runs: TrainingRuns, launcher: FakeLauncher
+) -> None:
     runs.start(2, launcher=launcher, step_s=0.02, every_s=0.1)
     assert runs.join() == [0, 0], runs.log()
     reports = [Report.from_wire({"job_id": 1, "run": 0} | r) for r in launcher.reports]
@@ -58,14 +60,16 @@ def test_reports_are_what_the_controller_reads(runs: TrainingRuns, launcher: Fak
     assert sum(r.steps_measured for r in measured) < STEPS - 2
 
 
-def test_a_rehearsal_proves_the_run_at_once(runs: TrainingRuns, launcher: FakeLauncher) -> None:
+def test_the_action_rehearse_leads_to_a_proven_checkpoint(
+    runs: TrainingRuns, launcher: FakeLauncher
+) -> None:
     launcher.order("rehearse")
     runs.start(2, launcher=launcher, step_s=0.05)
     proven = launcher.wait_for("training", proven=True)
     assert proven["checkpoint_step"] <= proven["step"] < STEPS
 
 
-def test_a_restored_run_says_from_where_and_is_proven(
+def test_a_restored_run_reports_its_step_and_is_proven(
     runs: TrainingRuns, launcher: FakeLauncher
 ) -> None:
     runs.start(1, step_s=0.02, signal_at=4, signal=signal.SIGTERM)
@@ -78,7 +82,7 @@ def test_a_restored_run_says_from_where_and_is_proven(
     assert launcher.wait_for("training")["proven"] is True
 
 
-def test_sigusr2_alone_is_a_notice(runs: TrainingRuns) -> None:
+def test_sigusr2_acts_as_a_notice(runs: TrainingRuns) -> None:
     runs.start(2, step_s=0.02, signal_at=4, signal=signal.SIGUSR2)
     wait(lambda: "waiting to be requeued" in runs.log(), "the save")
     runs.signal(signal.SIGTERM)
@@ -105,7 +109,7 @@ def test_sigterm_at_any_moment_loses_and_repeats_nothing(runs: TrainingRuns, see
     assert sorted(runs.losses()) == list(range(1, STEPS + 1))
 
 
-def test_loader_workers_survive_a_notice_and_end_with_the_job(runs: TrainingRuns) -> None:
+def test_data_loader_workers_survive_a_notice_and_end_with_the_job(runs: TrainingRuns) -> None:
     runs.start(1, step_s=0.02, workers=2)
     runs.wait_for_step(2)
     (rank,) = runs.ranks
@@ -121,7 +125,9 @@ def test_loader_workers_survive_a_notice_and_end_with_the_job(runs: TrainingRuns
     wait(lambda: not any(map(_alive, workers)), "the workers' end")
 
 
-def test_a_save_that_fails_is_not_acknowledged(runs: TrainingRuns, launcher: FakeLauncher) -> None:
+def test_a_failed_save_leaves_the_notice_unanswered(
+    runs: TrainingRuns, launcher: FakeLauncher
+) -> None:
     runs.start(2, launcher=launcher, step_s=0.05)
     runs.wait_for_step(2)
     (runs.out / "ckpt").write_text("a file stands where the directory should be")

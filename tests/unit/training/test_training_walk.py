@@ -72,7 +72,7 @@ def same(runs: TrainingRuns, plain: TrainingRuns) -> None:
         ("adamw", {"shard": True}),
     ],
 )
-def test_a_walk_over_layouts_equals_an_uninterrupted_run(
+def test_a_sequence_of_layouts_equals_an_uninterrupted_run(
     tmp_path: Path, launcher: FakeLauncher, optimizer: str, more: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {"optimizer": optimizer, "model": "tied", "padding_kb": 1}
@@ -91,7 +91,7 @@ def test_a_walk_over_layouts_equals_an_uninterrupted_run(
     same(runs, plain)
 
 
-def test_a_layout_that_is_ordered_while_the_job_runs(
+def test_a_layout_ordered_during_the_training_restarts_the_job_in_it(
     tmp_path: Path, launcher: FakeLauncher
 ) -> None:
     options: dict[str, Any] = {"model": "tied", "padding_kb": 1}
@@ -115,7 +115,7 @@ def test_a_layout_that_is_ordered_while_the_job_runs(
     same(runs, plain)
 
 
-def test_a_notice_that_is_withdrawn_leaves_a_pipeline_as_it_was(
+def test_a_withdrawn_notice_does_not_change_a_pipeline(
     tmp_path: Path, launcher: FakeLauncher
 ) -> None:
     plain = TrainingRuns(tmp_path / "plain")
@@ -135,7 +135,9 @@ def test_a_notice_that_is_withdrawn_leaves_a_pipeline_as_it_was(
     same(runs, plain)
 
 
-def test_an_order_for_other_ranks_moves_nobody(tmp_path: Path, launcher: FakeLauncher) -> None:
+def test_a_layout_for_another_number_of_ranks_is_ignored(
+    tmp_path: Path, launcher: FakeLauncher
+) -> None:
     runs = TrainingRuns(tmp_path / "run")
     launcher.tell(layout="1x2")
     runs.start(2, launcher=launcher, directive=DIRECTIVE, step_s=0.1)

@@ -12,18 +12,24 @@ from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.report import Report
-from slurm_elastic.profiler.profile_file import Configured, StepProfile, Timed, to_body
+from slurm_elastic.profiler.profile_file import (
+    MeasuredTime,
+    ProfiledConfiguration,
+    StepProfile,
+    to_body,
+)
 from tests.support.job_records import job
 
 NODES = tuple(Node(name=f"n{i}", gpu_type="a100", gpus=4) for i in (1, 2))
 
 
 def configured(gpus, nodes=1, *, waits=0.0, kind="a100", compute=0.5, prep=0.1):
-    return Configured(
-        gpu_type=kind, nodes=nodes, gpus=gpus, batch=16, repeats=3, compute=Timed(compute, 0.01),
-        interconnect=Timed(waits if nodes == 1 else 0.0),
-        network=Timed(waits if nodes > 1 else 0.0),
-        prep=Timed(prep, 0.01), fetch=Timed(9.0, 0.1),
+    return ProfiledConfiguration(
+        gpu_type=kind, nodes=nodes, gpus=gpus, batch=16, repeats=3,
+        compute=MeasuredTime(compute, 0.01),
+        interconnect=MeasuredTime(waits if nodes == 1 else 0.0),
+        network=MeasuredTime(waits if nodes > 1 else 0.0),
+        prep=MeasuredTime(prep, 0.01), fetch=MeasuredTime(9.0, 0.1),
     )  # fmt: skip
 
 
@@ -91,9 +97,9 @@ def test_it_survives_a_restart(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        (None, "profile: the file: an object"),
+        (None, "profile: the file: None is invalid"),
         ([], "profile: the file"),
-        ({}, "profile is None"),
+        ({}, "profile: None is invalid"),
         (body() | {"configurations": 7}, "configurations"),
         (body(configured(1, kind="b200")), r"no configuration on a GPU type.*a100"),
         (body(configured(1, compute=1e9)), "no configuration"),

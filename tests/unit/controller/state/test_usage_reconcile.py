@@ -100,7 +100,12 @@ def counted(**fields):
         ([counted(end=None, settled=False)], [row(end="Unknown")], 0, []),
         ([], [row()], 0, ["7 run 0: 0 GPU s, sacct 20: not recorded by the controller"]),
         ([], [row(admin="")], 0, []),
-        ([counted()], [row(), row(run=1, admin="")], 1, ["7 run 1: 0 GPU s, sacct 20: not recorded"]),
+        (
+            [counted()],
+            [row(), row(run=1, admin="")],
+            1,
+            ["7 run 1: 0 GPU s, sacct 20: not recorded"],
+        ),
         ([], [row(start=50)], 0, []),
         ([counted()], [row(gpus=0)], 0, ["7 run 0: sacct has no number of GPUs"]),
     ],

@@ -60,7 +60,7 @@ def test_two_attempts_without_progress_are_enough():
         ("hold", "7"), ("update", "7", {"Comment": f"selastic: held, {why}"})
     ]  # fmt: skip
     assert any(f"JobId=7 Action=hold Reason={why}" in line for line in site.log.lines)
-    assert site.guardian.holds == 1
+    assert site.guard.holds == 1
     (row,) = site.ledger.transitions(7)
     assert (row["action"], row["reason"], row["live"]) == ("hold", why.to_json(), False)
     held = site.waits(1, reason="JobHeldUser")

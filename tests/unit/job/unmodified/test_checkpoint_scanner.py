@@ -1,4 +1,4 @@
-"""Which checkpoints count as complete."""
+"""Detection of complete checkpoints."""
 
 import os
 from pathlib import Path

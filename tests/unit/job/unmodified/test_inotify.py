@@ -1,4 +1,4 @@
-"""Reads are seen, writes and looks are not taken for them."""
+"""Detection of reads; writes and stats do not count."""
 
 import mmap
 import os
@@ -77,7 +77,7 @@ def test_nothing_to_watch() -> None:
     watch.close()
 
 
-def test_a_directory_wakes_who_waits_for_it(tmp_path: Path) -> None:
+def test_events_in_a_directory_end_the_wait(tmp_path: Path) -> None:
     watch = DirectoryWatch()
     watch.watch([str(tmp_path)])
     began = time.monotonic()

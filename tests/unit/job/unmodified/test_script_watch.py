@@ -1,4 +1,4 @@
-"""Unmodified scripts: what complete checkpoints mean for proof, notice and rehearsal."""
+"""Unmodified scripts: reports, notices, rehearsals and resumes at complete checkpoints."""
 
 import os
 from pathlib import Path
@@ -13,39 +13,39 @@ from slurm_elastic.job.unmodified.script_watch import ScriptWatch
 
 
 class Guard:
-    """Notes what it is told."""
+    """Guard that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def guard(self) -> None:
-        self.told.append("guard")
+        self.calls.append("guard")
 
     def arm(self) -> None:
-        self.told.append("arm")
+        self.calls.append("arm")
 
     def unguard(self) -> None:
-        self.told.append("unguard")
+        self.calls.append("unguard")
 
 
 class Job:
     """One run of a job whose script is the test; a later run shares the files."""
 
-    def __init__(self, home: Path, *, run: int = 0, asks: bool = False) -> None:
+    def __init__(self, home: Path, *, run: int = 0, has_signal: bool = False) -> None:
         self.home = home
         self.now = 100.0 + 1000 * run
         self.state = ReportState(
             Report(job_id=7, run=run, phase="starting"), clock=lambda: self.now
         )
         self.memory = ResumeStateFile("r-7", home / "memory")
-        self.asked = 0
+        self.signals = 0
         self.restarts = 0
         self.guard = Guard()
         self.watch = ScriptWatch(
             pattern=f"{home}/*.pt",
             state=self.state,
             resume_file=self.memory,
-            send_signal=self._ask if asks else None,
+            send_signal=self._send_signal if has_signal else None,
             restart=self._restart,
             guard=self.guard,
             clock=lambda: self.now,
@@ -55,8 +55,8 @@ class Job:
         self._seq = 0
         self._saves = 0
 
-    def _ask(self) -> None:
-        self.asked += 1
+    def _send_signal(self) -> None:
+        self.signals += 1
 
     def _restart(self) -> None:
         self.restarts += 1
@@ -74,7 +74,7 @@ class Job:
         return path
 
     def settle(self) -> Report:
-        """The watch sees the change, and later that nothing more has changed."""
+        """Scan twice, with `SETTLE_S` between, and return the report."""
         self.watch.check()
         self.now += SETTLE_S + 0.1
         self.watch.check()
@@ -120,11 +120,11 @@ def test_a_notice_waits_for_the_next_checkpoint(job: Job) -> None:
     assert job.state.report().phase == "saving"
     report = job.save()
     assert (report.phase, report.notice) == ("saved", 5)
-    assert job.guard.told == ["guard", "arm"]
+    assert job.guard.calls == ["guard", "arm"]
     assert job.watch.has_answered_notice
     job.now += 100
     assert job.save().phase == "saved", "the script goes on until it is killed"
-    assert job.guard.told == ["guard", "arm"]
+    assert job.guard.calls == ["guard", "arm"]
 
 
 def rename(job: Job, name: str) -> Report:
@@ -166,32 +166,32 @@ def test_a_withdrawn_notice(job: Job) -> None:
     job.order("resume", 5)
     report = job.state.report()
     assert (report.phase, report.notice) == ("training", None)
-    assert job.guard.told == ["guard", "arm", "unguard"]
+    assert job.guard.calls == ["guard", "arm", "unguard"]
     assert not job.watch.has_answered_notice
 
 
 def test_a_withdrawn_notice_that_was_never_answered(job: Job) -> None:
     job.order("notice", 5)
     job.order("run")
-    assert job.guard.told == ["guard", "unguard"]
+    assert job.guard.calls == ["guard", "unguard"]
     assert job.state.report().phase == "training"
 
 
 def test_the_signal_is_sent_once_and_not_before_the_first_checkpoint(tmp_path: Path) -> None:
-    job = Job(tmp_path, asks=True)
+    job = Job(tmp_path, has_signal=True)
     job.order("notice", 1)
-    assert job.asked == 0, "the script may not have installed its handler"
+    assert job.signals == 0, "the script may not have installed its handler"
     assert job.save().phase == "saved"
     job.order("resume", 1)
     job.now += 10
     job.order("notice", 2)
-    assert job.asked == 1
+    assert job.signals == 1
     assert job.save().phase == "saved"
-    assert job.asked == 1
+    assert job.signals == 1
 
 
 def test_what_was_written_before_the_signal_does_not_answer_it(tmp_path: Path) -> None:
-    job = Job(tmp_path, asks=True)
+    job = Job(tmp_path, has_signal=True)
     job.save()
     job.now += 10
     job.write()
@@ -299,7 +299,7 @@ def test_the_library_takes_over(job: Job) -> None:
     assert job.state.report().phase == "starting"
 
 
-def test_a_memory_that_cannot_be_kept_is_said_once(
+def test_a_state_that_cannot_be_written_is_logged_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -311,7 +311,7 @@ def test_a_memory_that_cannot_be_kept_is_said_once(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"count": "x", "proven": 1, "refuted": 0}', "{}"])
-def test_a_damaged_memory_is_a_fresh_one(tmp_path: Path, text: str) -> None:
+def test_an_invalid_state_file_is_ignored(tmp_path: Path, text: str) -> None:
     memory = ResumeStateFile("r-7", tmp_path)
     memory.path.write_text(text)
     assert memory.load() == ResumeState()

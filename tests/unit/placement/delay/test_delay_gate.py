@@ -1,4 +1,4 @@
-"""`[placement] mode = "delay"`: who waits for a near place, for how long, what it gets instead."""
+"""Delay gate (`[placement] mode = "delay"`): waits, and the places taken instead."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Measurement, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate
-from slurm_elastic.placement.eligibility import tenants
+from slurm_elastic.placement.eligibility import eligible_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
@@ -20,7 +20,7 @@ from slurm_elastic.round import decide_round
 from tests.support.reasons import words
 from tests.support.synthetic_clusters import Cluster, node, racks
 
-#: Far places cost half the speed, as stated; a measurement may say otherwise.
+#: Far places cost half the speed, as configured, unless measured.
 STATED = SpeedupSettings(loss_across_nodes=0.5)
 DELAY = PlacementSettings(mode="delay", timers="fixed", wait_node_s=100.0, wait_rack_s=300.0)
 
@@ -33,7 +33,7 @@ def config(placement=DELAY):
 
 
 def cluster():
-    """Two racks of two nodes of four GPUs; one node of each is taken by a rigid job."""
+    """Cluster of two racks of two nodes of four GPUs; one of each is taken by a rigid job."""
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g2": 4})
@@ -95,9 +95,9 @@ def test_the_words_say_what_it_waits_for():
     c = waiting(cluster(), 60)
     frame = NodeArrays(c.snapshot())
     settings = config()
-    tenant = tenants(frame, c.records, settings)[1]
+    round_job = eligible_jobs(frame, c.records, settings)[1]
     gate = DelayGate(settings.placement, frame)
-    refusal = gate.refusal(tenant, Allocation.of("a100", {"g1": 4, "g3": 4}))
+    refusal = gate.refusal(round_job, Allocation.of("a100", {"g1": 4, "g3": 4}))
     assert words(refusal) == (
         "over 2 racks it would run at 0.50 of its speed in one rack; it waited 60 s of at most"
         " 300 s for that"
@@ -109,18 +109,18 @@ def test_the_words_say_what_it_waits_for():
     thin = Allocation.of("a100", {"g1": 2, "g2": 2})
     c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
     frame = NodeArrays(c.snapshot())
-    tenant = tenants(frame, c.records, settings)[2]
-    assert "over 2 nodes" in words(DelayGate(settings.placement, frame).refusal(tenant, thin))
+    round_job = eligible_jobs(frame, c.records, settings)[2]
+    assert "over 2 nodes" in words(DelayGate(settings.placement, frame).refusal(round_job, thin))
 
 
 def test_giving_up_gpus_and_moving_are_not_its_business():
     c = cluster()
     c.add(1, elastic="2-8", on={"g1": 4})
     frame = NodeArrays(c.snapshot())
-    tenant = tenants(frame, c.records, config())[1]
+    round_job = eligible_jobs(frame, c.records, config())[1]
     gate = DelayGate(DELAY, frame)
-    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 1, "g3": 1})) is None
-    assert gate.refusal(tenant, Allocation.of("a100", {"g1": 2, "g3": 2})) is None
+    assert gate.refusal(round_job, Allocation.of("a100", {"g1": 1, "g3": 1})) is None
+    assert gate.refusal(round_job, Allocation.of("a100", {"g1": 2, "g3": 2})) is None
 
 
 @pytest.mark.parametrize("mode", ["near", "delay"])
@@ -146,7 +146,7 @@ def test_binding_proposals_get_whole_nodes_of_one_rack(mode):
 
 
 def stalled(sync_s):
-    """Measured over two racks: a second of computing, and so much standing still."""
+    """Measurement over two racks: a second of computing, and a time of waiting."""
     return Measurement(
         gpu_type="a100", gpus=8, nodes=2, racks=2, samples_per_s=100.0, steps=100,
         compute_s=1.0, sync_s=sync_s, reports=9,

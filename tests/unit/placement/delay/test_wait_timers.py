@@ -1,4 +1,4 @@
-"""`[placement] timers`: given, published and tuned ones, and what is remembered for them."""
+"""Wait timers (`[placement] timers`): fixed, published and tuned, and their state."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ def test_own_timers_follow_the_waits_of_the_class_between_their_bounds():
     found = patience("own", waits=long)
     assert found.limit_s(RACK, 3, "me") == 400.0
     assert found.limit_s(RACK, 8, "me") == 24 * LEASE
-    # Too old to count, and too few of its own: those of all.
+    # Too old to count, and too few of its own class: those of all classes.
     assert found.limit_s(RACK, 1, "me") == 24 * LEASE
     assert found.limit_s(NODE, 4, "me") == 100.0
 
@@ -106,7 +106,7 @@ def test_timers_that_cannot_be_are_one_line(text):
 
 
 def cluster():
-    """Two racks of two nodes of four GPUs; one node of each is taken by a rigid job."""
+    """Cluster of two racks of two nodes of four GPUs; one of each is taken by a rigid job."""
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(90, on={"g2": 4})
@@ -165,7 +165,7 @@ def test_nobody_who_never_waits_leaves_a_trace():
 
 
 class Told:
-    """Wants eight GPUs for job 1, else as many as there are for the others, in their order."""
+    """Policy that gives job 1 eight GPUs, and the others as many as there are, in their order."""
 
     capabilities = Capabilities(binding_proposals=True)
 
@@ -225,7 +225,7 @@ def test_gpus_that_a_waiting_job_leaves_idle_are_offered_to_the_others(at_once):
     assert plan.decision[1].target is None
     assert words(plan.decision[1].reason).startswith("waits for a nearer place: over 2 racks")
     assert plan.decision[2].target.gpus == 4
-    # Nobody waits: nobody is asked twice.
+    # No job waits: the policy is asked once.
     c.time += 300
     policy, plan, _ = told(c, {}, at_once=at_once)
     assert policy.asked == [(1, 2)]
@@ -233,7 +233,7 @@ def test_gpus_that_a_waiting_job_leaves_idle_are_offered_to_the_others(at_once):
 
 
 def spread(**record):
-    """A job over two racks, with room for it in the second one."""
+    """Cluster with a job over two racks, and room for it in the second one."""
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(1, elastic="8", on={"g1": 4, "g3": 4}, record={"restart_s": 40.0} | record)
@@ -247,7 +247,7 @@ def test_under_binding_proposals_a_job_comes_together_when_that_pays(at_once):
     (decision,) = plan.changes
     assert decision.action is Action.MOVE
     assert decision.target.nodes == ("g3", "g4")
-    # Twice as fast in one rack: it has made up for 40 s after 40 s more.
+    # Twice as fast in one rack: the 40 s are made up for after 40 s more.
     assert words(decision.reason) == (
         "its GPUs come together on one rack: 2 times as fast, pays back its 40 s in 80 s"
     )

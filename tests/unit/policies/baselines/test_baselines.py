@@ -1,4 +1,4 @@
-"""The published schedulers that do not choose sizes: who goes first, and what they remember."""
+"""Published schedulers that do not choose sizes: their order and their state."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ EVERY = (Fifo, Static, LeastAttainedService, ShortestRemaining, Gavel)
 
 
 def two_types(a100=4, v100=4):
-    """Nodes of 4 GPUs."""
+    """Cluster of nodes of 4 GPUs."""
     return Cluster(
         [node(f"a{i}", 4, "a100") for i in range(a100)]
         + [node(f"v{i}", 4, "v100") for i in range(v100)]
@@ -33,7 +33,7 @@ def two_types(a100=4, v100=4):
 
 
 def ask(policy, cluster, state=None, config=None, capacity=None):
-    """First alternatives by job, and the new state, which has to be JSON."""
+    """Return first alternatives by job, and the new state, which must be JSON."""
     config = config or Config()
     snapshot = cluster.snapshot()
     total = {}
@@ -70,7 +70,7 @@ def shapes(policy, cluster, state=None, config=None, capacity=None):
 
 
 def app(gpus, batch=64, **rates):
-    """What a user asked for, and its rate on each type."""
+    """Application with the requested size and a rate on each type."""
     return Learned(
         Application(
             name="app",
@@ -202,7 +202,7 @@ def las(**changes):
 
 
 def run(policy, cluster, config, *, seconds, state=None):
-    """Some seconds later, with what ran going on."""
+    """Advance some seconds; running jobs go on."""
     _, state = ask(policy, cluster, state, config)
     cluster.time += seconds
     return state

@@ -1,4 +1,4 @@
-"""`policy = "dally"`: who goes first, who waits for what, who gives way, and the words for it."""
+"""Policy `dally`: order, waits, shrinks, preemption, and their reasons."""
 
 import dataclasses
 import json
@@ -150,7 +150,7 @@ def test_nodes_are_kept_for_who_waited_long():
 
 def test_who_waited_long_and_can_have_nothing_near_spreads():
     c = cluster(4, 4, per_rack=4)
-    # Nobody knows when these end.
+    # The ends of these are not known.
     c.add(1, on={"g0": 2})
     c.add(2, on={"g1": 2})
     waiting(c, 3, "4", 4, since=5000)
@@ -198,7 +198,7 @@ def test_a_gang_whose_gpus_are_on_their_way_counts_them_as_its_own():
     running(c, 2, "4", {"g1": 4}, time_limit_s=1_000_000)
     waiting(c, 3, "4", 4, limit=100)
     plan, _ = decide(c, at_once=False)
-    # g0 comes free: nobody is preempted for job 3 a second time.
+    # g0 comes free: no job is preempted for job 3 a second time.
     assert targets(plan) == {}
     assert words(plan.decision[3].reason).startswith("waits until g0 can be had")
 
@@ -226,7 +226,7 @@ def test_with_slurms_queue_nobody_is_preempted():
 def test_elastic_gangs_shrink_before_anybody_is_preempted(at_once):
     c = cluster(4, 4)
     running(c, 1, "4", {"g0": 4}, time_limit_s=1_000_000)
-    # In the midst of its lease, and it has two to spare.
+    # During its lease, and it has two to spare.
     running(c, 2, "2-4", {"g1": 4}, ran=1000, time_limit_s=1_000_000)
     waiting(c, 3, "2", 2, limit=100)
     plan, _ = decide(c, at_once=at_once)
@@ -237,7 +237,7 @@ def test_elastic_gangs_shrink_before_anybody_is_preempted(at_once):
     )
     if at_once:
         assert targets(plan)[3] == {"g1": 2}
-    # With nothing to spare somebody has to go, by the order.
+    # With nothing to spare a job is preempted, by the order.
     c.records[2] = dataclasses.replace(c.records[2], held=True)
     plan, _ = decide(c, at_once=at_once)
     assert plan.decision[1].action is Action.PREEMPT
@@ -322,7 +322,7 @@ def test_a_limit_refuses_and_nobody_is_preempted_for_it():
 
 
 class Told:
-    """Proposes finished places."""
+    """Policy that proposes given places."""
 
     capabilities = Capabilities(binding_proposals=True)
 

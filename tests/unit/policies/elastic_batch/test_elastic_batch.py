@@ -1,4 +1,4 @@
-"""`elastic_batch`: factors and batches of a job, who is admitted, when, and with which words."""
+"""Policy `elastic_batch`: factors, batches, admission, times of division, and reasons."""
 
 import dataclasses
 import doctest
@@ -49,14 +49,14 @@ def config(**settings):
 
 
 def application(**fields):
-    """On one GPU it takes at most 64 samples at once; batches of 64 to 1024."""
+    """Application with at most 64 samples at once on a GPU; batches of 64 to 1024."""
     types = tuple(TypeProfile(t, least=1, most=64, single=100.0) for t in ("a100", "v100"))
     values = {"name": "net", "initial_batch": 64, "max_batch": 1024, "batch": 128, "types": types}
     return Application(**(values | fields))
 
 
 def learned(app=None, *, sync=0.1, per_sample=0.01, noise=None, kind="a100"):
-    """0.1 s a step and 0.01 s a sample; an all-reduce takes `sync`, whatever takes part."""
+    """Measurements: 0.1 s a step and 0.01 s a sample; an all-reduce always takes `sync`."""
     seen = tuple(
         Observation(kind, 1 if g <= 4 else g // 4, g, m, 0.1 + per_sample * m + (g > 1) * sync,
                     0.1 + per_sample * m)
@@ -285,7 +285,7 @@ def test_dropped_for_good_and_left_pending_with_a_reason():
     later, later_state = decide(c, drop, state)
     assert shapes(later) == {4: 4, 5: 0}
     assert later.decision[5].dropped
-    # In the other mode it waits like everybody.
+    # In the other mode it waits like all others.
     again, _ = decide(c, config(), {**later_state, "policy": {**later_state["policy"], "at": 0.0}})
     assert shapes(again)[5] > 0
 

@@ -1,4 +1,4 @@
-"""Gangs by offers: what accepts, what waits, who goes first."""
+"""Gangs by offers: accepted places, waits and order."""
 
 import math
 
@@ -21,7 +21,7 @@ SITES = NodeLayout.regular(racks=2, nodes=2, gpus=4, domains=2)
 
 
 class Steps:
-    """s falls with each tier for `far`; `even` does not mind."""
+    """Communication: `far` loses with each tier, `even` only by uneven shares."""
 
     def part(self, model, gpus, span):
         racks, nodes, _ = span

@@ -1,4 +1,4 @@
-"""IceFrog: frozen jobs hold the GPUs that still gain them something; others get the rest."""
+"""Policy `icefrog`: frozen jobs keep the GPUs that still gain; other jobs get the rest."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ def learned(times, prefixes=None):
 
 
 def cluster(one, other=None, *, times=(TALKS, WORKS), nodes=((1, 2), (3, 4))):
-    """Two jobs in whole nodes of four GPUs."""
+    """Cluster with two jobs in whole nodes of four GPUs."""
     found = Cluster([node(f"n{i}", 4) for i in range(1, 5)])
     for job_id, prefixes in ((1, one), (2, other)):
         on = {f"n{i}": 4 for i in nodes[job_id - 1]}
@@ -94,7 +94,7 @@ def test_gpus_go_from_a_frozen_job_to_one_that_gains_more_with_the_reason_in_wor
     assert words(told[1].reason).startswith("layers 1-22 of 24 frozen: 8 GPUs would gain it ")
     assert "; 4 go to job 2; " in words(told[1].reason)
     assert "frozen" not in words(told[2].reason)
-    # Sia does not know, and leaves them alone.
+    # Sia does not model freezing, and changes nothing.
     assert [a.gpus for a in best(Sia(CONFIG), found).values()] == [8, 8]
 
 

@@ -1,4 +1,4 @@
-"""The round's integer program on the published instance, and what it does with bad fixings."""
+"""Integer program of a round: the published instance, and fixings that do not fit."""
 
 import doctest
 import sys
@@ -17,7 +17,7 @@ HARD = "hard_instance.json"
 
 
 def simple(**changes):
-    """Two types; three jobs with the same costs: 1 and 2 GPUs of type 0, 1 of type 1."""
+    """Program with two types; three jobs of equal costs: 1 and 2 GPUs of type 0, 1 of type 1."""
     fields = {
         "cost": np.tile([0.9, 0.5, 0.8], (3, 1)),
         "valid": np.ones((3, 3), dtype=bool),

@@ -1,4 +1,4 @@
-"""What Sia's policy gives to whom, and why; placement has no part in it."""
+"""Policy `sia`: targets and reasons, without placement."""
 
 import dataclasses
 import doctest
@@ -36,12 +36,12 @@ COMPAT = dataclasses.replace(PLAIN, sia=Settings(artifact_compat=True))
 
 
 def cluster():
-    """8 GPUs in two v100 nodes, 8 in one a100 node."""
+    """Cluster with 8 GPUs in two v100 nodes, 8 in one a100 node."""
     return Cluster([node("v1", 4, "v100"), node("v2", 4, "v100"), node("a1", 8, "a100")])
 
 
 def application(name="net", *, a100=2.0, batch=64, units=(1, 1), **more):
-    """Twice as fast on a100 unless said otherwise."""
+    """Application twice as fast on a100 unless given otherwise."""
     types = (
         TypeProfile("a100", least=1, most=64, single=100.0 * a100, unit=units[0]),
         TypeProfile("v100", least=1, most=64, single=100.0, unit=units[1]),
@@ -51,7 +51,7 @@ def application(name="net", *, a100=2.0, batch=64, units=(1, 1), **more):
 
 
 def learned(app, *shapes_seen):
-    """Nearly perfect scaling of a job seen in these (type, GPUs)."""
+    """Measurements of nearly perfect scaling in these (type, GPUs)."""
     speed = {t.gpu_type: t.single for t in app.types}
     seen = tuple(
         Observation(

@@ -1,4 +1,4 @@
-"""Round by round beside the published artifact: its knowledge, and the value of its choices.
+"""Comparison with the published artifact, round by round: models, and value of the choices.
 
 The reference's allocations are carried out; in every round our policy is asked too.
 """
@@ -29,7 +29,7 @@ class Enough(Exception):  # noqa: N818 - it is no error
 
 
 class Replay:
-    """Does what the reference did, and compares."""
+    """Policy that repeats the reference's choices, and compares ours with them."""
 
     capabilities = Capabilities(binding_proposals=True)
 

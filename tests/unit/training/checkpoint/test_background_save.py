@@ -64,7 +64,7 @@ def proven(root: Path, *, parts: int = 1, **options: Any) -> CheckpointRanks:
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_training_goes_on_and_does_not_change_what_is_saved(
+def test_training_during_a_background_save_does_not_change_the_checkpoint(
     tmp_path: Path, gate: Gate, parts: int
 ) -> None:
     ranks = proven(tmp_path, parts=parts)
@@ -92,9 +92,7 @@ def test_training_goes_on_and_does_not_change_what_is_saved(
     assert ranks.log_lines == []
 
 
-def test_a_save_that_is_waited_for_comes_after_the_one_that_goes_on(
-    tmp_path: Path, gate: Gate
-) -> None:
+def test_a_save_waits_for_the_background_save_before_it(tmp_path: Path, gate: Gate) -> None:
     ranks = proven(tmp_path)
     manager = ranks.managers[0]
     cost = manager.report_fields()["checkpoint_s"]
@@ -107,7 +105,7 @@ def test_a_save_that_is_waited_for_comes_after_the_one_that_goes_on(
     assert [p.name for p in sorted(tmp_path.glob("step_*"))] == ["step_00000002", "step_00000003"]
 
 
-def test_the_same_step_is_not_saved_again(tmp_path: Path) -> None:
+def test_a_step_saved_in_the_background_is_not_saved_again(tmp_path: Path) -> None:
     ranks = proven(tmp_path)
     manager = ranks.managers[0]
     manager.save(Cursor(2, 0, 2), wait=False)
@@ -123,7 +121,7 @@ def test_the_same_step_is_not_saved_again(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("parts", [1, 2])
-def test_what_fails_is_said_at_a_later_step(
+def test_a_failed_background_save_is_logged_at_a_later_step(
     tmp_path: Path, gate: Gate, parts: int, error: Exception, reason: str
 ) -> None:
     ranks = proven(tmp_path, parts=parts)
@@ -150,7 +148,7 @@ def test_the_first_save_is_waited_for(tmp_path: Path, gate: Gate) -> None:
     assert manager.proven
 
 
-def test_without_memory_for_a_copy_training_waits(
+def test_training_waits_for_the_save_without_memory_for_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = proven(tmp_path)
@@ -168,7 +166,9 @@ def test_without_memory_for_a_copy_training_waits(
     )
 
 
-def test_what_is_kept_is_kept_as_it_was(tmp_path: Path, gate: Gate) -> None:
+def test_values_in_the_manifest_are_those_at_the_begin_of_the_save(
+    tmp_path: Path, gate: Gate
+) -> None:
     ranks = proven(tmp_path)
     manager = ranks.managers[0]
     profile = {"layers": [1.5]}
@@ -184,7 +184,7 @@ def test_what_is_kept_is_kept_as_it_was(tmp_path: Path, gate: Gate) -> None:
     assert again.managers[0].restored == {"profile": {"layers": [1.5]}, "freezing": {"frozen": 2}}
 
 
-def test_what_json_does_not_know_is_named(tmp_path: Path) -> None:
+def test_a_value_that_is_no_json_fails_the_save(tmp_path: Path) -> None:
     ranks = CheckpointRanks(tmp_path, [state()])
     ranks.managers[0].kept["noise"] = lambda: {1, 2}
     assert ranks.save(1) == [False]
@@ -216,7 +216,9 @@ def _script(root: Path, ends: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_end_during_a_save_leaves_whole_checkpoints_only(tmp_path: Path, number: int) -> None:
+def test_a_signal_during_a_background_save_leaves_complete_checkpoints_only(
+    tmp_path: Path, number: int
+) -> None:
     process = PROCESSES.Process(target=_script, args=(tmp_path, False))
     process.start()
     wait((tmp_path / "writes").exists, "the save")
@@ -227,7 +229,7 @@ def test_the_end_during_a_save_leaves_whole_checkpoints_only(tmp_path: Path, num
     assert again.log_lines == []
 
 
-def test_a_script_that_ends_early_ends_with_its_save(tmp_path: Path) -> None:
+def test_a_script_that_ends_early_waits_for_its_background_save(tmp_path: Path) -> None:
     process = PROCESSES.Process(target=_script, args=(tmp_path, True))
     process.start()
     process.join()

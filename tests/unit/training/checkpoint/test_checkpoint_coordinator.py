@@ -60,7 +60,7 @@ def rates(of: TrainingState) -> list[float]:
 
 
 @pytest.mark.parametrize("tie", [False, True])
-def test_a_walk_over_layouts_keeps_every_tensor(tmp_path: Path, tie: bool) -> None:
+def test_a_sequence_of_layouts_keeps_every_tensor(tmp_path: Path, tie: bool) -> None:
     layouts = [
         [NAMES],
         [NAMES[:1], NAMES[1:4], NAMES[4:]],
@@ -101,7 +101,7 @@ def test_torchs_own_tools_read_what_several_wrote(tmp_path: Path) -> None:
             assert torch.equal(read[name], tensor), name
 
 
-def test_what_several_hold_is_written_once_as_the_first_has_it(tmp_path: Path) -> None:
+def test_a_tensor_of_several_ranks_is_written_by_the_lowest(tmp_path: Path) -> None:
     states = [state(), state(part=1)]
     states[1].model.norm.running_mean += 1
     ranks = CheckpointRanks(tmp_path, states)
@@ -139,7 +139,7 @@ def test_one_rank_that_reads_back_differently_leaves_all_unproven(
     assert [k.proven for k in ranks.managers] == [True, True]
 
 
-def test_two_of_several_writers_stay(tmp_path: Path) -> None:
+def test_two_checkpoints_of_several_writers_are_kept(tmp_path: Path) -> None:
     ranks = two(tmp_path)
     for number in (3, 5, 9):
         ranks.save(number)
@@ -172,7 +172,7 @@ def test_a_step_is_saved_once_by_all(tmp_path: Path) -> None:
     assert ranks.save(4) == [True, True]
 
 
-def test_messages_do_not_pile_up(tmp_path: Path) -> None:
+def test_messages_are_removed_after_a_save(tmp_path: Path) -> None:
     ranks = two(tmp_path)
     for number in range(3):
         ranks.save(number)
@@ -192,7 +192,7 @@ def _no_space(rank: int) -> Any:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_disk_full_for_one_keeps_the_one_before(
+def test_a_full_disk_of_one_writer_keeps_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     ranks = two(tmp_path)
@@ -220,7 +220,7 @@ def test_a_writer_that_never_answers_costs_one_checkpoint(tmp_path: Path, silent
         assert re.match(r"checkpoint of step 5 failed: rank 1: no answer within 0 s; that of", line)
 
 
-def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_saved_fails_the_save_on_all_ranks(tmp_path: Path) -> None:
     class Odd:
         def state_dict(self) -> Any:
             return {"when": self}
@@ -234,7 +234,7 @@ def test_a_state_that_cannot_be_saved_is_told_to_all(tmp_path: Path) -> None:
     assert len(ranks.log_lines) == 1
 
 
-def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
+def test_pieces_that_leave_a_gap_are_not_saved(tmp_path: Path) -> None:
     store = MessageStore()
     coordinators = [
         module.CheckpointCoordinator(
@@ -264,7 +264,7 @@ def test_parts_that_do_not_make_a_whole_are_not_saved(tmp_path: Path) -> None:
     assert "model.w" in told
 
 
-def test_a_directory_that_is_not_shared_is_named(
+def test_a_directory_that_is_not_shared_is_an_error_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_APPEARS_S", 0.1)
@@ -284,7 +284,9 @@ def test_a_directory_that_is_not_shared_is_named(
         (lambda p: p.write_bytes(p.read_bytes()[:-1] + b"\1"), "damaged (__1_0.distcp has another"),
     ],
 )
-def test_one_writers_file_makes_or_breaks_the_whole(tmp_path: Path, harm: Any, reason: str) -> None:
+def test_a_checkpoint_with_one_invalid_file_is_skipped(
+    tmp_path: Path, harm: Any, reason: str
+) -> None:
     ranks = two(tmp_path)
     ranks.save(3)
     ranks.save(5)
@@ -314,7 +316,9 @@ def _hang_at(root: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["plan", "one writer", "metadata", "manifest"])
-def test_sigkill_between_plan_and_publish_leaves_the_one_before(tmp_path: Path, where: str) -> None:
+def test_sigkill_before_publication_leaves_the_previous_checkpoint(
+    tmp_path: Path, where: str
+) -> None:
     two(tmp_path).save(5)
     victim = PROCESSES.Process(target=_hang_at, args=(tmp_path, where))
     victim.start()
@@ -328,7 +332,9 @@ def test_sigkill_between_plan_and_publish_leaves_the_one_before(tmp_path: Path, 
     assert not list(tmp_path.glob(".tmp*"))
 
 
-def test_only_what_a_part_needs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_reads_only_the_tensors_of_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = trained(2)
     CheckpointRanks(tmp_path, [whole]).save(3)
     read: Counter[str] = Counter()
@@ -345,7 +351,7 @@ def test_only_what_a_part_needs_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(read.values()) == {1}
 
 
-def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     CheckpointRanks(tmp_path, [state()]).save(3)
     wrong = state(FRONT)
     assert wrong.whole is not None
@@ -362,7 +368,7 @@ def test_another_whole_is_refused_before_anything_is_loaded(tmp_path: Path) -> N
     assert differences(before, moments(other)) == []
 
 
-def test_what_one_writer_wrote_before_there_were_shapes_is_read(tmp_path: Path) -> None:
+def test_checkpoints_without_shapes_can_be_read(tmp_path: Path) -> None:
     whole = trained(2)
     CheckpointRanks(tmp_path, [whole]).save(3)
     path = tmp_path / "step_00000003" / "manifest.json"
@@ -379,7 +385,7 @@ def test_what_one_writer_wrote_before_there_were_shapes_is_read(tmp_path: Path) 
         assert differences({k: expected[k] for k in moments(part)}, moments(part)) == []
 
 
-def test_a_broken_line_is_a_failed_save(tmp_path: Path) -> None:
+def test_a_broken_connection_fails_the_save(tmp_path: Path) -> None:
     class Broken(MessageStore):
         def wait_for(self, key: str, timeout_s: float) -> str | None:
             raise RuntimeError("Connection reset by peer\nand so on")

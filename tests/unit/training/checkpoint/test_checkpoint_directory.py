@@ -43,7 +43,7 @@ def checkpoints(tmp_path: Path, said: list[str]) -> CheckpointDirectory:
     return CheckpointDirectory(tmp_path, keep=2, log=said.append)
 
 
-def test_what_is_read_is_what_was_written(checkpoints: CheckpointDirectory) -> None:
+def test_tensors_are_read_as_they_were_written(checkpoints: CheckpointDirectory) -> None:
     checkpoints.save(7, TENSORS, {"epoch": 1})
     found = checkpoints.newest()
     assert found is not None
@@ -57,7 +57,7 @@ def test_what_is_read_is_what_was_written(checkpoints: CheckpointDirectory) -> N
             assert torch.equal(read[name].nan_to_num(9), tensor.nan_to_num(9)), name
 
 
-def test_torch_reads_the_files_too(checkpoints: CheckpointDirectory) -> None:
+def test_torchs_own_tools_read_a_checkpoint(checkpoints: CheckpointDirectory) -> None:
     found = checkpoints.save(7, TENSORS, {})
     dcp_to_torch_save(found.path, checkpoints.root / "all.pt")
     assert torch.equal(torch.load(checkpoints.root / "all.pt")["model.w"], TENSORS["model.w"])
@@ -65,7 +65,9 @@ def test_torch_reads_the_files_too(checkpoints: CheckpointDirectory) -> None:
     assert metadata.state_dict_metadata.keys() == TENSORS.keys()
 
 
-def test_two_stay_and_latest_names_the_newest(checkpoints: CheckpointDirectory) -> None:
+def test_two_checkpoints_are_kept_and_latest_names_the_newest(
+    checkpoints: CheckpointDirectory,
+) -> None:
     for step in (3, 5, 9):
         checkpoints.save(step, TENSORS, {})
     assert sorted(p.name for p in checkpoints.root.iterdir()) == [
@@ -76,7 +78,9 @@ def test_two_stay_and_latest_names_the_newest(checkpoints: CheckpointDirectory) 
     assert (checkpoints.root / "latest").read_text() == "step_00000009\n"
 
 
-def test_latest_edited_by_hand_goes_back(checkpoints: CheckpointDirectory, said: list[str]) -> None:
+def test_latest_edited_by_hand_selects_an_older_checkpoint(
+    checkpoints: CheckpointDirectory, said: list[str]
+) -> None:
     checkpoints.save(5, TENSORS, {})
     checkpoints.save(9, TENSORS, {})
     time.sleep(0.01)
@@ -147,7 +151,7 @@ def _garble(path: Path) -> None:
         (_garble, "its manifest cannot be read"),
     ],
 )
-def test_what_is_not_whole_is_passed_over_in_one_line(
+def test_an_invalid_checkpoint_is_skipped_with_one_line(
     checkpoints: CheckpointDirectory, said: list[str], harm, reason: str
 ) -> None:
     checkpoints.save(5, TENSORS, {})
@@ -161,7 +165,7 @@ def test_what_is_not_whole_is_passed_over_in_one_line(
     assert said[0].startswith(f"skipped step_00000009: {reason}")
 
 
-def test_foreign_and_newer_ones_are_never_deleted(checkpoints: CheckpointDirectory) -> None:
+def test_foreign_and_newer_checkpoints_are_never_deleted(checkpoints: CheckpointDirectory) -> None:
     (checkpoints.root / "step_00000001").mkdir()
     (checkpoints.root / "step_00000001" / "weights").write_text("somebody's")
     checkpoints.save(2, TENSORS, {})
@@ -172,7 +176,7 @@ def test_foreign_and_newer_ones_are_never_deleted(checkpoints: CheckpointDirecto
     assert {"step_00000001", "step_00000002", "step_00000004", "step_00000005"} < names
 
 
-def test_nothing_there_is_nothing(tmp_path: Path) -> None:
+def test_an_absent_directory_has_no_checkpoint(tmp_path: Path) -> None:
     assert CheckpointDirectory(tmp_path / "absent", keep=2, log=print).newest() is None
 
 
@@ -191,7 +195,7 @@ def _save_and_hang(root: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["data", "manifest", "rename"])
-def test_sigkill_during_a_save_leaves_the_one_before(
+def test_sigkill_during_a_save_leaves_the_previous_checkpoint(
     checkpoints: CheckpointDirectory, said: list[str], where: str
 ) -> None:
     checkpoints.save(5, TENSORS, {})
@@ -225,7 +229,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_a_full_disk_keeps_what_is_there(
+def test_a_full_disk_keeps_earlier_checkpoints(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     checkpoints = CheckpointDirectory(small_disk, keep=2, log=print)

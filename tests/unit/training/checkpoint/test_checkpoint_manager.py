@@ -68,7 +68,7 @@ def test_the_first_checkpoint_proves_the_run_and_is_remembered(
     assert said == []
 
 
-def test_what_a_save_costs_is_remembered(make, restore_newest) -> None:
+def test_the_duration_of_a_save_is_restored(make, restore_newest) -> None:
     manager = make()
     manager.save(FIRST)
     cost = manager.report_fields()["checkpoint_s"]
@@ -78,7 +78,7 @@ def test_what_a_save_costs_is_remembered(make, restore_newest) -> None:
     assert again.report_fields()["checkpoint_s"] == cost
 
 
-def test_what_reads_back_differently_proves_nothing(
+def test_a_checkpoint_that_differs_when_read_back_does_not_prove_the_run(
     make, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = TensorReader.__getitem__
@@ -99,7 +99,7 @@ def test_what_reads_back_differently_proves_nothing(
     ]
 
 
-def test_other_data_is_refused(make, restore_newest) -> None:
+def test_a_checkpoint_of_another_dataset_is_refused(make, restore_newest) -> None:
     make().save(FIRST)
     with pytest.raises(CheckpointError, match="samples 40 is invalid: expected 41"):
         restore_newest(make(samples=41))
@@ -112,7 +112,7 @@ def test_a_step_is_saved_once(make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert manager.save(FIRST)
 
 
-def test_a_save_that_fails_says_so_in_one_line(make, tmp_path: Path, said: list[str]) -> None:
+def test_a_failed_save_is_logged_in_one_line(make, tmp_path: Path, said: list[str]) -> None:
     manager = make()
     (tmp_path / ".tmp.step_00000003").write_text("not a directory, and not to be removed")
     assert not manager.save(FIRST)
@@ -122,9 +122,7 @@ def test_a_save_that_fails_says_so_in_one_line(make, tmp_path: Path, said: list[
     assert manager.report_fields() == {"proven": False}
 
 
-def test_the_first_save_is_early_and_the_others_are_not(
-    make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_save_is_early(make, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(module.dcp_files, "prepare", lambda: None)

@@ -92,7 +92,7 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
     os._exit(0)
 
 
-def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
+def test_checkpoints_pass_between_sharded_and_whole_models(tmp_path: Path) -> None:
     alone = make(None)
     done = 0
     for size, replicas in ((1, 1), (3, 1), (4, 2), (1, 1)):
@@ -118,7 +118,7 @@ def test_a_walk_over_sharded_and_whole_models(tmp_path: Path) -> None:
                 assert torch.allclose(read[name], value, rtol=1e-5, atol=1e-7), (size, name)
 
 
-def test_a_name_is_not_lost_between_shards(tmp_path: Path) -> None:
+def test_a_single_rank_saves_every_name(tmp_path: Path) -> None:
     one = make(None)
     train(one.model, one.optimizer, 0)
     saved = CheckpointDirectory(tmp_path, keep=1, log=print).save(1, one.gather(), {})

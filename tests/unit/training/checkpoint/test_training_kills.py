@@ -242,7 +242,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingR
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(len(TRAININGS)))
-def test_a_training_survives_ten_kills(
+def test_a_training_with_ten_kills_equals_an_undisturbed_one(
     runs: TrainingRuns, undisturbed: dict[str, TrainingRuns], seed: int
 ) -> None:
     history = KillHistory(runs, [f"seed {seed}"])
@@ -260,7 +260,7 @@ def test_a_training_survives_ten_kills(
     assert len([open_checkpoint(path) for path in left]) <= 3, str(history)
 
 
-def test_a_training_survives_five_kills_at_its_end(
+def test_a_training_with_five_kills_at_its_end_equals_an_undisturbed_one(
     runs: TrainingRuns, undisturbed: dict[str, TrainingRuns]
 ) -> None:
     history = KillHistory(runs, [])
@@ -336,7 +336,7 @@ def leave_with_children() -> None:
     exit_now(STOPPED)
 
 
-def test_a_rank_that_leaves_takes_its_loader_workers_along() -> None:
+def test_exit_now_ends_data_loader_workers() -> None:
     process = PROCESSES.Process(target=leave_with_children)
     process.start()
     process.join(PATIENCE_S)

@@ -50,7 +50,7 @@ def make(optimizer: Callable[..., Any], **options: Any) -> TrainingState:
         (torch.optim.NAdam, {"lr": 0.01}),
     ],
 )
-def test_training_goes_on_as_if_nothing_had_happened(
+def test_a_restored_training_equals_an_uninterrupted_one(
     optimizer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     first = make(optimizer, **options)
@@ -62,7 +62,7 @@ def test_training_goes_on_as_if_nothing_had_happened(
     assert steps(second, 4) == steps(first, 4)
 
 
-def test_names_are_global_names() -> None:
+def test_tensors_have_the_names_of_the_whole_model() -> None:
     state = make(torch.optim.AdamW)
     steps(state, 1)
     names = set(state.gather())
@@ -70,7 +70,7 @@ def test_names_are_global_names() -> None:
     assert {"optim.step.0.weight", "blob.optim", "blob.scheduler"} < names
 
 
-def test_groups_may_be_cut_differently() -> None:
+def test_parameter_groups_may_differ_from_those_of_the_checkpoint() -> None:
     first = make(torch.optim.AdamW, lr=0.02)
     steps(first, 2)
     model = network()
@@ -109,7 +109,7 @@ class Counter:
         self.state = state
 
 
-def test_the_users_own_state_joins() -> None:
+def test_the_users_own_state_is_saved_and_restored() -> None:
     state = make(torch.optim.SGD)
     extra = TrainingState(
         model=state.model, optimizer=state.optimizer, extra={"counter": Counter()}
@@ -127,7 +127,7 @@ def test_the_users_own_state_joins() -> None:
         )
 
 
-def test_what_cannot_come_back_is_refused_when_saved() -> None:
+def test_a_state_that_could_not_be_restored_is_refused_when_saved() -> None:
     state = make(torch.optim.SGD)
     odd = Counter()
     odd.state = {"when": Counter()}
@@ -135,7 +135,7 @@ def test_what_cannot_come_back_is_refused_when_saved() -> None:
         TrainingState(model=state.model, optimizer=state.optimizer, extra={"odd": odd}).gather()
 
 
-def test_another_model_is_refused_by_name() -> None:
+def test_a_checkpoint_of_another_model_is_refused_with_the_name_of_the_tensor() -> None:
     flat = make(torch.optim.SGD).gather()
     other = torch.nn.Sequential(torch.nn.Linear(4, 9))
     state = TrainingState(model=other, optimizer=torch.optim.SGD(other.parameters()))
@@ -157,7 +157,7 @@ def test_a_parameter_without_a_name_is_refused() -> None:
         check(state)
 
 
-def test_differences_are_of_bits() -> None:
+def test_differences_compare_bits() -> None:
     nan = torch.tensor([float("nan")])
     assert differences({"a": nan}, {"a": nan.clone()}) == []
     zero = torch.tensor([0.0])
@@ -198,7 +198,7 @@ def _move(state: TrainingState) -> None:
     state.scheduler.step()
 
 
-def test_parts_give_what_is_theirs_and_take_what_they_need() -> None:
+def test_each_part_saves_and_restores_its_own_tensors() -> None:
     parts = _cut()
     for part in parts:
         _move(part)
@@ -218,7 +218,7 @@ def test_parts_give_what_is_theirs_and_take_what_they_need() -> None:
         assert [g["lr"] for g in new.optimizer.param_groups] == [0.15, 0.1, 0.05]
 
 
-def test_whatever_a_part_lacks_is_named_before_it_is_loaded() -> None:
+def test_a_missing_tensor_is_named_before_anything_is_loaded() -> None:
     front, back = _cut()
     shapes = {name: tuple(t.shape) for part in (front, back) for name, t in part.gather().items()}
     front.fits(shapes)
@@ -231,7 +231,7 @@ def test_whatever_a_part_lacks_is_named_before_it_is_loaded() -> None:
         front.fits(shapes | {"model.3.weight": (2, 9)})
 
 
-def test_tied_parameters_are_known_by_one_name() -> None:
+def test_tied_parameters_have_one_name_in_the_optimizer_state() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
     model[2].weight = model[0].weight
     aliases = {"2.weight": "0.weight"}

@@ -18,7 +18,7 @@ from slurm_elastic.training.freezing.criteria import (
     Plasticity,
     similarity_loss,
 )
-from slurm_elastic.training.freezing.freezer import Freezing, wanted
+from slurm_elastic.training.freezing.freezer import Freezing, freezing_settings
 from slurm_elastic.training.freezing.guards import CriticalPeriod, ThawGuard, batch_changed
 
 
@@ -36,7 +36,7 @@ def passes(criterion: Plasticity, curve, frozen: int = 0) -> int | None:
 
 
 @pytest.mark.parametrize("module", [penalties, criteria])
-def test_examples(module) -> None:
+def test_examples_in_docstrings_hold(module) -> None:
     assert doctest.testmod(module).failed == 0
 
 
@@ -58,7 +58,7 @@ def test_plasticity_of_a_layer_that_never_moves_passes() -> None:
     assert passes(Plasticity(window=3), [0.0] * 20) is not None
 
 
-def test_each_layer_is_judged_anew_and_faster_after_a_thaw() -> None:
+def test_each_layer_is_checked_from_the_start_and_faster_after_a_thaw() -> None:
     curve = [math.exp(-t / 4) for t in range(100)]
     criterion = Plasticity(window=8)
     first = passes(criterion, curve)
@@ -70,7 +70,7 @@ def test_each_layer_is_judged_anew_and_faster_after_a_thaw() -> None:
     assert again < first
 
 
-def test_plasticity_goes_on_from_its_state() -> None:
+def test_plasticity_continues_from_its_state() -> None:
     curve = [math.exp(-t / 8) for t in range(200)]
     whole = passes(Plasticity(window=5), curve)
     first, second = Plasticity(window=5), Plasticity(window=9)
@@ -79,7 +79,7 @@ def test_plasticity_goes_on_from_its_state() -> None:
     assert passes(second, curve[10:]) == whole - 10
 
 
-def test_similarity_needs_no_equal_scale_and_sees_another_relation() -> None:
+def test_the_similarity_loss_ignores_scale_and_grows_with_another_relation() -> None:
     generator = torch.Generator().manual_seed(0)
     activation = torch.randn(8, 3, 5, 5, generator=generator)
     assert similarity_loss(activation, activation * 7) == pytest.approx(0, abs=1e-10)
@@ -116,12 +116,12 @@ def test_gradient_norm_stops_before_the_smallest_within_its_cap() -> None:
     assert criterion.see(look(epoch=1, gradients=gradients(4, 3, 2, 1))) == 2
 
 
-def test_the_cap_is_that_of_the_closed_form() -> None:
+def test_the_cap_equals_its_closed_form() -> None:
     assert [cap(10, t, alpha=0.5) for t in range(6)] == [0, 5, 8, 9, 9, 9]
     assert cap(3, 1) == 1  # 3 x (1 - 2/3) is 1, not a rounding error more
 
 
-def test_the_penalty_sees_the_descent_through_the_noise() -> None:
+def test_the_penalty_is_unbiased_by_gradient_noise() -> None:
     rng = random.Random(3)
     descent = Descent(layers=2)
     true = torch.tensor([0.1, 1.0])  # per dimension: the front layer has 1 % of the energy
@@ -136,7 +136,7 @@ def test_the_penalty_sees_the_descent_through_the_noise() -> None:
     assert descent.penalty(2) == 1.0
 
 
-def test_little_knowledge_is_a_high_penalty() -> None:
+def test_the_penalty_is_high_after_few_measurements() -> None:
     descent = Descent(layers=2)
     for _ in range(LEAST - 1):
         descent.add([0.0, 1.0])
@@ -157,9 +157,9 @@ def test_little_knowledge_is_a_high_penalty() -> None:
 def test_the_bootstrap_period_ends_when_the_loss_settles() -> None:
     bootstrap = CriticalPeriod(window=4, settled=0.1)
     for loss in [8.0] * 4 + [4.0] * 4 + [3.7] * 3:
-        bootstrap.see(loss)
+        bootstrap.observe(loss)
         assert not bootstrap.over
-    bootstrap.see(3.7)
+    bootstrap.observe(3.7)
     assert bootstrap.over
     bootstrap.reset()
     assert not bootstrap.over
@@ -167,68 +167,68 @@ def test_the_bootstrap_period_ends_when_the_loss_settles() -> None:
 
 def test_rates_that_rise_or_fall_far_are_reasons_to_thaw() -> None:
     thaw = ThawGuard(worse=0.02)
-    assert thaw.rates([0.1, 0.01]) == ""
-    assert thaw.rates([0.05, 0.01]) == ""
-    assert "rose from 0.01 to 0.011" in thaw.rates([0.05, 0.011])
+    assert thaw.check_rates([0.1, 0.01]) == ""
+    assert thaw.check_rates([0.05, 0.01]) == ""
+    assert "rose from 0.01 to 0.011" in thaw.check_rates([0.05, 0.011])
     thaw.frozen()
-    assert thaw.rates([0.006, 0.011]) == ""
-    assert "fell from 0.05 to 0.005 since the freeze" in thaw.rates([0.005, 0.011])
+    assert thaw.check_rates([0.006, 0.011]) == ""
+    assert "fell from 0.05 to 0.005 since the freeze" in thaw.check_rates([0.005, 0.011])
     thaw.thawed()
-    assert thaw.rates([0.0001, 0.011]) == ""
+    assert thaw.check_rates([0.0001, 0.011]) == ""
 
 
 def test_a_worse_validation_loss_is_a_reason_to_thaw() -> None:
     thaw = ThawGuard(worse=0.02)
-    assert [thaw.validated(v) for v in (1.0, 0.8, 0.9)] == ["", "", ""]
+    assert [thaw.check_validation(v) for v in (1.0, 0.8, 0.9)] == ["", "", ""]
     assert not thaw.regressed
-    assert thaw.validated(1.2) == "the validation loss is 1.05, it was 0.9"
+    assert thaw.check_validation(1.2) == "the validation loss is 1.05, it was 0.9"
     assert thaw.regressed
-    thaw.validated(0.7)
+    thaw.check_validation(0.7)
     assert not thaw.regressed
 
 
-def test_a_batch_that_doubles_is_another_training() -> None:
+def test_a_batch_that_doubles_or_halves_thaws_all_layers() -> None:
     assert batch_changed(64, 128)
     assert batch_changed(128, 64)
     assert not batch_changed(100, 199)
 
 
-def test_the_directive_decides_where_there_is_one() -> None:
-    def how(asked="off", **environment: str):
-        return wanted(asked, environment)
+def test_the_directive_takes_precedence_over_the_script() -> None:
+    def settings(freeze="off", **environment: str):
+        return freezing_settings(freeze, environment)
 
-    assert how() == (None, "")
-    assert how("auto") == (Freezing(), "")
-    assert how(SLURM_SPANK_ELASTIC="2-8,freeze=auto") == (Freezing(), "")
+    assert settings() == (None, "")
+    assert settings("auto") == (Freezing(), "")
+    assert settings(SLURM_SPANK_ELASTIC="2-8,freeze=auto") == (Freezing(), "")
     own = Freezing(criterion="gradient-norm", max_penalty=0.5)
-    found, _ = how(own, SLURM_SPANK_ELASTIC="2-8,freeze=auto,max-penalty=2%")
+    found, _ = settings(own, SLURM_SPANK_ELASTIC="2-8,freeze=auto,max-penalty=2%")
     assert found == Freezing(criterion="gradient-norm", max_penalty=0.02)
-    assert how(SLURM_SPANK_ELASTIC="2-8") == (None, "")
-    assert how("auto", SLURM_SPANK_ELASTIC="2-8") == (
+    assert settings(SLURM_SPANK_ELASTIC="2-8") == (None, "")
+    assert settings("auto", SLURM_SPANK_ELASTIC="2-8") == (
         None,
         "no freezing: --elastic=2-8 does not say freeze=auto",
     )
-    assert how(SLURM_ELASTIC="1,freeze=auto") == (Freezing(), "")
+    assert settings(SLURM_ELASTIC="1,freeze=auto") == (Freezing(), "")
     # In a job that variable may have lost against the command line.
-    assert how(SLURM_ELASTIC="1,freeze=auto", SLURM_JOB_ID="7") == (None, "")
+    assert settings(SLURM_ELASTIC="1,freeze=auto", SLURM_JOB_ID="7") == (None, "")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("invalid_call", "message"),
     [
-        (lambda: wanted("on", {}), "freeze is 'on'; write off, auto"),
-        (lambda: Freezing(criterion="egeria"), "'egeria' is unknown; known: plasticity"),
-        (lambda: Freezing(max_penalty=2.0), "max_penalty is 2.0; give 0 to 1"),
-        (lambda: Freezing(every=0), "every is 0; it must be at least 1"),
-        (lambda: Plasticity(window=1), "window is 1"),
+        (lambda: freezing_settings("on", {}), "freeze: 'on' is invalid: expected 'off'"),
+        (lambda: Freezing(criterion="egeria"), "'egeria' is invalid: expected one of plasticity"),
+        (lambda: Freezing(max_penalty=2.0), "max_penalty 2.0 is invalid: expected 0 to 1"),
+        (lambda: Freezing(every=0), "every 0 is invalid: expected at least 1"),
+        (lambda: Plasticity(window=1), "window 1 is invalid"),
         (lambda: Descent(layers=2).add([1.0]), "1 products for 2 layers"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(wrong, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint.replace("(", r"\(")):
-        wrong()
+def test_invalid_settings_are_refused_in_one_line(invalid_call, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        invalid_call()
 
 
-def test_a_damaged_directive_names_itself() -> None:
+def test_an_invalid_directive_is_named_in_the_error() -> None:
     with pytest.raises(DirectiveError, match="--elastic=2-x"):
-        wanted("off", {"SLURM_SPANK_ELASTIC": "2-x"})
+        freezing_settings("off", {"SLURM_SPANK_ELASTIC": "2-x"})

@@ -27,13 +27,13 @@ def run(out: Path, directive: str, *options: str) -> tuple[list[dict], str]:
     return lines, done.stderr
 
 
-def test_it_trains_with_another_criterion(tmp_path: Path) -> None:
+def test_the_example_trains_with_another_criterion(tmp_path: Path) -> None:
     options = ("--freeze", "auto", "--criterion", "gradient-norm")
     lines, _ = run(tmp_path, "1,freeze=auto,max-penalty=100%", *options)
     assert all(0 <= line["frozen"] <= 4 for line in lines)
 
 
-def test_a_directive_that_does_not_ask_for_it_decides(tmp_path: Path) -> None:
+def test_a_directive_without_freeze_disables_freezing(tmp_path: Path) -> None:
     lines, said = run(tmp_path, "1", "--freeze", "auto", "--max-penalty", "100")
     assert {line["frozen"] for line in lines} == {0}
     assert "slurm-elastic: no freezing: --elastic=1 does not say freeze=auto\n" in said

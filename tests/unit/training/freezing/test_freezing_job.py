@@ -108,7 +108,7 @@ def state(job: TrainingJob) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", [adamw, sgd])
-def test_it_equals_setting_requires_grad_by_hand(tmp_path: Path, optimizer) -> None:
+def test_freezing_equals_requires_grad_set_by_hand(tmp_path: Path, optimizer) -> None:
     at_freeze: dict[str, torch.Tensor] = {}
 
     def keep(job: TrainingJob, _step: int) -> None:
@@ -144,7 +144,7 @@ def test_it_equals_setting_requires_grad_by_hand(tmp_path: Path, optimizer) -> N
         assert a.grad is None or torch.equal(a.grad, b.grad)
 
 
-def test_nothing_changes_while_nothing_freezes(tmp_path: Path) -> None:
+def test_freezing_does_not_change_losses_before_the_first_freeze(tmp_path: Path) -> None:
     plain = make(tmp_path / "plain")
     losses, _ = run(plain)
     watched = make(tmp_path / "watched", freeze=Freezing(every=2, begin=1.0, settled=1e9))
@@ -154,7 +154,7 @@ def test_nothing_changes_while_nothing_freezes(tmp_path: Path) -> None:
         assert torch.equal(value, watched.model.state_dict()[name]), name
 
 
-def test_frozen_batch_norms_stay_what_they_are(tmp_path: Path) -> None:
+def test_frozen_batch_norms_keep_their_statistics(tmp_path: Path) -> None:
     def validate(job: TrainingJob, step: int) -> None:
         job.model.eval()
         job.model.train()
@@ -180,7 +180,7 @@ def test_frozen_batch_norms_stay_what_they_are(tmp_path: Path) -> None:
     assert job.model[1].training
 
 
-def test_the_script_may_choose_fewer(tmp_path: Path) -> None:
+def test_the_script_may_freeze_fewer_layers(tmp_path: Path) -> None:
     choices = {20: 0, 30: 1, 40: 7, 45: None}
 
     def choose(job: TrainingJob, step: int) -> None:
@@ -200,7 +200,7 @@ def test_the_last_layer_always_trains(tmp_path: Path) -> None:
     assert max(frozen) == 2
 
 
-def test_a_model_of_one_layer_just_trains(tmp_path: Path) -> None:
+def test_a_model_of_one_layer_trains(tmp_path: Path) -> None:
     _, frozen = run(make(tmp_path, model=nn.Linear(6, 4), freeze=surely(1)))
     assert set(frozen) == {0}
 
@@ -219,7 +219,7 @@ def test_the_penalty_limits_the_prefix(tmp_path: Path) -> None:
     assert 0 <= job.penalties[1] <= 0.01
 
 
-def test_a_worse_validation_thaws_all_until_it_recovers(tmp_path: Path, capfd) -> None:
+def test_a_worse_validation_loss_thaws_all_layers_until_it_recovers(tmp_path: Path, capfd) -> None:
     how = surely(2)
     values = {20: 1.0, 25: 2.0, 40: 0.1}
 
@@ -237,7 +237,7 @@ def test_a_worse_validation_thaws_all_until_it_recovers(tmp_path: Path, capfd) -
     assert "2 of 3 layers frozen, up to 3 (penalty " in said
 
 
-def test_a_learning_rate_that_rises_or_falls_far_thaws_all(tmp_path: Path, capfd) -> None:
+def test_a_learning_rate_that_rises_or_falls_far_thaws_all_layers(tmp_path: Path, capfd) -> None:
     rates = {20: 0.02, 40: 0.001}
 
     def change(job: TrainingJob, step: int) -> None:
@@ -275,7 +275,7 @@ def test_a_resume_keeps_the_prefix(tmp_path: Path, capfd) -> None:
     assert "2 of 3 layers frozen, up to 3 (penalty" in capfd.readouterr().err
 
 
-def test_a_resume_before_the_freeze_keeps_what_was_learned(tmp_path: Path) -> None:
+def test_a_resume_before_the_freeze_keeps_the_measurements(tmp_path: Path) -> None:
     def how() -> Freezing:
         return surely(2, criterion=Plasticity(window=3, share=3.0))
 
@@ -289,7 +289,7 @@ def test_a_resume_before_the_freeze_keeps_what_was_learned(tmp_path: Path) -> No
     assert first <= first - 3 + again.index(1) <= first + 2
 
 
-def test_without_freezing_a_resume_trains_all(tmp_path: Path) -> None:
+def test_a_resume_without_freezing_trains_all_layers(tmp_path: Path) -> None:
     until(30, surely(2), tmp_path)
     job = make(tmp_path)
     assert job.frozen == 0
@@ -297,7 +297,7 @@ def test_without_freezing_a_resume_trains_all(tmp_path: Path) -> None:
     run(job)
 
 
-def test_another_batch_thaws(tmp_path: Path, capfd) -> None:
+def test_a_resume_with_a_doubled_batch_thaws_all_layers(tmp_path: Path, capfd) -> None:
     until(30, surely(2), tmp_path)
     job = make(tmp_path, freeze=surely(2), global_batch=2 * BATCH)
     assert job.frozen == 0
@@ -305,7 +305,7 @@ def test_another_batch_thaws(tmp_path: Path, capfd) -> None:
     run(job)
 
 
-def test_the_manifest_tells_what_is_frozen(tmp_path: Path) -> None:
+def test_the_manifest_contains_the_frozen_prefix(tmp_path: Path) -> None:
     run(make(tmp_path, freeze=surely(2)))
     newest = CheckpointDirectory(tmp_path, keep=1, log=lambda _: None).newest()
     assert newest is not None
@@ -314,7 +314,7 @@ def test_the_manifest_tells_what_is_frozen(tmp_path: Path) -> None:
     assert (kept["frozen"], kept["certified"], kept["global_batch"]) == (2, 2, BATCH)
 
 
-def test_layers_own_what_follows_them_and_what_they_share_last() -> None:
+def test_layers_include_following_modules_and_shared_parameters() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -336,11 +336,11 @@ def test_layers_own_what_follows_them_and_what_they_share_last() -> None:
     ]
     prefix.set(0)
     assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["blocks.1.bias"]
-    with pytest.raises(ValueError, match="3 layers cannot be frozen: the model has 3"):
+    with pytest.raises(ValueError, match="frozen layers: 3 is invalid: expected 0 to 2"):
         prefix.set(3)
 
 
-def test_a_model_around_a_model_is_looked_into() -> None:
+def test_the_layers_of_a_wrapped_model_are_those_of_the_inner_model() -> None:
     class Around(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -95,7 +95,7 @@ def run(out: Path, size: int, **options: Any) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in log] for log in logs]
 
 
-def test_another_world_goes_on_with_the_same_prefix(tmp_path: Path) -> None:
+def test_another_number_of_ranks_resumes_with_the_same_prefix(tmp_path: Path) -> None:
     (alone,) = run(tmp_path / "alone", 1)
     first, second = run(tmp_path / "moved", 2, until=28)
     assert [line["frozen"] for line in first] == [line["frozen"] for line in second]
@@ -112,7 +112,7 @@ def test_another_world_goes_on_with_the_same_prefix(tmp_path: Path) -> None:
     assert [line["frozen"] for line in first[:27]] == [line["frozen"] for line in alone[:27]]
 
 
-def test_frozen_layers_are_not_sent(tmp_path: Path) -> None:
+def test_gradients_of_frozen_layers_are_not_reduced(tmp_path: Path) -> None:
     log, _ = run(tmp_path / "run", 2)
     sent = [line["bytes"] for line in log]
     steps = {line["frozen"]: line["step"] for line in reversed(log)}

@@ -56,7 +56,7 @@ def names(profiler: LayerProfiler) -> list[str]:
     return [layer.name for layer in profiler.measured.layers] if profiler.measured else []
 
 
-def test_bytes_are_exact_and_the_largest_layer_takes_longest() -> None:
+def test_sizes_are_exact_and_the_largest_layer_takes_longest() -> None:
     model = uneven()
     profiler = profiled(model, lambda: torch.randn(64, 32), steps=5)
     measured = profiler.measured
@@ -73,7 +73,7 @@ def test_bytes_are_exact_and_the_largest_layer_takes_longest() -> None:
     assert all(x.forward_s > 0 and x.backward_s > 0 for x in measured.layers)
 
 
-def test_hooks_are_there_for_a_few_steps_only() -> None:
+def test_hooks_are_removed_after_a_few_steps() -> None:
     model = uneven()
     profiler = LayerProfiler(layers_of(model), device=CPU, skipped=2, steps=3)
     seen = []
@@ -85,7 +85,7 @@ def test_hooks_are_there_for_a_few_steps_only() -> None:
     assert profiler.done
 
 
-def test_a_step_that_is_not_looked_into_does_not_count() -> None:
+def test_a_step_that_is_off_does_not_count() -> None:
     model = uneven()
     profiler = LayerProfiler(layers_of(model), device=CPU, skipped=0, steps=1)
     for _ in range(5):
@@ -110,7 +110,7 @@ def block_model() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(8 * 36, 16), Residual(16), nn.Linear(16, 4))
 
 
-def test_gradients_are_the_same_to_the_last_bit() -> None:
+def test_measuring_does_not_change_gradients() -> None:
     models = block_model(), block_model()
     profiler = LayerProfiler(layers_of(models[0]), device=CPU, skipped=0, steps=4)
     generator = torch.Generator().manual_seed(2)
@@ -224,7 +224,7 @@ def test_layers_may_pass_several_tensors() -> None:
     assert all(x.backward_s > 0 for x in measured.layers)
 
 
-def test_frozen_layers_keep_what_is_known_of_their_backward_pass() -> None:
+def test_frozen_layers_keep_their_earlier_backward_times() -> None:
     model = uneven()
     whole = profiled(model, lambda: torch.randn(8, 32)).measured
     assert whole is not None
@@ -239,7 +239,7 @@ def test_frozen_layers_keep_what_is_known_of_their_backward_pass() -> None:
     assert [x.backward_s > 0 for x in fresh.layers] == [False, False, False, True]
 
 
-def test_stages_are_measured_apart_and_put_together() -> None:
+def test_profiles_of_stages_are_merged() -> None:
     """Micro-batches in flight, as in 1F1B: forward 0, forward 1, backward 0, backward 1."""
     whole = layers_of(uneven())
     stages = [whole[:2], whole[2:]]
@@ -272,14 +272,14 @@ def test_stages_are_measured_apart_and_put_together() -> None:
     assert merge([], []) is None
 
 
-def test_parts_of_other_sizes_are_brought_to_the_largest() -> None:
+def test_merged_profiles_have_the_largest_micro_batch() -> None:
     def part(size: int, seconds: float) -> MeasuredLayers:
         return MeasuredLayers(size, (Layer("a", seconds, 2 * seconds, 10 * size, 100),))
 
     assert merge([part(4, 1.0), part(8, 3.0), part(8, 4.0)], ["a"]) == part(8, 3.0)
 
 
-def test_a_checkpoint_keeps_it_as_the_partitioner_reads_it(tmp_path: Path) -> None:
+def test_the_partitioner_reads_the_layer_profile_of_a_checkpoint(tmp_path: Path) -> None:
     measured = profiled(uneven(), lambda: torch.randn(16, 32)).measured
     assert measured is not None
     text = json.dumps(measured.state())
@@ -300,7 +300,7 @@ def test_a_checkpoint_keeps_it_as_the_partitioner_reads_it(tmp_path: Path) -> No
         {"layers": 3, "micro_batch": 4},
     ],
 )
-def test_what_is_no_profile_is_passed_over(bad: Any) -> None:
+def test_an_invalid_state_is_no_profile(bad: Any) -> None:
     assert MeasuredLayers.restored(bad) is None
 
 
@@ -312,7 +312,7 @@ def test_negative_times_are_no_profile() -> None:
     assert MeasuredLayers.restored(state) is None
 
 
-def test_the_modules_example() -> None:
+def test_examples_in_the_docstring_hold() -> None:
     assert doctest.testmod(layer_profile).failed == 0
 
 

@@ -11,7 +11,11 @@ from slurm_elastic.core.layers import Layer
 from slurm_elastic.core.report import Report
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
 from slurm_elastic.training.measure import gradient_noise as noises
-from slurm_elastic.training.measure.gradient_noise import Consecutive, GradientNoise, squared_norm
+from slurm_elastic.training.measure.gradient_noise import (
+    ConsecutiveSteps,
+    GradientNoise,
+    squared_norm,
+)
 from slurm_elastic.training.measure.layer_profile import MeasuredLayers
 from slurm_elastic.training.measure.step_profiler import StepProfiler
 from slurm_elastic.training.measure.step_times import (
@@ -73,7 +77,7 @@ def test_a_micro_step_is_the_mean_pass_or_the_step_without_its_all_reduce(now) -
     assert timer.take() == StepDurations(2.0, 1, None)
 
 
-def test_an_all_reduce_that_takes_longer_than_a_step_leaves_something(now) -> None:
+def test_a_micro_step_stays_positive_where_the_all_reduce_takes_longer(now) -> None:
     timer = StepTimer()
     steps(timer, now, [1.0] * 4, forward_s=0.1, sync_s=5.0)
     assert micro(timer)[2] == pytest.approx(0.01)
@@ -107,7 +111,7 @@ def test_waiting_for_the_loader_is_timed(now) -> None:
     assert (taken.step_s, taken.data_s) == (2.5, 0.5)  # the first two steps do not count
 
 
-def test_phases_add_up(now) -> None:
+def test_time_in_one_phase_adds_up(now) -> None:
     phases = Phases(torch.device("cpu"))
     for name, seconds in (("forward", 1.0), ("", 5.0), ("backward", 2.0), ("forward", 1.5)):
         phases.enter(name)
@@ -117,7 +121,7 @@ def test_phases_add_up(now) -> None:
     assert phases.totals() == {"forward": 2.5, "backward": 2.0, "": 5.0}
 
 
-def test_the_most_memory_is_that_of_a_moment_not_the_present_one() -> None:
+def test_peak_memory_is_the_largest_so_far() -> None:
     before = peak_memory(torch.device("cpu"))
     torch.ones(2**24)  # 64 MiB, gone at once
     after = peak_memory(torch.device("cpu"))
@@ -126,7 +130,7 @@ def test_the_most_memory_is_that_of_a_moment_not_the_present_one() -> None:
     assert after >= max(before, 2**26)
 
 
-def test_few_steps_are_looked_into() -> None:
+def test_few_steps_are_sampled() -> None:
     timer, looked = StepTimer(), []
     for step in range(500):
         if timer.sampled:
@@ -141,7 +145,7 @@ def test_few_steps_are_looked_into() -> None:
 
 
 @pytest.mark.parametrize(("small", "large"), [(8, 64), (16, 32), (1, 1000)])
-def test_two_batch_sizes_tell_norm_and_variance(small: int, large: int) -> None:
+def test_two_batch_sizes_give_norm_and_variance(small: int, large: int) -> None:
     generator = torch.Generator().manual_seed(small)
     noise = GradientNoise(initial_batch=50)
     for _ in range(300):
@@ -157,13 +161,13 @@ def test_two_batch_sizes_tell_norm_and_variance(small: int, large: int) -> None:
     assert fields["grad_sqr"] == pytest.approx(SQR, abs=TRACE / large / 2 + 0.5)
 
 
-def test_consecutive_steps_tell_them_too() -> None:
+def test_consecutive_steps_give_norm_and_variance() -> None:
     generator = torch.Generator().manual_seed(1)
     noise = GradientNoise(initial_batch=64)
-    pairs = Consecutive(noise)
+    pairs = ConsecutiveSteps(noise)
     for step in range(600):
         mean = sample_gradients(64, generator).mean(0)
-        pairs.see([mean[:100], mean[100:]], 64, keep=step % 2 == 0)
+        pairs.observe([mean[:100], mean[100:]], 64, keep=step % 2 == 0)
     fields = noise.fields()
     assert fields["grad_var"] == pytest.approx(TRACE / 64, rel=0.1)
     assert fields["grad_sqr"] == pytest.approx(SQR, rel=0.15)
@@ -171,17 +175,17 @@ def test_consecutive_steps_tell_them_too() -> None:
 
 def test_steps_of_different_sizes_are_not_compared() -> None:
     noise = GradientNoise(initial_batch=64)
-    pairs = Consecutive(noise)
+    pairs = ConsecutiveSteps(noise)
     for step in range(40):
-        pairs.see([torch.ones(3)], 64 + step % 2, keep=True)
+        pairs.observe([torch.ones(3)], 64 + step % 2, keep=True)
     assert noise.fields() == {}
 
 
-def test_the_modules_example() -> None:
+def test_examples_in_the_docstring_hold() -> None:
     assert doctest.testmod(noises).failed == 0
 
 
-def test_what_is_known_of_the_noise_survives_a_resize() -> None:
+def test_gradient_noise_is_restored_after_a_resize() -> None:
     noise, other = GradientNoise(initial_batch=8), GradientNoise(initial_batch=8)
     for small in (3.0, 3.5, 2.5) * 4:
         noise.add(small=small, small_batch=8, large=1.5, large_batch=32)
@@ -196,7 +200,7 @@ def test_what_is_known_of_the_noise_survives_a_resize() -> None:
     "bad",
     [None, [], {}, {"sqr": "x"}, {"sqr": 1.0, "trace": float("nan"), "weight": 1.0, "count": 9}],
 )
-def test_noise_that_no_checkpoint_kept_is_begun_anew(bad) -> None:
+def test_an_invalid_noise_state_is_ignored(bad) -> None:
     noise = GradientNoise(initial_batch=8)
     noise.restore(bad)
     noise.restore(GradientNoise(initial_batch=8).state())
@@ -204,14 +208,14 @@ def test_noise_that_no_checkpoint_kept_is_begun_anew(bad) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_overflow_is_left_out(bad: float) -> None:
+def test_a_step_with_an_overflow_is_ignored(bad: float) -> None:
     noise = GradientNoise(initial_batch=8)
     for small in (3.0, bad) * 10:
         noise.add(small=small, small_batch=8, large=1.5, large_batch=32)
     assert noise.fields() == {"grad_sqr": 1.0, "grad_var": 2.0}
 
 
-def test_noise_that_hides_the_gradient_is_no_negative_norm() -> None:
+def test_a_negative_estimate_of_the_norm_is_reported_as_zero() -> None:
     noise = GradientNoise(initial_batch=8)
     for _ in range(20):
         noise.add(small=4.0, small_batch=8, large=0.5, large_batch=32)
@@ -223,7 +227,7 @@ def test_half_precision_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_a_watched_job_knows_its_noise(pieces: int) -> None:
+def test_step_profiler_measures_times_and_noise(pieces: int) -> None:
     """One rank, with and without micro-batches; the model's gradient is the mean of its inputs."""
     generator = torch.Generator().manual_seed(pieces)
     weights = torch.nn.Parameter(torch.zeros(DIMENSIONS))
@@ -260,7 +264,7 @@ def test_a_watched_job_knows_its_noise(pieces: int) -> None:
     ("world", "micro_batch", "expected"),
     [(1, None, (64, 0)), (3, None, (22, 0)), (1, 20, (16, 3)), (2, 8, (8, 3)), (100, 8, (1, 0))],
 )
-def test_what_a_rank_runs_with(world: int, micro_batch, expected) -> None:
+def test_reports_contain_micro_batch_and_accumulation(world: int, micro_batch, expected) -> None:
     fields = Reporter(
         rank=1, world_size=world, global_batch=64, micro_batch=micro_batch
     )._common_fields
@@ -269,7 +273,7 @@ def test_what_a_rank_runs_with(world: int, micro_batch, expected) -> None:
 
 
 @pytest.mark.parametrize(("size", "micro_batch"), [(1, None), (2, None), (2, 3)])
-def test_reports_tell_it(
+def test_reports_contain_the_measurements(
     runs: TrainingRuns, launcher: FakeLauncher, size: int, micro_batch: int | None
 ) -> None:
     runs.run(size, launcher=launcher, micro_batch=micro_batch, step_s=0.01)
@@ -288,7 +292,9 @@ def test_reports_tell_it(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_layers_are_told_and_kept(runs: TrainingRuns, launcher: FakeLauncher, size: int) -> None:
+def test_the_layer_profile_is_reported_and_saved(
+    runs: TrainingRuns, launcher: FakeLauncher, size: int
+) -> None:
     runs.run(size, launcher=launcher, step_s=0.01)
     told = [r for r in launcher.reports if "profile" in r]
     assert len(told) == 1
@@ -304,7 +310,9 @@ def test_layers_are_told_and_kept(runs: TrainingRuns, launcher: FakeLauncher, si
     assert "the layer profile" not in runs.log()
 
 
-def test_a_profile_too_large_to_tell_is_left_out(launcher: FakeLauncher, monkeypatch) -> None:
+def test_a_layer_profile_above_the_limit_is_not_reported(
+    launcher: FakeLauncher, monkeypatch
+) -> None:
     monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(launcher.path))
     reporter = Reporter(rank=0, world_size=1, global_batch=8)
     reporter.orders(wait_s=60.0)  # which say to report every step
@@ -321,7 +329,7 @@ def test_a_profile_too_large_to_tell_is_left_out(launcher: FakeLauncher, monkeyp
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
-def test_stages_tell_their_parts_and_their_layers(
+def test_stages_report_their_times_and_layers(
     runs: TrainingRuns, launcher: FakeLauncher, schedule: str
 ) -> None:
     directive = "1-2,parallel=pipeline"

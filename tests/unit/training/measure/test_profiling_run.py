@@ -69,19 +69,19 @@ def measure(plants, tmp_path, *blocks, steps=3, warm_up=1, batch=4):
     return {row["block"]: row["seconds"] for row in run._done}
 
 
-def test_each_block_takes_what_was_planted_in_it(plants, tmp_path):
+def test_each_block_measures_its_own_delays(plants, tmp_path):
     found = measure(plants, tmp_path, "synthetic", "cold", "warm")
     assert found["synthetic"] == [COMPUTE] * 3
     assert found["cold"] == [COMPUTE + 4 * (PREP + COLD)] * 3
     assert found["warm"] == [COMPUTE + 4 * PREP] * 3
 
 
-def test_synthetic_data_are_the_first_batch_over_and_over(plants, tmp_path):
+def test_synthetic_data_repeat_the_first_batch(plants, tmp_path):
     measure(plants, tmp_path, "synthetic", steps=5)
     assert len(plants.taken) == 4
 
 
-def test_warm_data_have_been_read_before_though_nobody_asked_for_cold_ones(plants, tmp_path):
+def test_warm_data_are_read_once_before_a_warm_block(plants, tmp_path):
     assert measure(plants, tmp_path, "warm")["warm"] == [COMPUTE + 4 * PREP] * 3
 
 
@@ -92,7 +92,7 @@ def test_blocks_take_the_same_samples(plants, tmp_path):
     assert plants.taken[:half] == plants.taken[half:]
 
 
-def test_a_small_dataset_is_gone_through_again_and_that_is_said(plants, tmp_path, capsys):
+def test_a_small_dataset_is_repeated_and_a_warning_is_logged(plants, tmp_path, capsys):
     plants.samples = 9  # two full steps
     found = measure(plants, tmp_path, "cold", steps=4, warm_up=0)
     assert found["cold"][2] == COMPUTE + 4 * PREP
@@ -131,7 +131,7 @@ print("finished")
 """
 
 
-def test_a_profiled_script_leaves_in_its_loop_and_its_checkpoints_alone(tmp_path):
+def test_a_profiled_script_exits_in_its_loop_without_checkpoints(tmp_path):
     script, kept = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(kept)]

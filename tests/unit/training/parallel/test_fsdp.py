@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(bool(fsdp.unsupported()), reason=fsdp.unsupporte
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_parts_train_as_one_rank_does_and_others_go_on_with_them(
+def test_sharded_ranks_train_as_one_rank_and_exchange_checkpoints_with_replicas(
     tmp_path: Path, optimizer: str
 ) -> None:
     alone = TrainingRuns(tmp_path / "alone")
@@ -34,7 +34,7 @@ def test_parts_train_as_one_rank_does_and_others_go_on_with_them(
         assert epoch == dict.fromkeys(range(SAMPLES), 1)
 
 
-def test_every_rank_has_as_many_pieces() -> None:
+def test_all_ranks_have_equally_many_micro_batches() -> None:
     for count in range(1, 20):
         splits = [
             fsdp.PaddedSplit(rank=rank, world_size=3, micro=2).slices(count) for rank in range(3)

@@ -8,7 +8,9 @@ from slurm_elastic.job.rank_socket import RESTART_CODE
 from tests.support.training_runs import FakeLauncher, TrainingRuns
 
 
-def test_measured_layers_decide_the_layout(tmp_path: Path, launcher: FakeLauncher) -> None:
+def test_a_hybrid_job_restarts_in_the_layout_for_its_measured_layers(
+    tmp_path: Path, launcher: FakeLauncher
+) -> None:
     runs = TrainingRuns(tmp_path / "hybrid")
     options = {
         "directive": "1-2,parallel=hybrid",

@@ -59,7 +59,7 @@ def rank_main(rank: int, size: int, port: int, out: Path) -> None:
     torch.save(gradients(rank, size), out / f"{size}-{rank}.pt")
 
 
-def test_uneven_shards_add_up(tmp_path: Path) -> None:
+def test_gradients_of_uneven_shares_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     running = []
     for size in (1, 2, 3):
         port = _free_port()

@@ -68,7 +68,7 @@ def all_of_them(rank: int, size: int) -> list[Found]:
 
 
 @pytest.mark.parametrize("size", LAYOUTS)
-def test_any_layout_computes_what_one_rank_would(size: int, tmp_path: Path) -> None:
+def test_any_layout_gives_the_result_of_one_rank(size: int, tmp_path: Path) -> None:
     found = [all_of_them(0, 1)] if size == 1 else spawn(tmp_path, size, all_of_them, size)
     expected = [reference(count) for _ in LAYOUTS[size] for _ in range(2) for count in COUNTS]
     for run, (losses, gradients) in enumerate(expected):
@@ -133,7 +133,7 @@ def several_tensors(rank: int) -> Found:
     return {"losses": total, "gradients": [p.grad for p in run.parameters()]}
 
 
-def test_tuples_of_any_types_travel(tmp_path: Path) -> None:
+def test_stages_exchange_tuples_of_any_types(tmp_path: Path) -> None:
     found = spawn(tmp_path, 3, several_tensors)
     model = torch.nn.Sequential(*forked())
     for step in range(2):
@@ -208,7 +208,7 @@ def tied(rank: int) -> list[tuple[list[float], Any]]:
     return [train_tied(layout, rank, one_object=False) for layout in TIED_LAYOUTS]
 
 
-def test_tied_weights_stay_one(tmp_path: Path) -> None:
+def test_tied_weights_stay_equal(tmp_path: Path) -> None:
     expected, alone = train_tied(StageLayout.of(1), 0, one_object=True)
     weight = alone["embed.weight"]
     model = cut(tied_layers(one_object=True), [4])[0]

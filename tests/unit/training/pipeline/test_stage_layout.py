@@ -77,7 +77,7 @@ def _possible(
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", [*PLAIN, *FOLDED, *UNEVEN], ids=lambda x: str(x.stages))
-def test_everything_is_done_once_and_nobody_waits_for_ever(
+def test_a_schedule_contains_each_pass_once_and_has_no_deadlock(
     layout: StageLayout, schedule: str
 ) -> None:
     if layout.interleaved and schedule == "pipedream":
@@ -123,7 +123,7 @@ def check_rank(
         assert most <= in_flight(layout, stage)
 
 
-def test_in_flight_is_the_papers() -> None:
+def test_in_flight_is_the_noam_of_the_paper() -> None:
     # SOSP'19: NOAM = ceil(workers / replicas of the input stage).
     assert [in_flight(StageLayout.of(1, 1, 1, 1), stage) for stage in range(4)] == [4, 3, 2, 1]
     assert [in_flight(StageLayout.of(15, 1), stage) for stage in range(2)] == [2, 1]

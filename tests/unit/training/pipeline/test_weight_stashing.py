@@ -106,7 +106,7 @@ def check(layout: StageLayout, found: list[Found], *, vertical: bool, rounds: in
 
 @pytest.mark.parametrize("vertical", [False, True], ids=["stashing", "vertical-sync"])
 @pytest.mark.parametrize("layout", [*STRAIGHT, *REPLICATED], ids=str)
-def test_gradients_are_those_of_the_forward_passes_weights(
+def test_gradients_belong_to_the_weights_of_the_forward_pass(
     layout: StageLayout, vertical: bool, tmp_path: Path
 ) -> None:
     found = spawn(tmp_path, layout.world_size, run, layout, vertical, True, 2)
@@ -126,7 +126,9 @@ def test_gradients_are_those_of_the_forward_passes_weights(
 
 
 @pytest.mark.parametrize("layout", STRAIGHT, ids=str)
-def test_without_stashing_gradients_are_nobodys(layout: StageLayout, tmp_path: Path) -> None:
+def test_without_stashing_gradients_belong_to_no_weights(
+    layout: StageLayout, tmp_path: Path
+) -> None:
     found = spawn(tmp_path, layout.world_size, run, layout, False, False)
     assert not check(layout, found, vertical=False)
     worst = 0.0
@@ -138,7 +140,7 @@ def test_without_stashing_gradients_are_nobodys(layout: StageLayout, tmp_path: P
     assert worst > 1e-4
 
 
-def test_one_stage_is_plain_training() -> None:
+def test_a_single_stage_equals_plain_training() -> None:
     found = run(0, StageLayout.of(1), False, True)
     model = cut(layers(), LENGTHS[1])[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
