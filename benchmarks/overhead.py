@@ -248,7 +248,7 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
     def take(arm: str, steps: int) -> tuple[float, float]:
         """(wall, CPU) seconds of so many steps."""
         timer.on = arm in ("library", "freezing")
-        timer._seen = looks_at[arm]  # noqa: SLF001
+        timer._steps_done = looks_at[arm]  # noqa: SLF001
         job._freezer = freezer if arm == "freezing" else None  # noqa: SLF001
         loop = loops.get(arm, loops["library"])
         torch.distributed.barrier()
@@ -256,7 +256,7 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
         for _ in range(steps):
             next(loop)
         taken = time.perf_counter() - begun[0], time.process_time() - begun[1]
-        looks_at[arm] = timer._seen  # noqa: SLF001
+        looks_at[arm] = timer._steps_done  # noqa: SLF001
         return taken
 
     for arm in ARMS:

@@ -75,7 +75,7 @@ def decide_round(
     """
     limits = config.limits
     snapshot = dataclasses.replace(
-        snapshot, limits=(*snapshot.limits, *site_limits.shares(snapshot, records, limits))
+        snapshot, limits=(*snapshot.limits, *site_limits.shares(snapshot, limits))
     )
     decide = partial(
         _decide,

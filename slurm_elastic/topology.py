@@ -32,9 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_elastic.core.cluster import Allocation, Snapshot, Switch
+from slurm_elastic.core.errors import InvalidInputError
 
 
-class TopologyError(ValueError):
+class TopologyError(InvalidInputError):
     """A switch tree that cannot be; the message names culprit and remedy."""
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol, requests
 
 CALL_S, POLL_S = 10.0, 25.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
@@ -145,7 +145,7 @@ class Crew:
         pause = FIRST_PAUSE_S
         while attempt.alive():
             attempt.told.clear()
-            request = {"v": 1, "op": "report", "report": attempt.report()}
+            request = requests.build("report", report=attempt.report())
             reply = await self._call(request, CALL_S)
             if reply is None:
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
@@ -161,14 +161,13 @@ class Crew:
         pause = FIRST_PAUSE_S
         while True:
             began = time.monotonic()
-            request = {
-                "v": 1,
-                "op": "orders",
-                "job_id": attempt.job_id,
-                "run": attempt.run,
-                "seen": attempt.seen,
-                "wait_s": POLL_S,
-            }
+            request = requests.build(
+                "orders",
+                job_id=attempt.job_id,
+                run=attempt.run,
+                seen=attempt.seen,
+                wait_s=POLL_S,
+            )
             reply = await self._call(request, POLL_S + CALL_S)
             if reply is not None:
                 before = attempt.seen
@@ -196,13 +195,13 @@ class Crew:
         try:
             async with asyncio.timeout(timeout_s):
                 frame = frames.encode(
-                    request, purpose="request", nonce=nonce, limit=frames.MAX_REQUEST
+                    request, purpose="request", nonce=nonce, limit=protocol.MAX_REQUEST
                 )
                 reader, writer = await asyncio.open_connection(self._host, self._port)
                 try:
                     writer.write(frame)
                     header = await reader.readexactly(frames.HEADER_SIZE)
-                    size = frames.frame_size(header, limit=frames.MAX_REPLY)
+                    size = frames.frame_size(header, limit=protocol.MAX_REPLY)
                     answer = await reader.readexactly(size)
                 finally:
                     writer.close()

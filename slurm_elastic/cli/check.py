@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, formatting, options
-from slurm_elastic.cli.errors import REFUSED, SILENT, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, SILENT, CliError
 
 if TYPE_CHECKING:
     from slurm_elastic.controller.site_check import Facts

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, SILENT, USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.config import schema
 
@@ -46,14 +46,14 @@ def address() -> str:
 
 def roles() -> dict[str, dict[str, Any] | str]:
     """Return each controller's answer to a ping, or one line with its error."""
-    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only for requests
+    from slurm_elastic.rpc import frames, requests  # noqa: PLC0415 - only for requests
 
     addresses = frames.addresses(address())
     answers: dict[str, dict[str, Any] | str] = {}
     for where in addresses:
         try:
             timeout_s = _ROLE_S if len(addresses) > 1 else _TIMEOUT_S
-            answers[where] = frames.call(where, {"v": 1, "op": "ping"}, timeout_s=timeout_s)
+            answers[where] = frames.call(where, requests.build("ping"), timeout_s=timeout_s)
         except frames.ChannelError as error:
             answers[where] = clean(str(error).removeprefix(f"controller {where}: "))
     return answers
@@ -87,23 +87,22 @@ def ask(op: str, **args: Any) -> dict[str, Any]:
     Raises:
         CliError: refused, or no answer.
     """
-    from slurm_elastic.rpc import frames  # noqa: PLC0415 - only for requests
+    from slurm_elastic.rpc import frames, requests  # noqa: PLC0415 - only for requests
 
     where = address()
     if len(frames.addresses(where)) > 1:
         where = _active()
-    request = {"v": 1, "op": op, **{k: v for k, v in args.items() if v is not None}}
     try:
-        return frames.call(where, request, timeout_s=_TIMEOUT_S)
-    except frames.RequestRejected as error:
+        return frames.call(where, requests.build(op, **args), timeout_s=_TIMEOUT_S)
+    except frames.RequestRejectedError as error:
         raise CliError(clean(error), REFUSED) from None
-    except frames.ControllerUnreachable as error:
+    except frames.ControllerUnreachableError as error:
         reason = str(error).removeprefix(f"controller {where}: ")
         raise CliError(
             f"no controller at {clean(where)} ({clean(reason[:1].lower() + reason[1:])}){REMEDY}",
             SILENT,
         ) from None
-    except frames.ControllerUntrusted as error:
+    except frames.ControllerUntrustedError as error:
         raise CliError(clean(error), SILENT) from None
     except frames.ChannelError as error:
         raise CliError(clean(error), REFUSED) from None

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import click
 
 from slurm_elastic import __version__
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.options import rich_if_terminal
+from slurm_elastic.core.errors import SlurmElasticError
 
 #: verb → (module, function), in the order of the help.
 VERBS = {
@@ -84,8 +85,8 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
         code = selastic.main(args=list(argv), prog_name="selastic", standalone_mode=False)
-    except CliError as error:
-        return _fail(str(error), error.exit_code)
+    except SlurmElasticError as error:
+        return _fail(str(error), error.exit_code if isinstance(error, CliError) else REFUSED)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return USAGE

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.reason_text import with_texts
 from slurm_elastic.cli.tables import TableLayout

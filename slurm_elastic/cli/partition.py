@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import options
-from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean, digits, size
 from slurm_elastic.cli.tables import Column, TableLayout, render
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, formatting, options
-from slurm_elastic.cli.errors import REFUSED, SILENT, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, SILENT, USAGE, CliError
 from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.cli.tables import Column, TableLayout, render
 

@@ -8,12 +8,13 @@ import re
 from typing import Any, get_args, get_type_hints
 
 from slurm_elastic.config.key import ConfigKey, key_of
+from slurm_elastic.core.errors import InvalidInputError
 
 #: Bounds of the values of a table that states none: above 0.
 _TABLE_BOUNDS = {int: (1, 1e6), float: (1e-6, 1e6)}
 
 
-class ConfigError(ValueError):
+class ConfigError(InvalidInputError):
     """Unusable configuration; the message names file, line, value and remedy."""
 
 

@@ -283,7 +283,7 @@ class BatchTuner:
                 continue
             decision = (decided or {}).get(job.job_id)
             ordered = decision.batch if decision else None
-            if self._policy_chooses and ordered is None and _elastic(job, record):
+            if self._policy_chooses and ordered is None and _elastic(job):
                 continue
             choice = self._choice(record, report, job, job.allocation, (snapshot, ordered))
             if choice is None:
@@ -353,7 +353,7 @@ class BatchTuner:
     ) -> BatchChoice | None:
         """None: the directive leaves the batch alone, or the job cannot change it."""
         snapshot, ordered = where
-        directive = record.override or job.directive
+        directive = job.directive
         if directive is None or directive.batch is None or report.kind != "library":
             return None
         if not report.global_batch:
@@ -370,7 +370,6 @@ class BatchTuner:
         )
 
 
-def _elastic(job: Job, record: JobRecord) -> bool:
+def _elastic(job: Job) -> bool:
     """Whether its directive lets its batch be chosen."""
-    directive = record.override or job.directive
-    return directive is not None and directive.batch is not None
+    return job.directive is not None and job.directive.batch is not None

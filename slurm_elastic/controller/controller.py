@@ -34,7 +34,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, capabilities_of
 from slurm_elastic.round import decide_round
 from slurm_elastic.slurm.pyslurm_reader import Reader
-from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 from slurm_elastic.slurm.shape import describe
 
 #: Jobs get this long to hear that a notice is withdrawn, before the socket closes.
@@ -114,7 +114,7 @@ class Controller:
         """Read the jobs, advance what is under way, decide if it is time.
 
         Raises:
-            NotActive: another controller acts now; nothing else is ever raised.
+            NotActiveError: another controller acts now; nothing else is ever raised.
         """
         try:
             self._look()
@@ -122,13 +122,13 @@ class Controller:
                 self._log.info("slurmctld answers again")
             self.pace.silence_s = 0.0
             self._note("slurm", None)
-        except SlurmUnreachable as error:
+        except SlurmUnreachableError as error:
             if self.pace.quiet():
                 self._log.error(f"{error}; nothing is changed until it answers")
             self._note("slurm", Reason("slurm-unreachable", error=str(error)))
         except LedgerError as error:
             self._unwritten(error)
-        except NotActive:
+        except NotActiveError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad job must not leave all others alone
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -149,7 +149,7 @@ class Controller:
         if self._idle():
             return
         with self.pace.looking():
-            self._jobs = self.reader.jobs()
+            self._read_jobs()
         live = self.engine.live
         others = frozenset(
             (j.job_id, j.state, j.run) for j in self._jobs.values() if j.job_id not in live
@@ -162,15 +162,18 @@ class Controller:
                 self._jobs, sizes=self._sizes, per_node=self._per_node, down=self.reader.down
             )
         if self.engine.ended:  # what was given back a moment ago must not be taken for left over
-            self._jobs = self.reader.jobs()
+            self._read_jobs()
         self._collect()
         self._publish()
         if self.pace.round_is_due():
             with self.pace.deciding(every_s=self.config.controller.interval_s):
                 if live:  # what was read is older than what has just been written
-                    self._jobs = self.reader.jobs()
+                    self._read_jobs()
                 self.round()
             self._log.debug(f"Round {self.pace.last()} Jobs={len(self._jobs)}")
+
+    def _read_jobs(self) -> None:
+        self._jobs = self.book.all_in_force(self.reader.jobs())
 
     def _idle(self) -> bool:
         """A cheap look: whether nothing has happened and nothing is due."""

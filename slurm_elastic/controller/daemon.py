@@ -39,19 +39,20 @@ from slurm_elastic.controller.leader.leader_election import LeaderElection, riva
 from slurm_elastic.controller.leader.standby_sync import StandbySync, succeed
 from slurm_elastic.controller.queries.topology_answer import network_problems
 from slurm_elastic.controller.queries.view import View
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError, Role
 from slurm_elastic.controller.server.request_handler import RequestHandler
-from slurm_elastic.controller.server.requests import RequestRefusedError, Role
 from slurm_elastic.controller.server.socket_server import Server
-from slurm_elastic.controller.site_check import CheckAnswer
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
+from slurm_elastic.rpc.answers import CheckAnswer
 from slurm_elastic.slurm.limits import AccountingLimits
 from slurm_elastic.slurm.pyslurm_reader import Reader, pyslurm_version
 from slurm_elastic.slurm.scontrol import (
     LeaseWrites,
-    NotActive,
+    NotActiveError,
     Scontrol,
-    SlurmUnreachable,
+    SlurmUnreachableError,
     always,
 )
 
@@ -146,7 +147,7 @@ class Daemon:
                     break
                 active = self._keeper.active_address
                 line = f"stands by; Active={active or 'none yet'}"
-            except SlurmUnreachable as error:
+            except SlurmUnreachableError as error:
                 line = f"stands by; {error}"
             if line != said:
                 self._log.info(line)
@@ -195,7 +196,7 @@ class Daemon:
                 self._wakeup.wait(controller.pause())
                 self._wakeup.clear()
             controller.stop()
-        except NotActive:
+        except NotActiveError:
             server.wake_all()
         finally:
             controller.engine.close()
@@ -240,7 +241,7 @@ class Daemon:
                     reservation_prefix=self._config.slurm.reservation_prefix,
                     limits=AccountingLimits(),
                 )
-            except SlurmUnreachable as error:
+            except SlurmUnreachableError as error:
                 if not said:
                     self._log.error(f"{error}; tried again every {_RETRY_S:g} s")
                 said = True
@@ -387,6 +388,6 @@ def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> N
     log = _logger(verbose)
     try:
         Daemon(path, log).run()
-    except (schema.ConfigError, policy_protocol.PolicyError, LedgerError, OSError) as error:
+    except (SlurmElasticError, OSError) as error:
         click.echo(f"selasticd: {error}", err=True)
         raise SystemExit(1) from None

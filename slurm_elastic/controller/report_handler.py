@@ -96,7 +96,7 @@ class ReportHandler:
 
     def prove(self, job: Job) -> None:
         """Ask an unmodified script, once, to show at its next checkpoint that it resumes."""
-        report, directive = self._book.last_report(job.job_id), job.directive
+        report, directive = self._book.last_report(job.job_id), self._book.directive(job)
         if (
             report is not None
             and directive is not None

@@ -6,12 +6,13 @@ answer to `check`). Every finding says what happens to whom, and the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any
 
 from slurm_elastic import __version__
 from slurm_elastic.config.schema import Config
+from slurm_elastic.rpc.answers import CheckAnswer
 from slurm_elastic.slurm.slurm_settings import SlurmSite, options, seconds
 
 #: `error`: elastic jobs do not work or lose state; `warning`: somebody will be hurt one day;
@@ -22,23 +23,6 @@ SEVERITIES = ("error", "warning", "info")
 _CREDENTIAL_S = (60.0, 600.0)
 
 _DOC = "docs/install.md"
-
-
-class CheckAnswer(TypedDict, total=False):
-    """What the running controller adds (its answer to the question `check`).
-
-    `slowest_save_s` and `slowest_job`: the longest checkpoint measured and whose it was;
-    `pyslurm`: version beside the controller, "" when missing; `account`: its Unix user;
-    `problems`: what the controller itself has to say, one line each.
-    """
-
-    version: str
-    mode: str
-    account: str
-    pyslurm: str
-    slowest_save_s: float | None
-    slowest_job: str
-    problems: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +211,7 @@ def _gpus(facts: Facts, report: _Report) -> None:
 
 def _saving(facts: Facts, report: _Report) -> None:
     kill_wait = seconds(facts.site.settings.get("KillWait", ""))
-    answer = facts.controller or {}
+    answer: Mapping[str, Any] = facts.controller or {}
     slowest = answer.get("slowest_save_s")
     if kill_wait is not None and slowest and slowest > kill_wait:
         enough = _round_up(slowest)
@@ -328,7 +312,8 @@ def _scheduling(facts: Facts, report: _Report) -> None:
 
 def _rights(facts: Facts, report: _Report) -> None:
     level = facts.site.admin_level
-    account = (facts.controller or {}).get("account") or "selastic"
+    answer: Mapping[str, Any] = facts.controller or {}
+    account = answer.get("account") or "selastic"
     acts = facts.config is None or facts.config.controller.mode == "act"
     grant = f"sacctmgr modify user {account} set adminlevel=Operator"
     if level == "None" and acts:

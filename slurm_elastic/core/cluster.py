@@ -112,6 +112,7 @@ class Job:
     Attributes:
         job_id: Slurm's raw id; `display_id` is what people type (`4711`, `4711_3`).
         submission: directive and submitted shape from AdminComment; None for a rigid job.
+        override: directive of `selastic update`, which replaces the submitted one; None: none.
         managed: False when an elastic job must be left alone; `unmanaged_reason` says why
             (interactive, heterogeneous, held by its owner, …).
         run: restart count; together with `key` it names one attempt.
@@ -151,6 +152,7 @@ class Job:
     time_limit_s: int | None = None
     run: int = 0
     submission: Submission | None = None
+    override: Directive | None = None
     managed: bool = True
     unmanaged_reason: Reason | None = None
     allocation: Allocation | None = None
@@ -189,8 +191,8 @@ class Job:
 
     @property
     def directive(self) -> Directive | None:
-        """The parsed directive, None for a rigid job."""
-        return self.submission.directive if self.submission else None
+        """The directive in force, None for a rigid job: `override`, else the submitted one."""
+        return self.override or (self.submission.directive if self.submission else None)
 
     @property
     def key(self) -> str:

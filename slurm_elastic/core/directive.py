@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self, cast
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: Longest directive accepted, in bytes.
 MAX_BYTES = 256
 #: Largest number of GPUs in MIN, MAX and unit.
@@ -46,7 +48,7 @@ _MIG = re.compile(r"mig|.*[0-9]g\.[0-9]", re.IGNORECASE | re.ASCII)
 _PENALTY_STEPS = 1_000_000
 
 
-class DirectiveError(ValueError):
+class DirectiveError(InvalidInputError):
     """A directive that cannot be accepted.
 
     Attributes:

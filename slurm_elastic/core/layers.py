@@ -24,6 +24,8 @@ from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 from itertools import pairwise
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: No time or size is larger, so that sums of them are finite.
 _MOST = 1e18
 
@@ -32,7 +34,7 @@ _MOST = 1e18
 _LONGEST = 300
 
 
-class LayerError(ValueError):
+class LayerError(InvalidInputError):
     """A profile that cannot be.
 
     Attributes:

@@ -24,6 +24,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: Largest number of ranks.
 MAX_WORLD = 65536
 #: Most stages, and most parts of the model (stages times chunks).
@@ -36,7 +38,7 @@ _GRID = re.compile(rf"({_NUMBER})x({_NUMBER})(?:x({_NUMBER}))?", re.ASCII)
 _STAGES = re.compile(rf"{_NUMBER}(?:-{_NUMBER})+", re.ASCII)
 
 
-class LayoutTextError(ValueError):
+class LayoutTextError(InvalidInputError):
     """A text that is no layout; one line with culprit and remedy."""
 
 

@@ -14,7 +14,6 @@ from functools import cached_property
 
 from slurm_elastic.core.application import Learned
 from slurm_elastic.core.cluster import Allocation
-from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 
 
@@ -190,7 +189,6 @@ class JobRecord:
         changes: times (epoch s) of past resizes, oldest first, for the budget.
         held: `selastic hold`: leave it as it is.
         deaf_until: it did not save in time when it was asked, and is left alone until then.
-        override: `selastic update --elastic`: replaces the submitted directive.
         in_transition: a transition is under way towards `target`.
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
         resizes: changes made to it in its life.
@@ -212,7 +210,6 @@ class JobRecord:
     changes: tuple[float, ...] = field(default=())
     held: bool = False
     deaf_until: float | None = None
-    override: Directive | None = None
     in_transition: bool = False
     target: Allocation | None = None
     leased: bool = False

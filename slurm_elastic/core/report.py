@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slurm_elastic.core.directive import MAX_BYTES
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 
 #: Phases of one attempt, in order. `saved` acknowledges a notice and means that the job waits,
@@ -43,7 +44,7 @@ _MOST_S, _MOST_BYTES = 1e6, 1e15
 T = TypeVar("T")
 
 
-class ReportError(ValueError):
+class ReportError(InvalidInputError):
     """A report or an order whose `field` is missing, of the wrong type or out of range."""
 
     def __init__(self, field: str, reason: str) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.errors import InvalidInputError
 
 VERSION = 1
 #: Longest record that job_submit.lua writes, in bytes.
@@ -51,7 +52,7 @@ _OURS = re.compile(r'\s*\{\s*(?:"at"\s*:\s*[0-9]+\s*,\s*)?"elastic"')
 _COMMENT = re.compile(r"elastic:(\S+)")
 
 
-class SubmissionError(ValueError):
+class SubmissionError(InvalidInputError):
     """A record that is ours by its form but cannot be read.
 
     Attributes:

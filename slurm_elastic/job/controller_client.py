@@ -15,7 +15,7 @@ from typing import Any
 from slurm_elastic.core.report import Orders, ReportError
 from slurm_elastic.job.launch import log_line
 from slurm_elastic.job.report_state import ReportState
-from slurm_elastic.rpc import frames
+from slurm_elastic.rpc import frames, requests
 
 _CALL_S = 10.0
 _POLL_S = 25.0
@@ -39,7 +39,7 @@ class ControllerClient:
         self._until = 0.0
         self._lock = threading.Lock()
         report = state.report()
-        self._job = {"v": 1, "job_id": report.job_id, "run": report.run}
+        self._job = {"job_id": report.job_id, "run": report.run}
         self._threads = [
             threading.Thread(target=self._report, name="report", daemon=True),
             threading.Thread(target=self._poll, name="orders", daemon=True),
@@ -70,7 +70,7 @@ class ControllerClient:
         while True:
             stopping = self._stopped.is_set()
             report = self._state.report()
-            reply = self._call({"v": 1, "op": "report", "report": report.to_wire()}, _CALL_S)
+            reply = self._call(requests.build("report", report=report.to_wire()), _CALL_S)
             if stopping:
                 unknown = reply is None and not self._problem
                 if unknown and time.monotonic() < self._until:
@@ -108,7 +108,7 @@ class ControllerClient:
         pause = _Pause()
         while not self._stopped.is_set():
             started = time.monotonic()
-            request = {**self._job, "op": "orders", "seen": self._state.seq, "wait_s": _POLL_S}
+            request = requests.build("orders", **self._job, seen=self._state.seq, wait_s=_POLL_S)
             reply = self._call(request, _POLL_S + _CALL_S)
             if reply is not None:
                 old_seq = self._state.seq
@@ -132,7 +132,7 @@ class ControllerClient:
     def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         try:
             reply = frames.call(self._address, request, timeout_s=timeout_s)
-        except frames.RequestRejected as error:
+        except frames.RequestRejectedError as error:
             is_new = time.monotonic() < self._started + _UNKNOWN_S
             if error.code == "unknown_job" and is_new:
                 return None

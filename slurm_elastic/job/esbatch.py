@@ -26,7 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_elastic.core.directive import Directive, DirectiveError
+from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.errors import SlurmElasticError
 
 ENVIRONMENT = "SLURM_ELASTIC"
 #: Longest comment Slurm accepts, in bytes.
@@ -56,7 +57,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _IN_SCRIPT = re.compile(r"""\s--elastic(?:=|\s+)(?:"[^"]*"|'[^']*'|\S*)""")
 
 
-class EsbatchError(Exception):
+class EsbatchError(SlurmElasticError):
     """A request that cannot be submitted; the message is one line."""
 
 
@@ -228,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _submit(words)
-    except (EsbatchError, DirectiveError, OSError) as error:
+    except (SlurmElasticError, OSError) as error:
         sys.stderr.write(f"esbatch: error: elastic: {error}\n")
         return 1
 

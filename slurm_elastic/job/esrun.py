@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from slurm_elastic.job.esrun_options import HELP, Options, UsageError, parse
+from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.job.esrun_options import HELP, Options, parse
 from slurm_elastic.job.launch import RankLaunch, hold_signals, log_line
 from slurm_elastic.job.slurm_env import AllocationError
 
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.local is not None or "SLURM_JOB_ID" not in os.environ:
             return _without_slurm(options)
         return _in_job(options, os.environ)
-    except (UsageError, AllocationError) as error:
+    except SlurmElasticError as error:
         log_line(str(error))
         return 2
     except FileNotFoundError as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 HELP = """\
 usage: esrun [options] program [arguments…]
 
@@ -47,7 +49,7 @@ environment:
 _SIGNALS = ("USR1", "USR2", "HUP", "INT", "TERM", "CONT", "WINCH")
 
 
-class UsageError(Exception):
+class UsageError(SlurmElasticError):
     """An invalid command line; the message is one line."""
 
 

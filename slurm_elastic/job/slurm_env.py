@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 #: Variables that describe the submission; srun would read them as options. srun sets new ones for
 #: the tasks of the step.
 STALE = frozenset(
@@ -35,7 +37,7 @@ STALE = frozenset(
 _FIRST_PORT, _PORTS = 20000, 12700
 
 
-class AllocationError(Exception):
+class AllocationError(SlurmElasticError):
     """An environment without a job that esrun can start; the message is one line."""
 
 

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: (racks, nodes, link domains) that a gang reaches over.
 Span = tuple[int, int, int]
 
 
-class CommunicationError(ValueError):
+class CommunicationError(InvalidInputError):
     """Nothing is known of a model on a place, or constants cannot be."""
 
 

@@ -131,7 +131,7 @@ def eligible_jobs(
     seen = links_seen(frame.snapshot, records, config.topology.speeds)
     for job in frame.snapshot.jobs:
         record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
-        directive = record.override or job.directive
+        directive = job.directive
         if directive is None or job.submission is None or job.state is JobState.ENDED:
             continue
         eligibility, why = _standing(job, record, config, frame.snapshot.time)

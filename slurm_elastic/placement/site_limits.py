@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_elastic.config import schema
 from slurm_elastic.core.cluster import Job, JobState, Limit, Snapshot
-from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.plan import Action, Decision, JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 
@@ -22,14 +21,11 @@ HOUR_S = 3600.0
 _RESIZES = frozenset((Action.GROW, Action.SHRINK, Action.MOVE, Action.PREEMPT))
 
 
-def shares(
-    snapshot: Snapshot, records: Mapping[int, JobRecord], limits: schema.LimitSettings
-) -> tuple[Limit, ...]:
+def shares(snapshot: Snapshot, limits: schema.LimitSettings) -> tuple[Limit, ...]:
     """Return caps on GPUs above MIN: of the site, of each partition named, of each user.
 
     Args:
         snapshot: nodes for the totals; elastic jobs, also unmanaged ones.
-        records: for directives that were changed after submission.
         limits: `[limits]`.
     """
     if limits.share >= 1 and limits.user_share >= 1 and not limits.partition_shares:
@@ -37,8 +33,7 @@ def shares(
     spared = {
         job.job_id: directive.min_gpus
         for job in snapshot.jobs
-        if job.state is not JobState.ENDED
-        and (directive := _directive(job, records.get(job.job_id))) is not None
+        if job.state is not JobState.ENDED and (directive := job.directive) is not None
     }
     jobs = [j for j in snapshot.jobs if j.job_id in spared]
     total = sum(n.gpus for n in snapshot.nodes)
@@ -178,7 +173,3 @@ def _cap(
         spared={i: spared[i] for i in ids},
         scope=scope,
     )
-
-
-def _directive(job: Job, record: JobRecord | None) -> Directive | None:
-    return (record.override if record else None) or job.directive

@@ -29,12 +29,12 @@ A complete policy, which gives each job its smallest size, first come, first ser
 
 Asked about one job on a cluster with three free GPUs:
 
-    >>> job = Job(job_id=7, display_id="7", name="net", user="alice", uid=1000,
-    ...           state=JobState.PENDING, partition="gpu")
     >>> directive = Directive(min_gpus=2, max_gpus=4)
+    >>> job = Job(job_id=7, display_id="7", name="net", user="alice", uid=1000,
+    ...           state=JobState.PENDING, partition="gpu", override=directive)
     >>> question = Question(
     ...     snapshot=Snapshot(time=0.0, nodes=(), jobs=(job,)),
-    ...     records={7: JobRecord(job_id=7, override=directive)},
+    ...     records={7: JobRecord(job_id=7)},
     ...     models={},
     ...     jobs=(7,),
     ...     capacity={"a100": 3},
@@ -58,6 +58,7 @@ from typing import Any, Literal, Protocol, get_args
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Snapshot
 from slurm_elastic.core.directive import Directive
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.plan import Alternative, FreeCapacity, JobRecord, Proposal
 from slurm_elastic.models.speedup import SpeedModel
 
@@ -96,7 +97,7 @@ _UNKNOWN_KEYWORD = re.compile(
 _ALIKE = 0.8
 
 
-class PolicyError(ValueError):
+class PolicyError(InvalidInputError):
     """A policy cannot be used; the message names policy, culprit and remedy."""
 
 
@@ -199,9 +200,8 @@ class Question:
         for job_id in self.jobs:
             job = self.snapshot.job[job_id]
             record = self.records.get(job_id) or JobRecord(job_id=job_id)
-            directive = record.override or job.directive
-            if directive is not None:
-                yield job, record, directive
+            if job.directive is not None:
+                yield job, record, job.directive
 
 
 class Policy(Protocol):

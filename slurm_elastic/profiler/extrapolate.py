@@ -41,6 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: Models that a fit needs, one for each coefficient; leaving one out needs one more.
 LEAST = 3
 #: Smallest number of models with which hidden communication is fitted.
@@ -58,7 +60,7 @@ _ROUNDS = 12
 Floats = NDArray[np.float64]
 
 
-class ExtrapolationError(ValueError):
+class ExtrapolationError(InvalidInputError):
     """The profiled models do not suffice; the message says what is missing."""
 
 

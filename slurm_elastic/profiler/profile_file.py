@@ -22,6 +22,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: Version of the schema, the value of `profile`.
 VERSION = 1
 #: Most bytes of a file, and most configurations in it.
@@ -31,7 +33,7 @@ LIMIT_CONFIGURATIONS = 1000
 _NAME = 200
 
 
-class ProfileFileError(ValueError):
+class ProfileFileError(InvalidInputError):
     """An invalid profile file; the message names the place and the value."""
 
 

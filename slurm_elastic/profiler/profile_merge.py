@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration, StepProfile
 from slurm_elastic.profiler.recommendation import Configuration, ConfigurationCost, StepTimes
 
@@ -32,7 +33,7 @@ _ALIKE = 0.05
 _ALIKE_ONCE = 0.1
 
 
-class ComparisonError(ValueError):
+class ComparisonError(InvalidInputError):
     """Profiles that cannot be compared; the message names the file or option and the remedy."""
 
 

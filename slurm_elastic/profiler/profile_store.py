@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.job.profile_request import BLOCKS
 from slurm_elastic.profiler.profiling_plan import (
     MissingTime,
@@ -32,7 +33,7 @@ _RUN = re.compile(rf"([0-9@]+)-({'|'.join(BLOCKS)})-(\d+)\.json", re.ASCII)
 _LIMIT_BYTES = 8 << 20
 
 
-class StoreError(ValueError):
+class StoreError(InvalidInputError):
     """A directory that cannot be used; the message is one line with the remedy."""
 
 

@@ -26,12 +26,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM
 
 _SHAPE = re.compile(r"(\d{1,5})(?:@(\d{1,5}))?", re.ASCII)
 
 
-class PlanError(ValueError):
+class PlanError(InvalidInputError):
     """An invalid shape; the message is one line."""
 
 

@@ -28,10 +28,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
+
 HOUR_S = 3600.0
 
 
-class NoConfigurationError(ValueError):
+class NoConfigurationError(InvalidInputError):
     """No configuration is within a limit.
 
     Attributes:

@@ -29,6 +29,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.job.profile_request import COLD, SYNTHETIC, WARM
 from slurm_elastic.profiler.profile_file import MeasuredTime, ProfiledConfiguration
 from slurm_elastic.profiler.profiling_plan import ONE, MissingTime, ProfiledShape
@@ -45,7 +46,7 @@ _MEDIAN = 1.2533
 _Steps = dict[int, float]
 
 
-class NotMeasuredError(ValueError):
+class NotMeasuredError(InvalidInputError):
     """The run on one GPU, with which all others are compared, was not measured."""
 
 

@@ -1,4 +1,4 @@
-"""The JSON that answers consist of; docs/cli.md explains it to people.
+"""JSON of the controller's answers; docs/cli.md explains it to people.
 
 Times are epoch seconds, durations seconds, `None` means not known. Fields are
 only ever added: scripts may rely on every name here.
@@ -20,6 +20,96 @@ class ReasonRow(TypedDict):
     text: NotRequired[str]
 
 
+class PingAnswer(TypedDict):
+    """`selastic ping`: `protocol` is the version of `rpc.protocol`, `uid` the caller's.
+
+    `role`: alone, active or standby; `active`: address of the active controller, "" if unknown.
+    """
+
+    version: str
+    protocol: int
+    uid: int
+    role: str
+    active: str
+
+
+class _OrdersAlways(TypedDict):
+    seq: int
+    action: str
+    report_every_s: float
+    reason: str
+    layout: str
+    directive: str
+
+
+class OrdersRow(_OrdersAlways, total=False):
+    """What one attempt of a job has to do; see `core.report.Orders`."""
+
+    notice: int
+    deadline_s: float
+    batch: int
+    frozen: int
+
+
+class OrdersAnswer(TypedDict):
+    """The answer to `report` and `orders`."""
+
+    orders: OrdersRow
+
+
+class CommandRow(TypedDict):
+    """Whether a command was carried out for one job; `text`: its effect, or why not."""
+
+    job_id: int
+    display_id: str
+    ok: bool
+    text: str
+
+
+class CommandAnswer(TypedDict):
+    """`selastic hold`, `release`, `update`, and `teach`; `uid` is the caller's."""
+
+    results: list[CommandRow]
+    uid: int
+
+
+class TextAnswer(TypedDict):
+    """`selastic retire` and `reconfigure`."""
+
+    text: str
+
+
+class CopyAnswer(TypedDict):
+    """Rows of the ledger for a controller that stands by; the next request names `since`.
+
+    `version` of the ledger's schema; `rows` by table; `more`: another request gets more at once.
+    """
+
+    version: int
+    rows: dict[str, list[dict[str, Any]]]
+    since: dict[str, float]
+    more: bool
+    kept_since: float
+    policy_state: dict[str, Any]
+
+
+class CheckAnswer(TypedDict):
+    """The running controller's part of `selastic check`.
+
+    `slowest_save_s` and `slowest_job`: the longest checkpoint measured and its job's display id;
+    `pyslurm`: version beside the controller, "" when missing; `account`: its Unix user;
+    `problems`: what the controller reports of itself, one line each.
+    """
+
+    version: str
+    mode: str
+    account: str
+    pyslurm: str
+    slowest_save_s: float | None
+    slowest_job: str
+    problems: list[str]
+
+
 class ChangeSeconds(TypedDict, total=False):
     """How long the parts of a change took, in seconds; parts not measured are left out or None."""
 
@@ -27,6 +117,7 @@ class ChangeSeconds(TypedDict, total=False):
     slurm: float | None
     startup: float | None
     restore: float | None
+    total: float | None
 
 
 class TypeRow(TypedDict):

@@ -16,8 +16,8 @@ and `call` goes on to the next.
 Used by esrun and the command line (`call`), and from the other side by the
 controller's API (`read_frame` or `frame_size`, `decode`, `encode`).
 
-Exceptions, all `ChannelError`: `ControllerUnreachable` (nobody there, or too slow),
-`ControllerUntrusted` (the seal or its owner is wrong), `RequestRejected` (the controller says no).
+Exceptions, all `ChannelError`: `ControllerUnreachableError` (no answer, or not in time),
+`ControllerUntrustedError` (the seal or its owner is wrong), `RequestRejectedError` (refused).
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import munge_auth
+from slurm_elastic.rpc.protocol import MAX_REPLY, MAX_REQUEST
 
 #: Where jobs find the controller; overrides the site's configuration.
 ADDRESS_VARIABLE = "SLURM_ELASTIC_CONTROLLER"
 CONFIGURATION = Path("/etc/slurm-elastic/elastic.toml")
 DEFAULT_PORT = 7321
-
-MAX_REQUEST = 64 * 1024
-MAX_REPLY = 16 * 1024 * 1024
 
 #: Seconds for a connection when there is another address to go on to.
 _CONNECT_S = 5.0
@@ -53,19 +52,19 @@ _active: dict[str, str] = {}
 _HEADER = struct.Struct("!I")
 
 
-class ChannelError(Exception):
+class ChannelError(SlurmElasticError):
     """The controller cannot be used; one clear line."""
 
 
-class ControllerUnreachable(ChannelError):  # noqa: N818 - reads as what happened
+class ControllerUnreachableError(ChannelError):
     """Nobody answers, or not in time."""
 
 
-class ControllerUntrusted(ChannelError):  # noqa: N818 - reads as what happened
+class ControllerUntrustedError(ChannelError):
     """Something answers that is not the controller, or munge cannot tell."""
 
 
-class RequestRejected(ChannelError):  # noqa: N818 - reads as what happened
+class RequestRejectedError(ChannelError):
     """The controller says no, with its reason; `code` is the reason in one word, if it has one."""
 
     def __init__(self, reason: str, code: str = "") -> None:
@@ -88,7 +87,7 @@ def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str
     Args:
         address: `host:port`; several, separated by commas: the first that is active, begun
             with the one that was so last.
-        request: e.g. `{"v": 1, "op": "orders", …}`.
+        request: of `requests.build`.
         timeout_s: for all of it, a long poll's waiting included; for each address anew.
 
     Raises:
@@ -101,17 +100,17 @@ def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str
     for one in sorted(named, key=lambda a: a != _active.get(address)):
         try:
             reply = _call(one, request, timeout_s=timeout_s, connect_s=min(timeout_s, _CONNECT_S))
-        except RequestRejected as error:
+        except RequestRejectedError as error:
             if error.code != "standby":
                 _active[address] = one
                 raise
             troubles.append(f"{one}: {error}")
-        except (ControllerUnreachable, ControllerUntrusted) as error:
+        except (ControllerUnreachableError, ControllerUntrustedError) as error:
             troubles.append(str(error).removeprefix("controller "))
         else:
             _active[address] = one
             return reply
-    raise ControllerUnreachable(f"controller {address}: {'; '.join(troubles)}")
+    raise ControllerUnreachableError(f"controller {address}: {'; '.join(troubles)}")
 
 
 def _call(
@@ -126,17 +125,17 @@ def _call(
             answer = read_frame(_receiver(sock, end), limit=MAX_REPLY)
         reply = decode(answer, purpose="reply", nonce=nonce)
     except munge_auth.SealError as error:
-        raise ControllerUntrusted(f"controller {address}: {error}") from None
+        raise ControllerUntrustedError(f"controller {address}: {error}") from None
     except (EOFError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ControllerUnreachable(f"controller {address}: {reason}") from None
+        raise ControllerUnreachableError(f"controller {address}: {reason}") from None
     if reply.uid not in trusted_uids():
-        raise ControllerUntrusted(
+        raise ControllerUntrustedError(
             f"controller {address}: uid {reply.uid} answers, which is not its account"
         )
     if "error" in reply.content:
         code = str(reply.content.get("code", ""))
-        raise RequestRejected(str(reply.content["error"])[:1000], code)
+        raise RequestRejectedError(str(reply.content["error"])[:1000], code)
     return reply.content
 
 
@@ -163,14 +162,14 @@ def parse_address(address: str) -> tuple[str, int]:
     """`host`, `host:port` or `[ipv6]:port`.
 
     Raises:
-        Unreachable: it is none of them.
+        ControllerUnreachableError: it is none of them.
     """
     host, colon, port = address.rpartition(":")
     if not colon or (address.count(":") > 1 and not host.endswith("]")):
         host, port = address, str(DEFAULT_PORT)
     host = host.strip("[]")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise ControllerUnreachable(f"controller {address[:100]!r}: write HOST:PORT")
+        raise ControllerUnreachableError(f"controller {address[:100]!r}: write HOST:PORT")
     return host, int(port)
 
 

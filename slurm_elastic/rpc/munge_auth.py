@@ -28,6 +28,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 TIMEOUT_S = 4.0
 
 #: Where munged listens; for tests and unusual sites.
@@ -51,7 +53,7 @@ _REFUSALS = {
 T = TypeVar("T")
 
 
-class SealError(Exception):
+class SealError(SlurmElasticError):
     """A message cannot be sealed or opened; one clear line."""
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.simulator.results import Result
 from slurm_elastic.simulator.simulation import Clock, simulate
@@ -33,7 +34,7 @@ Report = Callable[[int, int, int], None]
 _LOOK_S = 0.2
 
 
-class RunError(RuntimeError):
+class RunError(SlurmElasticError):
     """A process ended without an answer."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.simulator.results import HOUR_S, Result, mean
 
 #: By the ending of the file's name.
@@ -53,7 +54,7 @@ STYLE = {
 }
 
 
-class PlotError(ValueError):
+class PlotError(InvalidInputError):
     """A picture cannot be drawn; the message says why and what to do."""
 
 

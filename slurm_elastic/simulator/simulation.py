@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from slurm_elastic.config.schema import Config
 from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.plan import Plan, Proposal
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.policies.policy_protocol import Policy, Question, capabilities_of
@@ -46,7 +47,7 @@ _SOONEST_S = 1.0
 _TELL_EVERY = 20
 
 
-class SimulationError(ValueError):
+class SimulationError(InvalidInputError):
     """The simulation cannot go on; the message names the job and the remedy."""
 
 

@@ -13,12 +13,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment
 
 _COLUMNS = "JobIDRaw,JobID,User,Restarts,Start,End,ElapsedRaw,AllocTRES,AdminComment"
 
 
-class AccountingError(Exception):
+class AccountingError(SlurmElasticError):
     """Failure of sacct; the message says why, in one line."""
 
 

@@ -18,7 +18,7 @@ from slurm_elastic.slurm import pyslurm_records
 from slurm_elastic.slurm.gres import LinkDomains, read_link_domains
 from slurm_elastic.slurm.job_parser import JobParser
 from slurm_elastic.slurm.limits import AccountingLimits
-from slurm_elastic.slurm.scontrol import SlurmUnreachable
+from slurm_elastic.slurm.scontrol import SlurmUnreachableError
 from slurm_elastic.slurm.switches import read_switches
 
 #: After the prefix of our reservations: name of the one that marks the active controller.
@@ -35,7 +35,7 @@ class Reader:
         limits: limits of the accounting database; None: no limits.
 
     Raises:
-        SlurmUnreachable: pyslurm is missing or finds no usable slurm.conf.
+        SlurmUnreachableError: pyslurm is missing or finds no usable slurm.conf.
     """
 
     def __init__(self, *, reservation_prefix: str, limits: AccountingLimits | None = None) -> None:
@@ -43,7 +43,7 @@ class Reader:
         try:
             import pyslurm  # noqa: PLC0415 - must not be imported where it is missing
         except ImportError as error:
-            raise SlurmUnreachable(
+            raise SlurmUnreachableError(
                 f"pyslurm cannot be imported ({error}): install the release that matches "
                 "`scontrol --version` (docs/install.md)"
             ) from None
@@ -60,13 +60,13 @@ class Reader:
         try:
             pyslurm.slurm_init()
         except pyslurm.PyslurmError as error:
-            raise SlurmUnreachable(f"slurm.conf cannot be used: {error}") from None
+            raise SlurmUnreachableError(f"slurm.conf cannot be used: {error}") from None
 
     def jobs(self) -> dict[int, Job]:
         """Return all jobs of slurmctld, by raw id.
 
         Raises:
-            SlurmUnreachable: no answer (after about 9 s with slurmctld down, 2 s with munge down).
+            SlurmUnreachableError: no answer (after 9 s with slurmctld down, 2 s with munge down).
         """
         return self._parser.jobs(self._load(self._pyslurm.Jobs).values())
 
@@ -129,7 +129,7 @@ class Reader:
         """Return the reservations that mark the active controller (`controller.leader`).
 
         Raises:
-            SlurmUnreachable: no answer.
+            SlurmUnreachableError: no answer.
         """
         self._every_reservation()
         return self.leases_seen
@@ -138,7 +138,7 @@ class Reader:
         """Return the name of a node in any state; "" if there is none.
 
         Raises:
-            SlurmUnreachable: no answer.
+            SlurmUnreachableError: no answer.
         """
         return max((str(n.name) for n in self._load(self._pyslurm.Nodes).values()), default="")
 
@@ -152,7 +152,7 @@ class Reader:
         """Return the settings of slurm.conf that the controller needs, and Slurm's version.
 
         Raises:
-            SlurmUnreachable: no answer.
+            SlurmUnreachableError: no answer.
         """
         conf = self._load(self._pyslurm.slurmctld.Config)
         return {
@@ -167,7 +167,7 @@ class Reader:
             try:
                 return collection.load()
             except self._pyslurm.RPCError as error:
-                raise SlurmUnreachable(f"slurmctld: {_one_line(error)}") from None
+                raise SlurmUnreachableError(f"slurmctld: {_one_line(error)}") from None
 
     def _topology(self) -> tuple[Switch, ...]:
         if time.monotonic() - self._switches_read > _TOPOLOGY_S or not self._switches_read:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from slurm_elastic.core.cluster import Job
+from slurm_elastic.core.errors import SlurmElasticError
 
 #: Of our reservations: they do not wait for running jobs, end without killing jobs (FLEX), and
 #: let pending jobs that still name them start afterwards (NO_HOLD_JOBS_AFTER).
@@ -24,15 +25,15 @@ _KILLED = 137
 _UNREACHABLE = ("Unable to contact slurm controller", "Socket timed out", "Connection refused")
 
 
-class ScontrolError(Exception):
+class ScontrolError(SlurmElasticError):
     """Refusal of a write by slurmctld, with its text."""
 
 
-class SlurmUnreachable(ScontrolError):  # noqa: N818 - reads as what it is
+class SlurmUnreachableError(ScontrolError):
     """No answer from slurmctld; the write may or may not have happened."""
 
 
-class NotActive(Exception):  # noqa: N818 - reads as what it is
+class NotActiveError(SlurmElasticError):
     """Failure because this controller is not, or no longer, the active one; nothing was written.
 
     Not a `ScontrolError`: code that handles slurmctld's refusals must not catch it.
@@ -53,7 +54,7 @@ class Scontrol:
     Args:
         timeout_s: seconds before a call counts as unanswered.
         right: called before every write; returns the seconds for which this process may still
-            write, or raises NotActive. The write is killed when they are over, even if this
+            write, or raises NotActiveError. The write is killed when they are over, even if this
             process is stopped.
     """
 
@@ -122,16 +123,16 @@ class Scontrol:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachable(f"scontrol {words[0]}: no answer in {limit:g} s") from None
+            raise SlurmUnreachableError(f"scontrol {words[0]}: no answer in {limit:g} s") from None
         except FileNotFoundError:
-            raise SlurmUnreachable("scontrol is not on PATH: install slurm-client") from None
+            raise SlurmUnreachableError("scontrol is not on PATH: install slurm-client") from None
         text = " ".join((done.stderr + done.stdout).decode(errors="replace").split())
         self._log.debug("scontrol", words=" ".join(words), rc=done.returncode, text=text)
         if done.returncode == 0:
             return
         if killed and done.returncode in (_KILLED, -signal.SIGKILL):
-            raise SlurmUnreachable(f"scontrol {words[0]}: no answer in {limit:.3g} s")
-        kind = SlurmUnreachable if any(u in text for u in _UNREACHABLE) else ScontrolError
+            raise SlurmUnreachableError(f"scontrol {words[0]}: no answer in {limit:.3g} s")
+        kind = SlurmUnreachableError if any(u in text for u in _UNREACHABLE) else ScontrolError
         raise kind(f"scontrol {' '.join(words[:2])}: {text or f'exit code {done.returncode}'}")
 
 

@@ -172,7 +172,7 @@ def submitted_gpus(job: Job) -> int:
         count = _gpus_in(str(shape.get(field, "")))[0]
         if count:
             return count * times
-    return job.directive.min_gpus if job.directive else 1
+    return job.submission.directive.min_gpus if job.submission else 1
 
 
 def submitted_type(shape: Mapping[str, int | str]) -> str:

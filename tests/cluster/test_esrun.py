@@ -15,7 +15,7 @@ DIRECTORY = "/shared/scratch/esrun"
 #: Answers as the controller does: orders from a file, reports into a file. Runs as `selastic`.
 STAND_IN = f"""
 import json, pathlib, socketserver, sys, time
-from slurm_elastic.rpc import frames
+from slurm_elastic.rpc import frames, protocol
 here = pathlib.Path("{DIRECTORY}/stand-in")
 
 def orders(job):
@@ -27,7 +27,7 @@ def orders(job):
 class Handler(socketserver.BaseRequestHandler):
     def handle(self):
         try:
-            frame = frames.read_frame(self.request.recv, limit=frames.MAX_REQUEST)
+            frame = frames.read_frame(self.request.recv, limit=protocol.MAX_REQUEST)
         except EOFError:
             return
         message = frames.decode(frame, purpose="request")
@@ -42,7 +42,7 @@ class Handler(socketserver.BaseRequestHandler):
                 time.sleep(0.02)
         reply = {{"orders": orders(job)}}
         self.request.sendall(frames.encode(
-            reply, purpose="reply", nonce=message.nonce, limit=frames.MAX_REPLY, uid=message.uid))
+            reply, purpose="reply", nonce=message.nonce, limit=protocol.MAX_REPLY, uid=message.uid))
 
 class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True

@@ -31,7 +31,7 @@ report = {"job_id": int(sys.argv[2]), "run": 0, "phase": "training", "gpus": 1,
           sys.argv[3]: float("nan")}
 try:
     frames.call(sys.argv[1], {"v": 1, "op": "report", "report": report}, timeout_s=5)
-except frames.RequestRejected as error:
+except frames.RequestRejectedError as error:
     print(error)
 """
 

@@ -24,7 +24,8 @@ from slurm_elastic.controller.server.request_handler import RequestHandler
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.report import Report, ReportError
 from slurm_elastic.policies import policy_protocol
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol
+from slurm_elastic.rpc.requests import OPERATIONS
 from tests.fuzz import inputs, scene
 from tests.fuzz.tally import Tally, drive
 from tests.support import example_round as ux_scene
@@ -192,19 +193,12 @@ def _request(rng: random.Random) -> str:
     said += [r.get("text", "") for r in reply.get("results", ())]
     assert all(len(t) < 1500 and "\n" not in t for t in said), said
     assert there.known() == before, "bob changed what is known of alice's jobs"
-    return f"{str(content.get('op'))[:10] if content.get('op') in KNOWN else 'other'}: " + (
+    return f"{str(content.get('op'))[:10] if content.get('op') in [*KNOWN] else 'other'}: " + (
         str(reply["code"]) if "error" in reply else "answered"
     )
 
 
-KNOWN = (
-    *socket_server.QUESTIONS,
-    *socket_server.JOB_COMMANDS,
-    *socket_server.OPERATOR_COMMANDS,
-    "ping",
-    "report",
-    "orders",
-)
+KNOWN = frozenset(OPERATIONS)
 
 
 def _report(rng: random.Random) -> str:
@@ -242,7 +236,7 @@ def _frame(rng: random.Random) -> str:
         munge_auth._decode, munge_auth._bounded = kept, bounded
     header = inputs.bytes_(rng, len(frame).to_bytes(4, "big"))
     try:
-        frames.read_frame(_slices(header + frame, rng), limit=frames.MAX_REQUEST)
+        frames.read_frame(_slices(header + frame, rng), limit=protocol.MAX_REQUEST)
     except EOFError:
         return "frame: cut"
     return "frame: read"

@@ -84,7 +84,7 @@ PARSERS = {
     "seconds": Parser(slurm_settings.seconds, (), ("30 sec", "UNLIMITED")),
     "elastic.toml": Parser(schema.parse, (schema.ConfigError,), (_TOML, _TOML.replace("\n# ", "\n"))),
     "time": Parser(_time, (ValueError,), ("now-2days", "2026-11-20T14:00:00", "today")),
-    "address": Parser(frames.parse_address, (frames.ControllerUnreachable,), ("ctld:7321", "[::1]:7321")),
+    "address": Parser(frames.parse_address, (frames.ControllerUnreachableError,), ("ctld:7321", "[::1]:7321")),
     "listen": Parser(socket_server.split_address, (OSError,), ("0.0.0.0:7321", "[::]:7321")),
 }  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
         for j in before.jobs
     )
     after = dataclasses.replace(before, jobs=jobs)
-    for cap in site_limits.shares(before, cluster.records, limits):
+    for cap in site_limits.shares(before, limits):
         held = site_limits.above_min(cap, before)
         assert site_limits.above_min(cap, after) <= max(cap.cap, held)
 

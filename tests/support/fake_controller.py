@@ -4,20 +4,16 @@ import json
 import threading
 
 from slurm_elastic.controller.server.request_auth import RequestAuthError
-from slurm_elastic.controller.server.requests import (
-    JOB_COMMANDS,
-    OPERATOR_COMMANDS,
-    QUESTIONS,
-    RequestRefusedError,
-)
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.core.report import Orders
 from slurm_elastic.rpc.frames import Message
+from slurm_elastic.rpc.requests import OPERATIONS, Kind
 
 ALICE, BOB, OPERATOR = 2001, 2002, 2000
 
 
 class FakeBackend:
-    """RequestBackend that keeps what it is asked; `args` of a question select a failure."""
+    """RequestBackend that keeps what it is asked; `user` of a question selects a failure."""
 
     def __init__(self, owners=None):
         self.owners = owners or {4711: ALICE, 4722: BOB}
@@ -50,18 +46,19 @@ class FakeBackend:
         return Orders(seq=self.seq, reason=f"of {job_id}.{run}")
 
     def question(self, uid, op, args):
-        assert op in QUESTIONS
+        assert OPERATIONS[op].kind is Kind.QUESTION
         self.asked.append((uid, op, args))
-        if args.get("fail") == "refuse":
+        word, _, size = args.get("user", "").partition(":")
+        if word == "refuse":
             raise RequestRefusedError("not now: ask later")
-        if args.get("fail"):
+        if word == "bug":
             raise ZeroDivisionError("a bug")
-        if args.get("size"):
-            return {"filling": "x" * args["size"]}
+        if word == "size":
+            return {"filling": "x" * int(size)}
         return {"op": op, "job_ids": args.get("job_ids")}
 
     def command(self, uid, op, args):
-        assert op in (*JOB_COMMANDS, *OPERATOR_COMMANDS)
+        assert OPERATIONS[op].kind is Kind.COMMAND
         self.asked.append((uid, op, args))
         return {"results": [{"job_id": i, "ok": True, "text": op} for i in args.get("job_ids", ())]}
 

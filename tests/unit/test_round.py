@@ -214,7 +214,7 @@ def test_a_narrowed_directive_is_obeyed_whatever_it_costs():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 4, "g2": 4}, record={"restart_s": 1e6})
     narrow = dataclasses.replace(c.jobs[0].directive, max_gpus=4)
-    c.records[1] = dataclasses.replace(c.records[1], override=narrow)
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=narrow)
     assert changes(c) == {1: (Action.SHRINK, {"g1": 4})}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from slurm_elastic.cli import client, options
-from slurm_elastic.cli.errors import REFUSED, USAGE, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 from slurm_elastic.cli.formatting import clean, span
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from slurm_elastic.cli.errors import REFUSED, CliError
+from slurm_elastic.cli.exit_codes import REFUSED, CliError
 from slurm_elastic.cli.formatting import clean
 
 #: Options that describe the job, each with a value; removed from the command inside it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from slurm_elastic.cli import options
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_answer, simulation_inputs
 from slurm_elastic.cli.tables import Column, TableLayout, render

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurm_elastic.cli import options
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean, digits
 from slurm_elastic.cli.simulate import progress, simulation_answer, simulation_inputs
 

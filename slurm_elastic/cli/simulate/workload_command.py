@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slurm_elastic.cli import options
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_inputs
 

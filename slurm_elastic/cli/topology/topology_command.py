@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_elastic.cli import client, formatting, options
-from slurm_elastic.cli.errors import USAGE, CliError
+from slurm_elastic.cli.exit_codes import USAGE, CliError
 from slurm_elastic.cli.tables import Column, TableLayout, render
 from slurm_elastic.core.nodelist import fold
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from slurm_elastic.controller.leader import leader_lease
 from slurm_elastic.core.cluster import Reservation
 from slurm_elastic.slurm.pyslurm_reader import LEASE
-from slurm_elastic.slurm.scontrol import LeaseWrites, NotActive, ScontrolError
+from slurm_elastic.slurm.scontrol import LeaseWrites, NotActiveError, ScontrolError
 
 #: A loop that is busy with one look for this many times `takeover_s` hangs.
 _HANGS = 6
@@ -110,7 +110,7 @@ class LeaderElection:
         """Look once, and take the lease if that may be; whether it is ours now.
 
         Raises:
-            SlurmUnreachable: slurmctld does not answer; that time does not count.
+            SlurmUnreachableError: slurmctld does not answer; that time does not count.
         """
         began = self._clock()
         found = [leader_lease.LeaseMark(r.name, r.comment) for r in self._reader.leases()]
@@ -194,13 +194,13 @@ class LeaderElection:
         """Seconds for which a write may still be under way.
 
         Raises:
-            NotActive: none.
+            NotActiveError: none.
         """
         with self._lock:
             left = self._tenure.left(self._clock()) if self._tenure else 0.0
             if left > 0:
                 return left
-            raise NotActive(self._why or "the lease was not renewed in time")
+            raise NotActiveError(self._why or "the lease was not renewed in time")
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

@@ -18,8 +18,9 @@ from typing import Any
 
 from slurm_elastic.config.schema import ControllerSettings
 from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.rpc import frames
+from slurm_elastic.rpc import frames, requests
 
 #: Table → the column that says when a row was written.
 _WRITTEN = {"jobs": "seen", "transitions": "updated", "applications": "seen", "profiles": "seen"}
@@ -174,11 +175,11 @@ class StandbySync:
         end, problem, more = time.monotonic() + seconds, "", bool(active)
         while more and time.monotonic() < end:
             try:
-                request = {"v": 1, "op": "copy", "since": self._since}
+                request = requests.build("copy", since=self._since)
                 answer = frames.call(active, request, timeout_s=seconds)
                 take(self._ledger, answer)
                 self._since, more = self._next(answer["since"]), bool(answer["more"])
-            except (frames.ChannelError, LedgerError, KeyError, TypeError) as error:
+            except (SlurmElasticError, KeyError, TypeError) as error:
                 problem, more = f"the active controller's ledger is not copied: {error}", False
         if problem != self._said:
             self._log.warning(problem or "the active controller's ledger is copied again")

@@ -88,7 +88,7 @@ def answer(
     if op == "topology":
         return dict(topology_answer.topology(view, viewer))
     if op == "usage":
-        start, end, user = _time(args, "start"), _time(args, "end"), args.get("user")
+        start, end, user = args.get("start"), args.get("end"), args.get("user")
         return dict(
             round_answers.usage(
                 view,
@@ -103,10 +103,6 @@ def answer(
     raise NoAnswerError(f"{op} is no question")
 
 
-#: Beyond it, and for NaN, there is no time.
-_LAST_TIME = 1e12
-
-
 def _one(view: View, args: Mapping[str, Any]) -> int:
     ids: tuple[int, ...] = tuple(args.get("job_ids", ()))
     if not ids:
@@ -116,8 +112,3 @@ def _one(view: View, args: Mapping[str, Any]) -> int:
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         raise NoAnswerError(f"an array: name one task, e.g. {', '.join(named[:3])}{more}")
     return ids[0]
-
-
-def _time(args: Mapping[str, Any], key: str) -> float | None:
-    value = args.get(key)
-    return float(value) if isinstance(value, int | float) and abs(value) < _LAST_TIME else None

@@ -90,7 +90,7 @@ class JobRows:
             "held": record.held,
             "stopped": self.reason(record.stopped) if job.state is JobState.PENDING else None,
             "gpus": held.gpus if held else 0,
-            "wants": wants(job, record),
+            "wants": wants(job),
             "gpu_type": held.gpu_type if held else job.gpu_type,
             "where": self.where(held.nodes) if held else [],
             "kind": report.kind if report else "",
@@ -138,7 +138,7 @@ class JobRows:
 
     def _waiting(self, job: Job, record: JobRecord) -> Waiting:
         claim = self._claims.get(job.job_id)
-        directive = record.override or job.directive
+        directive = job.directive
         return {
             "gpus": job.gpus or (directive.min_gpus if directive else 0),
             "since": job.submit_time,
@@ -267,9 +267,9 @@ def order(display_id: str) -> tuple[int, ...]:
     return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
 
 
-def wants(job: Job, record: JobRecord) -> str:
+def wants(job: Job) -> str:
     """GPUs asked for: `2-16` of the directive in force, or a rigid job's number."""
-    directive = record.override or job.directive
+    directive = job.directive
     if directive is None:
         return str(job.gpus)
     low, high = directive.min_gpus, directive.max_gpus

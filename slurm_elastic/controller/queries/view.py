@@ -10,6 +10,7 @@ from slurm_elastic.config import schema
 from slurm_elastic.controller.batch_tuning import BatchChoice
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from slurm_elastic.core.cluster import Job, Snapshot
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.core.plan import JobRecord, Plan
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
@@ -147,5 +148,5 @@ class Viewer:
         return tuple(j for j in view.snapshot.jobs if self.sees(j.uid))
 
 
-class NoAnswerError(LookupError):
+class NoAnswerError(SlurmElasticError):
     """The question cannot be answered; the message is one line with the remedy."""

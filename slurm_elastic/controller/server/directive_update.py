@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
@@ -32,42 +32,39 @@ class DirectiveUpdate:
     layout: str = ""
 
 
-def updated(
-    job: Job, before: DirectiveUpdate, args: Mapping[str, Any]
-) -> tuple[DirectiveUpdate, str]:
-    """A job's wishes after a command, and the command's effect in words.
+def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUpdate, str]:
+    """Return what is ordered of a job after a command, and the command's effect as text.
 
     Args:
-        job: elastic.
-        before: its present wishes.
+        job: elastic, with its present override.
+        layout: its present layout as ordered; "": none.
         args: `elastic` (text of a directive) or `layout` (text, or `AUTO`), or both.
 
     Raises:
         Refused: in one line why not; nothing of the command is to be done.
     """
-    elastic, layout = (_text(args, name) for name in ("elastic", "layout"))
-    if elastic is None and layout is None:
+    elastic, layout_text = args.get("elastic"), args.get("layout")
+    if elastic is None and layout_text is None:
         raise RequestRefusedError("update: nothing to change: give elastic or layout")
     try:
-        replaced = Directive.parse(elastic) if elastic is not None else None
-        override = Directive.parse(before.override) if before.override else None
+        replacement = Directive.parse(elastic) if elastic is not None else None
     except DirectiveError as error:
         raise RequestRefusedError(str(error)) from None
-    directive = replaced or override or job.directive
+    directive = replacement or job.directive
     if directive is None:
         raise RequestRefusedError("not an elastic job")
-    after = DirectiveUpdate(str(replaced) if replaced else before.override, before.layout)
-    words = [f"--elastic={replaced}"] if replaced else []
-    if layout is not None:
-        wanted = _layout(layout)
+    override = str(replacement or job.override or "")
+    effects = [f"--elastic={replacement}"] if replacement else []
+    if layout_text is not None:
+        wanted = _layout(layout_text)
         if wanted and (why := misfit(wanted, directive)):
             raise RequestRefusedError(why)
-        after = DirectiveUpdate(after.override, str(wanted) if wanted else "")
-        words.append(_layout_words(wanted, job))
-    elif before.layout and misfit(LayoutText.parse(before.layout), directive):
-        after = DirectiveUpdate(after.override)
-        words.append(f"layout {before.layout} is no longer possible: the job's own choice")
-    return after, "; ".join(words)
+        layout = str(wanted) if wanted else ""
+        effects.append(_layout_words(wanted, job))
+    elif layout and misfit(LayoutText.parse(layout), directive):
+        effects.append(f"layout {layout} is no longer possible: the job's own choice")
+        layout = ""
+    return DirectiveUpdate(override, layout), "; ".join(effects)
 
 
 def misfit(layout: LayoutText, directive: Directive) -> str:
@@ -85,13 +82,6 @@ def misfit(layout: LayoutText, directive: Directive) -> str:
     if directive.parallel == "hybrid" and not {1, replica}.intersection(units):
         return f"layout {layout}: unit={units[0]} asks for replicas of {units[0]} stages"
     return ""
-
-
-def _text(args: Mapping[str, Any], name: str) -> str | None:
-    value = args.get(name)
-    if value is not None and not isinstance(value, str):
-        raise RequestRefusedError(f"update: field {name} must be text")
-    return value
 
 
 def _layout(text: str) -> LayoutText | None:

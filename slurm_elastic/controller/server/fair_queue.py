@@ -12,8 +12,10 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Hashable
 
+from slurm_elastic.core.errors import SlurmElasticError
 
-class QueueFullError(Exception):
+
+class QueueFullError(SlurmElasticError):
     """A caller's own line is full."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.controller.state.measurement import key_of
 from slurm_elastic.controller.state.observations import Observations, ObservedTime, number
 from slurm_elastic.core.cluster import Allocation

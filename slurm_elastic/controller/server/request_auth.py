@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import frames, munge_auth
 from slurm_elastic.rpc.frames import Message
+from slurm_elastic.rpc.protocol import MAX_REPLY
 
 
-class RequestAuthError(Exception):
+class RequestAuthError(SlurmElasticError):
     """What arrived is no sealed request, or munge does not answer; the text says which."""
 
 
@@ -71,6 +73,6 @@ class MungeAuth:
             reply,
             purpose="reply",
             nonce=request.nonce,
-            limit=frames.MAX_REPLY,
+            limit=MAX_REPLY,
             uid=request.uid,
         )

@@ -22,8 +22,8 @@ from slurm_elastic.controller.queries.view import (
 )
 from slurm_elastic.controller.queries.visibility import Visibility
 from slurm_elastic.controller.server import profile_import
-from slurm_elastic.controller.server.directive_update import DirectiveUpdate, updated
-from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.server.directive_update import updated
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.controller.state.ledger import LedgerError
 from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.core.report import Orders, Report
@@ -33,8 +33,6 @@ from slurm_elastic.slurm.shape import describe
 _NAME_S = 300.0
 #: Characters of the reason of an order.
 _MOST_TEXT = 200
-#: Beyond it, and for NaN, there is no time.
-_LAST = 1e12
 
 
 class RequestHandler:
@@ -182,8 +180,7 @@ class RequestHandler:
                 book.teach(job, lesson)
             return text
         if op == "update":
-            entry = book.entry(job)
-            wishes, text = updated(job, DirectiveUpdate(entry.override, entry.layout), args)
+            wishes, text = updated(book.in_force(job), book.entry(job).layout, args)
             if not dry:
                 book.order(job, override=wishes.override, layout=wishes.layout)
                 self._controller.dialogue.stand(job)
@@ -221,11 +218,8 @@ class RequestHandler:
         return found
 
     def _segments(self, args: Mapping[str, Any]) -> list[SegmentRow]:
-        start, user = args.get("start"), args.get("user") or None
-        since = float(start) if isinstance(start, int | float) and 0 <= start < _LAST else 0.0
-        if user is not None and not (isinstance(user, str) and user.isprintable()):
-            raise RequestRefusedError("usage: field user must be a user's name")
-        rows = self._controller.ledger.segments(since=since, user=user)
+        since = max(0.0, args.get("start", 0.0))
+        rows = self._controller.ledger.segments(since=since, user=args.get("user") or None)
         uids = {j.user: j.uid for j in self._controller.view.snapshot.jobs}
         for name in {r["user"] for r in rows} - uids.keys():  # once each: directories can be slow
             uids[name] = _uid(name)

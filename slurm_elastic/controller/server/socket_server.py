@@ -30,35 +30,21 @@ from slurm_elastic.config import schema
 from slurm_elastic.controller.queries.view import NoAnswerError
 from slurm_elastic.controller.server.fair_queue import FairQueue, QueueFullError
 from slurm_elastic.controller.server.request_auth import MungeAuth, RequestAuth, RequestAuthError
-from slurm_elastic.controller.server.requests import (
-    JOB_COMMANDS,
-    OPERATOR_COMMANDS,
-    QUESTIONS,
-    VERSION,
+from slurm_elastic.controller.server.request_dispatcher import (
     EventLog,
+    ParsedRequest,
     RequestBackend,
     RequestDispatcher,
-    RequestError,
     RequestRefusedError,
     Role,
 )
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import frames
-from slurm_elastic.slurm.scontrol import NotActive
+from slurm_elastic.rpc.protocol import MAX_REQUEST, MAX_WAIT_S, RequestError
+from slurm_elastic.rpc.requests import LONG_POLL
+from slurm_elastic.slurm.scontrol import NotActiveError
 
-__all__ = [
-    "JOB_COMMANDS",
-    "OPERATOR_COMMANDS",
-    "QUESTIONS",
-    "VERSION",
-    "EventLog",
-    "RequestBackend",
-    "RequestRefusedError",
-    "Role",
-    "Server",
-]
-
-#: Longest wait of a long poll, seconds.
-MAX_WAIT_S = 30.0
+__all__ = ["EventLog", "RequestBackend", "RequestRefusedError", "Role", "Server"]
 
 #: Seconds a caller gets to send its request, and to take its reply.
 IO_TIMEOUT_S = 5.0
@@ -81,7 +67,7 @@ K = TypeVar("K")
 _HangUp = Callable[[], None]
 
 
-class _Gone(Exception):  # noqa: N818 - not an error
+class _CallerGoneError(SlurmElasticError):
     """The caller has hung up, or there is no room for it."""
 
 
@@ -197,7 +183,7 @@ class Server:
         try:
             frame = await self._read(peer, reader, writer.transport.abort)
             request = await self._opened(peer, frame)
-            polls = request.content.get("op") == "orders"
+            polls = request.content.get("op") == LONG_POLL
             with _counted(self._polls if polls else self._open, request.uid) as mine:
                 reply = await self._reply(
                     request.uid,
@@ -210,7 +196,7 @@ class Server:
                 async with asyncio.timeout(IO_TIMEOUT_S):
                     writer.write(sealed)
                     await writer.drain()
-        except (_Gone, TimeoutError, OSError, EOFError, QueueFullError):
+        except (_CallerGoneError, TimeoutError, OSError, EOFError, QueueFullError):
             pass  # slow, silent, vanished and crowding callers are dropped without a word
         except RequestAuthError as error:
             self._requests.warn(peer, f"Peer={peer} Refused={error}")
@@ -221,7 +207,7 @@ class Server:
     async def _read(self, peer: str, reader: asyncio.StreamReader, hang_up: _HangUp) -> bytes:
         """One frame, from a caller who has no claim on our patience yet."""
         if self._connections > _MAX_CONNECTIONS:
-            raise _Gone
+            raise _CallerGoneError
         now = asyncio.get_running_loop().time()
         silent = self._reading.setdefault(peer, {})
         if len(silent) >= _MAX_SILENT:
@@ -234,7 +220,7 @@ class Server:
         try:
             async with asyncio.timeout(IO_TIMEOUT_S):
                 header = await reader.readexactly(frames.HEADER_SIZE)
-                size = frames.frame_size(header, limit=frames.MAX_REQUEST)
+                size = frames.frame_size(header, limit=MAX_REQUEST)
                 return await reader.readexactly(size)
         finally:
             silent.pop(hang_up, None)
@@ -244,14 +230,14 @@ class Server:
     async def _opened(self, peer: str, frame: bytes) -> frames.Message:
         with _counted(self._bytes, peer, len(frame)) as waiting:
             if waiting > _MAX_BYTES:
-                raise _Gone
+                raise _CallerGoneError
             async with self._at_munge.of(peer):
                 return await _on(self._sealers, lambda: self._seals.open(frame))
 
     async def _reply(
         self,
         uid: int,
-        request: dict[str, Any],
+        content: dict[str, Any],
         reader: asyncio.StreamReader,
         *,
         crowd: bool = False,
@@ -259,32 +245,31 @@ class Server:
         """What a caller gets; `crowd`: he has too many requests open to be heard."""
         try:
             self._requests.spend(uid, crowd=crowd)
-            if request.get("op") == "orders":
+            request = self._requests.read(content)
+            if request.operation.name == LONG_POLL:
                 return await self._orders(uid, request, reader)
             return await self._desk(uid, lambda: self._requests.answer(uid, request))
         except RequestError as error:
             return {"error": str(error), "code": error.code}
         except (RequestRefusedError, NoAnswerError) as error:
             return {"error": str(error), "code": "refused"}
-        except NotActive as error:
+        except NotActiveError as error:
             return {"error": f"this controller is no longer active: {error}", "code": "standby"}
-        except _Gone:
+        except _CallerGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad request must not end the others
-            self._log.error(f"Uid={uid} Op={request.get('op')!r:.40} Error={error!r:.300}")
+            self._log.error(f"Uid={uid} Op={content.get('op')!r:.40} Error={error!r:.300}")
             return {"error": "internal error: selasticd's log has the details", "code": "internal"}
 
     async def _orders(
-        self, uid: int, request: dict[str, Any], reader: asyncio.StreamReader
+        self, uid: int, request: ParsedRequest, reader: asyncio.StreamReader
     ) -> dict[str, Any]:
-        """The present orders; if the caller has `seen` them, those that come within `wait_s`."""
-        clock, wait = asyncio.get_running_loop().time, request.get("wait_s", 0)
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
-            raise RequestError("malformed", "field wait_s must be a number of seconds")
-        deadline = clock() + min(wait, MAX_WAIT_S)
-        with self._waiter(request.get("job_id")) as changed:
+        """Return the present orders; for a caller that has `seen` them, wait for newer ones."""
+        clock, arguments = asyncio.get_running_loop().time, request.arguments
+        deadline = clock() + min(arguments["wait_s"], MAX_WAIT_S)
+        with self._waiter(arguments["job_id"]) as changed:
             reply = await self._desk(uid, lambda: self._requests.answer(uid, request))
-            while reply["orders"]["seq"] == request.get("seen") and clock() < deadline:
+            while reply["orders"]["seq"] == arguments.get("seen") and clock() < deadline:
                 await _until(changed, reader, deadline - clock())
                 changed.clear()
                 reply = await self._desk(uid, lambda: self._requests.orders(uid, request))
@@ -295,11 +280,8 @@ class Server:
             return await _on(self._clerk, call)
 
     @contextlib.contextmanager
-    def _waiter(self, job_id: Any) -> Iterator[asyncio.Event]:
+    def _waiter(self, job_id: int) -> Iterator[asyncio.Event]:
         event = asyncio.Event()
-        if not isinstance(job_id, int):
-            yield event  # about to be refused
-            return
         self._waiting.setdefault(job_id, set()).add(event)
         try:
             yield event
@@ -329,14 +311,14 @@ async def _until(changed: asyncio.Event, reader: asyncio.StreamReader, left: flo
     """Return when the event is set or time is out.
 
     Raises:
-        _Gone: the caller hung up, or sends what it should not.
+        _CallerGoneError: the caller hung up, or sends what it should not.
     """
     event = asyncio.ensure_future(changed.wait())
     hangup = asyncio.ensure_future(reader.read(1))
     try:
         await asyncio.wait((event, hangup), timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if hangup.done():
-            raise _Gone
+            raise _CallerGoneError
     finally:
         event.cancel()
         hangup.cancel()

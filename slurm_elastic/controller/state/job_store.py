@@ -123,7 +123,7 @@ class JobStore:
             self._profiles.take(report, job)
             profile = self._profiles.of(job, report.application) if report.frozen else None
             learned = self.learning.take(
-                entry.lesson, freezing_reports.thawed(report, profile), job, held
+                entry.lesson, freezing_reports.thawed(report, profile), self.in_force(job), held
             )
             self._hear_gradients(entry, report, job)
             attempt_progress.hear(entry.watch, report, now=now)
@@ -166,10 +166,22 @@ class JobStore:
         ids = [j.job_id for j in snapshot.jobs]
         return {i: r for i in ids if (r := self.last_report(i)) is not None}
 
+    def in_force(self, job: Job) -> Job:
+        """Return the job with the present override, so that `job.directive` is in force."""
+        text = self.entry(job).override
+        override = Directive.parse(text) if text else None
+        return job if override == job.override else dataclasses.replace(job, override=override)
+
+    def all_in_force(self, jobs: Mapping[int, Job]) -> dict[int, Job]:
+        """Return jobs as Slurm shows them, by id, each elastic one with its present override."""
+        return {
+            i: self.in_force(j) if j.elastic and j.state is not JobState.ENDED else j
+            for i, j in jobs.items()
+        }
+
     def directive(self, job: Job) -> Directive | None:
-        """The one in force: what a person has put in place of the submitted one, or that."""
-        override = self.entry(job).override
-        return Directive.parse(override) if override else job.directive
+        """Return the directive in force, also when it has changed since the job was read."""
+        return self.in_force(job).directive
 
     def profile(self, job: Job) -> StoredProfile | None:
         """What the layers of a job cost, as it or another job of its application said last."""
@@ -360,8 +372,7 @@ class JobStore:
     ) -> JobRecord:
         entry = self.entry(job)
         heard, report = self._reports.get(job.job_id, (0.0, None))
-        override = Directive.parse(entry.override) if entry.override else None
-        directive = override or job.directive
+        directive = self.directive(job)
         learned = self.learning.learned(
             job, entry.lesson, directive=directive, cluster=types, now=now
         )
@@ -387,7 +398,6 @@ class JobStore:
             changes=tuple(entry.changes),
             held=entry.held,
             deaf_until=entry.deaf_until,
-            override=override,
             in_transition=transition is not None,
             target=transition.target if transition else None,
             leased=entry.leased,

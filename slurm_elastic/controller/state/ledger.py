@@ -24,6 +24,7 @@ import structlog
 
 from slurm_elastic.controller.state import retention
 from slurm_elastic.controller.state.ledger_schema import VERSION, VERSIONS
+from slurm_elastic.core.errors import SlurmElasticError
 
 #: Applications and profiles kept of each user, the latest: names cost nothing.
 APPLICATIONS, PROFILES = 500, 50
@@ -31,7 +32,7 @@ APPLICATIONS, PROFILES = 500, 50
 Body = dict[str, Any]
 
 
-class LedgerError(Exception):
+class LedgerError(SlurmElasticError):
     """The ledger cannot be read or written; the text says why and what to do."""
 
 

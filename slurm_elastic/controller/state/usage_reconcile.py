@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from slurm_elastic.controller.state.ledger import Ledger, LedgerError
+from slurm_elastic.controller.state.ledger import Ledger
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.slurm import accounting
-from slurm_elastic.slurm.accounting import AccountedRun, AccountingError
+from slurm_elastic.slurm.accounting import AccountedRun
 
 #: While something is not settled yet, and otherwise: seconds between looks at sacct.
 _SOON_S, _LATER_S = 10.0, 600.0
@@ -51,7 +52,7 @@ class UsageReconciler:
     def _work(self) -> None:
         try:
             self._look()
-        except (AccountingError, LedgerError) as error:
+        except SlurmElasticError as error:
             self._next = time.monotonic() + _LATER_S / 10
             if str(error) != self._trouble:
                 self._log.warning(f"{error}; `selastic usage` counts what was seen until then")

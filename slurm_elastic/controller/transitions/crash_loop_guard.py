@@ -21,7 +21,7 @@ from slurm_elastic.controller.transitions.transition_steps import HELD, LAUNCH_F
 from slurm_elastic.core.cluster import Job, JobState, Snapshot
 from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
-from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
 #: What begins a comment of ours, for whoever looks at the job with Slurm's own tools.
 COMMENT = "selastic: held, "
@@ -58,7 +58,7 @@ class CrashLoopGuard:
             act: whether anything may be done to jobs.
 
         Raises:
-            SlurmUnreachable: slurmctld does not answer.
+            SlurmUnreachableError: slurmctld does not answer.
             LedgerError: a hold could not be written down, and was not begun.
         """
         for job in snapshot.jobs:
@@ -119,7 +119,7 @@ class CrashLoopGuard:
         self._book.command(job, watch=watch)
         try:
             self._scontrol.hold(job)
-        except SlurmUnreachable:
+        except SlurmUnreachableError:
             watch.why = None
             raise
         except ScontrolError as error:
@@ -150,7 +150,7 @@ class CrashLoopGuard:
                 return
             try:
                 self._scontrol.release(job)
-            except SlurmUnreachable:
+            except SlurmUnreachableError:
                 raise
             except ScontrolError as error:
                 self._log.warning(f"JobId={job.display_id} Problem={error}")

@@ -71,9 +71,8 @@ def allowed(
         for name, a in shapes.items()
         if a
     }
-    directive = record.override or job.directive
-    if directive is not None:
-        paces["queue"] = _pace(job, directive.min_gpus, job.gpu_type, snapshot, model=model)
+    if job.directive is not None:
+        paces["queue"] = _pace(job, job.directive.min_gpus, job.gpu_type, snapshot, model=model)
     reserved = {
         name: at for name, held in shapes.items() if held and (at := reserved_from(held, snapshot))
     }

@@ -18,7 +18,7 @@ from slurm_elastic.controller.transitions.transition_steps import HELD
 from slurm_elastic.core.cluster import Job, JobState, Reservation, Snapshot
 from slurm_elastic.core.nodelist import expand
 from slurm_elastic.slurm import shape
-from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
 #: Reasons of a pending job that could start now if there were room.
 READY = ("Resources", "Priority", "None", "")
@@ -168,7 +168,7 @@ class OrphanCleanup:
     def _try(self, job: Job, call: Callable[[], None]) -> bool:
         try:
             call()
-        except SlurmUnreachable:
+        except SlurmUnreachableError:
             raise
         except ScontrolError as error:
             self._log.warning(f"JobId={job.display_id} Problem={error}")

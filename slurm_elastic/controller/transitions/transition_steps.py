@@ -18,7 +18,7 @@ from slurm_elastic.controller.transitions.admission import more
 from slurm_elastic.core.cluster import Allocation, Job, JobState
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm import shape
-from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
 #: Between a requeue and the next start: the revocation of the old credential must not hit the
 #: new launch (measured: job FAILED within the same second).
@@ -146,7 +146,7 @@ class TransitionSteps:
             return
         try:
             following = self._actions[t.state](t, job, site)
-        except SlurmUnreachable:
+        except SlurmUnreachableError:
             raise
         except ScontrolError as error:
             following = self._refused(t, job, site, error)

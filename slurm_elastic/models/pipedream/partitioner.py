@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layers import LayerProfile
 from slurm_elastic.models.pipedream import model_cuts
 from slurm_elastic.models.pipedream.partition_tables import (
@@ -46,7 +47,7 @@ _MOST_CELLS = 60_000_000
 _LEAST = 1e-6
 
 
-class PipelineError(ValueError):
+class PipelineError(InvalidInputError):
     """No partition: what was asked cannot be; names culprit and remedy."""
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layers import Layer, LayerError, LayerProfile
 
 #: Fields of a layer in both formats: ours, PipeDream's, and what a unit of PipeDream's is.
@@ -36,7 +37,7 @@ _PAIR = re.compile(r"(\w+)=([^,]*)(?:,\s*|$)")
 VERSION = 1
 
 
-class LayerProfileError(ValueError):
+class LayerProfileError(InvalidInputError):
     """A profile that cannot be read: file, line and remedy."""
 
     def __init__(self, text: str) -> None:

@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: State of the published tuner, `{"node": {size: [[time_s, leases], …]}, "rack": …}`;
 #: serialisable.
 Waits = Mapping[str, Any]
@@ -35,7 +37,7 @@ _NODE_SHARE = 0.8
 _NO_WAIT = 1.0
 
 
-class TimersError(ValueError):
+class TimersError(InvalidInputError):
     """Timers are invalid; the message names culprit and remedy."""
 
 

@@ -144,7 +144,7 @@ class GangStates:
         """Iterate over the question's jobs."""
         for request in requests(self._question):
             job, record = request.job, request.record
-            directive = record.override or job.directive
+            directive = job.directive
             if directive is None:
                 continue
             entry = self.entries[job.key]

@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_elastic.core.errors import InvalidInputError
+
 PARTS = ("checkpoint_s", "slurm_s", "start_s")
 
 
-class RestartCostError(ValueError):
+class RestartCostError(InvalidInputError):
     """Measured transitions that cannot be used; names file, line, culprit and remedy."""
 
 

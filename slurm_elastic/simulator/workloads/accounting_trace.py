@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.core.errors import InvalidInputError
+
 #: What `sacct -P` must be asked for.
 COLUMNS = "JobID,JobName,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,NNodes"
 #: Runs shorter than this (s) trained nothing.
@@ -31,7 +33,7 @@ _ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
 
 
-class SacctError(ValueError):
+class SacctError(InvalidInputError):
     """The file cannot be used; the message names file, line, culprit and remedy."""
 
     def __init__(self, text: str) -> None:

@@ -28,13 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.core.errors import InvalidInputError
+
 Shape = tuple[int, ...]
 
 _VALIDATION = re.compile(r"validation-([0-9]{1,9})\.csv", re.ASCII)
 _REMEDY = "measure that row again or remove it"
 
 
-class ApplicationProfileError(ValueError):
+class ApplicationProfileError(InvalidInputError):
     """Tables that cannot be used; the message names file, line, culprit and remedy."""
 
 

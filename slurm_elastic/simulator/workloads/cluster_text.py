@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slurm_elastic.core.cluster import Node
+from slurm_elastic.core.errors import InvalidInputError
 
 #: Nodes and GPUs of one node are refused beyond these: a typing error, not a cluster.
 MAX_NODES = 100_000
@@ -22,7 +23,7 @@ _GROUP = re.compile(r"([A-Za-z0-9_.-]+):([0-9]{1,9})x([0-9]{1,9})", re.ASCII)
 _REMEDY = "write TYPE:NODESxGPUS with both from 1 on, e.g. aws:6x4"
 
 
-class ClusterError(ValueError):
+class ClusterError(InvalidInputError):
     """A cluster that cannot be; the message names the faulty part and the remedy."""
 
 

@@ -16,6 +16,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_elastic.core.errors import InvalidInputError
+
 HEADER = ("name", "time", "application", "num_replicas", "batch_size", "category")
 #: Names of `category` in a workload file.
 CLASSES = ("adaptive", "scale-gpus", "rigid")
@@ -25,7 +27,7 @@ _BURST_S = 300.0
 _BURST_JOBS = 5
 
 
-class GenerateError(ValueError):
+class GenerateError(InvalidInputError):
     """Arguments that no workload can be made of; the message says which and what to write."""
 
 

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from slurm_elastic.core.errors import InvalidInputError
+
 _FORMS = "linear, amdahl:0.95 (the parallel part), none (cannot be resized) or 1=1;2=1.9;4=3.5"
 
 
-class ScalingError(ValueError):
+class ScalingError(InvalidInputError):
     """A curve cannot be used; the message names it (file and line) and what to write."""
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_elastic.core.application import JobClass
+from slurm_elastic.core.errors import InvalidInputError
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 _CLASSES = {
@@ -29,7 +30,7 @@ _MOST_GPUS = 65536
 _MOST_BATCH = 1_000_000_000
 
 
-class WorkloadError(ValueError):
+class WorkloadError(InvalidInputError):
     """A workload that cannot be used; the message names file, line, culprit and remedy."""
 
 

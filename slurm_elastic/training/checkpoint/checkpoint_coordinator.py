@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 #: How long a rank waits for another's message. Writing a large model takes minutes.
 PATIENCE_S = 600.0
 #: How often a waiting thread checks whether the process is about to end.
@@ -29,7 +31,7 @@ _POLL_S = 1.0
 _FAILED = "failed"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(SlurmElasticError, RuntimeError):
     """A checkpoint could not be written, or is not of this training run."""
 
 

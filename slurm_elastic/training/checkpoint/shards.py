@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from slurm_elastic.core.errors import SlurmElasticError
 
-class ShardError(RuntimeError):
+
+class ShardError(SlurmElasticError, RuntimeError):
     """A tensor is sharded in a way that this rank cannot compute alone."""
 
 

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_elastic.core.errors import InvalidInputError
 
-class LayoutError(ValueError):
+
+class LayoutError(InvalidInputError):
     """Invalid layout, or invalid use of one; the message names the value and the remedy."""
 
 

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import distributed as dist
 
+from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.training.pipeline.stage_layout import LayoutError
 
 
-class LinkError(RuntimeError):
+class LinkError(SlurmElasticError, RuntimeError):
     """Failed communication with another rank; the message is one line and names the rank."""
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_elastic.rpc import frames
+from slurm_elastic.rpc import frames, protocol
 
 PYTHON = "/opt/slurm-elastic/bin/python"
 TOUCH = b"$(touch /tmp/pwned) `touch /tmp/pwned` ; touch /tmp/pwned #"
@@ -117,7 +117,7 @@ def pose(port: int) -> None:
         print("ready", flush=True)
         sock, _ = server.accept()
         with sock:
-            frame = frames.read_frame(sock.recv, limit=frames.MAX_REQUEST)
+            frame = frames.read_frame(sock.recv, limit=protocol.MAX_REQUEST)
             asked = frames.decode(frame, purpose="request")
             reply = {"v": 1, "orders": {"seq": 9, "action": "notice", "notice": 1}}
             sock.sendall(

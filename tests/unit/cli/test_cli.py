@@ -11,12 +11,12 @@ import click
 import pytest
 
 from slurm_elastic.cli import main
-from slurm_elastic.cli.errors import SILENT
+from slurm_elastic.cli.exit_codes import SILENT
 from slurm_elastic.cli.formatting import clock
 from slurm_elastic.config import schema
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer
-from slurm_elastic.controller.server.requests import Role
+from slurm_elastic.controller.server.request_dispatcher import Role
 from slurm_elastic.controller.server.socket_server import Server
 from slurm_elastic.controller.state.layer_profiles import StoredProfile
 from tests.support import example_round as example

@@ -1,10 +1,10 @@
 """docs/cli.md describes every field, code and request."""
 
-import re
 from pathlib import Path
 
-from slurm_elastic.controller.server import socket_server
 from slurm_elastic.rpc import answers
+from slurm_elastic.rpc.protocol import CODES
+from slurm_elastic.rpc.requests import OPERATIONS
 
 TOP = Path(__file__).parents[3]
 
@@ -17,10 +17,18 @@ def test_every_field_of_the_answers_is_described():
     assert [f for f in sorted(fields) if f"`{f}`" not in text and f'"{f}"' not in text] == []
 
 
-def test_every_code_and_every_op_is_described():
+def row(operation):
+    """Line of the table of operations."""
+    arguments = "; ".join(f"`{a.name}`: {a.text}" for a in operation.arguments)
+    return f"| `{operation.name}` | {operation.audience.value} | {arguments} |"
+
+
+def test_the_table_of_operations_is_that_of_the_code():
     text = (TOP / "docs" / "cli.md").read_text()
-    source = (TOP / "slurm_elastic" / "controller" / "server" / "requests.py").read_text()
-    codes = set(re.findall(r'RequestError\(\s*"(\w+)"', source))
-    ops = {*socket_server.QUESTIONS, *socket_server.JOB_COMMANDS, *socket_server.OPERATOR_COMMANDS}
-    assert codes >= {"malformed", "refused", "unknown_job", "rate", "version"}
-    assert [w for w in sorted(codes | ops) if f"`{w}`" not in text] == []
+    _, table = text.split("| `op` | for | arguments |\n|---|---|---|\n")
+    assert table.split("\n\n")[0].splitlines() == [row(o) for o in OPERATIONS.values()]
+
+
+def test_the_codes_of_refusals_are_those_of_the_code():
+    lines = (TOP / "docs" / "cli.md").read_text().splitlines()
+    assert [c for c, meaning in CODES.items() if f"| `{c}` | {meaning} |" not in lines] == []

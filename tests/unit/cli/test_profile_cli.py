@@ -10,7 +10,7 @@ import time
 import pytest
 
 from slurm_elastic.cli import client, main
-from slurm_elastic.cli.errors import CliError
+from slurm_elastic.cli.exit_codes import CliError
 from slurm_elastic.cli.profile import profile_report, profile_submission
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.profiler.profile_file import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from slurm_elastic.cli import explain, status, usage
-from slurm_elastic.cli.errors import CliError
+from slurm_elastic.cli.exit_codes import CliError
 from slurm_elastic.cli.tables import TableLayout
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import Particulars, Viewer

@@ -460,3 +460,21 @@ def test_a_round_tells_the_batch_and_a_report_the_layers(tmp_path, mode):
     assert [line for line in log.lines if "Action=batch" in line] == lines
     assert not [line for line in log.lines if "internal" in line]
     controller.ledger.close()
+
+
+def test_a_round_decides_with_the_directive_in_force(tmp_path):
+    of, site = running(gpus=4, directive="4"), schema.Config()
+    controller = Controller(
+        config=site,
+        reader=Reader(of),
+        scontrol=FakeScontrol(),
+        ledger=Ledger(tmp_path / "ledger.sqlite"),
+        policy=policy_protocol.load(site),
+        account="selastic",
+        log=Log(),
+    )
+    controller.book.order(of, override="1-2")
+    controller.look()
+    assert str(controller.view.snapshot.job[7].directive) == "1-2"
+    assert str(controller.job(7).submission.directive) == "4"
+    controller.ledger.close()

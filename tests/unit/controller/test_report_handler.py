@@ -74,6 +74,14 @@ def test_who_need_not_or_cannot_prove_it_is_not_asked(site, directive, fields):
     assert site.dialogue.orders(7, 0, job=running) == Orders()
 
 
+def test_a_directive_that_was_replaced_by_one_size_needs_no_proof(site):
+    running = job({"n1": 4})
+    site.store.order(running, override="4")
+    site.hear(running, kind="script")
+    site.dialogue.prove(running)
+    assert site.dialogue.orders(7, 0, job=running).action == "run"
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_who_saved_for_a_notice_that_nobody_gave_goes_on(site, known):
     running = job({"n1": 4}) if known else None

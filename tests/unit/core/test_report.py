@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_elastic.core.report import Orders, Report, ReportError
-from slurm_elastic.rpc.frames import MAX_REQUEST
+from slurm_elastic.rpc.protocol import MAX_REQUEST
 
 GOOD = {"job_id": 7, "run": 0, "phase": "training"}
 json_values = st.recursive(

@@ -122,7 +122,7 @@ def test_the_long_poll_brings_orders(
 def test_a_silent_controller_is_said_once_and_its_return_too(
     controller: Controller, state: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller.trouble = frames.ControllerUnreachable("controller ctl:1: Connection refused")
+    controller.trouble = frames.ControllerUnreachableError("controller ctl:1: Connection refused")
     running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.5)
@@ -149,7 +149,7 @@ def test_a_notice_runs_out_although_the_controller_is_dead(
     controller.polls.get(timeout=5)
     controller.give(Orders(seq=5, action="notice", notice=1, deadline_s=0.1))
     eventually(lambda: state.orders().action == "notice")
-    controller.trouble = frames.ControllerUnreachable("controller ctl:1: Connection refused")
+    controller.trouble = frames.ControllerUnreachableError("controller ctl:1: Connection refused")
     state.update({"phase": "saved", "notice": 1})
     eventually(lambda: state.orders().action == "resume")
 
@@ -157,7 +157,7 @@ def test_a_notice_runs_out_although_the_controller_is_dead(
 def test_a_refusal_is_said_once(
     controller: Controller, state: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller.trouble = frames.RequestRejected("job 7 is not elastic")
+    controller.trouble = frames.RequestRejectedError("job 7 is not elastic")
     running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.3)
@@ -168,7 +168,7 @@ def test_a_refusal_is_said_once(
 def test_a_controller_that_does_not_know_the_job_yet_is_no_news(
     controller: Controller, state: ReportState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    controller.trouble = frames.RequestRejected("job 7 is not known", "unknown_job")
+    controller.trouble = frames.RequestRejectedError("job 7 is not known", "unknown_job")
     running = ControllerClient(state, "ctl:1")
     running.start()
     time.sleep(0.2)
@@ -208,7 +208,7 @@ def test_the_last_report_is_waited_for(controller: Controller, state: ReportStat
 def test_a_controller_that_never_answered_is_not_waited_for(
     controller: Controller, state: ReportState
 ) -> None:
-    controller.trouble = frames.ControllerUnreachable("nobody")
+    controller.trouble = frames.ControllerUnreachableError("nobody")
     running = ControllerClient(state, "ctl:1")
     running.start()
     began = time.monotonic()
@@ -219,9 +219,9 @@ def test_a_controller_that_never_answered_is_not_waited_for(
 @pytest.mark.parametrize(
     ("trouble", "expected"),
     [
-        (frames.RequestRejected("job 7 is not known", "unknown_job"), "expected"),
-        (frames.RequestRejected("job 7 is not elastic"), "none"),
-        (frames.ControllerUnreachable("controller ctl:1: Connection refused"), "none"),
+        (frames.RequestRejectedError("job 7 is not known", "unknown_job"), "expected"),
+        (frames.RequestRejectedError("job 7 is not elastic"), "none"),
+        (frames.ControllerUnreachableError("controller ctl:1: Connection refused"), "none"),
     ],
 )
 def test_whether_the_first_orders_are_still_to_come(

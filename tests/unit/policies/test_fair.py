@@ -156,9 +156,8 @@ def test_a_directive_that_was_narrowed_by_its_owner_binds():
     c = Cluster(many())
     c.add(1, elastic="1-16", on={"a1001": 4, "a1002": 4})
     directive = c.jobs[0].directive
-    c.records[1] = dataclasses.replace(
-        c.records[1], override=dataclasses.replace(directive, max_gpus=4)
-    )
+    narrow = dataclasses.replace(directive, max_gpus=4)
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=narrow)
     assert shares(c, {"a100": 16}) == {1: 4}
 
 

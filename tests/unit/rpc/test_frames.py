@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol
 from tests.support.munge_daemon import MungeDaemon
 
 Answer = Callable[[socket.socket, frames.Message], None]
@@ -26,7 +26,7 @@ def serving(answer: Answer) -> Iterator[str]:
     def serve() -> None:
         peer, _ = listener.accept()
         with peer:
-            frame = frames.read_frame(peer.recv, limit=frames.MAX_REQUEST)
+            frame = frames.read_frame(peer.recv, limit=protocol.MAX_REQUEST)
             answer(peer, frames.decode(frame, purpose="request"))
 
     thread = threading.Thread(target=serve)
@@ -40,7 +40,7 @@ def serving(answer: Answer) -> Iterator[str]:
 
 def replying(content: dict[str, Any], **changes: Any) -> Answer:
     def answer(peer: socket.socket, message: frames.Message) -> None:
-        seals = {"purpose": "reply", "nonce": message.nonce, "limit": frames.MAX_REPLY, **changes}
+        seals = {"purpose": "reply", "nonce": message.nonce, "limit": protocol.MAX_REPLY, **changes}
         peer.sendall(frames.encode(content, **seals))
 
     return answer
@@ -63,7 +63,7 @@ def test_question_and_answer(munge: MungeDaemon) -> None:
 def test_a_refusal_carries_its_reason(munge: MungeDaemon) -> None:
     with (
         serving(replying({"error": "job 7 is not elastic"})) as address,
-        pytest.raises(frames.RequestRejected, match="job 7 is not elastic"),
+        pytest.raises(frames.RequestRejectedError, match="job 7 is not elastic"),
     ):
         frames.call(address, {}, timeout_s=5)
 
@@ -78,7 +78,7 @@ def test_a_refusal_carries_its_reason(munge: MungeDaemon) -> None:
     ],
 )
 def test_a_false_reply_is_not_believed(munge: MungeDaemon, answer: Answer, words: str) -> None:
-    with serving(answer) as address, pytest.raises(frames.ControllerUntrusted, match=words):
+    with serving(answer) as address, pytest.raises(frames.ControllerUntrustedError, match=words):
         frames.call(address, {}, timeout_s=5)
 
 
@@ -89,7 +89,7 @@ def test_json_that_is_no_object_is_not_believed(munge: MungeDaemon) -> None:
 
     with (
         serving(answer) as address,
-        pytest.raises(frames.ControllerUntrusted, match="not a JSON object"),
+        pytest.raises(frames.ControllerUntrustedError, match="not a JSON object"),
     ):
         frames.call(address, {}, timeout_s=5)
 
@@ -100,7 +100,7 @@ def test_only_the_controllers_account_may_answer(
     monkeypatch.setattr(frames, "trusted_uids", lambda: {os.getuid() + 1})
     with (
         serving(replying({})) as address,
-        pytest.raises(frames.ControllerUntrusted, match="which is not its account"),
+        pytest.raises(frames.ControllerUntrustedError, match="which is not its account"),
     ):
         frames.call(address, {}, timeout_s=5)
 
@@ -130,7 +130,7 @@ def test_who_is_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     ],
 )
 def test_a_broken_server_is_unreachable(munge: MungeDaemon, answer: Answer, words: str) -> None:
-    with serving(answer) as address, pytest.raises(frames.ControllerUnreachable, match=words):
+    with serving(answer) as address, pytest.raises(frames.ControllerUnreachableError, match=words):
         frames.call(address, {}, timeout_s=5)
 
 
@@ -147,14 +147,14 @@ def test_one_deadline_covers_a_trickle(munge: MungeDaemon) -> None:
     began = time.monotonic()
     with (
         serving(answer) as address,
-        pytest.raises(frames.ControllerUnreachable, match=r"time|timed out"),
+        pytest.raises(frames.ControllerUnreachableError, match=r"time|timed out"),
     ):
         frames.call(address, {}, timeout_s=0.5)
     assert time.monotonic() - began < 4
 
 
 def test_nobody_there(munge: MungeDaemon) -> None:
-    with pytest.raises(frames.ControllerUnreachable, match="Connection refused"):
+    with pytest.raises(frames.ControllerUnreachableError, match="Connection refused"):
         frames.call("127.0.0.1:1", {}, timeout_s=5)
 
 
@@ -166,7 +166,7 @@ def test_a_request_has_a_limit(munge: MungeDaemon) -> None:
 def test_without_munge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(munge_auth.SOCKET_VARIABLE, "/nowhere/socket")
     with pytest.raises(
-        frames.ControllerUntrusted, match=r"munge: .*(is munged running|is installed)"
+        frames.ControllerUntrustedError, match=r"munge: .*(is munged running|is installed)"
     ):
         frames.call("127.0.0.1:1", {}, timeout_s=5)
 
@@ -187,7 +187,7 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", ":99", "ctl:", "ctl:0", "ctl:99999", "ctl:http"])
 def test_addresses_that_are_none(text: str) -> None:
-    with pytest.raises(frames.ControllerUnreachable, match="write HOST:PORT"):
+    with pytest.raises(frames.ControllerUnreachableError, match="write HOST:PORT"):
         frames.parse_address(text)
 
 
@@ -222,7 +222,7 @@ def test_of_several_one_that_is_dead_is_passed_over(munge: MungeDaemon) -> None:
 def test_a_refusal_of_the_active_one_is_final(munge: MungeDaemon) -> None:
     with (
         serving(replying({"error": "no", "code": "refused"})) as one,
-        pytest.raises(frames.RequestRejected, match="no"),
+        pytest.raises(frames.RequestRejectedError, match="no"),
     ):
         frames.call(f"{one},127.0.0.1:1", {}, timeout_s=5)
 
@@ -234,7 +234,7 @@ def test_when_none_is_active_each_says_why(munge: MungeDaemon) -> None:
     with (
         serving(standby) as one,
         pytest.raises(
-            frames.ControllerUnreachable, match=r"stands by.*; 127.0.0.1:1: Connection refused"
+            frames.ControllerUnreachableError, match=r"stands by.*; 127.0.0.1:1: Connection refused"
         ),
     ):
         frames.call(f"{one},127.0.0.1:1", {}, timeout_s=5)

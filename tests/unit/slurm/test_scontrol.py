@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from slurm_elastic.slurm.scontrol import NotActive, Scontrol, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import NotActiveError, Scontrol, SlurmUnreachableError
 
 
 @pytest.fixture
@@ -29,17 +29,17 @@ def test_alone_everything_is_written(calls):
 
 def test_without_the_right_nothing_is(calls):
     def none():
-        raise NotActive("not renewed")
+        raise NotActiveError("not renewed")
 
     scontrol = Scontrol(right=none)
-    with pytest.raises(NotActive, match="not renewed"):
+    with pytest.raises(NotActiveError, match="not renewed"):
         scontrol.delete_reservation("x")
     assert calls() == []
 
 
 def test_a_call_ends_with_the_right(calls):
     scontrol, began = Scontrol(right=lambda: 0.3), time.monotonic()
-    with pytest.raises(SlurmUnreachable, match=r"no answer in 0\.3 s"):
+    with pytest.raises(SlurmUnreachableError, match=r"no answer in 0\.3 s"):
         scontrol.delete_reservation("slow")
     assert time.monotonic() - began < 50
     assert len(calls()) == 1

@@ -7,7 +7,7 @@ import pytest
 from slurm_elastic.controller.leader.leader_election import LeaderElection, rival
 from slurm_elastic.controller.leader.leader_lease import DURABLE_S, words
 from slurm_elastic.core.cluster import Reservation
-from slurm_elastic.slurm.scontrol import NotActive, ScontrolError, SlurmUnreachable
+from slurm_elastic.slurm.scontrol import NotActiveError, ScontrolError, SlurmUnreachableError
 from tests.support.job_records import Log
 
 T = 30.0
@@ -48,7 +48,7 @@ class Slurmctld:
 
     def answer(self):
         if self.dead:
-            raise SlurmUnreachable("slurmctld: no answer")
+            raise SlurmUnreachableError("slurmctld: no answer")
 
 
 @pytest.fixture
@@ -99,10 +99,10 @@ def test_without_any_lease_it_waits_makes_one_and_waits_until_that_lasts(electio
 def test_one_that_is_not_renewed_gives_no_right(election, slurm, time):
     stand_by(election, time, 2 * T)
     time[0] += T / 2
-    with pytest.raises(NotActive, match="not renewed in time"):
+    with pytest.raises(NotActiveError, match="not renewed in time"):
         election.right()
     time[0] -= T / 2  # not even if the clock were wrong
-    with pytest.raises(NotActive):
+    with pytest.raises(NotActiveError):
         election.right()
     assert "not renewed" in election.drop()
     election.stand_by()
@@ -140,7 +140,7 @@ def test_another_above_ends_it_at_once(election, slurm, time):
     stand_by(election, time, 2 * T)
     slurm.kept["selastic_active_2"] = words(holder="h2:7321", id_="b2", beat=1)
     election.notice(slurm.leases())
-    with pytest.raises(NotActive, match="h2:7321 has taken the lease"):
+    with pytest.raises(NotActiveError, match="h2:7321 has taken the lease"):
         election.right()
 
 
@@ -148,7 +148,7 @@ def test_given_back_it_is_free_and_gives_no_right(election, slurm, time):
     stand_by(election, time, 2 * T)
     election.give_back()
     assert slurm.kept["selastic_active_1"].endswith("state=free")
-    with pytest.raises(NotActive):
+    with pytest.raises(NotActiveError):
         election.right()
 
 
@@ -171,7 +171,7 @@ def quick(slurm):
 def test_a_lease_that_is_gone_is_lost_with_the_next_beat(quick, slurm):
     slurm.kept.clear()
     assert quick.was_lost.wait(30)
-    with pytest.raises(NotActive, match="knows the lease no more"):
+    with pytest.raises(NotActiveError, match="knows the lease no more"):
         quick.right()
 
 

@@ -12,7 +12,6 @@ from slurm_elastic.cli.reason_text import text
 from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
 from slurm_elastic.core.cluster import JobState
-from slurm_elastic.core.plan import JobRecord
 from slurm_elastic.core.reason import Reason
 from tests.support import example_round as example
 
@@ -222,9 +221,11 @@ def test_resizes_are_those_of_the_whole_life():
 
 def test_an_override_is_what_the_job_wants():
     directive = example.job(1, "x", "alice", "3-5").directive
-    view = replace(example.VIEW, records={4711: JobRecord(job_id=4711, override=directive)})
+    jobs = tuple(replace(j, override=directive) if j.job_id == 4711 else j for j in example.JOBS)
+    view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs))
     assert ask("status", view)["jobs"][0]["wants"] == "3-5"
-    assert ask("show", view, job_ids=(4711,))["override"] == "3-5"
+    shown = ask("show", view, job_ids=(4711,))
+    assert (shown["override"], shown["directive"]) == ("3-5", "2-16,types=a100:v100")
 
 
 def test_ended_jobs_are_not_shown():

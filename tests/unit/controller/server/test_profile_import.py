@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_elastic.controller.server import profile_import
-from slurm_elastic.controller.server.requests import RequestRefusedError
+from slurm_elastic.controller.server.request_dispatcher import RequestRefusedError
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot

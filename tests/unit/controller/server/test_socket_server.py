@@ -16,7 +16,7 @@ from slurm_elastic.config import schema
 from slurm_elastic.controller.server import socket_server
 from slurm_elastic.controller.server.request_auth import MungeAuth
 from slurm_elastic.core.report import Report
-from slurm_elastic.rpc import frames, munge_auth
+from slurm_elastic.rpc import frames, munge_auth, protocol
 from tests.support.api_server import address, answer, ask, serving
 from tests.support.fake_controller import ALICE, BOB, OPERATOR, FakeBackend, FakeLog, PlainAuth
 from tests.support.munge_daemon import environment, munged
@@ -111,7 +111,7 @@ def test_only_the_caller_can_open_the_reply(munge_socket):
 
 def test_a_request_is_taken_once(backend, log, munge_socket):
     frame = frames.encode(
-        {"v": 1, "op": "ping"}, purpose="request", nonce="n", limit=frames.MAX_REQUEST
+        {"v": 1, "op": "ping"}, purpose="request", nonce="n", limit=protocol.MAX_REQUEST
     )
     with serving(backend, log) as server:
         for expected in (True, False):
@@ -136,10 +136,10 @@ def test_unsealed_and_foreign_frames_are_dropped(backend, log, munge_socket):
 
 def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(backend, munge_socket):
     with serving(backend) as server:
-        call = {"v": 1, "op": "status", "size": 3 << 20}
+        call = {"v": 1, "op": "usage", "user": f"size:{3 << 20}"}
         assert len(frames.call(address(server), call, timeout_s=10)["filling"]) == 3 << 20
-        with pytest.raises(frames.RequestRejected, match=r"bytes, more than .* ask for less"):
-            frames.call(address(server), {**call, "size": 17 << 20}, timeout_s=10)
+        with pytest.raises(frames.RequestRejectedError, match=r"bytes, more than .* ask for less"):
+            frames.call(address(server), {**call, "user": f"size:{17 << 20}"}, timeout_s=10)
 
 
 def test_a_missing_munge_is_one_clear_line_and_mends_itself(backend, log, munge_socket, tmp_path):
@@ -249,8 +249,8 @@ def test_another_protocol_is_told_what_to_do(server):
 
 
 def test_a_refusal_of_the_backend_is_an_answer_and_a_bug_is_not(server, log):
-    assert ask(server, ALICE, "status", fail="refuse")["error"] == "not now: ask later"
-    assert ask(server, ALICE, "status", fail="bug")["code"] == "internal"
+    assert ask(server, ALICE, "usage", user="refuse")["error"] == "not now: ask later"
+    assert ask(server, ALICE, "usage", user="bug")["code"] == "internal"
     (line,) = log.texts("error")
     assert "ZeroDivisionError" in line
     assert ask(server, ALICE, "status")["op"] == "status"
@@ -269,7 +269,7 @@ def test_too_many_requests_are_refused_and_come_back_later(backend, log):
 
 def test_a_frame_that_is_too_large_or_never_comes_is_dropped(server, monkeypatch):
     with socket.create_connection(server.address, timeout=5) as sock:
-        sock.sendall(struct.pack("!I", frames.MAX_REQUEST + 1))
+        sock.sendall(struct.pack("!I", protocol.MAX_REQUEST + 1))
         assert sock.recv(1) == b""
     monkeypatch.setattr(socket_server, "IO_TIMEOUT_S", 0.2)
     with socket.create_connection(server.address, timeout=5) as sock:

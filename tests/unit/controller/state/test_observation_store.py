@@ -76,6 +76,17 @@ def test_a_step_without_its_accumulation_is_observed(store):
     assert (seen.step_s, seen.micro_step_s) == pytest.approx((0.4, 0.2))
 
 
+@pytest.mark.parametrize("submitted", ["1-8", "2-8,unit=2"])
+def test_times_are_learned_in_the_unit_of_the_directive_in_force(store, submitted):
+    """The fit counts replicas of the unit of `selastic update`; so does what is learned."""
+    of = running(gpus=4, directive=submitted)
+    store.command(of, override="2-8,unit=2")
+    store.take(report(gpus=4, accumulation=1, micro_step_s=0.2, max_micro_batch=32), of, 0.0)
+    known = learned(store, of)
+    assert [p.micro_batch for p in known.observations] == [16], "64 samples, 2 replicas, 2 steps"
+    assert store.entry(of).lesson.most == 64, "of a replica of 2 GPUs"
+
+
 def test_only_times_of_the_present_shape_and_attempt_count(store):
     of = running()
     for lie in ({"gpus": 4}, {"run": 5}, {"steps_measured": 2}, {"step_time_s": None}):

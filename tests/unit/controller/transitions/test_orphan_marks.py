@@ -6,17 +6,22 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.controller.state.transition import TransitionState
 from slurm_elastic.controller.transitions.orphan_cleanup import OrphanCleanup
 from slurm_elastic.core.cluster import Snapshot
+from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.reason import Reason
 from tests.support.job_records import FakeScontrol, Log, job, transition
 
 PER_NODE = {"gpu": {"a100": 4}}
 
 
-def swept(store, *seen):
+def updates(store, *seen):
     scontrol = FakeScontrol()
     cleanup = OrphanCleanup(scontrol, Config(), store, Log())
     cleanup.sweep(Snapshot(time=0.0, nodes=(), jobs=seen), {}, per_node=PER_NODE)
-    return [c[2].get("ReqNodeList") for c in scontrol.calls if c[0] == "update"]
+    return [c[2] for c in scontrol.calls if c[0] == "update"]
+
+
+def swept(book, *seen):
+    return [fields.get("ReqNodeList") for fields in updates(book, *seen)]
 
 
 def moved(store, number, *nodes, to_queue=False):
@@ -46,3 +51,10 @@ def test_where_a_first_start_had_sent_a_job_is_cleared_although_the_ledger_was_l
     young.observe(Snapshot(time=0.0, nodes=(), jobs=(runs,)))
     thrown_out = job(run=1, required_nodes=("n3",))
     assert swept(young, thrown_out) == [""]
+
+
+def test_a_job_goes_back_to_the_queue_in_a_size_of_the_directive_in_force():
+    store = JobStore(Ledger(":memory:"))
+    moved(store, 1, "n1", "n2")
+    waits = job(run=1, required_nodes=("n1", "n2"), override=Directive.parse("2-4"))
+    assert [f["TresPerNode"] for f in updates(store, waits)] == ["gres/gpu:a100:2"]

@@ -263,7 +263,7 @@ def test_an_elastic_gang_starts_smaller_and_grows_when_gpus_are_idle():
 def test_a_changed_directive_is_followed_where_that_can_be(elastic, after):
     c = cluster(4)
     running(c, 1, "4", {"g0": 4}, ran=1000)
-    c.records[1] = dataclasses.replace(c.records[1], override=Directive.parse(elastic))
+    c.jobs[0] = dataclasses.replace(c.jobs[0], override=Directive.parse(elastic))
     assert targets(decide(c)[0]) == after
 
 

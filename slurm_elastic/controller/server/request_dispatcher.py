@@ -1,38 +1,29 @@
-"""Who may ask what: requests whose sender is known, checked and handed to the controller.
+"""Rights of callers: requests of a known uid are checked and handed to the controller.
 
-The only thing known of the controller is the `RequestBackend`. Everything a request
-holds is hostile; what is wrong with it comes back as `RequestError`.
+The operations, their audience and their arguments are defined in `rpc/requests.py`. The
+controller is only known as a `RequestBackend`. Everything in a request is hostile input; a
+refusal is a `RequestError`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from slurm_elastic import __version__
-from slurm_elastic.core.report import Orders, Report, ReportError
-
-#: Protocol version; a request of another is refused with a line that names both.
-VERSION = 1
-
-#: Answered by `RequestBackend.question`.
-QUESTIONS = ("status", "show", "explain", "history", "plan", "usage", "topology", "check")
-
-#: Done by `RequestBackend.command`: the owner of all jobs named, or an operator.
-JOB_COMMANDS = ("hold", "release", "update", "teach")
-
-#: Done by `RequestBackend.command`, for operators.
-OPERATOR_COMMANDS = ("retire", "reconfigure")
+from slurm_elastic.core.errors import SlurmElasticError
+from slurm_elastic.core.report import Orders, Report
+from slurm_elastic.rpc import requests
+from slurm_elastic.rpc.protocol import VERSION, RequestError, check_version
+from slurm_elastic.rpc.requests import Audience, Kind, Operation
 
 #: Seconds over which a user's rate is averaged, and between log lines about the same trouble.
 _RATE_WINDOW_S, _LOG_EVERY_S = 10.0, 10.0
 
-_MAX_JOBS, _MAX_TROUBLES = 1000, 1000
-_MAX_ID = 2**32 - 1
-_JOB_NAME = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
+#: Troubles whose last log line is remembered.
+_MAX_TROUBLES = 1000
 
 
 class Role(NamedTuple):
@@ -47,7 +38,14 @@ class Role(NamedTuple):
     active: str = ""
 
 
-class RequestRefusedError(Exception):
+class ParsedRequest(NamedTuple):
+    """A request whose version, operation and arguments are checked."""
+
+    operation: Operation
+    arguments: dict[str, Any]
+
+
+class RequestRefusedError(SlurmElasticError):
     """Raised by a Desk: the message, one line with the remedy, is what the caller reads."""
 
 
@@ -118,18 +116,6 @@ class EventLog(Protocol):
         ...
 
 
-class RequestError(Exception):
-    """Becomes the reply `{"error": …, "code": …}`.
-
-    Attributes:
-        code: malformed, refused, unknown_job, rate, version, too_large, standby or internal.
-    """
-
-    def __init__(self, code: str, line: str) -> None:
-        super().__init__(line)
-        self.code = code
-
-
 class RequestDispatcher:
     """Checks requests and puts them before the desk.
 
@@ -157,43 +143,45 @@ class RequestDispatcher:
         self._allowance: dict[int, tuple[float, float]] = {}
         self._logged: dict[object, float] = {}
 
-    def answer(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer anything.
+    def read(self, request: Mapping[str, Any]) -> ParsedRequest:
+        """Check version, operation and arguments of a request as it arrived.
 
         Raises:
-            RequestError: why not.
-            Exception: whatever the desk raises.
+            RequestError: with code `version`, `standby` or `malformed`.
         """
-        op = request.get("op")
-        if request.get("v") != VERSION:
-            theirs = f"{request.get('v')!r:.20}"
-            raise RequestError(
-                "version",
-                f"the controller ({__version__}) speaks protocol {VERSION}, not {theirs}: install"
-                " the same release of slurm-elastic on both sides",
-            )
-        if op == "ping":
-            role, active = self._role()
-            known = {"version": __version__, "protocol": VERSION, "uid": uid}
-            return {**known, "role": role, "active": active}
-        self._refuse_standing_by()
-        if op == "report":
-            return self._report(uid, request)
-        if op == "orders":
-            return self.orders(uid, request)
-        if op == "copy":
-            return self._copy(uid, request.get("since"))
-        if op in QUESTIONS:
-            return self._question(uid, op, request)
-        if op in JOB_COMMANDS or op in OPERATOR_COMMANDS:
-            return self._command(uid, op, request)
-        raise RequestError("malformed", f"op {op!r:.40} is unknown")
+        check_version(request.get("v"), release=__version__)
+        if request.get("op") != "ping":
+            self._refuse_standing_by()
+        return ParsedRequest(*requests.read(request))
 
-    def orders(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
-        """The orders in force for `job_id` and `run`."""
+    def answer(self, uid: int, request: ParsedRequest) -> dict[str, Any]:
+        """Answer a request of this user.
+
+        Raises:
+            RequestError: it is refused.
+            Exception: as raised by the backend.
+        """
+        operation, arguments = request
+        if operation.kind is Kind.PING:
+            role, active = self._role()
+            ping = {"version": __version__, "protocol": VERSION, "uid": uid}
+            return {**ping, "role": role, "active": active}
         self._refuse_standing_by()
-        job_id, run = _whole(request, "job_id"), _whole(request, "run")
-        self._own(uid, job_id, "orders")
+        if operation.kind is Kind.COPY:
+            return self._copy(uid, arguments["since"])
+        if operation.kind is Kind.QUESTION:
+            return self._question(uid, operation.name, arguments)
+        if operation.kind is Kind.COMMAND:
+            return self._command(uid, operation, arguments)
+        if operation.name == requests.LONG_POLL:
+            return self.orders(uid, request)
+        return self._report(uid, arguments["report"])
+
+    def orders(self, uid: int, request: ParsedRequest) -> dict[str, Any]:
+        """Return the orders in force for the attempt that the request names."""
+        self._refuse_standing_by()
+        job_id, run = request.arguments["job_id"], request.arguments["run"]
+        self._own(uid, job_id, requests.LONG_POLL)
         return {"orders": self._desk.orders(job_id, run).to_wire()}
 
     def warn(self, about: object, line: str) -> None:
@@ -217,56 +205,50 @@ class RequestDispatcher:
             active = f"the active one is {role.active}" if role.active else "none is active yet"
             raise RequestError("standby", f"this controller stands by; {active}")
 
-    def _report(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            report = Report.from_wire(request.get("report"))
-        except ReportError as error:
-            raise RequestError("malformed", str(error)) from None
+    def _report(self, uid: int, report: Report) -> dict[str, Any]:
         self._own(uid, report.job_id, "report")
         return {"orders": self._desk.report(uid, report).to_wire()}
 
-    def _question(self, uid: int, op: str, request: dict[str, Any]) -> dict[str, Any]:
-        args = _args(request)
+    def _question(self, uid: int, op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        args = dict(arguments)
         if "jobs" in args:
             # Of changes long past the answer itself leaves out what he may not see.
             args["job_ids"] = self._visible(uid, args.pop("jobs"), all_=op == "history")
         return self._desk.question(uid, op, args)
 
-    def _copy(self, uid: int, since: Any) -> dict[str, Any]:
+    def _copy(self, uid: int, since: dict[str, Any]) -> dict[str, Any]:
         if uid not in (0, os.geteuid()):
             self.warn((uid, "copy"), f"Uid={uid} Refused=copy: not a controller")
             raise RequestError("refused", "copy is for a controller that stands by")
-        if not isinstance(since, dict):
-            raise RequestError("malformed", "field since must be an object")
         return self._desk.copy(since)
 
-    def _command(self, uid: int, op: str, request: dict[str, Any]) -> dict[str, Any]:
-        args = _args(request)
-        if not isinstance(args.setdefault("dry_run", False), bool):
-            raise RequestError("malformed", "field dry_run must be true or false")
-        if op in JOB_COMMANDS:
+    def _command(
+        self, uid: int, operation: Operation, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        args, op = dict(arguments), operation.name
+        if operation.audience is Audience.OWNER_OR_OPERATOR:
             args["job_ids"] = self._commanded(uid, op, args.pop("jobs", ()))
         elif not self._desk.is_operator(uid):
             self.warn((uid, op), f"Uid={uid} Refused={op}: not an operator")
             raise RequestError("refused", f"{op} is for operators (see [controller] operators)")
         return self._desk.command(uid, op, args)
 
-    def _visible(self, uid: int, names: Any, *, all_: bool = False) -> tuple[int, ...]:
+    def _visible(self, uid: int, names: Sequence[str], *, all_: bool = False) -> tuple[int, ...]:
         """Ids of jobs that a user may see; `all_`: of any."""
         found: list[int] = []
         everything = all_ or not self._desk.private() or self._desk.is_operator(uid)
-        for name in _names(names):
+        for name in names:
             ids = self._desk.find(name) or ((int(name),) if name.isdigit() else ())
             if not ids or not (everything or all(self._desk.owner(i) == uid for i in ids)):
                 raise RequestError("refused", f"job {name}: Invalid job id specified")
             found += ids
         return tuple(found)
 
-    def _commanded(self, uid: int, op: str, names: Any) -> tuple[int, ...]:
+    def _commanded(self, uid: int, op: str, names: Sequence[str]) -> tuple[int, ...]:
         """Ids of jobs that a user may command."""
         found: list[int] = []
         operator = self._desk.is_operator(uid)
-        for name in _names(names):
+        for name in names:
             ids = self._desk.find(name)
             foreign = [] if operator else [i for i in ids if self._desk.owner(i) != uid]
             if foreign:
@@ -311,24 +293,3 @@ class RequestDispatcher:
             line = f"more than {self._rate:g} requests a second"
             self.warn((uid, "rate"), f"Uid={uid} Refused={line}")
             raise RequestError("rate", f"{line}: wait a moment")
-
-
-def _args(request: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in request.items() if k not in ("v", "op", "nonce", "job_ids")}
-
-
-def _whole(request: dict[str, Any], field: str) -> int:
-    value = request.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ID:
-        raise RequestError("malformed", f"field {field} must be a whole number")
-    return value
-
-
-def _names(names: Any) -> list[str]:
-    """Job ids as people type them, checked."""
-    if not isinstance(names, list | tuple) or len(names) > _MAX_JOBS:
-        raise RequestError("malformed", f"field jobs must be a list of at most {_MAX_JOBS} ids")
-    for name in names:
-        if not isinstance(name, str) or not _JOB_NAME.fullmatch(name):
-            raise RequestError("malformed", f"job {name!r:.40}: an id is written 4711 or 4711_3")
-    return list(names)

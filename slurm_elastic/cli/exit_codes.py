@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slurm_elastic.core.errors import SlurmElasticError
+
 #: Refused by the controller, failed, or done for some of the jobs only.
 REFUSED = 1
 #: The command line is wrong.
@@ -10,7 +12,7 @@ USAGE = 2
 SILENT = 3
 
 
-class CliError(Exception):
+class CliError(SlurmElasticError):
     """Failure that ends the command; its text follows `selastic: ` on stderr.
 
     Attributes:

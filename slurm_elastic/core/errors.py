@@ -1,0 +1,71 @@
+"""The base of all exceptions of this package, so that a caller can catch one class.
+
+    SlurmElasticError
+    ├── CliError                        cli.exit_codes
+    ├── NoAnswerError                   controller.queries.view
+    ├── QueueFullError                  controller.server.fair_queue
+    ├── RequestAuthError                controller.server.request_auth
+    ├── RequestRefusedError             controller.server.request_dispatcher
+    ├── LedgerError                     controller.state.ledger
+    ├── InvalidInputError               core.errors
+    │   ├── ConfigError                 config.section_reader
+    │   ├── DirectiveError              core.directive
+    │   ├── LayerError                  core.layers
+    │   ├── LayoutTextError             core.layout
+    │   ├── ReportError                 core.report
+    │   ├── SubmissionError             core.submission
+    │   ├── CommunicationError          models.communication
+    │   ├── PipelineError               models.pipedream.partitioner
+    │   │   └── ArgumentError           models.pipedream.partitioner
+    │   ├── LayerProfileError           models.pipedream.profile_reader
+    │   ├── TimersError                 placement.delay.timers
+    │   ├── PolicyError                 policies.policy_protocol
+    │   ├── ExtrapolationError          profiler.extrapolate
+    │   ├── ProfileFileError            profiler.profile_file
+    │   ├── ComparisonError             profiler.profile_merge
+    │   ├── StoreError                  profiler.profile_store
+    │   ├── PlanError                   profiler.profiling_plan
+    │   ├── NoConfigurationError                 profiler.recommendation
+    │   ├── NotMeasuredError             profiler.stalls
+    │   ├── PlotError                   simulator.plots
+    │   ├── SimulationError             simulator.simulation
+    │   ├── RestartCostError            simulator.truth.restart_costs
+    │   ├── SacctError                  simulator.workloads.accounting_trace
+    │   ├── ApplicationProfileError     simulator.workloads.application_profiles
+    │   ├── ClusterError                simulator.workloads.cluster_text
+    │   ├── GenerateError               simulator.workloads.generate
+    │   ├── ScalingError                simulator.workloads.scaling_curves
+    │   ├── WorkloadError               simulator.workloads.workload
+    │   ├── TopologyError               topology
+    │   └── LayoutError                 training.pipeline.stage_layout
+    ├── EsbatchError                    job.esbatch
+    ├── UsageError                      job.esrun_options
+    ├── AllocationError                 job.slurm_env
+    ├── ChannelError                    rpc.frames
+    │   ├── ControllerUnreachableError  rpc.frames
+    │   ├── ControllerUntrustedError    rpc.frames
+    │   └── RequestRejectedError        rpc.frames
+    ├── SealError                       rpc.munge_auth
+    │   ├── MungeError                  rpc.munge_auth
+    │   └── UnsealError                 rpc.munge_auth
+    ├── RequestError                    rpc.protocol
+    ├── RunError                        simulator.parallel_runs
+    ├── AccountingError                 slurm.accounting
+    ├── NotActiveError                  slurm.scontrol
+    ├── ScontrolError                   slurm.scontrol
+    │   └── SlurmUnreachableError       slurm.scontrol
+    ├── CheckpointError                 training.checkpoint.checkpoint_coordinator
+    ├── ShardError                      training.checkpoint.shards
+    └── LinkError                       training.pipeline.stage_links
+
+An `InvalidInputError` is also a ValueError; CheckpointError, LinkError and ShardError, which
+training scripts may see, are also RuntimeErrors. Standard library only.
+"""
+
+
+class SlurmElasticError(Exception):
+    """Base of every exception of this package; its text is one line that names the culprit."""
+
+
+class InvalidInputError(SlurmElasticError, ValueError):
+    """A text, file, option or message from outside that cannot be used."""
