@@ -1,4 +1,4 @@
-"""The batches among which a configuration's best is looked for.
+"""Candidate batches of a configuration, from which the best is chosen.
 
 Sia's artifact tries, for R replicas that take `least` to `most` samples each, 50
 total batches in geometric steps from max(B0, R least) to the largest allowed, and
@@ -28,7 +28,7 @@ _SLACK = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSet:
-    """Ways to run a job, of which a model can be asked at once; hashable.
+    """Configurations that a model predicts in one call; hashable.
 
     Attributes:
         types: GPU type of each.
@@ -74,7 +74,7 @@ class BatchCandidates:
     valid: NDArray[np.bool_]
 
     def where(self, rows: NDArray[np.bool_], other: BatchCandidates) -> BatchCandidates:
-        """These in the given rows, the others in the rest; `other` itself if rows is all false."""
+        """Take the given rows from these, the others from `other`; no rows: `other` itself."""
         if not rows.any():
             return other
         pick = rows[:, None]
@@ -97,7 +97,7 @@ def candidates(
     max_batch: int | None = None,
     most: int | None = None,
 ) -> BatchCandidates:
-    """What may be tried in each configuration.
+    """Return the batches that may be tried in each configuration.
 
     Args:
         application: states the limits of each type.

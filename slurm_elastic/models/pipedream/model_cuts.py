@@ -1,4 +1,4 @@
-"""Where a model can be cut: sets of layers that hold every layer they read from.
+"""Cuts of a model: sets of layers that hold every layer they read from.
 
 A stage lies between two such *states*, the smaller one contained in the larger. As in
 the published optimiser (antichain_dag), a state holds the first source, and another
@@ -39,7 +39,7 @@ class States:
         compute_s: forward and backward of its layers, shape (states,), ascending.
         activation_bytes: outputs of its layers.
         parameter_bytes: parameters of its layers.
-        output_bytes: outputs of those layers that are read outside it or by nobody: what
+        output_bytes: outputs of those layers that are read outside it or by no layer: what
             crosses a cut there.
         complete: whether no state was left out.
     """
@@ -56,7 +56,7 @@ class States:
         return len(self.sets)
 
     def below(self, first: int, last: int) -> Bools:
-        """Which state is a proper part of which: shape (last, last - first).
+        """Return which state is a proper part of which: shape (last, last - first).
 
         Entry (a, b) says whether state a is part of state first + b.
         """
@@ -68,7 +68,7 @@ class States:
 
 
 def states(profile: LayerProfile, *, limit: int, free: bool = False) -> States:
-    """The states of a model.
+    """Return the states of a model.
 
     Args:
         profile: the model.
@@ -105,7 +105,7 @@ class _Graph:
                 self.needs[target] |= self.needs[i]
 
     def closures(self, limit: int) -> set[int] | None:
-        """The empty state and all that grow from the first source; None: more than the limit."""
+        """Return the empty state and all that grow from the first source; None: above the limit."""
         first = next(i for i, n in enumerate(self.predecessors) if n == 0)
         # What is read by a layer of the state, and not in it, may enter next.
         start = 1 << first
@@ -128,7 +128,7 @@ class _Graph:
         return found
 
     def all_states(self, limit: int) -> set[int] | None:
-        """All sets that hold what they need, the empty one too; None: more than the limit."""
+        """Return all sets that hold what they need, the empty one too; None: above the limit."""
         ready = sum(1 << i for i, n in enumerate(self.predecessors) if n == 0)
         found = {0}
         todo = [(0, ready)]
@@ -153,7 +153,7 @@ class _Graph:
         return found
 
     def prefixes(self, limit: int) -> set[int]:
-        """The empty state and prefixes of topological orders, at least of one."""
+        """Return the empty state and prefixes of topological orders, at least of one."""
         position = {layer: n for n, layer in enumerate(self.order)}
         depth = [0] * len(self.layers)
         for i in self.order:
@@ -180,7 +180,7 @@ class _Graph:
         return found
 
     def _thinned(self, order: list[int], limit: int) -> set[int]:
-        """Prefixes of an order; of too many the one in each group that lets least across."""
+        """Return prefixes of an order; of too many the one in each group that lets least across."""
         group = -(-len(order) // limit)
         found, state, output = {0}, 0, 0.0
         best, least = 0, math.inf
@@ -195,7 +195,7 @@ class _Graph:
         return found
 
     def measured(self, found: set[int], *, complete: bool) -> States:
-        """States with their sums, in order."""
+        """Return states with their sums, in order."""
         count = len(self.layers)
         rows = sorted(found)
         width = max(1, -(-count // 64))
@@ -233,7 +233,7 @@ class _Graph:
         return found
 
     def _growth(self, layer: int, done: int) -> float:
-        """How much more crosses the cut once the layer is done."""
+        """Return how much more crosses the cut once the layer is done."""
         after = done | 1 << layer
         grown = self.layers[layer].activation_bytes
         rest = self.predecessors[layer]
@@ -248,7 +248,7 @@ class _Graph:
     def _in_order(
         self, choose: Callable[[list[int], int], int], *, backwards: bool = False
     ) -> list[int]:
-        """A topological order: of the layers that are ready the chosen one is next."""
+        """Return a topological order: of the layers that are ready the chosen one is next."""
         waits = [n.bit_count() for n in self.predecessors]
         ready = [i for i, n in enumerate(waits) if n == 0]
         order: list[int] = []
@@ -266,7 +266,7 @@ class _Graph:
 
 
 def _sums(member: Bools, values: Floats) -> Floats:
-    """Sums over members in the order of the layers: a superset's is never smaller.
+    """Sum over members in the order of the layers: a superset's is never smaller.
 
     A matrix product may add in another order for each row, and rounding then makes a
     subset larger than its superset.
