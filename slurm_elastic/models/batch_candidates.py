@@ -145,7 +145,7 @@ def candidates(
     valid = possible & (low <= micro_batch) & (micro_batch <= high)
     # A fixed batch is exactly that; an elastic one is what whole micro-batches make of it.
     samples = batches if fixed else spread * micro_batch * (accumulation + 1)
-    found = BatchCandidates(
+    batch_candidates = BatchCandidates(
         replicas,
         micro_batch.astype(np.int64),
         accumulation.astype(np.int64),
@@ -153,11 +153,11 @@ def candidates(
         valid,
     )
     for array in (
-        found.replicas,
-        found.micro_batch,
-        found.accumulation,
-        found.samples,
-        found.valid,
+        batch_candidates.replicas,
+        batch_candidates.micro_batch,
+        batch_candidates.accumulation,
+        batch_candidates.samples,
+        batch_candidates.valid,
     ):
         array.flags.writeable = False
-    return found
+    return batch_candidates

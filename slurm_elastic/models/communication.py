@@ -54,13 +54,13 @@ class SlowdownTable:
         """See `Communication`."""
         if gpus == 1:
             return 1.0
-        found = self.parts.get((model, gpus, *span))
-        if found is None:
+        part = self.parts.get((model, gpus, *span))
+        if part is None:
             raise CommunicationError(
                 f"the slowdown table has no row for {model} on {gpus} GPUs over"
                 f" {_over(span)}; add one"
             )
-        return found
+        return part
 
     @cached_property
     def models(self) -> frozenset[str]:
@@ -78,8 +78,8 @@ class GangLink:
     def __post_init__(self) -> None:
         if not (0 < self.bytes_s < math.inf and 0 <= self.latency_s < math.inf):
             raise CommunicationError(
-                f"a link of {self.bytes_s} bytes/s and {self.latency_s} s cannot be; both must"
-                " be numbers, the first above 0"
+                f"link: {self.bytes_s} bytes/s, latency {self.latency_s} s is invalid: expected"
+                " finite numbers, the first above 0, the second at least 0"
             )
 
 
@@ -178,9 +178,9 @@ class Stalls:
         """See `Communication`."""
         if gpus == 1:
             return 1.0
-        found = self.measured.get((model, gpus, *span))
-        if found is not None:
-            return found
+        part = self.measured.get((model, gpus, *span))
+        if part is not None:
+            return part
         stated = self.otherwise.part(model, gpus, span)
         if stated >= 1.0:
             return 1.0
@@ -213,7 +213,7 @@ def uplink_shares(users: Mapping[str, int], *, congestion: float = 1.0) -> dict[
         CommunicationError: congestion below 1.
     """
     if not 1 <= congestion < math.inf:
-        raise CommunicationError(f"congestion {congestion} cannot be; write a number from 1 on")
+        raise CommunicationError(f"congestion: {congestion} is invalid: expected a number >= 1")
     return {link: 1.0 / (max(1, count) * congestion) for link, count in users.items()}
 
 

@@ -36,7 +36,7 @@ from typing import Any
 
 #: Weight of the past in the averages: about the last twenty products count.
 SMOOTHING = 0.9
-#: Products before anything but 1 is said.
+#: Products that are needed before a penalty is other than 1.
 LEAST = 8
 
 
@@ -71,7 +71,7 @@ class Descent:
         self._count += 1
 
     def penalty(self, n: int) -> float:
-        """Return the fraction (0 to 1) of the descent lost if the first `n` of these layers freeze."""
+        """Return the part of the descent, 0 to 1, that freezing the first `n` layers loses."""
         if n == 0:
             return 0.0
         total = self._mean[-1]
@@ -108,7 +108,7 @@ def choose(certified: int, penalties: Mapping[int, float], *, max_penalty: float
 
     Args:
         certified: layers that may be frozen at most.
-        penalties: by the number of layers; what is not told is not chosen, 0 layers cost nothing.
+        penalties: by the number of layers; only these and 0, which costs nothing, are chosen.
         max_penalty: fraction of useful progress that freezing may cost.
 
     >>> choose(3, {1: 0.002, 3: 0.02}, max_penalty=0.005)

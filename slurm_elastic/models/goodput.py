@@ -143,17 +143,17 @@ class GoodputModel:
             curve that it borrows; if nothing was observed, the smallest batch from B0 up.
         """
         shape, configurations = _configurations(gpu_type, nodes, gpus)
-        found = self._table(configurations, max_batch=max_batch, most=most)
-        values = self._values(found)
+        table = self._table(configurations, max_batch=max_batch, most=most)
+        values = self._values(table)
         at = np.arange(len(configurations)), values.argmax(axis=1)
         goodput = values[at]
         if not self.known(gpu_type) and self.observed_types:
-            found = self._table(configurations, max_batch=max_batch, most=most, own_limits=True)
-            at = np.arange(len(configurations)), self._values(found).argmax(axis=1)
+            table = self._table(configurations, max_batch=max_batch, most=most, own_limits=True)
+            at = np.arange(len(configurations)), self._values(table).argmax(axis=1)
         return (
             goodput.reshape(shape),
-            found.micro_batch[at].reshape(shape),
-            found.accumulation[at].reshape(shape),
+            table.micro_batch[at].reshape(shape),
+            table.accumulation[at].reshape(shape),
         )
 
     def _values(self, table: GoodputTable) -> Floats:

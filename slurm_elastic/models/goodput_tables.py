@@ -242,9 +242,9 @@ def _per_node(of: GoodputBasis, gpu_type: str, configurations: ConfigurationSet)
     if known is not None:
         return known
     rows = zip(configurations.types, configurations.nodes, configurations.gpus, strict=True)
-    asked = [-(-gpus // nodes) for name, nodes, gpus in rows if name == gpu_type]
+    requested = [-(-gpus // nodes) for name, nodes, gpus in rows if name == gpu_type]
     seen = [-(-o.gpus // o.nodes) for o in of.observations.get(gpu_type, ())]
-    return max(asked + seen)
+    return max(requested + seen)
 
 
 def _rates(
@@ -313,8 +313,8 @@ def _rigid(
         (gpus,) * len(profiles),
     )
     slowest = min((r for r in _requested(of, shape).tolist() if r > 0), default=1.0)
-    asked = np.array(configurations.gpus, dtype=np.int64) == gpus
-    rates = np.where(asked, _requested(of, configurations), 0.0) * (gpus / slowest)
+    matches = np.array(configurations.gpus, dtype=np.int64) == gpus
+    rates = np.where(matches, _requested(of, configurations), 0.0) * (gpus / slowest)
     column = (len(configurations), 1)
     return GoodputTable(rates.reshape(column), np.ones(column), own.micro_batch, own.accumulation)
 

@@ -117,19 +117,19 @@ class LinkEstimates:
 
     def of_owner(self, owner: str) -> Links:
         """Return the links that count for this owner's jobs."""
-        found = {}
+        speeds = {}
         for tier, votes in self._votes.items():
             if tier not in DECIDING:
                 continue
             if len(votes) >= LEAST_OWNERS:
-                found[tier] = _median(votes.values())
+                speeds[tier] = _median(votes.values())
             elif owner in votes:
-                found[tier] = _median([votes[owner]])
-        return replace(self.configured, **found)
+                speeds[tier] = _median([votes[owner]])
+        return replace(self.configured, **speeds)
 
     def _all(self) -> Links:
-        found = {tier: link.bytes_s for tier, link in self.links.items()}
-        return replace(self.configured, **found)
+        speeds = {tier: link.bytes_s for tier, link in self.links.items()}
+        return replace(self.configured, **speeds)
 
 
 def _effective(size: float, m: Measurement, below: Links) -> float:

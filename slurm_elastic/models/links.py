@@ -204,16 +204,16 @@ class CommunicationCost:
 def step_work(record: JobRecord) -> dict[str, float]:
     """Return the GPU seconds of computing in one step, by type.
 
-    By the parts of its steps; on types where these were not told by its micro-steps, else by what
-    a replica did in earlier jobs of its application. Computing is taken to be shared evenly.
+    By the parts of its steps; on types without these by its micro-steps, else by the replicas of
+    earlier jobs of its application. Computing is taken to be shared evenly.
     """
-    found: dict[str, float] = {}
+    work: dict[str, float] = {}
     learned = record.learned
     if learned is not None:
         application = learned.application
         for profile in application.types if application.profiled else ():
             if profile.single:
-                found[profile.gpu_type] = application.batch * profile.unit / profile.single
+                work[profile.gpu_type] = application.batch * profile.unit / profile.single
         by_type: dict[str, list[float]] = {}
         for o in learned.observations:
             kind = application.on(o.gpu_type)
@@ -221,13 +221,13 @@ def step_work(record: JobRecord) -> dict[str, float]:
                 application.batch * o.micro_step_s / o.micro_batch * (kind.unit if kind else 1)
             )
             by_type.setdefault(o.gpu_type, []).append(seconds)
-        found |= {t: statistics.median(seconds) for t, seconds in by_type.items()}
-    told: dict[str, list[float]] = {}
+        work |= {t: statistics.median(seconds) for t, seconds in by_type.items()}
+    by_parts: dict[str, list[float]] = {}
     for m in record.measurements:
         if m.compute_s is not None:
-            told.setdefault(m.gpu_type, []).append(m.compute_s * m.gpus)
-    found |= {t: statistics.median(seconds) for t, seconds in told.items()}
-    return {t: seconds for t, seconds in found.items() if 1e-9 < seconds < 1e12}
+            by_parts.setdefault(m.gpu_type, []).append(m.compute_s * m.gpus)
+    work |= {t: statistics.median(seconds) for t, seconds in by_parts.items()}
+    return {t: seconds for t, seconds in work.items() if 1e-9 < seconds < 1e12}
 
 
 def stalls(record: JobRecord) -> tuple[Measurement, ...]:
@@ -244,27 +244,29 @@ def stalls(record: JobRecord) -> tuple[Measurement, ...]:
     )
 
 
-def _scales(size: float, told: Sequence[Measurement], links: Links) -> tuple[float, float, float]:
+def _scales(
+    size: float, measurements: Sequence[Measurement], links: Links
+) -> tuple[float, float, float]:
     """Return measured over predicted stalls: geometric means by tier, less nearer tiers' time.
 
     The spine goes by the rack where only that was measured, though not below a half: computing
     hides a short reduction, but not a ten times longer one. Nodes say nothing of racks.
     """
-    found: list[float] = []
+    scales: list[float] = []
     for i, tier in enumerate(TIERS):
         logs = []
-        for m in (m for m in told if tier_of(m) == tier):
+        for m in (m for m in measurements if tier_of(m) == tier):
             stated = [float(s) for s in links.tiers(size, m.gpus, m.nodes, m.racks)]
             if stated[i] > 0:
                 sync_s = max(m.sync_s or 0.0, 1e-9)
-                nearer_s = sum(s * scale for s, scale in zip(stated, found, strict=False))
+                nearer_s = sum(s * scale for s, scale in zip(stated, scales, strict=False))
                 logs.append(math.log(max(sync_s - nearer_s, LEAST_PART * sync_s) / stated[i]))
         if logs:
             mean = math.exp(sum(logs) / len(logs))
-            found.append(min(_MOST_SCALE, max(1 / _MOST_SCALE, mean)))
+            scales.append(min(_MOST_SCALE, max(1 / _MOST_SCALE, mean)))
         else:
-            found.append(max(_LEAST_CARRIED, found[1]) if tier == "spine" else 1.0)
-    return found[0], found[1], found[2]
+            scales.append(max(_LEAST_CARRIED, scales[1]) if tier == "spine" else 1.0)
+    return scales[0], scales[1], scales[2]
 
 
 def tier_of(m: Measurement) -> str:

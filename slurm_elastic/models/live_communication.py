@@ -85,18 +85,22 @@ class LiveCommunication:
 
     def _stalls(self, model: str) -> Stalls:
         job_id, kind = split_key(model)
-        found = self.models.get(job_id)
-        if found is None:
+        speed_model = self.models.get(job_id)
+        if speed_model is None:
             raise CommunicationError(f"job {job_id} is not one of this round's")
-        told = stalls(self.records.get(job_id) or JobRecord(job_id=job_id))
-        kind = kind or _best_known(told) or (found.toll.work[0][0] if found.toll else "")
+        stall_measurements = stalls(self.records.get(job_id) or JobRecord(job_id=job_id))
+        kind = (
+            kind
+            or _best_known(stall_measurements)
+            or (speed_model.toll.work[0][0] if speed_model.toll else "")
+        )
         # Reports do not tell link domains: the GPUs on a node may be in one, or not.
         measured = {
             (model, m.gpus, m.racks, m.nodes, m.nodes): _computing(m)
-            for m in told
+            for m in stall_measurements
             if m.gpu_type == kind
         }
-        return Stalls(measured=measured, otherwise=_Curve(kind, found))
+        return Stalls(measured=measured, otherwise=_Curve(kind, speed_model))
 
     def words(self, model: str, gpus: int, span: Span) -> str:
         """Describe the cost of a place, as a clause."""
@@ -142,10 +146,10 @@ def _covers(toll: CommunicationCost, span: Span) -> bool:
     return links.rack is not None if nodes > 1 else links.inside() is not None
 
 
-def _best_known(told: Iterable[Measurement]) -> str:
+def _best_known(measurements: Iterable[Measurement]) -> str:
     """Return the type with most steps; "" when there is none."""
     steps: dict[str, int] = {}
-    for m in told:
+    for m in measurements:
         steps[m.gpu_type] = steps.get(m.gpu_type, 0) + m.steps
     return min(steps, key=lambda t: (-steps[t], t), default="")
 

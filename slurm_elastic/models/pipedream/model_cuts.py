@@ -77,11 +77,11 @@ def states(profile: LayerProfile, *, limit: int, free: bool = False) -> States:
             many as keep to it.
     """
     graph = _Graph(profile)
-    found = graph.all_states(limit) if free else graph.closures(limit)
-    complete = found is not None
-    if found is None:
-        found = graph.prefixes(limit)
-    return graph.measured(found, complete=complete)
+    kept_states = graph.all_states(limit) if free else graph.closures(limit)
+    complete = kept_states is not None
+    if kept_states is None:
+        kept_states = graph.prefixes(limit)
+    return graph.measured(kept_states, complete=complete)
 
 
 class _Graph:
@@ -109,7 +109,7 @@ class _Graph:
         first = next(i for i, n in enumerate(self.predecessors) if n == 0)
         # What is read by a layer of the state, and not in it, may enter next.
         start = 1 << first
-        found = {0, start}
+        states = {0, start}
         todo = [(start, self.readers[first])]
         while todo:
             state, frontier = todo.pop()
@@ -119,18 +119,18 @@ class _Graph:
                 rest ^= bit
                 needed = self.needs[bit.bit_length() - 1]
                 grown = state | needed
-                if grown in found:
+                if grown in states:
                     continue
-                found.add(grown)
-                if len(found) - 1 > limit:
+                states.add(grown)
+                if len(states) - 1 > limit:
                     return None
                 todo.append((grown, (frontier | self._read_by(needed & ~state)) & ~grown))
-        return found
+        return states
 
     def all_states(self, limit: int) -> set[int] | None:
         """Return all sets that hold what they need, the empty one too; None: above the limit."""
         ready = sum(1 << i for i, n in enumerate(self.predecessors) if n == 0)
-        found = {0}
+        states = {0}
         todo = [(0, ready)]
         while todo:
             state, ready = todo.pop()
@@ -139,10 +139,10 @@ class _Graph:
                 bit = rest & -rest
                 rest ^= bit
                 grown = state | bit
-                if grown in found:
+                if grown in states:
                     continue
-                found.add(grown)
-                if len(found) - 1 > limit:
+                states.add(grown)
+                if len(states) - 1 > limit:
                     return None
                 more = sum(
                     1 << t
@@ -150,7 +150,7 @@ class _Graph:
                     if self.predecessors[t] & ~grown == 0
                 )
                 todo.append((grown, ready & ~bit | more))
-        return found
+        return states
 
     def prefixes(self, limit: int) -> set[int]:
         """Return the empty state and prefixes of topological orders, at least of one."""
@@ -171,18 +171,18 @@ class _Graph:
             self._in_order(lambda ready, _: min(ready, key=lambda i: (depth[i], position[i]))),
             self.order,
         )
-        found = self._thinned(orders[0], limit)
+        states = self._thinned(orders[0], limit)
         for order in orders[1:]:
-            more = found.union(accumulate((1 << i for i in order), or_))
+            more = states.union(accumulate((1 << i for i in order), or_))
             if len(more) - 1 > limit:
                 break
-            found = more
-        return found
+            states = more
+        return states
 
     def _thinned(self, order: list[int], limit: int) -> set[int]:
         """Return prefixes of an order; of too many the one in each group that lets least across."""
         group = -(-len(order) // limit)
-        found, state, output = {0}, 0, 0.0
+        states, state, output = {0}, 0, 0.0
         best, least = 0, math.inf
         for n, i in enumerate(order, start=1):
             output += self._growth(i, state)
@@ -190,14 +190,14 @@ class _Graph:
             if output < least or n == len(order):
                 best, least = state, output
             if n % group == 0 or n == len(order):
-                found.add(best)
+                states.add(best)
                 least = math.inf
-        return found
+        return states
 
-    def measured(self, found: set[int], *, complete: bool) -> States:
+    def measured(self, states: set[int], *, complete: bool) -> States:
         """Return states with their sums, in order."""
         count = len(self.layers)
-        rows = sorted(found)
+        rows = sorted(states)
         width = max(1, -(-count // 64))
         raw = b"".join(state.to_bytes(width * 8, "little") for state in rows)
         words = np.frombuffer(raw, dtype="<u8").reshape(len(rows), width)
@@ -225,12 +225,12 @@ class _Graph:
         )
 
     def _read_by(self, layers: int) -> int:
-        found = 0
+        readers = 0
         while layers:
             bit = layers & -layers
             layers ^= bit
-            found |= self.readers[bit.bit_length() - 1]
-        return found
+            readers |= self.readers[bit.bit_length() - 1]
+        return readers
 
     def _growth(self, layer: int, done: int) -> float:
         """Return how much more crosses the cut once the layer is done."""

@@ -158,13 +158,13 @@ class PartitionTable:
         for begin in range(first + 1, last + 1, _WIDTH):
             end = min(begin + _WIDTH, last + 1)
             _Block(self, begin, end).simplify(first, goal, (cost, split, replicas))
-        found: list[StageCandidate] = []
+        stages: list[StageCandidate] = []
         m = self.machines
         while last != first:
             r, k = int(replicas[m - 1, last]), int(split[m - 1, last])
-            found.append(StageCandidate(k, last, r, self.behind(m, r, waiting)))
+            stages.append(StageCandidate(k, last, r, self.behind(m, r, waiting)))
             m, last = m - r, k
-        return found[::-1]
+        return stages[::-1]
 
     def widths(self, m: int) -> range:
         """Return the numbers of replicas that a last stage may have of m components."""

@@ -140,12 +140,12 @@ def _text_edge(line: str, at: str) -> tuple[str, str]:
 
 def _text_layer(line: str, at: str) -> Layer:
     name, description, rest = _text_parts(line, at)
-    found = {key: value.strip() for key, value in _PAIR.findall(rest)}
+    texts = {key: value.strip() for key, value in _PAIR.findall(rest)}
     values = {}
     for ours, theirs, unit in _FIELDS:
-        if theirs not in found:
+        if theirs not in texts:
             raise LayerProfileError(f"{at}: {name} has no {theirs}")
-        text = found[theirs]
+        text = texts[theirs]
         try:
             # Some published sizes are lists, one per output.
             numbers = [float(n) for n in text.strip("[]").split(";")]
