@@ -1,1 +1,1 @@
-"""How long things take; each module prints its figures: `python -m benchmarks.NAME`."""
+"""Benchmarks; each module prints its figures: `python -m benchmarks.NAME`."""

@@ -1,4 +1,4 @@
-"""What a larger batch costs in accuracy at the same number of samples, by learning-rate rule.
+"""Loss of accuracy with a larger batch at the same number of samples, by learning-rate rule.
 
     python -m benchmarks.batch [--batch 512] [--seeds 3] [--json]
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def trained(rule: str, *, seed: int, batch: int) -> dict[str, Any]:
-    """One training; "" keeps the batch.
+    """Train once and return the figures; rule "" keeps the batch.
 
     Returns:
         Steps taken and steps of the schedule, and the accuracy at the end.

@@ -47,7 +47,7 @@ Case = tuple[str, float, str, Path]
 
 
 def run(case: Case) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     name, congestion, mode, data = case
     trace, index = name.rsplit("-", 1)
     cluster = cluster_text.parse(CLUSTER)

@@ -1,4 +1,4 @@
-"""Dally's published workloads, run again: `python -m benchmarks.dally_tables`.
+"""Reproduction of Dally's published results: `python -m benchmarks.dally_tables`.
 
 Prints for each cluster, trace and policy ours beside what the author's simulator produced for the
 same files (docs/data.md), then our own policy. `--main` runs p75g8 on A64 only;
@@ -58,7 +58,7 @@ POLICIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One simulation; picklable."""
+    """Arguments of one simulation; picklable."""
 
     cluster: str
     trace: str
@@ -68,7 +68,7 @@ class Run:
 
 
 def policy(label: str, communication: Communication) -> GangPolicy:
-    """The policy of a label."""
+    """Return the policy of a label."""
     if label == "gandiva":
         return Gandiva()
     if label.startswith("tiresias"):
@@ -93,7 +93,7 @@ def run(task: Run) -> tuple[Run, GangResult]:
 
 
 def equal_jobs(task: Run, result: GangResult) -> str:
-    """How many gangs end at the very moment, to the last bit; "" without a row for each."""
+    """Return how many gangs end at the same time to the last bit; "" without a row for each."""
     path = task.data / "reference" / f"{task.trace}-{task.theirs}.csv"
     if task.cluster != "A64" or not path.is_file():
         return ""
@@ -103,7 +103,7 @@ def equal_jobs(task: Run, result: GangResult) -> str:
 
 
 def row(task: Run, result: GangResult, theirs: Mapping[str, str] | None) -> str:
-    """One line of the table: ours, and the reference in brackets."""
+    """Return one line of the table: our figures, and those of the reference in brackets."""
     s = result.summary()
     shares = "/".join(f"{s[f'share_{t}_2_8']:.2f}" for t in ("node", "rack", "network"))
     cells = [
@@ -124,7 +124,7 @@ def row(task: Run, result: GangResult, theirs: Mapping[str, str] | None) -> str:
 
 
 def table(done: Sequence[tuple[Run, GangResult]], data: Path) -> str:
-    """All runs as Markdown."""
+    """Return all runs as Markdown."""
     with (data / "reference" / "summary.csv").open(newline="") as lines:
         known = {(r["cluster"], r["trace"], r["policy"]): r for r in csv.DictReader(lines)}
     heads = (
@@ -136,7 +136,7 @@ def table(done: Sequence[tuple[Run, GangResult]], data: Path) -> str:
 
 
 def decide(nodes: int, waiting: int, seed: int = 0) -> tuple[float, int]:
-    """CPU seconds of one decision of our policy, and its grants; half the cluster is taken."""
+    """Return CPU seconds and grants of one decision of our policy on a half-used cluster."""
     draw = random.Random(seed)
     sites = NodeLayout.regular(racks=nodes // 25, nodes=25, gpus=8, domains=2)
     room, running = FreeMap(sites), dict[int, Held]()
@@ -187,7 +187,7 @@ STEP_S = {
 
 
 def congested(congestion: float) -> ClosedForm:
-    """NVLink, 100 Gbit/s per GPU in a rack and 10 between racks, less what others send."""
+    """Return link costs: NVLink, 100 Gbit/s per GPU in a rack, 10 between racks, shared."""
     return ClosedForm(
         compute_s=STEP_S,
         gradient_bytes=GRADIENT_BYTES,
@@ -200,7 +200,7 @@ def congested(congestion: float) -> ClosedForm:
 
 
 def congestion_run(task: tuple[str, float, str, Path]) -> str:
-    """One line of the table of congestion."""
+    """Return one line of the table of congestion."""
     label, congestion, trace, data = task
     communication = congested(congestion)
     s = simulate_gangs(
@@ -219,7 +219,7 @@ def congestion_run(task: tuple[str, float, str, Path]) -> str:
 
 
 def crowd(nodes: int, waiting: int, *, free: float, seed: int = 0) -> Cluster:
-    """Nodes of 8 GPUs, most of them in use by elastic and rigid gangs, and elastic ones waiting.
+    """Return nodes of 8 GPUs, mostly used by elastic and rigid gangs, with elastic ones waiting.
 
     Half of the gangs that run and a fifth of those that wait have measured speeds of their own.
     """
@@ -264,7 +264,7 @@ def _measured(draw: random.Random, gpus: int, part: float) -> dict[str, object]:
 
 
 def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float, dict[str, int]]:
-    """CPU seconds of one decision of the live policy, of its whole round, and the changes."""
+    """Return CPU seconds of one live decision and of its whole round, and the changes."""
     cluster = crowd(nodes, waiting, free=free)
     settings = Config(
         controller=ControllerSettings(queue="controller", policy="dally"),
@@ -280,7 +280,7 @@ def decide_live(nodes: int, waiting: int, *, free: float) -> tuple[float, float,
 
 
 class Timed:
-    """A policy whose decisions are timed."""
+    """Policy whose decisions are timed."""
 
     capabilities = Capabilities(binding_proposals=True, batch_chosen_by="user")
 

@@ -1,4 +1,4 @@
-"""Elastic batch sizes beside elastic GPUs only: `python -m benchmarks.elastic_batch`.
+"""Elastic batch sizes compared with elastic GPUs only: `python -m benchmarks.elastic_batch`.
 
     python -m benchmarks.elastic_batch [--gpus 40] [--arrivals low] [--seeds 3] [--json]
     python -m benchmarks.elastic_batch --options      what the options are worth
@@ -88,12 +88,12 @@ POLICIES = {
 
 @dataclass(frozen=True, eq=False)
 class Times(Mapping[Shape, MeasuredCurve]):
-    """The times of an application at every placement; only that of one GPU is listed."""
+    """Times of an application at every placement; iteration yields only that of one GPU."""
 
     model: Family
 
     def __getitem__(self, shape: Shape) -> MeasuredCurve:
-        """Times of each micro-batch on these nodes."""
+        """Return the times of each micro-batch on these nodes."""
         micro = tuple(builtin_profiles.micro_batches(self.model, V100))
         times = [
             builtin_profiles.step(self.model, V100, nodes=len(shape), gpus=sum(shape), micro=m)
@@ -102,16 +102,16 @@ class Times(Mapping[Shape, MeasuredCurve]):
         return MeasuredCurve(micro, tuple(t for t, _ in times), tuple(s for _, s in times))
 
     def __iter__(self) -> Iterator[Shape]:
-        """One GPU."""
+        """Yield the shape of one GPU."""
         return iter(((1,),))
 
     def __len__(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
 
 def profile(model: Family, hours: float, *, noise: bool) -> ApplicationProfile:
-    """An application that takes so many hours on one GPU at its largest micro-batch.
+    """Return an application that takes so many hours on one GPU at its largest micro-batch.
 
     Args:
         model: its sizes.
@@ -144,7 +144,7 @@ def profile(model: Family, hours: float, *, noise: bool) -> ApplicationProfile:
 
 
 def applications(wide: int = 1) -> list[tuple[str, Family, float]]:
-    """Every application in every length: its name, its sizes, hours on one GPU."""
+    """Return every application in every length: name, sizes, hours on one GPU."""
     return [
         (f"{model.name}-{hours:g}h", _wider(model, wide), hours)
         for model in APPLICATIONS
@@ -153,7 +153,7 @@ def applications(wide: int = 1) -> list[tuple[str, Family, float]]:
 
 
 def profiles(*, noise: bool = False, wide: int = 1) -> dict[str, ApplicationProfile]:
-    """Their profiles."""
+    """Return the profiles of all applications."""
     return {n: profile(model, hours, noise=noise) for n, model, hours in applications(wide)}
 
 
@@ -165,7 +165,7 @@ def _wider(model: Family, wide: int) -> Family:
 def workload(
     gpus: int, arrivals: str, *, seed: int = 0, hours: float = HOURS, wide: int = 1
 ) -> Workload:
-    """Jobs over the hours; their number follows from the load."""
+    """Return jobs over the hours; their number follows from the load."""
     how, load = ARRIVALS[arrivals]
     count = round(load * gpus * hours / mean(LENGTHS_H))
     asks = {
@@ -189,7 +189,7 @@ def workload(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is simulated beside the policy: GPUs, and what is true of batches."""
+    """Simulation parameters beside the policy: GPUs, and the truth about batches."""
 
     gpus: int
     noise: bool = False
@@ -197,7 +197,7 @@ class Case:
 
 
 def run(jobs: Workload, case: Case, settings: ElasticBatchSettings, *, policy: str = "") -> Result:
-    """One simulation."""
+    """Simulate once."""
     config = Config(
         controller=ControllerSettings(policy=policy or "elastic_batch"), elastic_batch=settings
     )
@@ -213,7 +213,7 @@ def run(jobs: Workload, case: Case, settings: ElasticBatchSettings, *, policy: s
 
 
 def figures(results: Sequence[Result]) -> dict[str, float]:
-    """What is compared; means over workloads, but of hours the mean of all jobs."""
+    """Return the compared figures: means over workloads, hours as the mean of all jobs."""
     jobs = [j for r in results for j in r.jobs]
     dropped = sum(len(r.dropped) for r in results)
     inside = sum(j.completion_s <= HOURS * HOUR_S for j in jobs)
@@ -232,7 +232,7 @@ def figures(results: Sequence[Result]) -> dict[str, float]:
 
 
 def compare(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The paper's comparison."""
+    """Print the paper's comparison."""
     for gpus in args.gpus or (40, 400):
         for arrivals in args.arrivals or tuple(ARRIVALS):
             case = Case(gpus=gpus, wide=args.wide)
@@ -259,7 +259,7 @@ OPTIONS = {
 
 
 def options(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The options, where samples of large batches are worth less, and where not; beside `sia`."""
+    """Print the policy's options beside `sia`, with and without samples of lower worth."""
     for gpus in args.gpus or (40,):
         for arrivals in args.arrivals or tuple(ARRIVALS):
             jobs = [workload(gpus, arrivals, seed=s) for s in range(args.seeds)]
@@ -279,7 +279,7 @@ def options(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def plain(rows: Floats, capacity: int) -> float:
-    """The program as the paper states it, in plain loops: its value; -inf if infeasible."""
+    """Return the value of the program as in the paper, in plain loops; -inf if infeasible."""
     table = [0.0] * (capacity + 1)
     for row in rows.tolist():
         best = [-np.inf] * (capacity + 1)
@@ -290,7 +290,7 @@ def plain(rows: Floats, capacity: int) -> float:
 
 
 def factors(jobs: int, most: int, *, seed: int = 0) -> Floats:
-    """Invented scaling factors with node boundaries: rows that are not concave."""
+    """Return random scaling factors with node boundaries: rows that are not concave."""
     rng = np.random.default_rng(seed)
     k = np.arange(1, most + 1)
     loss = rng.uniform(0.5, 1.0, (jobs, 1))
@@ -302,7 +302,7 @@ DP_SIZES = ((100, 200, 16), (100, 400, 64), (1000, 2048, 16), (1000, 2048, 64), 
 
 
 def dp(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Ours and the plain loop in pairs, alternating; the plain one only where it ends soon."""
+    """Time our program and the plain loop in alternating pairs; the loop at small sizes only."""
     for jobs, gpus, most in DP_SIZES:
         rows = factors(jobs, most)
         ours, loops = [], []
@@ -325,7 +325,7 @@ def dp(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def call(jobs: int, nodes: int) -> tuple[float, float]:
-    """CPU seconds of a whole call of the policy: when all is new to it, and when nothing is.
+    """Time a whole call of the policy: with all jobs new to it, and with none.
 
     Args:
         jobs: pending, each measured in 15 configurations of its own.

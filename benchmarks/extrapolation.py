@@ -1,4 +1,4 @@
-"""How wrong the stalls of models are that were not profiled (profiler/extrapolate.py).
+"""Error of extrapolated stalls of models that were not profiled (profiler/extrapolate.py).
 
     python -m benchmarks.extrapolation [--data DIR] [--seed 0] [--json]
 
@@ -67,7 +67,7 @@ NOISE = 0.03
 
 
 class Model(NamedTuple):
-    """Layers with parameters, parameters, and 1e9 multiply-adds of a forward step."""
+    """Layers with parameters, all parameters, and 1e9 multiply-adds of a forward step."""
 
     layers: int
     parameters: float
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def stalls(way: str, place: str, seed: int) -> list[ObservedStall]:
-    """Computed stalls of all models, from the least parameters to the most."""
+    """Return the computed stalls of all models, ascending in parameters."""
     gpus, span = PLACES[place]
     noise = random.Random(f"{seed} {way} {place}")
     form = ClosedForm(
@@ -173,7 +173,7 @@ def stalls(way: str, place: str, seed: int) -> list[ObservedStall]:
 
 
 def recommended(way: str, seed: int) -> dict[str, Any]:
-    """How often the advice is the same with extrapolated stalls."""
+    """Return how often the advice is the same with extrapolated stalls."""
     known = {place: stalls(way, place, seed) for place in PLACES}
     missed = {place: leave_one_out(rows) for place, rows in known.items()}
     same, late, asked, dearer = 0, 0, 0, 0.0
@@ -210,7 +210,7 @@ def _choices(compute: float, waits: Mapping[str, float]) -> list[Recommendation]
 
 
 def _in_buckets(backward: float, size: float, seconds: Callable[[float], float]) -> float:
-    """How much later than the backward pass the last bucket arrives."""
+    """Return how much later than the backward pass the last bucket arrives."""
     count = max(1, round(size / _BUCKET))
     through = 0.0
     for i in range(count):
@@ -219,14 +219,14 @@ def _in_buckets(backward: float, size: float, seconds: Callable[[float], float])
 
 
 def large_from_small(known: Sequence[ObservedStall]) -> list[PredictedStall]:
-    """The second half against a fit to the first."""
+    """Compare the larger half of the models with a fit to the smaller half."""
     small, large = known[: len(known) // 2], known[len(known) // 2 :]
     found = fit(small)
     return [predict(found, k) for k in large]
 
 
 def dally(path: Path) -> dict[str, Any]:
-    """Six models on each placement of several GPUs."""
+    """Compare six models on each placement of several GPUs."""
     places: dict[tuple[str, ...], list[ObservedStall]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -245,7 +245,7 @@ def dally(path: Path) -> dict[str, Any]:
 
 
 def errors(missed: Iterable[PredictedStall]) -> dict[str, Any]:
-    """Median and worst of both errors."""
+    """Return median and largest of both errors."""
     missed = list(missed)
     worst = max(missed, key=lambda m: m.error)
     return {

@@ -1,4 +1,4 @@
-"""What frozen layers save, and what they cost in accuracy.
+"""Time saved by frozen layers, and their loss of accuracy.
 
     python -m benchmarks.freezing [--steps 12] [--rounds 4] [--seeds 3] [--json]
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def saving(*, steps: int, rounds: int) -> list[dict[str, float]]:
-    """By prefix: bytes in a step's all-reduce, wall and CPU seconds of a step."""
+    """Return by prefix: bytes in a step's all-reduce, wall and CPU seconds of a step."""
     with tempfile.TemporaryDirectory() as out:
         port = free_port(24000)
         common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -79,7 +79,7 @@ def saving(*, steps: int, rounds: int) -> list[dict[str, float]]:
 
 
 def cost(seed: int, max_penalty: float) -> dict[str, Any]:
-    """One seed's accuracy (mean of the last three epochs) and CPU seconds, without and with."""
+    """Return one seed's accuracy (mean of the last three epochs) and CPU seconds, by mode."""
     found: dict[str, Any] = {"seed": seed}
     for freeze in ("off", "auto"):
         with tempfile.TemporaryDirectory() as out:
@@ -109,7 +109,7 @@ def cost(seed: int, max_penalty: float) -> dict[str, Any]:
 
 
 class _All:
-    """Holds everything for converged."""
+    """Criterion by which all layers have converged."""
 
     plastic = False
 
@@ -127,7 +127,7 @@ class _All:
 
 
 def _network() -> list[tuple[str, Any]]:
-    """The blocks and the linear layer behind them."""
+    """Return the blocks and the linear layer behind them."""
     import torch  # noqa: PLC0415
 
     class Block(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -145,7 +145,7 @@ def _network() -> list[tuple[str, Any]]:
 
 
 def _rank(out: Path, *, steps: int, rounds: int) -> None:
-    """One of the two ranks; the first writes rows.json."""
+    """Run one of the two ranks; the first writes rows.json."""
     # Here: the process that starts the ranks needs no torch.
     import torch  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What layer elasticity is worth in simulation: `python -m benchmarks.icefrog`.
+"""Gain of layer freezing in simulation: `python -m benchmarks.icefrog`.
 
 The published workloads philly 1-4 and saturn 1-5 (docs/data.md) on the 64-GPU cluster of
 Sia's Table 3, a round a minute. `fifo`, `las` and `sia` where no job freezes layers; then, for
@@ -35,7 +35,7 @@ _FIGURES = ("avg_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job", "restarts_p
 
 
 def task(policy: str, belief: str, name: tuple[str, int], data: Path) -> Task:
-    """One simulation."""
+    """Return one simulation."""
     cluster = cluster_text.parse(CLUSTER)
     jobs = workload.read(data / "workloads" / name[0] / f"workload-{name[1]}.csv")
     return Task(
@@ -48,7 +48,7 @@ def task(policy: str, belief: str, name: tuple[str, int], data: Path) -> Task:
 
 
 def figures(results: Sequence[Result], base: Mapping[str, Any] | None) -> dict[str, Any]:
-    """One row's figures; `base`: those of sia where nobody freezes."""
+    """Return one row's figures; `base`: those of sia without freezing."""
     said = summary(results)
     row = {name: said[name] for name in _FIGURES}
     row |= {n: said.get(n, 0.0) for n in ("freezing_layers", "freezing_lost")}
@@ -59,7 +59,7 @@ def figures(results: Sequence[Result], base: Mapping[str, Any] | None) -> dict[s
 
 
 def line(policy: str, belief: str, row: Mapping[str, Any]) -> str:
-    """As a line of a Markdown table."""
+    """Return a line of a Markdown table."""
     return (
         f"| {policy} | {belief or 'nobody freezes'} | {row['avg_jct_h']:.3f} |"
         f" {row['vs_sia']:+.1%} | {row['p99_jct_h']:.2f} | {row['gpu_h_per_job']:.2f} |"

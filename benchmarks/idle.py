@@ -1,4 +1,4 @@
-"""What selasticd costs while nothing happens.
+"""Cost of selasticd while nothing happens.
 
     python -m benchmarks.idle [--jobs 2000] [--seconds 60] [--json] [--cluster selastic]
 
@@ -21,7 +21,7 @@ _TICKS = 100  # per second, sysconf(_SC_CLK_TCK) on Linux
 
 
 def cpu_s(cluster: str, pid: str) -> float:
-    """CPU seconds that a process has used so far."""
+    """Return the CPU seconds that a process has used so far."""
     fields = on_cluster(cluster, "cat", f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 

@@ -1,4 +1,4 @@
-"""What the training library costs, compared with the same loop in plain DistributedDataParallel.
+"""Overhead of the training library, compared with the same loop in plain DistributedDataParallel.
 
     python -m benchmarks.overhead [--models cnn,mlp,mlp-accumulating] [--rounds 10] [--json]
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def measure(model: str, *, rounds: int, turn: int) -> dict[str, Any]:
-    """One model: step times by arm, and ratios with their intervals."""
+    """Return one model's step times by arm, and ratios with their intervals."""
     with tempfile.TemporaryDirectory() as out:
         # fmt: off
         command = [
@@ -120,7 +120,7 @@ def measure(model: str, *, rounds: int, turn: int) -> dict[str, Any]:
 
 
 def ratio(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Of the sums; and the 95 % interval of a bootstrap over pairs.
+    """Return the ratio of the sums, and the 95 % interval of a bootstrap over pairs.
 
     >>> [round(x, 3) for x in ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])]
     [2.0, 2.0, 2.0]
@@ -137,7 +137,7 @@ def ratio(ones: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def _cnn() -> dict[str, Any]:
-    """Four convolutions, 64 images a step; few parameters."""
+    """Return a model of four convolutions with few parameters, 64 images per step."""
     import torch  # noqa: PLC0415
     from torch import nn  # noqa: PLC0415
 
@@ -153,7 +153,7 @@ def _cnn() -> dict[str, Any]:
 
 
 def _mlp(micro: int | None = None) -> dict[str, Any]:
-    """3.2 million parameters, 256 samples a step."""
+    """Return a model of 3.2 million parameters, 256 samples per step."""
     import torch  # noqa: PLC0415
     from torch import nn  # noqa: PLC0415
 
@@ -173,7 +173,7 @@ MODELS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def _plain(case: dict[str, Any], rank: int) -> Iterator[None]:
-    """The usual loop, a step at a time, for ever."""
+    """Yield steps of the usual loop, for ever."""
     import torch  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: PLC0415
@@ -209,14 +209,14 @@ def _plain(case: dict[str, Any], rank: int) -> Iterator[None]:
 
 
 def _ours(job: Any) -> Iterator[None]:
-    """The library's loop, a step at a time."""
+    """Yield steps of the library's loop, for ever."""
     for batch in job:
         job.step(batch)
         yield
 
 
 def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
-    """One of the ranks; writes its times to rankN.json."""
+    """Run one of the ranks; it writes its times to rankN.json."""
     from slurm_elastic.training import Freezing, init  # noqa: PLC0415, I001 - before torch
     from slurm_elastic.training.measure.step_times import SELDOM, SOON, WARM_UP  # noqa: PLC0415
 
@@ -246,7 +246,7 @@ def _rank(out: Path, case: dict[str, Any], *, rounds: int, turn: int) -> None:
     looks_at = dict.fromkeys(ARMS, WARM_UP + SOON + 1)
 
     def take(arm: str, steps: int) -> tuple[float, float]:
-        """(wall, CPU) seconds of so many steps."""
+        """Return (wall, CPU) seconds of so many steps."""
         timer.on = arm in ("library", "freezing")
         timer._steps_done = looks_at[arm]  # noqa: SLF001
         job._freezer = freezer if arm == "freezing" else None  # noqa: SLF001

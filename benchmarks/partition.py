@@ -1,4 +1,4 @@
-"""The partitioner: time and exactness, on PipeDream's profiles and on invented models.
+"""Time and exactness of the partitioner, on PipeDream's profiles and on random models.
 
     python -m benchmarks.partition [--data DIR] [--repeat 3] [--json]
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def published(data: Path, repeat: int) -> dict[str, Any]:
-    """All runs of the published optimiser, again."""
+    """Repeat all runs of the published optimiser."""
     cases = json.loads((data / "oracle.json").read_text())
     times, worst, others = [], 0.0, 0
     for _ in range(repeat):
@@ -92,7 +92,7 @@ def published(data: Path, repeat: int) -> dict[str, Any]:
 def asked(
     profile: LayerProfile, levels: Sequence[Level], repeat: int, *, memory: float | None = None
 ) -> dict[str, Any]:
-    """One question: CPU seconds and the answer."""
+    """Answer one question; return CPU seconds and the answer."""
     times: list[float] = []
     answer: PipelinePartition | None = None
     for _ in range(repeat):
@@ -111,7 +111,7 @@ def asked(
 
 
 def approximation(data: Path) -> dict[str, Any]:
-    """How far the approximation is from the exact answer, where both can be had."""
+    """Return how far the approximation is from the exact answer, where both can be computed."""
     ratios: dict[str, Any] = {}
     shapes = ([Level(4, 1e9)], [Level(8, 1.25e9)], [Level(16, 3.125e9)], NODES)
     for model in ("resnet18", "resnet50", "squeezenet1_0"):
@@ -127,7 +127,7 @@ def approximation(data: Path) -> dict[str, Any]:
 
 
 def layers(count: int) -> LayerProfile:
-    """A chain of random layers."""
+    """Return a chain of random layers."""
     rng = random.Random(0)
     return chain(
         Layer(
@@ -142,7 +142,7 @@ def layers(count: int) -> LayerProfile:
 
 
 def inception(blocks: int) -> LayerProfile:
-    """Blocks of four branches of 3, 6, 9 and 4 layers, every third one a convolution."""
+    """Return blocks of four branches of 3, 6, 9 and 4 layers, every third one a convolution."""
     rng = random.Random(0)
     made: list[Layer] = []
     edges: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Stages x replicas, as the partitioner chooses them, against data parallelism.
+"""Stages x replicas, as the partitioner chooses them, compared with data parallelism.
 
     python -m benchmarks.pipeline [--ranks 2 4] [--model lm|linear|FILE] [--rounds 5] [--json]
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, ranks: int) -> dict[str, Any]:
-    """One run with so many ranks: what rank 0 found, and the ratios' spread."""
+    """Run once with so many ranks; return the figures of rank 0 and the spread of the ratios."""
     real = args.model == "linear"
     shrink, slow = (1.0, 1.0) if real else (args.shrink, args.slow)
     bits = (args.rate or (_REAL_RATE if real else _RATE)) / shrink / slow

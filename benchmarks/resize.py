@@ -1,4 +1,4 @@
-"""How long a resize takes, from the notice to the first step at the new size.
+"""Duration of a resize, from the notice to the first step at the new size.
 
     python -m benchmarks.resize [--count 30] [--requeues 3] [--json] [--cluster selastic]
 
@@ -41,7 +41,7 @@ def on_cluster(cluster: str, *words: str, user: str = "root", stdin: str = "") -
 
 def place_driver(cluster: str, name: str, folder: str) -> str:
     """Copy a driver of ours, and what it imports, into the head container; its path there."""
-    shared = "benchmarks/drivers/by_hand.py"
+    shared = "benchmarks/drivers/manual_controller.py"
     on_cluster(cluster, "mkdir", "-p", f"{folder}/benchmarks/drivers")
     on_cluster(cluster, "tee", f"{folder}/{shared}", stdin=(ROOT / shared).read_text())
     driver = (ROOT / "benchmarks/drivers" / name).read_text()
@@ -50,13 +50,13 @@ def place_driver(cluster: str, name: str, folder: str) -> str:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie (nearest rank)."""
+    """Return the value below which `share` of the values lie (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def measure(cluster: str, count: int, requeues: int) -> list[dict[str, Any]]:
-    """Rows `{"kind": "resize"|"requeue", "from", "to", "checkpoint", …, "total"}`."""
+    """Return rows `{"kind": "resize"|"requeue", "from", "to", "checkpoint", …, "total"}`."""
     up = [str(ROOT / "contrib/cluster/cluster"), "--name", cluster, "up"]
     subprocess.run(up, check=True, stdout=subprocess.DEVNULL)
     on_cluster(cluster, "mkdir", "-p", "/shared/scratch/bench")

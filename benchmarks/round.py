@@ -1,4 +1,4 @@
-"""CPU seconds of one whole round on an invented busy cluster, and where they go.
+"""CPU seconds of one whole round on a synthetic busy cluster, by stage.
 
     python -m benchmarks.round [--nodes 1000] [--jobs 2000] [--repeat 5] [--links] [--json]
 
@@ -59,7 +59,7 @@ def main() -> None:
 def measure(
     nodes: int, jobs: int, *, repeat: int, seed: int, links: bool = False
 ) -> dict[str, Any]:
-    """All figures; times are CPU seconds of this process."""
+    """Return all figures; times are CPU seconds of this process."""
     cluster = busy(nodes, jobs, seed=seed)
     config = Config()
     if links:
@@ -100,7 +100,7 @@ def measure(
 
 
 def against_plain_loop(cluster: Cluster) -> dict[str, float]:
-    """The fair policy against the loop that looks at every job again for every GPU."""
+    """Compare the fair policy with the loop that visits every job again for every GPU."""
     question = _question(cluster)
     _forget()
     begin = time.process_time()
@@ -160,7 +160,7 @@ def _forget() -> None:
 def _timed(stages: Counter[str]) -> Iterator[None]:
     """Count CPU seconds of the stages; the policy's are those of all its calls."""
     places: list[tuple[Any, str, str]] = [
-        (rounds, "eligible_jobs", "models and eligibility"),
+        (rounds, "elastic_jobs", "models and eligibility"),
         (rounds, "claims_for_pending", "claims of pending jobs"),
         (FairShare, "decide", "policy"),
         (Assignment, "place", "placement"),
@@ -192,7 +192,7 @@ def _counted(function: Callable[..., Any], stages: Counter[str], stage: str) -> 
 
 
 def _question(cluster: Cluster) -> Question:
-    """All running elastic jobs, and all GPUs that they hold or that are idle."""
+    """Return a question with all running elastic jobs, their GPUs and the idle ones."""
     snapshot = cluster.snapshot()
     jobs = tuple(j.job_id for j in snapshot.jobs if j.submission and j.allocation)
     capacity: Counter[str] = Counter()
@@ -223,7 +223,7 @@ def _curve(question: Question, job_id: int, gpu_type: str) -> utility_curves.Uti
 
 
 def _plain(question: Question) -> dict[int, tuple[str, int]]:
-    """Every job its MIN on its type, then the next size to whoever gains most per GPU."""
+    """Give every job its MIN on its type, then the next size to the job with most gain per GPU."""
     free = dict(question.capacity)
     at: dict[int, int] = {}
     on: dict[int, tuple[str, utility_curves.UtilityCurve]] = {}

@@ -1,4 +1,4 @@
-"""A large cluster with people on it, once with selasticd acting and once without it.
+"""A large cluster with simulated users, once with selasticd acting and once without it.
 
     python -m benchmarks.scale [--nodes 256] [--jobs 2000] [--minutes 15] [--seed 1] [--users 4]
                                [--only with|without] [--out scale-results] [--cluster scale]
@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.crowd import CROWD, Crowd, cluster_command
 from benchmarks.resize import on_cluster
 from benchmarks.scale_figures import arm_figures, compared, plot, told
+from benchmarks.simulated_users import USERS_DIR, SimulatedUsers, cluster_command
 
 ARMS = ("without", "with")
 EVERY_S = 3.0
@@ -68,39 +68,39 @@ def main() -> None:
 
 
 def run(arm: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One run, on a cluster of its own.
+    """Run once, on a separate cluster.
 
     Returns:
-        `rows` of crowd_watch.py, `did` by people, `log` of selasticd (its lines of rounds and
-        transitions), `attempts` of jobs, and what the run was.
+        `rows` of daemon_monitor.py, `did` (actions of users), `log` of selasticd (its lines of
+        rounds and transitions), `attempts` of jobs, and the parameters of the run.
     """
     up = [*cluster_command(args.cluster), "up", "--farm", str(args.nodes)]
     _say(f"{arm}: a cluster of {args.nodes} nodes")
     try:
         subprocess.run(up, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with Crowd(args.cluster, users=args.users) as crowd:
+        with SimulatedUsers(args.cluster, users=args.users) as users:
             if arm == "with":
                 _start(args.cluster)
-                crowd.play(deaf=0.0)
-            return _measured(arm, crowd, args)
+                users.report(deaf=0.0)
+            return _measured(arm, users, args)
     finally:
         down = [*cluster_command(args.cluster), "down"]
         subprocess.run(down, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _measured(arm: str, crowd: Crowd, args: argparse.Namespace) -> dict[str, Any]:
-    people = crowd.people(seed=args.seed, jobs=args.jobs, selastic=arm == "with")
-    _until_full(people, args)
+def _measured(arm: str, users: SimulatedUsers, args: argparse.Namespace) -> dict[str, Any]:
+    users_at_work = users.start_users(seed=args.seed, jobs=args.jobs, selastic=arm == "with")
+    _until_full(users_at_work, args)
     began = time.time()
     until = began + args.minutes * 60
     rows: list[dict[str, Any]] = []
     with _watch(args.cluster, rows) as stop:
-        people.go(until)
+        users_at_work.act_until(until)
         while time.time() < until:
             time.sleep(5)
-            _say(f"{arm}: {_progress(rows, people, until)}")
+            _say(f"{arm}: {_progress(rows, users_at_work, until)}")
         stop()
-    people.wait(END_S)
+    users_at_work.wait(END_S)
     log = on_cluster(args.cluster, "sh", "-c", f"cat {STATE}/log 2>/dev/null || true")
     kept = [line for line in log.splitlines() if "Round" in line or "Transition=" in line]
     noise = [line for line in log.splitlines() if " error: " in line or " warning: " in line]
@@ -114,15 +114,15 @@ def _measured(arm: str, crowd: Crowd, args: argparse.Namespace) -> dict[str, Any
         "began": began,
         "until": until,
         "rows": rows,
-        "did": people.rows,
+        "did": users_at_work.rows,
         "log": kept,
         "warnings": Counter(_kind(line) for line in noise),
-        "attempts": crowd.attempts(),
+        "attempts": users.attempts(),
     }
 
 
 def _start(cluster: str) -> None:
-    """selasticd, with what it does written down (-v)."""
+    """Start selasticd with verbose logging (-v)."""
     on_cluster(cluster, "install", "-d", "-o", "selastic", "-m", "755", STATE)
     on_cluster(cluster, "tee", f"{STATE}/elastic.toml", stdin=CONFIG)
     run_ = (
@@ -135,21 +135,26 @@ def _start(cluster: str) -> None:
         sys.exit(f"benchmarks: selasticd did not start: {text[-400:]}")
 
 
-def _until_full(people: Any, args: argparse.Namespace) -> None:
-    """Until everybody's jobs are submitted."""
+def _until_full(users_at_work: Any, args: argparse.Namespace) -> None:
+    """Wait until the jobs of all users are submitted."""
     end = time.time() + FILL_S
-    while not people.full():
+    while not users_at_work.all_submitted():
         if time.time() > end:
             sys.exit("benchmarks: the queue could not be filled")
         time.sleep(3)
-        _say(f"{people.count('sbatch')} of {args.jobs} jobs submitted")
+        _say(f"{users_at_work.count('sbatch')} of {args.jobs} jobs submitted")
     time.sleep(10)  # what can start has started
 
 
 @contextlib.contextmanager
 def _watch(cluster: str, rows: list[dict[str, Any]]) -> Iterator[Any]:
     """Look at the daemons until told to stop, with a last look then."""
-    words = ["/opt/slurm-elastic/bin/python", f"{CROWD}/crowd_watch.py", "--every", str(EVERY_S)]
+    words = [
+        "/opt/slurm-elastic/bin/python",
+        f"{USERS_DIR}/daemon_monitor.py",
+        "--every",
+        str(EVERY_S),
+    ]
     words += ["--ledger", f"{STATE}/ledger.sqlite"]
     process = subprocess.Popen(
         [*cluster_command(cluster), "exec", "--", *words],
@@ -178,22 +183,22 @@ def _close(process: subprocess.Popen[str]) -> None:
     process.stdin.close()
 
 
-def _progress(rows: list[dict[str, Any]], people: Any, until: float) -> str:
+def _progress(rows: list[dict[str, Any]], users_at_work: Any, until: float) -> str:
     left = max(0.0, until - time.time())
     last = rows[-1] if rows else {}
     daemon = last.get("selasticd")
     memory = f", selasticd {daemon['rss_mb']:.0f} MB" if daemon else ""
-    return f"{left:.0f} s left, {len(people.rows)} things done{memory}"
+    return f"{left:.0f} s left, {len(users_at_work.rows)} things done{memory}"
 
 
 def _kind(line: str) -> str:
-    """A line of the log without its numbers, so that alike lines are counted together."""
+    """Return a line of the log without its numbers, so that equal kinds are counted together."""
     words = line.split(": ", 1)[-1].split()
     return " ".join(w.split("=")[0] if "=" in w else w for w in words)[:120]
 
 
 def _say(text: str) -> None:
-    """One redrawn line on a terminal, plain lines elsewhere."""
+    """Show one redrawn line on a terminal, plain lines elsewhere."""
     end = "" if sys.stderr.isatty() else "\n"
     start = "\r\033[K" if sys.stderr.isatty() else ""
     print(f"{start}{text}", end=end, file=sys.stderr, flush=True)

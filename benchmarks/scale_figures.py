@@ -1,4 +1,4 @@
-"""From what a run of `scale` saw to figures, and a plot of both runs.
+"""Figures of a run of `scale`, and a plot of both runs.
 
 >>> percentiles([3.0, 1.0, 2.0])
 {'count': 3, 'p50': 2.0, 'p95': 3.0, 'max': 3.0}
@@ -40,7 +40,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def arm_figures(run: Mapping[str, Any]) -> dict[str, Any]:
-    """All figures of one run; what it did not have is left out.
+    """Return all figures of one run; those without data are left out.
 
     Args:
         run: see `scale.run`.
@@ -98,7 +98,7 @@ def _warm(row: Mapping[str, Any], rows: Rows) -> bool:
 
 
 def run_user(rows: Rows, user: str) -> dict[str, float]:
-    """Requests of a user in the time between the first and the last sdiag, and their cost."""
+    """Return a user's requests between the first and the last sdiag, and their cost."""
     seen = [r for r in rows if r.get("sdiag")]
     spent = _difference(seen[0]["sdiag"], seen[-1]["sdiag"], "by_user").get(user, [0, 0.0])
     seconds = seen[-1]["t"] - seen[0]["t"]
@@ -113,7 +113,7 @@ def run_user(rows: Rows, user: str) -> dict[str, float]:
 def _difference(
     one: Mapping[str, Any], other: Mapping[str, Any], name: str
 ) -> dict[str, list[Any]]:
-    """[count, seconds in slurmctld] by kind, the dearest first."""
+    """Return [count, seconds in slurmctld] by kind, in descending order of seconds."""
     spent = {
         kind: [count - one[name].get(kind, [0, 0])[0], (us - one[name].get(kind, [0, 0])[1]) / 1e6]
         for kind, (count, us) in other[name].items()
@@ -122,14 +122,14 @@ def _difference(
 
 
 def _cores(rows: Rows, daemon: str) -> float:
-    """Mean use of cores between the first and the last look."""
+    """Return the mean use of cores between the first and the last sample."""
     seen = [(r["t"], r[daemon]["cpu_s"]) for r in rows if daemon in r]
     (t0, cpu0), (t1, cpu1) = seen[0], seen[-1]
     return float(round((cpu1 - cpu0) / (t1 - t0), 4))
 
 
 def _people(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What they did within the time, how long it took, and how often it failed."""
+    """Return the users' actions within the time, their durations, and their failures."""
     rows = [r for r in run["did"] if run["began"] <= r.get("t", 0) < run["until"]]
     kinds = sorted({r["did"] for r in rows})
     return {
@@ -142,7 +142,7 @@ def _people(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Growth per hour after Theil and Sen, with its 95 % interval.
+    """Return the growth per hour after Theil and Sen, with its 95 % interval.
 
     >>> slope([(0.0, 5.0), (1800.0, 6.0), (3600.0, 7.0)])["per_h"]
     2.0
@@ -157,7 +157,7 @@ def slope(points: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def compared(rows: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What selasticd costs slurmctld: with it beside without it, and per type of request."""
+    """Return the cost of selasticd in slurmctld: with and without it, and per type of request."""
     ours, plain = figures["with"], figures["without"]
     kinds = {*ours["rpcs"], *plain["rpcs"]}
     return {
@@ -176,7 +176,7 @@ def compared(rows: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
 
 
 def told(whole: Mapping[str, Any]) -> list[str]:
-    """The figures as people read them."""
+    """Return the figures as text."""
     lines = []
     for arm, f in whole["arms"].items():
         lines += [
@@ -217,7 +217,7 @@ def told(whole: Mapping[str, Any]) -> list[str]:
 
 
 def plot(rows: Mapping[str, Any], path: Path) -> None:
-    """Over time: slurmctld's load of both runs; selasticd's memory, ledger and rounds."""
+    """Plot over time: slurmctld's load of both runs; selasticd's memory, ledger and rounds."""
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra
     except ImportError:

@@ -1,4 +1,4 @@
-"""One decision of the policy sia on an invented cluster: `python -m benchmarks.sia_round`."""
+"""One decision of the policy sia on a synthetic cluster: `python -m benchmarks.sia_round`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES = ("a100", "rtx", "t4")
 
 
 def invent(nodes: int, jobs: int, seed: int) -> Cluster:
-    """8-GPU nodes of three types; jobs of eight applications, each on one node or waiting."""
+    """Return 8-GPU nodes of three types, and jobs of eight applications, running or waiting."""
     rng = random.Random(seed)
     members = [node(f"n{i}", 8, TYPES[i % 3]) for i in range(nodes)]
     cluster = Cluster(members)

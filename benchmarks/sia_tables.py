@@ -1,4 +1,4 @@
-"""Sia's published results, run again: `python -m benchmarks.sia_tables`.
+"""Reproduction of Sia's published results: `python -m benchmarks.sia_tables`.
 
 Replays the published workloads (docs/data.md) on the 64-GPU cluster of the
 paper's Table 3 and prints ours beside what the authors' artifact produced for the same
@@ -54,7 +54,7 @@ FIGURES = ("avg_jct_h", "gpu_h_per_job", "restarts_per_job", "p99_jct_mean_h", "
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One simulation; picklable."""
+    """Arguments of one simulation; picklable."""
 
     label: str
     trace: str
@@ -95,7 +95,7 @@ def run(task: Run) -> tuple[Run, Result]:
 
 
 def hybrid(seed: int) -> Workload:
-    """Two pipelines of a 2.8B GPT among twenty data-parallel jobs, over two hours (ours)."""
+    """Return two pipelines of a 2.8B GPT among twenty data-parallel jobs, over two hours (ours)."""
     jobs = [
         SubmittedJob(
             name=f"gpt_pmp-{i}", time_s=60.0 + 1800 * i, application="gpt_pmp", gpus=16, batch=384
@@ -114,7 +114,7 @@ def hybrid(seed: int) -> Workload:
 
 
 def reference(data: Path, policy: str, trace: str, index: int) -> dict[str, float] | None:
-    """What the artifact produced for one workload; None: not in the data."""
+    """Return the artifact's figures for one workload; None if they are not in the data."""
     path = data / "reference" / f"{policy}-{trace}-{index}.csv"
     if not path.is_file():
         return None
@@ -132,13 +132,13 @@ def reference(data: Path, policy: str, trace: str, index: int) -> dict[str, floa
 
 
 def available(data: Path, trace: str) -> list[int]:
-    """Numbers of a trace's workloads, ascending."""
+    """Return the numbers of a trace's workloads, ascending."""
     found = (data / "workloads" / trace).glob("workload-*.csv")
     return sorted(int(p.stem.partition("-")[2]) for p in found)
 
 
 def compare(label: str, results: Sequence[tuple[Run, Result]], data: Path) -> dict[str, Any]:
-    """One row: means over workloads and seeds, their spread over seeds, and the reference's."""
+    """Return one row: means over workloads and seeds, their spread over seeds, the reference's."""
     row: dict[str, Any] = {"label": label, "runs": len(results)}
     seeds = sorted({task.seed for task, _ in results})
     of_seed = {}
@@ -162,7 +162,7 @@ def compare(label: str, results: Sequence[tuple[Run, Result]], data: Path) -> di
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Rows as Markdown; ratios to the artifact's figures in brackets."""
+    """Return rows as Markdown; ratios to the artifact's figures in brackets."""
     heads = ("avg JCT h", "GPU h/job", "restarts/job", "p99 h", "makespan h")
     lines = [f"| run | {' | '.join(heads)} | CPU s |", "|---" * (len(heads) + 2) + "|"]
     for row in rows:
@@ -207,7 +207,7 @@ def tasks(options: argparse.Namespace, folder: Path) -> list[Run]:
 
 
 def _ablations(plain: dict[str, Any]) -> list[Run]:
-    """A workload with one thing changed at a time."""
+    """Yield a workload with one thing changed at a time."""
     found = [
         Run(label="as the artifact", compat=True, **plain),
         Run(label="as the paper", compat=False, **plain),
@@ -227,7 +227,7 @@ def _ablations(plain: dict[str, Any]) -> list[Run]:
 
 
 def _variants(base: dict[str, Any], seed: int) -> list[Run]:
-    """philly-1 with all jobs of one class, and a pipeline among data-parallel jobs."""
+    """Yield philly-1 with all jobs of one class, and a pipeline among data-parallel jobs."""
     found = []
     for job_class in JobClass:
         plain: dict[str, Any] = {"trace": "philly", "index": 1, "job_class": job_class} | base

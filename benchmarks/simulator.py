@@ -1,4 +1,4 @@
-"""CPU seconds of simulated traces, and where they go.
+"""CPU seconds of simulated traces, by part.
 
     python -m benchmarks.simulator [WORKLOAD.csv ...] [--profiles DIR] [--data DIR] [--cluster C]
                                    [--policy sia] [--artifact-compat] [--clock round]
@@ -7,7 +7,7 @@
 Without a workload: `philly/workload-1.csv` of Sia's published data (docs/data.md), else the
 built-in workload of 160 jobs. Parts are exclusive of each other: `fits` are throughput fits,
 wherever they are asked for; `goodput matrix` the policy's predictions without these; `solver`
-the integer program; `policy` the rest of it; `physics` jobs making progress and choosing their
+the integer program; `policy` the rest of it; `jobs` jobs making progress and choosing their
 batches; `round` snapshots, eligibility, placement and plan; `rest` results and fairness.
 
 `--replay` gives jobs what a recorded trace (`trace-philly-1.jsonl.gz`) gave them, round by
@@ -100,9 +100,9 @@ def _inputs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> lis
 
 
 def invented(jobs: int = 160, hours: float = 8.0) -> Inputs:
-    """The built-in profiles, and a workload drawn for them."""
+    """Write the built-in profiles, and return a workload drawn for them."""
     cluster = cluster_text.parse(builtin_profiles.CLUSTER)
-    lines = generate.generate(builtin_profiles.asks(), jobs=jobs, hours=hours)
+    lines = generate.generate(builtin_profiles.request_patterns(), jobs=jobs, hours=hours)
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         builtin_profiles.write(at / "profiles")
@@ -163,8 +163,8 @@ class _Account:
             (Goodputs, "rows", "goodput matrix"),
             (sia_policy, "solve", "solver"),
             (simulation._Timed, "decide", "policy"),  # noqa: SLF001
-            (simulation._Run, "_advance", "physics"),  # noqa: SLF001
-            (SimulatedJob, "hold", "physics"),
+            (simulation._Run, "_advance", "jobs"),  # noqa: SLF001
+            (SimulatedJob, "hold", "jobs"),
             (simulation._Run, "_decide", "round"),  # noqa: SLF001
         ]
         self.seconds = dict.fromkeys((part for *_, part in self._places), 0.0)
@@ -183,7 +183,7 @@ class _Account:
             setattr(owner, name, function)
 
     def parts(self, total_s: float) -> dict[str, float]:
-        """All parts; `rest` is what no part accounts for."""
+        """Return all parts; `rest` is the time of none of them."""
         return {**self.seconds, "rest": total_s - sum(self.seconds.values())}
 
     def _counted(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
@@ -215,8 +215,8 @@ def replay(
     Progress counts as different from 1e-4 relative on (the trace has four decimals).
     """
     began = time.process_time()
-    physics = {name: GroundTruth(table) for name, table in tables.items()}
-    running = {j.name: _job(j, physics[j.application], cluster) for j in jobs.jobs}
+    truth = {name: GroundTruth(table) for name, table in tables.items()}
+    running = {j.name: _job(j, truth[j.application], cluster) for j in jobs.jobs}
     different = dict.fromkeys(("epoch", "progress", "restarts", "batch"), 0)
     records = 0
     with gzip.open(trace, "rt") as lines:
@@ -249,13 +249,13 @@ def replay(
     }
 
 
-def _job(job: SubmittedJob, physics: GroundTruth, cluster: cluster_text.Cluster) -> SimulatedJob:
+def _job(job: SubmittedJob, truth: GroundTruth, cluster: cluster_text.Cluster) -> SimulatedJob:
     return SimulatedJob(
         job,
-        physics,
-        describe(job, physics, cluster),
+        truth,
+        describe(job, truth, cluster),
         job_id=1,
-        restart_s=physics.profile.restart_s,
+        restart_s=truth.profile.restart_s,
         compat=True,
     )
 

@@ -1,4 +1,4 @@
-"""The round's integer program: `solve` beside the same program in PuLP + CBC, paired in one run.
+"""Integer program of the round: `solve` and the same program in PuLP + CBC, paired in one run.
 
     python -m benchmarks.solver [--limit 120] [--seed 0] [--data DIR] [--skip-cbc] [--json]
 
@@ -63,7 +63,7 @@ class Rows:
 
 
 def published(path: Path) -> tuple[Rows, AssignmentProgram]:
-    """The rows of `hard_instance.json`, and the program as the artifact stated it."""
+    """Return the rows of `hard_instance.json`, and the program as the artifact stated it."""
     data = json.loads(path.read_text())
     names = list(dict.fromkeys(c[0] for c in data["configurations"]))
     jobs = {name: i for i, name in enumerate(data["jobs"])}
@@ -86,7 +86,7 @@ def published(path: Path) -> tuple[Rows, AssignmentProgram]:
 
 
 def invented(jobs: int, seed: int) -> Rows:
-    """Rows of the same form: saturating curves, a few type preferences, some jobs running."""
+    """Return rows of the same form: saturating curves, some type preferences, some jobs running."""
     rng = np.random.default_rng(seed)
     kinds = np.repeat(np.arange(len(_CONFIGS)), [len(sizes) for _, sizes in _CONFIGS])
     gpus = np.concatenate([np.array(sizes) for _, sizes in _CONFIGS]).astype(np.int64)
@@ -109,7 +109,7 @@ def invented(jobs: int, seed: int) -> Rows:
 
 
 def instance(rows: Rows, *, gpus: int, jobs: int, seed: int) -> AssignmentProgram:
-    """A program of this size with rows drawn from these."""
+    """Return a program of this size with rows drawn from these."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, len(rows.goodput), size=jobs)
     goodput = rows.goodput[drawn] * rng.uniform(0.95, 1.05, size=(jobs, len(rows.gpus)))
@@ -120,7 +120,7 @@ def instance(rows: Rows, *, gpus: int, jobs: int, seed: int) -> AssignmentProgra
 
 
 def _cost(goodput: Floats, factor: Floats, held: Ints) -> Floats:
-    """Normalised goodput to the power p, changed configurations times the restart factor."""
+    """Return normalised goodput to the power p, changed configurations times the restart factor."""
     stays = np.arange(goodput.shape[1]) == held[:, None]
     return np.asarray(np.where(stays, goodput, goodput * factor[:, None]) ** POWER)
 
@@ -142,7 +142,7 @@ def _program(
 def measure(
     program: AssignmentProgram, *, limit_s: float, cbc: bool, repeat: int = 5
 ) -> dict[str, Any]:
-    """Figures of one instance; times in CPU seconds, ours the median of several."""
+    """Return figures of one instance; times in CPU seconds, ours the median of several."""
     times = []
     for _ in range(repeat):
         solution, seconds = _timed(lambda: solve(program, gap=GAP))
@@ -169,7 +169,7 @@ def measure(
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """Its result, and CPU seconds of this process and of those that it waited for."""
+    """Return a call's result, and the CPU seconds of this process and of its children."""
 
     def cpu() -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)

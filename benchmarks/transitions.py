@@ -1,11 +1,11 @@
-"""Many resizes on 64 nodes, while others wait for every GPU that gets free.
+"""Many resizes on 64 nodes, while other jobs wait for every GPU that becomes free.
 
     python -m benchmarks.transitions [--count 20] [--rivals 100] [--deaf 0.0] [--seed 1]
                                      [--json] [--keep] [--cluster farm64]
 
 The cluster is full. Pairs of elastic jobs hold some of its nodes and are dealt out anew among them,
 all of them in one transaction, as often as needed, while one-GPU jobs of another user pend for
-whatever gets free. The jobs (drivers/crowd_job.sh) save when asked and go on from what they saved;
+whatever gets free. The jobs (drivers/busy_job.sh) save when asked and go on from what they saved;
 `--deaf` is the share of notices that a job does not answer: those have to be rolled back.
 
 Prints how many landed and how many were rolled back, how long Slurm's part took, and what an
@@ -27,8 +27,8 @@ import threading
 from collections import Counter
 from typing import Any
 
-from benchmarks.crowd import CROWD, Crowd, cluster_command
 from benchmarks.resize import on_cluster, place_driver, quantile
+from benchmarks.simulated_users import USERS_DIR, SimulatedUsers, cluster_command
 from slurm_elastic.core.reason import Reason, log_form
 
 #: Jobs at most, two a node; and seconds that they have to save.
@@ -44,12 +44,12 @@ class Bench:
 
     Args:
         cluster: of 64 nodes of four GPUs.
-        crowd: alice's jobs move, bob's are in the way.
+        users: alice's jobs move, bob's are in the way.
         args: see `main`.
     """
 
-    def __init__(self, cluster: str, crowd: Crowd, args: argparse.Namespace) -> None:
-        self.cluster, self.crowd, self.args = cluster, crowd, args
+    def __init__(self, cluster: str, users: SimulatedUsers, args: argparse.Namespace) -> None:
+        self.cluster, self.users, self.args = cluster, users, args
         names = on_cluster(cluster, "sinfo", "-hN", "-o", "%N").split()
         self.nodes = sorted(names)
         self.own = self.nodes[: max(1, min(MOVERS, args.count) // 2)]
@@ -62,10 +62,10 @@ class Bench:
         """Fill the cluster, deal, look.
 
         Returns:
-            `rows`, a transition each; `attempts`, see `crowd.judged`; `left`, what should not
-            be there afterwards; `stolen`, rivals on the movers' nodes.
+            `rows`, a transition each; `attempts`, see `simulated_users.judged`; `left`, what should
+            not exist afterwards; `stolen`, rivals on the movers' nodes.
         """
-        self.crowd.play(deaf=self.args.deaf)
+        self.users.report(deaf=self.args.deaf)
         self.movers = [self._mover(node, i) for node in self.own for i in range(2)]
         fill = "; ".join(self._sbatch("filler", 4, 90 + i) for i in range(len(self._others())))
         on_cluster(self.cluster, "sh", "-c", f"cd /tmp; {fill}", user="bob")
@@ -82,7 +82,7 @@ class Bench:
         left = self._left()
         return {
             "rows": rows,
-            "attempts": self.crowd.attempts(),
+            "attempts": self.users.attempts(),
             "left": left,
             "stolen": sorted(self.stolen),
         }
@@ -91,11 +91,11 @@ class Bench:
         return [n for n in self.nodes if n not in self.own]
 
     def _mover(self, node: str, number: int) -> int:
-        environment = f"WORK=100000000 CROWD={CROWD}/alice"
+        environment = f"WORK=100000000 JOBS_DIR={USERS_DIR}/alice"
         name = f"--job-name=m{node}{number}"
         words = ["sbatch", "--parsable", "--gres=gpu:2", "-N1", "-w", node, name]
         words += ["--elastic=1-4", f"--nice={NICE}", *_QUIET]
-        command = f"{environment} {' '.join(words)} {CROWD}/crowd_job.sh"
+        command = f"{environment} {' '.join(words)} {USERS_DIR}/busy_job.sh"
         job_id = int(on_cluster(self.cluster, "sh", "-c", command, user="alice").split()[-1])
         self.asked[job_id] = node
         return job_id
@@ -106,7 +106,7 @@ class Bench:
         return f"sbatch -Q --gres=gpu:{gpus} {quiet} --job-name={name} --wrap 'sleep {seconds}'"
 
     def _wait(self) -> None:
-        """Until all movers run and nobody waits; a filler that failed leaves room to rivals."""
+        """Wait until all moving jobs run and no job waits."""
         movers = "$(squeue -h -t R -u alice | wc -l)"
         check = f'[ {movers} -eq {len(self.movers)} ] && [ -z "$(squeue -h -t PD)" ]'
         script = f"for _ in $(seq 600); do {check} && exit; sleep 0.2; done; exit 1"
@@ -129,7 +129,7 @@ class Bench:
                 self._top_up()
 
     def _all_run_again(self) -> None:
-        """Without rivals those find room that had to go back into the queue."""
+        """Wait until jobs that went back into the queue run again, now without rivals."""
         listed = ",".join(map(str, self.movers))
         check = f"[ $(squeue -h -t R -j {listed} | wc -l) = {len(self.movers)} ]"
         script = f"for _ in $(seq 200); do {check} && exit; sleep 1; done; true"
@@ -144,11 +144,11 @@ class Bench:
                 self.stolen.add(f"{job} on {node}")
 
     def _deal(self) -> list[dict[str, Any]]:
-        driver = place_driver(self.cluster, "shuffle.py", CROWD)
+        driver = place_driver(self.cluster, "random_moves.py", USERS_DIR)
         words = [driver, "--jobs", json.dumps(self.movers)]
         words += ["--count", str(self.args.count), "--seed", str(self.args.seed)]
         words += ["--notice", str(NOTICE_S)]
-        process = self.crowd.spawn("selastic", *words)
+        process = self.users.spawn("selastic", *words)
         assert process.stdout is not None
         rows = []
         for line in process.stdout:
@@ -160,7 +160,7 @@ class Bench:
         return rows
 
     def _left(self) -> list[str]:
-        """What slurmctld shows that must not be there after the last transition."""
+        """Return what slurmctld shows that must not exist after the last transition."""
         found = []
         reservations = json.loads(on_cluster(self.cluster, "scontrol", "show", "res", "--json"))
         found += [f"reservation {r['name']}" for r in reservations["reservations"]]
@@ -179,7 +179,7 @@ class Bench:
 
 
 def _marks(job: dict[str, Any], asked: str) -> list[str]:
-    """What of ours a job bears; a running one's node list goes only when it is pending again.
+    """Return the changes of ours on a job; a running one's node list is cleared once it is pending.
 
     Args:
         job: as slurmctld shows it.
@@ -207,7 +207,7 @@ def _problem(row: dict[str, Any]) -> str:
 
 
 def figures(run: dict[str, Any]) -> dict[str, Any]:
-    """What a run comes to; `other` is how many neither landed nor were rolled back."""
+    """Return the figures of a run; `other` counts transitions neither finished nor rolled back."""
     rows = run["rows"]
     states = Counter(r["state"] for r in rows)
     parts = {
@@ -230,7 +230,7 @@ def figures(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def clean(found: dict[str, Any]) -> bool:
-    """Whether nothing happened that must not."""
+    """Return whether nothing happened that must not."""
     stolen = found["stolen"] and not found["rolled_back"]
     return not (found["other"] or found["attempts"]["lost"] or found["left"] or stolen)
 
@@ -257,8 +257,8 @@ def main() -> None:
     command = cluster_command(args.cluster)
     try:
         subprocess.run([*command, "up", "--farm", "64"], check=True, stdout=subprocess.DEVNULL)
-        with Crowd(args.cluster, users=2) as crowd:
-            run = Bench(args.cluster, crowd, args).run()
+        with SimulatedUsers(args.cluster, users=2) as users:
+            run = Bench(args.cluster, users, args).run()
     except KeyboardInterrupt:
         sys.exit("benchmarks: interrupted")
     finally:

@@ -1,1 +1,1 @@
-"""What benchmarks run beside themselves: in containers, or as ranks of their own."""
+"""Programs that benchmarks run beside themselves: in containers, or as ranks."""

@@ -1,4 +1,4 @@
-"""Emulated devices: layers that take the time a profile says, with real tensors.
+"""Emulated devices: layers that take the time of a profile, with real tensors.
 
 A layer's output and parameters have the profile's sizes, so that what travels is real; its
 passes sleep, so that several ranks share a processor without slowing each other. The
@@ -20,7 +20,7 @@ _LEAST = 0.01
 
 
 def language_model(layers: int = 6) -> LayerProfile:
-    """Like an LSTM language model of width 1024 and 32,000 words; minibatches of 16 x 64 words.
+    """Return an LSTM language model of width 1024, 32,000 words; minibatches of 16 x 64.
 
     Sizes are what such a model has (464 MB), times are invented: those of an older GPU.
     """
@@ -38,7 +38,7 @@ def language_model(layers: int = 6) -> LayerProfile:
 
 
 def chained(profile: LayerProfile) -> LayerProfile:
-    """A profile's layers in a row, the small ones joined to the one before.
+    """Return a profile's layers in a row, the small ones joined to the previous one.
 
     What crosses a cut is what all layers before it send behind it, so that branches cost
     what they cost; cuts through branches are lost.
@@ -71,7 +71,7 @@ def chained(profile: LayerProfile) -> LayerProfile:
 def modules(
     profile: LayerProfile, *, samples: int, shrink: float, slow: float
 ) -> list[tuple[str, Any]]:
-    """The layers of a chain, to be run one after the other.
+    """Return the layers of a chain, in order.
 
     Args:
         profile: of minibatches.
@@ -94,7 +94,7 @@ def modules(
 
 
 class Emulated(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """One layer, of (samples, any) a (samples, outputs).
+    """One layer, from (samples, any) to (samples, outputs).
 
     Args:
         seconds: of a sample's forward and backward pass.
@@ -108,7 +108,7 @@ class Emulated(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self.weight = torch.nn.Parameter(0.1 * torch.randn(weights))
 
     def forward(self, x: Any) -> Any:
-        """Takes its time, and again when gradients come back."""
+        """Take the layer's time, and again when gradients come back."""
         return _Paced.apply(x, self.weight, self._outputs, self._seconds)
 
 
@@ -145,12 +145,12 @@ def _until(when: float) -> None:
 
 
 def _of_length(rows: Any, length: int) -> Any:
-    """Rows of numbers cut off, or repeated, to this length."""
+    """Return rows of numbers cut off, or repeated, to this length."""
     have = rows.shape[1]
     return rows[:, :length] if have >= length else rows.repeat(1, -(-length // have))[:, :length]
 
 
 def _folded(rows: Any, length: int) -> Any:
-    """The gradient of what `_of_length` made of rows of this length."""
+    """Return the gradient of `_of_length` for rows of this length."""
     missing = -rows.shape[1] % length
     return torch.nn.functional.pad(rows, (0, missing)).unflatten(1, (-1, length)).sum(dim=1)

@@ -39,7 +39,7 @@ _REPEAT = 5
 
 
 def main() -> None:
-    """Join the network, then the others."""
+    """Join the network, then the process group, and run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Bench:
-    """All that is measured, on this rank."""
+    """All measurements, on this rank."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.rank, self.ranks = args.rank, args.ranks
@@ -115,7 +115,7 @@ class Bench:
         return found
 
     def layers(self) -> list[tuple[str, Any]]:
-        """The whole model, with the same parameters whenever and wherever it is made."""
+        """Return the whole model, with the same parameters each time and on each rank."""
         import torch  # noqa: PLC0415
 
         from benchmarks.drivers import emulated  # noqa: PLC0415
@@ -135,7 +135,7 @@ class Bench:
         return emulated.modules(profile, samples=self.minibatch, shrink=self.shrink, slow=self.slow)
 
     def arms(self, plan: PipelinePartition) -> dict[str, tuple[int, Callable[[int], list[float]]]]:
-        """By name: steps in a block, and what takes so many."""
+        """Return the arms by name: steps in a block, and a function that takes so many."""
         replicas = [stage.replicas for stage in plan.stages]
         lengths = [len(stage.layers) for stage in plan.stages]
         whole = [len(self.layers())]
@@ -150,7 +150,7 @@ class Bench:
     def synchronous(
         self, replicas: Sequence[int], lengths: Sequence[int], schedule: str
     ) -> Callable[[int], list[float]]:
-        """Steps with our engine; with one stage data parallel, one flat all-reduce a step."""
+        """Return steps with our engine; with one stage data parallel, one all-reduce per step."""
         from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut  # noqa: PLC0415
 
         layout, stages = StageLayout.of(*replicas), cut(self.layers(), lengths)
@@ -175,7 +175,7 @@ class Bench:
         return block
 
     def overlapped(self) -> Callable[[int], list[float]]:
-        """PyTorch's own, whose reduction overlaps the backward pass."""
+        """Return steps of PyTorch's own data parallelism, which overlaps the backward pass."""
         import torch  # noqa: PLC0415
 
         model = torch.nn.Sequential(*(layer for _, layer in self.layers()))
@@ -203,7 +203,7 @@ class Bench:
     def asynchronous(
         self, replicas: Sequence[int], lengths: Sequence[int]
     ) -> Callable[[int], list[float]]:
-        """PipeDream: minibatches of one GPU's size, an update after each."""
+        """Return PipeDream's steps: minibatches of one GPU's size, an update after each."""
         from slurm_elastic.training.pipeline import PipelineEngine, StageLayout, cut  # noqa: PLC0415
 
         layout, stages = StageLayout.of(*replicas), cut(self.layers(), lengths)
@@ -222,7 +222,7 @@ class Bench:
         return block
 
     def data(self, parts: int) -> Callable[[], list[tuple[Any, Any]]]:
-        """The next step's samples, in so many parts: the same for all arms."""
+        """Return the next step's samples in so many parts, the same for all arms."""
         import torch  # noqa: PLC0415
 
         generator = torch.Generator().manual_seed(1)
@@ -237,7 +237,7 @@ class Bench:
     def account(
         self, profile: LayerProfile, plan: PipelinePartition, both_ways: float
     ) -> dict[str, Any]:
-        """What was planned, and the time of a step by it."""
+        """Return the plan, and the time of a step by it."""
         from benchmarks.drivers.replay import Times, replay  # noqa: PLC0415
         from slurm_elastic.training.pipeline import StageLayout  # noqa: PLC0415
 
@@ -274,7 +274,7 @@ class Bench:
 
 
 def measured(layers: Sequence[tuple[str, Any]], samples: int) -> LayerProfile:
-    """A minibatch's profile, by the library's own profiler on this rank alone."""
+    """Return a minibatch's profile, by the library's profiler on this rank alone."""
     import torch  # noqa: PLC0415
 
     from slurm_elastic.training.measure.layer_profile import LayerProfiler  # noqa: PLC0415
@@ -291,7 +291,7 @@ def measured(layers: Sequence[tuple[str, Any]], samples: int) -> LayerProfile:
 
 
 def bandwidth(numbers: int) -> dict[str, float]:
-    """Bytes/s of a port, what it sends and what it receives added up.
+    """Return bytes/s of a port, sent plus received.
 
     That is what the planner's costs need: `4 (r - 1) / r` of the parameters is what a replica
     sends and receives in a reduction, and `2 O` an activation and its gradient.
@@ -331,14 +331,14 @@ def bandwidth(numbers: int) -> dict[str, float]:
 
 
 def planned(profile: LayerProfile, ranks: int, both_ways: float) -> PipelinePartition:
-    """The fastest pipeline, activations counted, by the published code's costs."""
+    """Return the fastest pipeline, with activations, by the costs of the published code."""
     from slurm_elastic.models.pipedream.partitioner import Level, partition  # noqa: PLC0415
 
     return partition(profile, [Level(ranks, both_ways)], compression=1.0)
 
 
 def difference(losses: dict[str, list[float]]) -> float:
-    """The largest of all synchronous arms' losses from those of the first, relative."""
+    """Return the largest relative difference of the synchronous arms' losses from the first's."""
     first = losses["data parallel"]
     return max(
         abs(a - b) / abs(a)
@@ -349,12 +349,12 @@ def difference(losses: dict[str, list[float]]) -> float:
 
 
 def squares(output: Any, targets: Any) -> Any:
-    """The loss, summed over samples."""
+    """Return the loss, summed over samples."""
     return (output - targets).square().mean(dim=1).sum()
 
 
 def sgd(parameters: Any) -> Any:
-    """The optimizer of all arms."""
+    """Return the optimizer of all arms."""
     import torch  # noqa: PLC0415
 
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)

@@ -1,4 +1,4 @@
-"""How long a schedule takes when everything takes the time it should.
+"""Duration of a schedule whose operations take given times.
 
 The planner gives the time of a pipeline that is always full and whose transfers nobody
 waits for. A replay of the same times in the schedule's own order adds what fills and
@@ -30,7 +30,7 @@ class Times:
     reduction_s: Sequence[float]
 
     def part(self, share: float) -> Times:
-        """Of smaller micro-batches; gradients are as large as ever."""
+        """Return the times of smaller micro-batches; gradients keep their size."""
         return replace(
             self,
             forward_s=[s * share for s in self.forward_s],
@@ -40,7 +40,7 @@ class Times:
 
 
 def replay(layout: StageLayout, schedule: str, count: int, times: Times) -> float:
-    """Seconds of `count` micro-batches: a step, or a row of pipedream's.
+    """Return the seconds of `count` micro-batches: one step, or a sequence of pipedream's.
 
     Each rank holds one stage. Transfers do not slow each other down.
 
@@ -77,7 +77,7 @@ def replay(layout: StageLayout, schedule: str, count: int, times: Times) -> floa
 def _ready(
     layout: StageLayout, times: Times, ends: dict[MicroBatchStep, float], action: MicroBatchStep
 ) -> float | None:
-    """When what an action needs is there; None: not known yet."""
+    """Return when an action's inputs are available; None if not known yet."""
     kind, stage, micro = action
     if kind is PassKind.FORWARD:
         if stage == 0:
@@ -97,7 +97,7 @@ def _update(
     free: list[float],
     action: MicroBatchStep,
 ) -> None:
-    """All replicas of a stage together, once the last of them has come to it."""
+    """Update all replicas of a stage together, once the last of them is ready."""
     ranks = layout.stages[action.stage]
     if all(todo[r] and todo[r][0] == action for r in ranks):
         end = max(free[r] for r in ranks) + times.reduction_s[action.stage]

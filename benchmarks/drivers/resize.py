@@ -1,6 +1,6 @@
-"""Runs in ctld as the operator account: resizes one job by a hand-written sequence.
+"""Hand-written sequence of resizes of one job; runs in ctld as the operator account.
 
-The controller's own parts in one process (by_hand.py). Prints a JSON object per
+The controller's own parts in one process (manual_controller.py). Prints a JSON object per
 resize and per plain requeue.
 """
 
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.drivers.by_hand import by_hand
+from benchmarks.drivers.manual_controller import manual_controller
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange
 from slurm_elastic.core.cluster import Allocation, JobState
@@ -47,7 +47,7 @@ def wait_for_steps(controller: Controller, job_id: int, run: int) -> float:
 
 
 def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[str, Any]:
-    """One resize, until its first step."""
+    """Resize once, and wait until the first step."""
     job = controller.reader.jobs()[job_id]
     target = Allocation.of("a100", shares)
     decision = Decision(
@@ -68,7 +68,7 @@ def resize(controller: Controller, job_id: int, shares: dict[str, int]) -> dict[
 
 
 def requeue(controller: Controller, job_id: int) -> dict[str, Any]:
-    """One plain requeue, until its first step."""
+    """Requeue once, and wait until the first step."""
     job = controller.reader.jobs()[job_id]
     began = time.time()
     Scontrol().requeue(job)
@@ -77,13 +77,13 @@ def requeue(controller: Controller, job_id: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Resizes in blocks, with the requeues spread among them."""
+    """Resize in blocks, with the requeues spread among them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--requeues", type=int, required=True)
     args = parser.parse_args()
-    with by_hand() as controller:
+    with manual_controller() as controller:
         measure(controller, args)
 
 

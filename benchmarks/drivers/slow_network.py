@@ -1,4 +1,4 @@
-"""A slow network on one machine: each rank in a network namespace of its own.
+"""A slow network on one machine: each rank in its own network namespace.
 
     rank 0 [eth0] ---- bridge ---- [eth0] rank 1      10.77.0.1, 10.77.0.2, ...
 
@@ -39,11 +39,11 @@ _ENVIRONMENT = {
 
 
 class NoNetworkError(RuntimeError):
-    """This machine or user cannot have one: why, and what would help."""
+    """This machine or user cannot have a slow network; the message has reason and remedy."""
 
 
 def address(rank: int) -> str:
-    """Of a rank.
+    """Return the address of a rank.
 
     >>> address(0)
     '10.77.0.1'
@@ -83,7 +83,7 @@ def enter(module: str, arguments: Sequence[str]) -> None:
 
 
 class Switch:
-    """The ranks' processes on one switch; as a context it ends them.
+    """Processes of the ranks on one switch; as a context, it ends them.
 
     Args:
         bits_per_s: of each port, in each direction.
@@ -110,7 +110,7 @@ class Switch:
         _run("ip", "link", "delete", "br0")
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """The next rank's process, on a port of its own; it calls `plug_in` first."""
+        """Start the next rank's process on its own port; the process calls `plug_in` first."""
         rank = len(self._ranks)
         process = subprocess.Popen(
             ["unshare", "-n", *command],
@@ -135,7 +135,7 @@ class Switch:
 
 
 def plug_in(rank: int, bits_per_s: float) -> None:
-    """In a rank's process, before anything else: get the interface ready."""
+    """Set up the network interface, in a rank's process before anything else."""
     print("here", flush=True)
     if not sys.stdin.readline():
         sys.exit(1)

@@ -16,8 +16,9 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Union
 
 from slurm_elastic.core.reason_codes import DEFINITIONS
@@ -65,11 +66,10 @@ class Reason:
     _items: tuple[tuple[str, Value], ...]
 
     def __init__(self, code: str, /, **parameters: object) -> None:
-        definition = DEFINITIONS.get(code)
-        if definition is None:
+        if code not in _FIELDS:
             raise ValueError(f"reason: code {code!r} is invalid: expected one of docs/reasons.md")
         object.__setattr__(self, "code", code)
-        object.__setattr__(self, "_items", tuple(_checked(definition, parameters)))
+        object.__setattr__(self, "_items", tuple(_checked(code, parameters)))
 
     @property
     def parameters(self) -> dict[str, Value]:
@@ -154,54 +154,50 @@ def log_form(reason: Reason | None) -> str:
     return "" if reason is None else str(reason)
 
 
-def _checked(definition: ReasonDefinition, given: dict[str, object]) -> Iterable[tuple[str, Value]]:
+def _checked(code: str, given: dict[str, Any]) -> Iterator[tuple[str, Value]]:
     """Yield the parameters in the order of the definition, as plain Python values."""
-    for parameter in definition.parameters:
-        value = given.pop(parameter.name, None)
+    for name, nullable, plain in _FIELDS[code]:
+        value = given.pop(name, None)
         if value is None:
-            if not (parameter.optional or parameter.kind.hideable):
-                raise ValueError(f"reason {definition.code}: parameter {parameter.name} is missing")
-            yield parameter.name, None
+            if not nullable:
+                raise ValueError(f"reason {code}: parameter {name} is missing")
+            yield name, None
             continue
         try:
-            yield parameter.name, _normal(parameter, value)
+            yield name, plain(value)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"reason {definition.code}: {parameter.name} = {value!r} is invalid: expected"
-                f" {parameter.kind.value} ({error})"
+                f"reason {code}: {name} = {value!r} is invalid: expected {error}"
             ) from None
     if given:
-        raise ValueError(f"reason {definition.code}: unknown parameters {', '.join(given)}")
+        raise ValueError(f"reason {code}: unknown parameters {', '.join(given)}")
 
 
-def _normal(parameter: Parameter, value: Any) -> Value:
-    kind = parameter.kind
-    if kind is ParameterKind.COUNT:
-        return operator.index(value)
-    if kind in _NUMBERS:
-        return _finite(value, optional=parameter.optional)
-    if kind is ParameterKind.FLAG:
-        return bool(value)
-    if kind in _LISTS:
-        return tuple(None if v is None and kind.hideable else _string(v) for v in _sequence(value))
-    if kind is ParameterKind.SHAPES:
-        return tuple((_string(t), operator.index(g)) for t, g in _sequence(value))
-    if kind is ParameterKind.REASON:
-        return _nested(value)
-    if kind is ParameterKind.REASONS:
-        return tuple(_nested(v) for v in _sequence(value))
-    if parameter.choices and value not in parameter.choices:
-        raise ValueError(f"one of {', '.join(parameter.choices)}")
-    return _string(value)
+def _plain_form(parameter: Parameter) -> Callable[[Any], Value]:
+    """Return the function that makes a plain Python value of a parameter, or raises."""
+    if parameter.kind in _NUMBERS:
+        return _finite_or_none if parameter.optional else _finite
+    if parameter.choices:
+        return partial(_choice, parameter.choices)
+    return _PLAIN.get(parameter.kind, _string)
 
 
-def _finite(value: Any, *, optional: bool) -> float | None:
+def _finite(value: Any) -> float:
     found = float(value)
-    if math.isfinite(found):
-        return found
-    if optional:
-        return None
-    raise ValueError("a finite number")
+    if not math.isfinite(found):
+        raise ValueError("a finite number")
+    return found
+
+
+def _finite_or_none(value: Any) -> float | None:
+    found = float(value)
+    return found if math.isfinite(found) else None
+
+
+def _choice(choices: tuple[str, ...], value: str) -> str:
+    if value not in choices:
+        raise ValueError(f"one of {', '.join(choices)}")
+    return value
 
 
 def _string(value: object) -> str:
@@ -216,6 +212,18 @@ def _sequence(value: object) -> list[Any] | tuple[Any, ...]:
     return value
 
 
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(_string, _sequence(value)))
+
+
+def _names_or_hidden(value: object) -> tuple[str | None, ...]:
+    return tuple(None if v is None else _string(v) for v in _sequence(value))
+
+
+def _shapes(value: object) -> tuple[Shape, ...]:
+    return tuple((_string(t), operator.index(g)) for t, g in _sequence(value))
+
+
 def _nested(value: object) -> Reason:
     if isinstance(value, Reason):
         return value
@@ -223,6 +231,28 @@ def _nested(value: object) -> Reason:
     if reason is None or isinstance(value, str):
         raise TypeError("a reason")
     return reason
+
+
+def _nested_all(value: object) -> tuple[Reason, ...]:
+    return tuple(map(_nested, _sequence(value)))
+
+
+#: How values of a kind become plain Python values; those of the other kinds are strings.
+_PLAIN: Mapping[ParameterKind, Callable[[Any], Value]] = {
+    ParameterKind.COUNT: operator.index,
+    ParameterKind.FLAG: bool,
+    ParameterKind.NODES: _names,
+    ParameterKind.JOBS: _names_or_hidden,
+    ParameterKind.USERS: _names_or_hidden,
+    ParameterKind.SHAPES: _shapes,
+    ParameterKind.REASON: _nested,
+    ParameterKind.REASONS: _nested_all,
+}
+#: By code and in order: name, whether None is allowed, and how the value becomes a plain one.
+_FIELDS: Mapping[str, tuple[tuple[str, bool, Callable[[Any], Value]], ...]] = {
+    code: tuple((p.name, p.optional or p.kind.hideable, _plain_form(p)) for p in d.parameters)
+    for code, d in DEFINITIONS.items()
+}
 
 
 def _plain(value: Value) -> Any:

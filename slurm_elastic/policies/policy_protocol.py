@@ -60,6 +60,7 @@ from slurm_elastic.core.cluster import Allocation, Job, JobState, Node, Snapshot
 from slurm_elastic.core.directive import Directive
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.plan import Alternative, FreeCapacity, JobRecord, Proposal
+from slurm_elastic.core.reason import Reason
 from slurm_elastic.models.speedup import SpeedModel
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "PolicyError",
     "Proposal",
     "Question",
+    "Reason",
     "Snapshot",
     "SpeedModel",
     "capabilities_of",

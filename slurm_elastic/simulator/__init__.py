@@ -1,1 +1,1 @@
-"""Replays workloads through the very decisions that run live; see docs/simulator.md."""
+"""Simulation of workloads with the decisions that run live; see docs/simulator.md."""

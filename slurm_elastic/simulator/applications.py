@@ -1,4 +1,4 @@
-"""What schedulers are told of a simulated job before it runs: its application and directive."""
+"""What schedulers know of a simulated job before it runs: its application and directive."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_GPUS = 64
 
 @dataclass(frozen=True, slots=True)
 class DescribedApplication:
-    """A job as schedulers see it."""
+    """A job's application and directive, as schedulers see them."""
 
     application: Application
     directive: Directive
 
 
-def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> DescribedApplication:
-    """What a job may be given, and what is known of it.
+def describe(job: SubmittedJob, truth: GroundTruth, cluster: Cluster) -> DescribedApplication:
+    """Return the application and the directive of a job.
 
     An adaptive job asks for 1 to `MOST_GPUS` GPUs of any type with a table, a strong-scaling one
     for 1 to as many as its user asked for, a rigid one for exactly these.
@@ -36,7 +36,7 @@ def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> Descr
     types, units, room = [], {}, {}
     reasons = []
     for group in cluster:
-        table = physics.profile.types.get(group.gpu_type)
+        table = truth.profile.types.get(group.gpu_type)
         if table is None:
             reasons.append(f"{group.gpu_type}: no profile")
             continue
@@ -46,7 +46,7 @@ def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> Descr
             reasons.append(f"{group.gpu_type}: {group.gpus} GPUs in replicas of {unit}")
             continue
         try:
-            rate = _rate(job, physics, group)
+            rate = _rate(job, truth, group)
         except ApplicationProfileError as error:
             reasons.append(str(error))
             continue
@@ -57,7 +57,7 @@ def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> Descr
                 group.gpu_type,
                 least=table.least,
                 most=table.most,
-                single=physics.single(group.gpu_type),
+                single=truth.single(group.gpu_type),
                 rate=rate,
                 unit=unit,
             )
@@ -70,11 +70,11 @@ def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> Descr
     application = Application(
         name=job.application,
         job_class=job.job_class,
-        initial_batch=physics.initial,
-        max_batch=physics.largest,
-        batch=min(job.batch, physics.largest),
+        initial_batch=truth.initial,
+        max_batch=truth.largest,
+        batch=min(job.batch, truth.largest),
         gpus=job.gpus,
-        micro_batches=physics.profile.micro_batches,
+        micro_batches=truth.profile.micro_batches,
         types=tuple(types),
         profiled=True,
     )
@@ -82,17 +82,17 @@ def describe(job: SubmittedJob, physics: GroundTruth, cluster: Cluster) -> Descr
 
 
 def whole_nodes(gpus: int, per_node: int) -> Shape:
-    """The fewest nodes for this many GPUs: full ones, and one with the rest."""
+    """Return the fewest nodes for so many GPUs: full nodes, and one with the remainder."""
     full, rest = divmod(gpus, per_node)
     return (rest,) * bool(rest) + (per_node,) * full
 
 
-def _rate(job: SubmittedJob, physics: GroundTruth, group: Group) -> float | None:
-    """Its speed in the shape it asks for; None when the type cannot give that."""
-    if job.gpus > group.gpus or job.gpus % physics.profile.types[group.gpu_type].unit:
+def _rate(job: SubmittedJob, truth: GroundTruth, group: Group) -> float | None:
+    """Return the job's speed in its requested shape; None if the type does not have that shape."""
+    if job.gpus > group.gpus or job.gpus % truth.profile.types[group.gpu_type].unit:
         return None
     try:
-        return physics.rate(group.gpu_type, whole_nodes(job.gpus, group.per_node), job.batch)
+        return truth.rate(group.gpu_type, whole_nodes(job.gpus, group.per_node), job.batch)
     except ApplicationProfileError:
         if job.job_class is JobClass.RIGID:
             raise

@@ -1,8 +1,8 @@
-"""How a running job splits its batch, epoch after epoch: `GoodputModel.best` for one shape.
+"""Split of a running job's batch into micro-batches: `GoodputModel.best` for one shape.
 
-The same choice as `slurm_elastic.models.goodput` makes, from the same candidates and the same fit;
-but a running job asks again and again about the one shape it has, with nothing changed but the
-noise of its gradient, and then only three array operations are left. Tests hold the two equal.
+Makes the same choice as `slurm_elastic.models.goodput`, from the same candidates and the same fit.
+A running job repeats it in one shape while only its gradient noise changes: that takes three array
+operations. Tests check that both choices are equal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_elastic.models.batch_candidates import ConfigurationSet, candidates
 
 
 class BatchSplitter:
-    """One job on one GPU type in one shape, with what it has measured there; immutable."""
+    """Batch choice of one job in one shape on one GPU type; immutable."""
 
     __slots__ = ("_accumulation", "_micro_batch", "_scale", "_weight")
 
@@ -30,7 +30,7 @@ class BatchSplitter:
         most: int,
         compat: bool,
     ) -> None:
-        """Prepare.
+        """Compute the candidates and fit the job's speed.
 
         Args:
             application: with an elastic batch.
@@ -64,7 +64,7 @@ class BatchSplitter:
         self._scale = tried.samples[0] / application.initial_batch
 
     def best(self, noise: Noise) -> tuple[int, int]:
-        """(micro-batch, accumulated micro-steps) of the best goodput; of equal ones the first."""
+        """Return (micro-batch, accumulated micro-steps) of the best goodput."""
         sqr, var = efficiency.weights(noise)
         at = int((self._weight / (var + sqr * self._scale)).argmax())
         return int(self._micro_batch[at]), int(self._accumulation[at])

@@ -1,7 +1,7 @@
-"""What a round is shown of the simulated cluster: real snapshots and records.
+"""Snapshots and records of the simulated cluster, as a round reads them.
 
-Values are kept between rounds as long as nothing about them changed, so that whoever caches by
-identity or equality finds them again.
+Values that have not changed stay the same objects between rounds, so that caches keyed by identity
+or equality hit.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SimulatedCluster:
     """
 
     def __init__(self, cluster: Cluster, *, measure: bool, network: Network | None = None) -> None:
-        """Prepare.
+        """Create the nodes, all idle.
 
         Args:
-            cluster: the nodes.
-            measure: also report plain speeds, for policies that do not read `learned`.
-            network: its racks; None: all nodes are one.
+            cluster: nodes.
+            measure: also report speeds, for policies that do not read `learned`.
+            network: racks; None: all nodes are one rack.
         """
         self.nodes = cluster.nodes(_PARTITION)
         self._index = {n.name: i for i, n in enumerate(self.nodes)}
@@ -43,13 +43,13 @@ class SimulatedCluster:
         self._jobs: dict[int, tuple[object, Job]] = {}
         self._records: dict[int, tuple[object, JobRecord]] = {}
         self._measure = measure
-        self._sent = network.gradient_bytes if network else {}
+        self._gradient_bytes = network.gradient_bytes if network else {}
         names = [n.name for n in self.nodes]
         self._switches = network.switches(names) if network else ()
         self.rack_of = {n: s.name for s in self._switches if not s.children for n in s.nodes}
 
     def snapshot(self, at_s: float, jobs: Sequence[SimulatedJob]) -> Snapshot:
-        """The cluster with these jobs, submitted and not complete."""
+        """Return the cluster with these jobs, which are submitted and not complete."""
         return Snapshot(
             time=at_s,
             nodes=self._nodes(jobs),
@@ -59,11 +59,11 @@ class SimulatedCluster:
         )
 
     def records(self, jobs: Iterable[SimulatedJob]) -> dict[int, JobRecord]:
-        """What a controller would know of them."""
+        """Return a controller's records of these jobs."""
         return {j.job_id: self._record(j) for j in jobs}
 
     def forget(self, job_id: int) -> None:
-        """Drop what is kept of a job that is complete."""
+        """Drop the cached values of a job that is complete."""
         self._jobs.pop(job_id, None)
         self._records.pop(job_id, None)
 
@@ -78,44 +78,44 @@ class SimulatedCluster:
         )
 
     def _node(self, node: Node, used: int) -> Node:
-        found = self._used.get((node.name, used))
-        if found is None:
-            assert used <= node.gpus, f"{node.name} has {node.gpus} GPUs, {used} were given away"
-            found = dataclasses.replace(node, used_gpus=used, used_cpus=used)
-            self._used[node.name, used] = found
-        return found
+        busy_node = self._used.get((node.name, used))
+        if busy_node is None:
+            assert used <= node.gpus, f"{node.name} has {node.gpus} GPUs, {used} were allocated"
+            busy_node = dataclasses.replace(node, used_gpus=used, used_cpus=used)
+            self._used[node.name, used] = busy_node
+        return busy_node
 
     def _job(self, job: SimulatedJob) -> Job:
         key = (job.allocation, job.starts)
-        before, found = self._jobs.get(job.job_id, (None, None))
-        if found is None or before != key:
-            found = _slurm_job(job)
-            self._jobs[job.job_id] = (key, found)
-        return found
+        last_key, slurm_job = self._jobs.get(job.job_id, (None, None))
+        if slurm_job is None or last_key != key:
+            slurm_job = _slurm_job(job)
+            self._jobs[job.job_id] = (key, slurm_job)
+        return slurm_job
 
     def _record(self, job: SimulatedJob) -> JobRecord:
         restarting = job.restart_left_s > 0
         fields = (id(job.learned), id(job.places), restarting, job.progress, job.allocation)
-        before, found = self._records.get(job.job_id, (None, None))
-        if found is None or before != fields:
-            found = JobRecord(
+        last_fields, record = self._records.get(job.job_id, (None, None))
+        if record is None or last_fields != fields:
+            record = JobRecord(
                 job_id=job.job_id,
                 measurements=_measurements(job) if self._measure else (),
                 proven=True,
                 reporting=job.allocation is not None,
                 checkpoint_s=0.0,
                 restart_s=job.restart_s,
-                progress=min(1.0, job.progress / job.physics.total),
+                progress=min(1.0, job.progress / job.truth.total),
                 last_change=job.changed_s if job.allocation is not None else None,
                 in_transition=restarting,
                 target=job.allocation if restarting else None,
                 leased=job.allocation is None and job.starts > 0,
                 resizes=job.restarts,
                 learned=job.learned,
-                gradient_bytes=self._sent.get(job.submitted.application),
+                gradient_bytes=self._gradient_bytes.get(job.submitted.application),
             )
-            self._records[job.job_id] = (fields, found)
-        return found
+            self._records[job.job_id] = (fields, record)
+        return record
 
 
 def _slurm_job(job: SimulatedJob) -> Job:
@@ -132,7 +132,7 @@ def _slurm_job(job: SimulatedJob) -> Job:
         partition=_PARTITION,
         submit_time=job.submitted.time_s,
         start_time=job.changed_s if held else None,
-        # Slurm's count: a job that was suspended has been requeued once more.
+        # Slurm's count: a preempted job has been requeued once more.
         run=job.restarts if held else job.starts,
         submission=Submission(directive),
         allocation=held,
@@ -143,17 +143,17 @@ def _slurm_job(job: SimulatedJob) -> Job:
 
 
 def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
-    """Plain speeds of the shapes that it ran in, each at the largest batch measured there.
+    """Return the speed in each shape that the job ran in, at its fastest micro-batch.
 
-    Where there are racks, with their number and what crossing them cost.
+    With racks, each has their number and the cost of crossing them.
     """
-    pipeline = job.physics.profile.micro_batches
+    pipeline = job.truth.profile.micro_batches
     if job.places:
         return _placed(job, pipeline)
     best: dict[tuple[str, int, int], Measurement] = {}
     for o in job.observations:
         shape = (o.gpu_type, o.gpus, o.nodes)
-        unit = job.physics.profile.types[o.gpu_type].unit
+        unit = job.truth.profile.types[o.gpu_type].unit
         samples = o.gpus // unit * o.micro_batch * pipeline / o.step_s
         if shape not in best or samples > best[shape].samples_per_s:
             best[shape] = Measurement(
@@ -165,7 +165,7 @@ def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
 def _placed(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
     best: dict[tuple[str, int, int, int], Measurement] = {}
     for (kind, nodes, gpus, micro_batch, racks), (step_s, micro_s) in job.places.items():
-        unit = job.physics.profile.types[kind].unit
+        unit = job.truth.profile.types[kind].unit
         samples = gpus // unit * micro_batch * pipeline / step_s
         shape = (kind, gpus, nodes, racks)
         if shape not in best or samples > best[shape].samples_per_s:

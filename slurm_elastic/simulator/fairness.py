@@ -1,17 +1,15 @@
-"""Finish-time fairness: how long a job would take on its fair share of the cluster.
+"""Finish-time fairness: completion time against that on a fair share of the cluster.
 
-Themis (NSDI'20) and Sia (SOSP'23, section 5.4) divide a job's completion time by the one it
-would have alone on 1/n of the cluster, n the mean contention over its life. Sia's
-artifact (`ftf_simulator.py`) takes for that a cluster of one type with
-(all GPUs)/n GPUs, simulates its policy between the two nearest whole numbers, and weights the
-types by their GPUs.
+Themis (NSDI'20) and Sia (SOSP'23, section 5.4) divide a job's completion time by its time alone on
+1/n of the cluster, n the mean contention over its life. Sia's artifact (`ftf_simulator.py`)
+simulates its policy on a cluster of one type with (all GPUs)/n GPUs, between the two nearest whole
+numbers, and weights the types by their GPUs.
 
-**Our definition** differs in one thing: the time alone is worked out from the truth,
-not simulated. The job holds its share from its start, pays one restart, and runs every
-epoch with the batch of the best progress per second among the measured
-ones (a fixed batch stays fixed); of a share it uses as few GPUs as are best for it. It knows
-everything from the beginning, so a job of even a good policy has rho > 1 where Sia's own
-definition may find 1: compare rho between policies, not with the paper.
+**Our definition** differs in one thing: the time alone is computed from the truth, not simulated.
+The job holds its share from its start, pays one restart, and runs every epoch with the measured
+batch of the best progress per second (a fixed batch stays fixed), on as few GPUs of its share as
+are best. No job has to learn its speed, so rho > 1 also under a good policy, where Sia's definition
+may give 1: compare rho between policies, not with the paper.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from slurm_elastic.simulator.workloads.cluster_text import Cluster
 
 
 def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
-    """Seconds that a job would take alone on its share; weighted over the types it can run on."""
+    """Return the seconds that a job would take alone on its share, weighted over GPU types."""
     share = cluster.gpus / max(1.0, contention)
     total = weight = 0.0
     application = job.described.application
@@ -45,7 +43,7 @@ def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
         group = cluster.group(known.gpu_type)
         if group is None:
             continue
-        where = (job.physics, known.gpu_type, group.per_node, batch)
+        where = (job.truth, known.gpu_type, group.per_node, batch)
         if rigid:
             alone = _exactly(*where, gpus) * max(1.0, gpus / share)
         else:
@@ -63,49 +61,47 @@ def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
 
 
 @lru_cache(maxsize=16384)
-def _at_most(physics: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
-    """Seconds of training with the best of the sizes up to this one."""
+def _at_most(truth: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
+    """Return the seconds of training with the best number of GPUs up to this one."""
     sizes = {2**i for i in range(gpus.bit_length())} | set(range(per_node, gpus + 1, per_node))
     return min(
-        (_exactly(physics, gpu_type, per_node, batch, size) for size in sizes if size <= gpus),
+        (_exactly(truth, gpu_type, per_node, batch, size) for size in sizes if size <= gpus),
         default=math.inf,
     )
 
 
 @lru_cache(maxsize=16384)
-def _exactly(physics: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
-    """Seconds of training on so many GPUs; infinite where the tables say nothing."""
-    if gpus % physics.profile.types[gpu_type].unit:
+def _exactly(truth: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus: int) -> float:
+    """Return the seconds of training on so many GPUs; infinite if the tables have no time."""
+    if gpus % truth.profile.types[gpu_type].unit:
         return math.inf
     shape = smallest_rotation(whole_nodes(gpus, per_node))
     try:
-        splits = _splits(physics, gpu_type, shape, batch)
-        rates = [_rates(physics, gpu_type, shape, m, s) for m, s in splits]
+        splits = _splits(truth, gpu_type, shape, batch)
+        rates = [_rates(truth, gpu_type, shape, m, s) for m, s in splits]
     except ApplicationProfileError:
         return math.inf
-    spans = np.diff(physics.targets, prepend=0.0)
+    spans = np.diff(truth.targets, prepend=0.0)
     return float((spans / np.max(rates, axis=0)).sum())
 
 
-def _rates(physics: GroundTruth, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
-    """Progress per second at every epoch."""
-    step, more = physics.iteration(gpu_type, shape, micro)
-    gains = physics.gains(physics.batch(gpu_type, shape, micro, steps))
-    return gains / (step + steps * more) * physics.profile.calibration
+def _rates(truth: GroundTruth, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
+    """Return the progress per second at every epoch."""
+    step, more = truth.iteration(gpu_type, shape, micro)
+    gains = truth.gains(truth.batch(gpu_type, shape, micro, steps))
+    return gains / (step + steps * more) * truth.profile.calibration
 
 
-def _splits(physics: GroundTruth, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:
-    """Ways to split a batch that are tried: measured micro-batches, the largest accumulated."""
-    if batch or physics.profile.micro_batches > 1:
-        return [physics.fixed_batch(gpu_type, shape, batch)]
-    curve = physics.profile.types[gpu_type].curves.get(shape)
-    first = physics.first_batch(gpu_type, shape)
+def _splits(truth: GroundTruth, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:
+    """Return the splits to try: measured micro-batches, and the largest with accumulation."""
+    if batch or truth.profile.micro_batches > 1:
+        return [truth.fixed_batch(gpu_type, shape, batch)]
+    curve = truth.profile.types[gpu_type].curves.get(shape)
+    first = truth.first_batch(gpu_type, shape)
     if curve is None:
         return [first]
     replicas, most = sum(shape), curve.micro_batches[-1]
-    found = [(m, 0) for m in curve.micro_batches]
-    found += [(most, s) for s in (1, 2, 4, 8)]
-    fits = [
-        (m, s) for m, s in found if physics.initial <= replicas * m * (s + 1) <= physics.largest
-    ]
+    splits = [(m, 0) for m in curve.micro_batches]
+    splits += [(most, s) for s in (1, 2, 4, 8)]
+    fits = [(m, s) for m, s in splits if truth.initial <= replicas * m * (s + 1) <= truth.largest]
     return fits or [first]

@@ -1,4 +1,4 @@
-"""Simulated jobs out of a workload: each with its truth, and what schedulers are told of it."""
+"""Creation of simulated jobs from a workload, with their truth and their descriptions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from slurm_elastic.simulator.workloads.workload import Workload, WorkloadError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationManner:
+class JobOptions:
     """How jobs run under a policy.
 
     Attributes:
-        compat: they fit their models as Sia's artifact does.
-        tunes: their batches are chosen for goodput.
-        freezes: frozen layers are chosen for effective progress; else all allowed freeze.
-        belief: about freezing; None: no job freezes layers.
+        compat: fit models as Sia's artifact does.
+        adaptive_batch: choose batches for goodput.
+        freezes: freeze the layers of the best effective progress; else all that are allowed.
+        belief: assumptions about freezing; None: no job freezes layers.
     """
 
     compat: bool = False
-    tunes: bool = True
+    adaptive_batch: bool = True
     freezes: bool = False
     belief: Belief | None = None
 
@@ -40,16 +40,16 @@ def jobs(
     profiles: Profiles,
     cluster: Cluster,
     restarts: RestartCosts,
-    manner: SimulationManner,
+    options: JobOptions,
 ) -> list[SimulatedJob]:
-    """The jobs, none submitted yet; ids from 1 on.
+    """Return the jobs, none submitted yet; ids start at 1.
 
     Raises:
         WorkloadError: a job has no profile or can never run on this cluster.
     """
-    physics: dict[str, GroundTruth] = {}
+    truths: dict[str, GroundTruth] = {}
     layers: dict[str, FreezingTruth | None] = {}
-    found = []
+    simulated = []
     for job_id, job in enumerate(workload.jobs, start=1):
         profile = profiles.get(job.application)
         if profile is None:
@@ -57,45 +57,47 @@ def jobs(
                 f"{job.source or job.name}: application {job.application[:60]} of {job.name} has no"
                 f" profile; known: {', '.join(sorted(profiles))}"
             )
-        truth = physics.setdefault(job.application, GroundTruth(profile))
+        truth = truths.setdefault(job.application, GroundTruth(profile))
         described = describe(job, truth, cluster)
-        frozen: FrozenLayers | None = None
-        # The library certifies nothing in a pipeline.
-        if manner.belief is not None and profile.micro_batches == 1:
+        layers_of_job: FrozenLayers | None = None
+        # The library certifies no layers of a pipeline.
+        if options.belief is not None and profile.micro_batches == 1:
             if job.application not in layers:
-                layers[job.application] = freezing_truth.of(job.application, manner.belief)
-            known = layers[job.application]
-            if known is not None:
-                frozen = FrozenLayers(known, weighs=manner.freezes, compat=manner.compat)
-                described = _asks(described)
-        found.append(
+                layers[job.application] = freezing_truth.of(job.application, options.belief)
+            freezing = layers[job.application]
+            if freezing is not None:
+                layers_of_job = FrozenLayers(
+                    freezing, weighs=options.freezes, compat=options.compat
+                )
+                described = _with_freezing(described)
+        simulated.append(
             SimulatedJob(
                 job,
                 truth,
                 described,
                 job_id=job_id,
                 restart_s=restarts.of(job.application, profile.restart_s),
-                compat=manner.compat,
-                tunes=manner.tunes,
-                layers=frozen,
+                compat=options.compat,
+                adaptive_batch=options.adaptive_batch,
+                layers=layers_of_job,
             )
         )
-    return found
+    return simulated
 
 
 def assumptions(jobs: Iterable[SimulatedJob], belief: Belief | None) -> list[str]:
-    """What had to be assumed about them, in words."""
-    found = {note for job in jobs for note in job.physics.assumptions}
+    """Return what had to be assumed about the jobs, as sentences."""
+    notes = {note for job in jobs for note in job.truth.assumptions}
     if belief is not None:
-        found |= {
-            f"{job.submitted.application.partition('#')[0]}: no layers are known of it, or it is a"
+        notes |= {
+            f"{job.submitted.application.partition('#')[0]}: its layers are unknown, or it is a"
             " pipeline: it freezes nothing"
             for job in jobs
             if job.layers is None
         }
-    return sorted(found)
+    return sorted(notes)
 
 
-def _asks(described: DescribedApplication) -> DescribedApplication:
+def _with_freezing(described: DescribedApplication) -> DescribedApplication:
     directive = dataclasses.replace(described.directive, freeze="auto", max_penalty=MAX_PENALTY)
     return dataclasses.replace(described, directive=directive)

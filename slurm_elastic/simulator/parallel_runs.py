@@ -1,4 +1,4 @@
-"""Several simulations at once, each in a process of its own; the same results in any number.
+"""Several simulations at once, each in its own process, with equal results for any number.
 
 What goes to a process is a `Task` of plain values, what comes back a `Result`. An error in
 one of them ends all and is raised here as it was there.
@@ -35,12 +35,12 @@ _LOOK_S = 0.2
 
 
 class RunError(SlurmElasticError):
-    """A process ended without an answer."""
+    """Failure because a process ended without a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One simulation; the fields are `engine.simulate`'s. The policy is `config`'s."""
+    """Arguments of one simulation, as of `simulation.simulate`; the policy is that of `config`."""
 
     workload: Workload
     profiles: Profiles
@@ -73,17 +73,20 @@ def run_all(tasks: Sequence[Task], *, processes: int, report: Report | None = No
     """
     if processes <= 1 or len(tasks) <= 1:
         return [task.run(_reporter(i, report)) for i, task in enumerate(tasks)]
-    # Not fork: a progress bar has a thread of its own.
+    # Not fork: the progress bar runs in a thread.
     context = multiprocessing.get_context("spawn")
-    said: Any = context.Queue()
+    progress_queue: Any = context.Queue()
     pool = ProcessPoolExecutor(
-        min(processes, len(tasks)), mp_context=context, initializer=_begin, initargs=(said,)
+        min(processes, len(tasks)),
+        mp_context=context,
+        initializer=_begin,
+        initargs=(progress_queue,),
     )
     try:
         waiting = {pool.submit(_run, i, task): i for i, task in enumerate(tasks)}
-        results = _gather(waiting, said, report)
+        results = _gather(waiting, progress_queue, report)
     except BaseException:
-        # Nobody wants the other answers any more: do not wait for them.
+        # The other results are no longer needed: do not wait for them.
         for child in multiprocessing.active_children():
             child.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
@@ -91,18 +94,18 @@ def run_all(tasks: Sequence[Task], *, processes: int, report: Report | None = No
     else:
         pool.shutdown()
     finally:
-        said.close()
+        progress_queue.close()
     return [results[i] for i in range(len(tasks))]
 
 
 def _gather(
-    waiting: dict[Future[Result], int], said: Any, report: Report | None
+    waiting: dict[Future[Result], int], progress_queue: Any, report: Report | None
 ) -> dict[int, Result]:
     results: dict[int, Result] = {}
     left = set(waiting)
     while left:
         done, left = wait(left, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-        _pass_on(said, report)
+        _pass_on(progress_queue, report)
         for future in done:
             try:
                 results[waiting[future]] = future.result()
@@ -113,14 +116,14 @@ def _gather(
     return results
 
 
-def _pass_on(said: Any, report: Report | None) -> None:
+def _pass_on(progress_queue: Any, report: Report | None) -> None:
     while True:
         try:
-            words = said.get_nowait()
+            message = progress_queue.get_nowait()
         except Empty:
             return
         if report is not None:
-            report(*words)
+            report(*message)
 
 
 def _reporter(task: int, report: Report | None) -> Callable[[int, int, float], None] | None:
@@ -129,15 +132,15 @@ def _reporter(task: int, report: Report | None) -> Callable[[int, int, float], N
     return lambda done, total, _: report(task, done, total)
 
 
-#: In a child: where it reports.
-_said: list[Any] = []
+#: In a child process: where it reports progress.
+_progress_queue: list[Any] = []
 
 
-def _begin(said: Any) -> None:
-    # Ctrl-C reaches the whole terminal; the parent ends its children.
+def _begin(progress_queue: Any) -> None:
+    # Ctrl-C is sent to all processes of the terminal; the parent ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _said[:] = [said]
+    _progress_queue[:] = [progress_queue]
 
 
 def _run(index: int, task: Task) -> Result:
-    return task.run(_reporter(index, lambda *words: _said[0].put(words)))
+    return task.run(_reporter(index, lambda *words: _progress_queue[0].put(words)))

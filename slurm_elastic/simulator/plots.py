@@ -1,7 +1,7 @@
-"""Pictures of simulations: completion times, who held which GPUs when, utilisation.
+"""Plots of simulations: completion times, GPUs held over time, utilisation.
 
-matplotlib is the extra `plot`, imported when something is drawn; without a display (Agg).
-Colours are those of Okabe and Ito (2008), told apart by everybody; lines also differ in dashes.
+matplotlib, of the extra `plot`, is imported on the first plot; no display is needed (Agg). Colours
+are those of Okabe and Ito (2008), for colour-blind readers; lines also differ in dashes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.simulator.results import HOUR_S, Result, mean
 
-#: By the ending of the file's name.
+#: Endings of the file's name.
 FORMATS = (".png", ".svg", ".pdf")
 
-#: For everything that is told apart by colour.
+#: Colours of all plots.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _WAITING = "#666666"
@@ -55,11 +55,11 @@ STYLE = {
 
 
 class PlotError(InvalidInputError):
-    """A picture cannot be drawn; the message says why and what to do."""
+    """Failure to draw a plot; the message has the reason and a remedy."""
 
 
 def check(path: Path) -> None:
-    """Before a long run: can this be drawn and written?
+    """Check before a long run that a plot can be drawn and written.
 
     Raises:
         PlotError: unknown format, no such folder, or matplotlib is not installed.
@@ -67,7 +67,7 @@ def check(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise PlotError(f'{path}: no format "{path.suffix}"; end the name in {", ".join(FORMATS)}')
     if not path.resolve().parent.is_dir():
-        raise PlotError(f"{path}: no such folder; make it first")
+        raise PlotError(f"{path}: no such folder: create it first")
     matplotlib()
 
 
@@ -99,12 +99,12 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One policy (under one belief) in a comparison.
+    """Results of one policy (under one belief) in a comparison.
 
     Attributes:
-        name: as shown.
-        policy: equal ones share a colour.
-        ratios: figure by key of the summary, over the first policy's; {}: it is the first.
+        name: name for display.
+        policy: name of the policy; equal ones share a colour.
+        ratios: figures of the summary over those of the first policy; {}: it is the first.
     """
 
     name: str
@@ -117,9 +117,9 @@ def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> N
     """Draw policies beside each other: distributions, and ratios to the first one.
 
     Args:
-        drawn: what to draw; the first one's policy is what others are compared with.
+        drawn: results to draw; ratios are to those of the first.
         path: see `check`.
-        title: which jobs; "": the workload's name.
+        title: jobs in the title; "": the workload's name.
 
     Raises:
         PlotError: see `check`; or the file cannot be written.
@@ -136,7 +136,7 @@ def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> N
 
 
 def matplotlib() -> Any:
-    """`matplotlib.pyplot`, for files only.
+    """Return `matplotlib.pyplot` with a backend that writes files only.
 
     Raises:
         PlotError: it is not installed.
@@ -178,7 +178,7 @@ def _many(results: Sequence[Result]) -> str:
 
 
 def _style(drawn: Sequence[Drawn], one: Drawn) -> tuple[int, int]:
-    """Colour by policy; dashes by policy, or where policies are drawn twice by which time."""
+    """Return colours by policy and dashes by policy, or by kind of time where policies repeat."""
     policies = list(dict.fromkeys(d.policy for d in drawn))
     colour = policies.index(one.policy)
     if len(policies) == len(drawn):
@@ -187,7 +187,7 @@ def _style(drawn: Sequence[Drawn], one: Drawn) -> tuple[int, int]:
 
 
 def _cdf(axes: Any, curves: Sequence[tuple[str, Sequence[float], int, int]]) -> None:
-    """Curves: a name, ascending hours, which colour, which dashes."""
+    """Draw curves, each with a name, ascending hours, a colour and dashes."""
     for name, values, i, dash in curves:
         hours = np.maximum(np.asarray(values, dtype=float), 1e-3)
         share = np.arange(1, len(hours) + 1) / len(hours)
@@ -210,7 +210,7 @@ def _cdf(axes: Any, curves: Sequence[tuple[str, Sequence[float], int, int]]) -> 
 
 
 def _plain_numbers(axis: Any) -> None:
-    """1, 2, 5, 10 on a logarithmic axis, not powers of ten."""
+    """Label a logarithmic axis with 1, 2, 5, 10 in place of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=30))
@@ -219,7 +219,7 @@ def _plain_numbers(axis: Any) -> None:
 
 
 def _stack(axes: Any, result: Result) -> None:
-    """Bands of GPUs, one per job, in order of submission from below; above them the waiting."""
+    """Draw bands of GPUs, one per job, in order of submission; above them the waiting jobs."""
     edges = _edges(result)
     jobs = {j.name: i for i, j in enumerate(result.jobs)}
     held = np.zeros((len(jobs), len(edges) - 1))
@@ -252,12 +252,12 @@ def _stack(axes: Any, result: Result) -> None:
 
 
 def _application(name: str) -> str:
-    """Without what tells jobs of one name apart (`stated.py`)."""
+    """Return the application's name without the suffix that identifies one job."""
     return name.partition("#")[0]
 
 
 def _applications(result: Result) -> list[str]:
-    """Those that get a colour of their own: the largest users of GPUs; the rest is `others`."""
+    """Return the applications with a colour: the largest users of GPUs, and `others`."""
     used: Counter[str] = Counter()
     for job in result.jobs:
         used[_application(job.application)] += round(job.gpu_s)
@@ -277,7 +277,7 @@ def _swatches(axes: Any, names: Sequence[str]) -> None:
 
 
 def _use(axes: Any, result: Result) -> None:
-    """Part of each type's GPUs that is held, and how many jobs there are."""
+    """Draw the part of each type's GPUs that is held, and the number of jobs."""
     edges = _edges(result, 120)
     hours = edges / HOUR_S
     for i, (kind, total) in enumerate(result.gpus):
@@ -318,7 +318,7 @@ def _use(axes: Any, result: Result) -> None:
 
 
 def _bars(axes: Any, drawn: Sequence[Drawn]) -> None:
-    """Ratios on a logarithmic axis, up and down from 1: half and double look alike."""
+    """Draw ratios on a logarithmic axis around 1, where half and double have equal length."""
     first, others = drawn[0], [d for d in drawn if d.ratios]
     width = 0.8 / max(1, len(others))
     seen = [0.8, 1.25]
@@ -366,6 +366,6 @@ def _edges(result: Result, most: int = _STEPS) -> NDArray[np.float64]:
 
 
 def _overlap(edges: NDArray[np.float64], begin: float, end: float) -> NDArray[np.float64]:
-    """Part of each interval between edges that lies in [begin, end]."""
+    """Return the part of each interval between edges that lies in [begin, end]."""
     inside = np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin)
     return np.asarray(np.clip(inside, 0, None) / np.diff(edges), dtype=float)

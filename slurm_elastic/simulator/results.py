@@ -1,4 +1,4 @@
-"""What a simulation found: figures of each job, of each round, and their summary.
+"""Results of a simulation: figures of each job and each round, and their summary.
 
 Definitions (after `print_run_stats.py` of Sia's artifact, SOSP'23, section 5):
 JCT = completion less submission; makespan = last completion less first
@@ -28,7 +28,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """One job. Times are seconds since the workload's beginning.
+    """Result of one job. Times are seconds since the workload's start.
 
     Attributes:
         gpu_s: GPU seconds held.
@@ -54,12 +54,12 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobFreezing:
-    """What freezing layers did to one job.
+    """Effect of frozen layers on one job.
 
     Attributes:
-        name: of the job.
-        lost: extra progress it had to make for what freezing lost, as a fraction of its whole.
-        layers: mean fraction of its layers frozen while it trained.
+        name: name of the job.
+        lost: extra progress needed because of freezing, as a fraction of the job's progress.
+        layers: mean fraction of its layers that was frozen while it trained.
     """
 
     name: str
@@ -69,7 +69,7 @@ class JobFreezing:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A job held one allocation from `begin_s` to `end_s`."""
+    """Allocation that a job held from `begin_s` to `end_s`."""
 
     job: str
     begin_s: float
@@ -86,7 +86,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: its time, jobs submitted and not complete, GPUs held by type after it."""
+    """One round: its time, the jobs submitted and not complete, GPUs held by type after it."""
 
     time_s: float
     contention: int
@@ -96,18 +96,18 @@ class RoundResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One workload under one policy.
+    """Results of one workload under one policy.
 
     Attributes:
-        workload, policy, cluster: as shown to people.
+        workload, policy, cluster: names for display.
         gpus: (type, GPUs) of the cluster.
         jobs: in order of submission.
-        segments: who held what when, in order of their ends.
+        segments: allocations of all jobs, in order of their ends.
         policy_s: wall seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
-        crossing_gpu_s: GPU seconds lost to crossing racks (network.py).
-        freezing: of each job that may freeze layers (freezing_truth.py).
-        dropped: names of jobs that the policy turned away; `jobs` has the others.
+        crossing_gpu_s: GPU seconds lost to crossing racks (truth/rack_network.py).
+        freezing: results of the jobs that may freeze layers.
+        dropped: names of jobs that the policy dropped; `jobs` has the others.
     """
 
     workload: str
@@ -119,19 +119,19 @@ class Result:
     segments: tuple[Segment, ...]
     policy_s: tuple[float, ...]
     cpu_s: float
-    #: Decisions that recorded something out of the ordinary, e.g. a solver's time limit.
+    #: Unusual events of decisions, e.g. a solver's time limit.
     notes: tuple[Reason | str, ...] = ()
     crossing_gpu_s: float = 0.0
     freezing: tuple[JobFreezing, ...] = ()
     dropped: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
-        """The figures of this workload; see `summary`."""
+        """Return the figures of this workload; see `summary`."""
         return summary((self,))
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Figures over the workloads of one trace; hours and milliseconds.
+    """Return figures over the workloads of one trace; times in hours and milliseconds.
 
     Averages are over all jobs but those `dropped` (a key only where there are any), with frozen
     layers also those of `JobFreezing`; `makespan_h`,
@@ -145,7 +145,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     policy = sorted(1000 * s for r in results for s in r.policy_s)
     busy = [(x.contention, s) for r in results for x, s in _lasting(r) if x.contention]
     frozen = [f for r in results for f in r.freezing]
-    said = (
+    freezing_figures = (
         {}
         if not frozen
         else {
@@ -181,12 +181,12 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "policy_ms_p50": _rank(policy, 0.5),
         "policy_ms_p95": _rank(policy, 0.95),
         "cpu_s": sum(r.cpu_s for r in results),
-        **said,
+        **freezing_figures,
     }
 
 
 def jobs_csv(results: Iterable[Result]) -> str:
-    """One row per job, with the workload and policy it ran under."""
+    """Return a CSV table with one row per job, with its workload and policy."""
     out = io.StringIO()
     names = [f.name for f in fields(JobResult)]
     writer = csv.writer(out, lineterminator="\n")
@@ -200,12 +200,12 @@ def jobs_csv(results: Iterable[Result]) -> str:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean; NaN of nothing."""
+    """Return the arithmetic mean; NaN for no values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def _lasting(result: Result) -> Iterable[tuple[RoundResult, float]]:
-    """Rounds and the seconds until the next; the last one as long as the one before it."""
+    """Return the rounds, each with its seconds; the last is as long as the one before."""
     times = [r.time_s for r in result.rounds]
     lasts = [after - before for before, after in itertools.pairwise(times)]
     return zip(result.rounds, [*lasts, *(lasts[-1:] or [1.0])], strict=True)
@@ -238,6 +238,6 @@ def _makespan_h(result: Result) -> float:
 
 
 def _utilisation(result: Result) -> float:
-    """GPU seconds held over those there were during the makespan."""
+    """Return GPU seconds held over GPU seconds available during the makespan."""
     total = sum(g for _, g in result.gpus) * _makespan_h(result) * HOUR_S
     return sum(j.gpu_s for j in result.jobs) / total if total else math.nan

@@ -1,9 +1,9 @@
-"""Jobs that begin with measured times: the paper's job scalability analyser, played by the truth.
+"""Measurements before admission: the paper's job scalability analyser, from the truth.
 
 The elastic batch-size optimiser (MASCOTS 2020) measures each job on one GPU at several batches,
 and its all-reduce on several numbers of GPUs, before it is admitted. Our definition for
 simulations: the profile's step times at `_BATCHES` micro-batches in geometric steps, on 1, 2, 4,
-... GPUs of each type up to `MOST_GPUS`. The seconds that this takes are not counted.
+... GPUs of each type up to `MOST_GPUS`. The time of the measurement is not counted.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _BATCHES = 4
 
 
 def analysed(jobs: Iterable[SimulatedJob], cluster: Cluster) -> None:
-    """Let jobs begin with what the analyser has measured of their applications."""
-    known: dict[str, tuple[Observation, ...]] = {}
+    """Give jobs the observations that the analyser makes of their applications."""
+    observations: dict[str, tuple[Observation, ...]] = {}
     for job in jobs:
         name = job.submitted.application
-        if name not in known:
-            known[name] = tuple(o for g in cluster for o in _measured(job.physics, g))
-        job.inherit(known[name], None)
+        if name not in observations:
+            observations[name] = tuple(o for g in cluster for o in _measured(job.truth, g))
+        job.inherit(observations[name], None)
 
 
-def _measured(physics: GroundTruth, group: Group) -> Iterator[Observation]:
-    table = physics.profile.types.get(group.gpu_type)
+def _measured(truth: GroundTruth, group: Group) -> Iterator[Observation]:
+    table = truth.profile.types.get(group.gpu_type)
     gpus = table.unit if table else 0
     while table and gpus <= min(group.gpus, MOST_GPUS):
         shape = whole_nodes(gpus, group.per_node)
         try:
-            most = min(physics.most(group.gpu_type, shape), table.most)
+            most = min(truth.most(group.gpu_type, shape), table.most)
             span = np.geomspace(table.least, max(table.least, most), _BATCHES)
             for micro in sorted({round(m) for m in span.tolist()}):
-                times = physics.iteration(group.gpu_type, shape, micro)
+                times = truth.iteration(group.gpu_type, shape, micro)
                 yield Observation(group.gpu_type, len(shape), gpus, micro, *times)
         except ApplicationProfileError:
-            pass  # the tables say nothing about this shape
+            pass  # the tables have no time for this shape
         gpus *= 2

@@ -1,8 +1,7 @@
-"""What a new job inherits with `[sia] share`: the times that earlier jobs of its kind measured.
+"""Observations that a new job inherits from earlier jobs of its application (`[sia] share`).
 
-As the live controller does it (controller/state/observation_store.py). On published workloads of
-five
-applications this is worth more than on a site where few jobs come again: say so with results.
+As in the live controller (controller/state/observation_store.py). On published workloads of five
+applications it gains more than on a site where few jobs are repeated: state that with results.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ _Key = tuple[str, int, int, int]
 
 
 class SharedObservations:
-    """By application: of equal configurations the first time counts, of noise the latest."""
+    """Observations by application: the first time of equal configurations, the last noise."""
 
     def __init__(self) -> None:
         self._points: dict[str, dict[_Key, Observation]] = {}
         self._noise: dict[str, Noise] = {}
 
-    def remember(self, job: SimulatedJob) -> None:
-        """Keep what a job measured."""
+    def add(self, job: SimulatedJob) -> None:
+        """Keep the observations of a job."""
         name = job.submitted.application
         points = self._points.setdefault(name, {})
         for o in job.observations:
@@ -29,8 +28,8 @@ class SharedObservations:
         if job.noise is not None:
             self._noise[name] = job.noise
 
-    def teach(self, job: SimulatedJob) -> None:
-        """Let a job that has not run yet begin with what is kept."""
+    def give_to(self, job: SimulatedJob) -> None:
+        """Give a job that has not run yet the observations of its application."""
         name = job.submitted.application
         points = self._points.get(name)
         if points:

@@ -1,9 +1,9 @@
-"""One simulated job: its training as time passes, and what is learned of it meanwhile.
+"""One simulated job: its training over time, and what is learned of it.
 
 After `Job.step` and `update_local_bsz` of Sia's artifact (SOSP'23): a change of GPU type or shape
-costs the job its restart; then it makes progress epoch by epoch, each rounded
-to whole seconds, and chooses its batch anew at every epoch's and every interval's end. Nodes do
-not matter, only how many GPUs it has on each: changing places in the same shape is free.
+costs the job a restart; then it makes progress epoch by epoch, each rounded to whole seconds, and
+chooses its batch again at the end of every epoch and every interval. Only the number of GPUs on
+each node matters, not which nodes: a move in the same shape is free.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ _INSTANT_S = 1e-6
 
 
 class SimulatedJob:
-    """Mutable; times are seconds since the workload's beginning.
+    """State of a job; mutable. Times are seconds since the workload's start.
 
     Attributes:
-        tunes: its batch is chosen for goodput; else it is the user's.
-        compat: it fits its model as the artifact does, which its batches then follow.
-        restart_s: what each restart of it takes; `restart_left_s` of the present one.
-        allocation: what it holds; None: it waits.
+        adaptive_batch: its batch is chosen for goodput; else the user's batch is kept.
+        compat: it fits its model, and chooses its batches, as the artifact does.
+        restart_s: seconds of each restart.
+        restart_left_s: seconds left of the present restart.
+        allocation: GPUs held; None: it waits.
         shape: GPUs on each of its nodes, in the smallest rotation.
-        micro_batch, accumulation: how its batch is split now.
-        epoch, progress: how far it is.
+        micro_batch, accumulation: present split of its batch.
+        epoch, progress: epochs and progress made.
         starts: how often it was given GPUs of another type or in another shape.
         start_s, completion_s: first start and end; None before.
-        gpu_s, lost_gpu_s: GPU seconds held, and of them spent restarting.
-        layers: its front layers that freeze; None: none ever do.
-        extra_s: what each of its steps takes longer for crossing racks (network.py), and
-            `crossing_gpu_s` what that has cost.
-        racks: it is in; 0: where there are none, or while it waits.
+        gpu_s: GPU seconds held.
+        lost_gpu_s: GPU seconds spent restarting.
+        layers: front layers that may freeze; None: none.
+        extra_s: seconds added to each step for crossing racks (truth/rack_network.py).
+        crossing_gpu_s: GPU seconds lost to crossing racks.
+        racks: number of racks it is in; 0 without racks, or while it waits.
         places: (step with `extra_s`, without synchronisation) by (type, nodes, GPUs, micro-batch,
-            racks), as first measured; {} where there are no racks.
-        batch: ordered by the policy; None: its own choice.
+            racks), as first measured; {} without racks.
+        batch: global batch ordered by the policy; None: its own choice.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class SimulatedJob:
         "_seen",
         "_tuning",
         "accumulation",
+        "adaptive_batch",
         "allocation",
         "batch",
         "changed_s",
@@ -70,7 +73,6 @@ class SimulatedJob:
         "noise",
         "now_s",
         "observations",
-        "physics",
         "places",
         "progress",
         "racks",
@@ -80,29 +82,31 @@ class SimulatedJob:
         "start_s",
         "starts",
         "submitted",
-        "tunes",
+        "truth",
     )
 
     def __init__(
         self,
         submitted: SubmittedJob,
-        physics: GroundTruth,
+        truth: GroundTruth,
         described: DescribedApplication,
         *,
         job_id: int,
         restart_s: float,
         compat: bool = False,
-        tunes: bool = True,
+        adaptive_batch: bool = True,
         layers: FrozenLayers | None = None,
     ) -> None:
         self.submitted = submitted
-        self.physics = physics
+        self.truth = truth
         self.described = described
         self.job_id = job_id
         self.restart_s = restart_s
         self.compat = compat
         self.layers = layers
-        self.tunes = tunes and described.application.job_class is JobClass.ADAPTIVE
+        self.adaptive_batch = (
+            adaptive_batch and described.application.job_class is JobClass.ADAPTIVE
+        )
         self.restart_left_s = 0.0
         self.allocation: Allocation | None = None
         self.gpu_type = ""
@@ -127,22 +131,22 @@ class SimulatedJob:
         self.noise: Noise | None = None
         self._seen: frozenset[tuple[str, int, int, int]] = frozenset()
         self._learned: Learned | None = None
-        #: What it was made from, and the tuning.
+        #: Arguments of the last splitter, and that splitter.
         self._tuning: tuple[tuple[object, ...], BatchSplitter] | None = None
 
     @property
     def restarts(self) -> int:
-        """Restarts after the first start."""
+        """Number of restarts after the first start."""
         return max(0, self.starts - 1)
 
     @property
     def gpus(self) -> int:
-        """GPUs held."""
+        """Number of GPUs held."""
         return sum(self.shape)
 
     @property
     def learned(self) -> Learned:
-        """What is known of it; the same object until something new is."""
+        """Observations of the job so far; the same object until there is a new one."""
         if self._learned is None:
             self._learned = Learned(
                 self.described.application,
@@ -153,28 +157,28 @@ class SimulatedJob:
         return self._learned
 
     def inherit(self, observations: tuple[Observation, ...], noise: Noise | None) -> None:
-        """Begin with what earlier jobs of the application measured."""
+        """Start with the observations of earlier jobs of the application."""
         self.observations, self.noise = observations, noise
         self._seen = frozenset((o.gpu_type, o.nodes, o.gpus, o.micro_batch) for o in observations)
         self._learned = None
 
     def copy(self) -> SimulatedJob:
-        """An independent copy; what is shared is immutable or a cache."""
-        found = copy.copy(self)
-        found.layers = copy.copy(self.layers)
-        return found
+        """Return an independent copy; shared parts are immutable or caches."""
+        duplicate = copy.copy(self)
+        duplicate.layers = copy.copy(self.layers)
+        return duplicate
 
     def advance(self, until_s: float) -> None:
-        """Let time pass; it stops at the job's completion.
+        """Let time pass until `until_s`, or until the job's completion.
 
         Raises:
-            ProfileError: the tables do not say how fast it is where it was put.
+            ApplicationProfileError: the tables have no speed for its placement.
         """
         seconds = until_s - self.now_s
         if not self.shape or self.completion_s is not None:
             self.now_s = until_s
             return
-        gpus, physics = self.gpus, self.physics
+        gpus, truth = self.gpus, self.truth
         delay = min(self.restart_left_s, seconds)
         if delay:
             self.restart_left_s -= delay
@@ -185,18 +189,18 @@ class SimulatedJob:
             self.now_s += delay
             seconds -= delay
         while seconds > 0:
-            if self.layers is not None and self.layers.certify(self.progress / physics.total):
+            if self.layers is not None and self.layers.certify(self.progress / truth.total):
                 self._freeze()
-            rate = physics.goodput(
+            rate = truth.goodput(
                 self.gpu_type, self.shape, self.micro_batch, self.accumulation, self.epoch
             )
             slowed = self._slowed()
             rate *= slowed
             if self.layers is not None:
                 rate *= self.layers.gain(*self._iteration(), accumulation=self.accumulation)
-            before_s, before = seconds, self.progress
+            seconds_before, progress_before = seconds, self.progress
             self._observe()
-            target = physics.targets[self.epoch]
+            target = truth.targets[self.epoch]
             if self.progress + rate * seconds < target:
                 self.progress += rate * seconds
                 self._pass(seconds, gpus)
@@ -209,29 +213,29 @@ class SimulatedJob:
                 self._pass(delta, gpus)
                 seconds -= delta
             if self.layers is not None:
-                self.layers.passed(before_s - seconds, self.progress - before)
-            self.crossing_gpu_s += (before_s - seconds) * gpus * (1 - slowed)
-            if self.epoch == len(physics.targets):
+                self.layers.passed(seconds_before - seconds, self.progress - progress_before)
+            self.crossing_gpu_s += (seconds_before - seconds) * gpus * (1 - slowed)
+            if self.epoch == len(truth.targets):
                 self.completion_s = self.now_s
                 return
             self._choose_batch()
         self.now_s = until_s
 
     def hold(self, allocation: Allocation | None, *, moving_costs: bool = False) -> None:
-        """Give it other GPUs, or none.
+        """Change the GPUs that the job holds.
 
         Args:
-            allocation: the GPUs.
-            moving_costs: a move to other nodes in the same shape is a restart, too; else it is
-                free, as in Sia's artifact. Who is restarting anyway pays nothing more.
+            allocation: GPUs from now on; None: none.
+            moving_costs: whether a move to other nodes in the same shape is a restart as well; else
+                it is free, as in Sia's artifact. A job that is restarting pays no more.
         """
-        before, self.allocation = self.allocation, allocation
+        old_allocation, self.allocation = self.allocation, allocation
         if allocation is None:
             self.gpu_type, self.shape = "", ()
             self.restart_left_s = 0.0
             return
         shape = smallest_rotation(g for _, g in allocation.shares)
-        moves = moving_costs and self.restart_left_s <= 0 and before != allocation
+        moves = moving_costs and self.restart_left_s <= 0 and old_allocation != allocation
         if (allocation.gpu_type, shape) == (self.gpu_type, self.shape) and not moves:
             return
         self.gpu_type, self.shape = allocation.gpu_type, shape
@@ -243,22 +247,22 @@ class SimulatedJob:
         self._freeze()
 
     def _freeze(self) -> None:
-        """Freeze what it is to where it is, and let others know what it may."""
+        """Freeze the layers that its configuration calls for, and update what is known of them."""
         if self.layers is None:
             return
-        before = self.layers.prefixes
+        old_prefixes = self.layers.prefixes
         self.layers.freeze(
             self.learned, gpu_type=self.gpu_type, nodes=len(self.shape), gpus=self.gpus
         )
-        if self.layers.prefixes != before or self.learned.prefixes != before:
+        if self.layers.prefixes != old_prefixes or self.learned.prefixes != old_prefixes:
             self._learned = None
 
     def _iteration(self) -> tuple[float, float]:
-        """As `GroundTruth.iteration`, of where it is, with nothing frozen."""
-        return self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+        """Return `GroundTruth.iteration` in the present configuration, with nothing frozen."""
+        return self.truth.iteration(self.gpu_type, self.shape, self.micro_batch)
 
     def order(self, batch: int | None) -> None:
-        """Let it run with a global batch from now on, without a restart; None: as before."""
+        """Set the global batch from now on, without a restart; None: keep it."""
         if batch is None or batch == self.batch:
             return
         self.batch = batch
@@ -266,75 +270,77 @@ class SimulatedJob:
             self._choose_batch()
 
     def _slowed(self) -> float:
-        """The part of its speed that crossing racks leaves it."""
+        """Return the part of its speed that remains when it crosses racks."""
         if not self.extra_s:
             return 1.0
         step, micro = self._iteration()
         if self.layers is not None:
             step, micro = self.layers.times(step, micro)
-        whole = step + self.accumulation * micro
-        return whole / (whole + self.extra_s)
+        seconds = step + self.accumulation * micro
+        return seconds / (seconds + self.extra_s)
 
     def _pass(self, seconds: float, gpus: int) -> None:
         self.now_s += seconds
         self.gpu_s += seconds * gpus
 
     def _observe(self) -> None:
-        """Measure the present configuration; of equal ones the first counts."""
+        """Measure the present configuration; the first time of equal configurations counts."""
         key = (self.gpu_type, len(self.shape), self.gpus, self.micro_batch)
         if key not in self._seen:
             self._seen |= {key}
-            seen = Observation(*key, *self._iteration())
+            observation = Observation(*key, *self._iteration())
             if self.layers is not None:
-                seen = self.layers.observed(seen)
-            self.observations = (*self.observations, seen)
+                observation = self.layers.observed(observation)
+            self.observations = (*self.observations, observation)
             self._learned = None
         place = (*key, self.racks)
         if self.racks and place not in self.places:
-            step, micro = self.physics.iteration(self.gpu_type, self.shape, self.micro_batch)
+            step, micro = self.truth.iteration(self.gpu_type, self.shape, self.micro_batch)
             self.places = {**self.places, place: (step + self.extra_s, micro)}
-        batch = self.physics.batch(self.gpu_type, self.shape, self.micro_batch, self.accumulation)
-        noise = self.physics.noise(batch, self.epoch)
+        batch = self.truth.batch(self.gpu_type, self.shape, self.micro_batch, self.accumulation)
+        noise = self.truth.noise(batch, self.epoch)
         if noise is not self.noise:
             self.noise = noise
             self._learned = None
 
     def _choose_batch(self) -> None:
-        """The batch with the best goodput by its own model; a fixed one if it is not elastic."""
-        application, physics = self.described.application, self.physics
-        where = self.gpu_type, self.shape
-        if self.batch is not None and self.tunes and application.micro_batches == 1:
-            self.micro_batch, self.accumulation = physics.fixed_batch(
-                *where, self.batch, alone=False
+        """Choose the batch with the best goodput by the job's model; a fixed one if not elastic."""
+        application, truth = self.described.application, self.truth
+        configuration = self.gpu_type, self.shape
+        if self.batch is not None and self.adaptive_batch and application.micro_batches == 1:
+            self.micro_batch, self.accumulation = truth.fixed_batch(
+                *configuration, self.batch, alone=False
             )
             return
-        if not self.tunes or application.micro_batches > 1:
-            self.micro_batch, self.accumulation = physics.fixed_batch(*where, application.batch)
+        if not self.adaptive_batch or application.micro_batches > 1:
+            split = truth.fixed_batch(*configuration, application.batch)
+            self.micro_batch, self.accumulation = split
             return
-        tuning = self._tuned()
-        if tuning is None or self.noise is None:
-            self.micro_batch, self.accumulation = physics.first_batch(*where)
+        splitter = self._tuned()
+        if splitter is None or self.noise is None:
+            self.micro_batch, self.accumulation = truth.first_batch(*configuration)
         else:
-            self.micro_batch, self.accumulation = physics.capped(*where, *tuning.best(self.noise))
+            split = truth.capped(*configuration, *splitter.best(self.noise))
+            self.micro_batch, self.accumulation = split
 
     def _tuned(self) -> BatchSplitter | None:
-        """What its batch is chosen with; None on a type where it never ran."""
-        asked = (self.observations, self.gpu_type, self.shape)
+        """Return the splitter for the present shape; None on a type where it never ran."""
+        key = (self.observations, self.gpu_type, self.shape)
         if self._tuning is not None and all(
-            a is b for a, b in zip(asked, self._tuning[0], strict=True)
+            a is b for a, b in zip(key, self._tuning[0], strict=True)
         ):
             return self._tuning[1]
-        seen = tuple(o for o in self.observations if o.gpu_type == self.gpu_type)
-        if not seen:
+        observations = tuple(o for o in self.observations if o.gpu_type == self.gpu_type)
+        if not observations:
             return None
-        found = BatchSplitter(
+        splitter = BatchSplitter(
             self.described.application,
-            seen,
+            observations,
             nodes=len(self.shape),
             gpus=self.gpus,
-            max_batch=self.physics.largest,
-            most=self.physics.most(self.gpu_type, self.shape),
+            max_batch=self.truth.largest,
+            most=self.truth.most(self.gpu_type, self.shape),
             compat=self.compat,
         )
-        self._tuning = (asked, found)
-        return found
+        self._tuning = (key, splitter)
+        return splitter

@@ -1,11 +1,10 @@
-"""The simulator's clock: time passes, rounds decide, jobs follow.
+"""Simulation of a workload: time advances, rounds decide, jobs follow.
 
-The same round as in the controller (`slurm_elastic.round`) decides on snapshots of
-an invented cluster, and all its changes happen at once. The *round clock* is
-that of Sia's artifact (SOSP'23, `cluster.py`): every `interval_s` all jobs
-advance, then the round sees those submitted by then. With the *event clock*
-an arrival, a completion or the end of a restart makes a round at once, and
-`interval_s` is only the most that passes between two.
+The same round as in the controller (`slurm_elastic.round`) decides on snapshots of a simulated
+cluster; all its changes happen at once. The *round clock* is that of Sia's artifact (SOSP'23,
+`cluster.py`): every `interval_s` all jobs advance, then a round decides. With the *event clock* an
+arrival, a completion or the end of a restart triggers a round at once, and `interval_s` is the
+longest time between two.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from slurm_elastic.simulator.workloads.workload import Workload
 Clock = Literal["round", "event"]
 Progress = Callable[[int, int, float], None]
 
-#: Rounds in a row in which no job holds a GPU, all being submitted, before that is an error.
+#: Rounds in a row in which no job holds a GPU, after the last submission, until an error.
 _MOST_IDLE_ROUNDS = 1000
-#: No round is begun sooner than this after another for the sake of a timer alone.
+#: Shortest time between rounds that a timer alone triggers.
 _SOONEST_S = 1.0
 #: Rounds between two calls of `progress`.
 _TELL_EVERY = 20
 
 
 class SimulationError(InvalidInputError):
-    """The simulation cannot go on; the message names the job and the remedy."""
+    """Failure of a simulation; the message names the job and a remedy."""
 
 
 def simulate(
@@ -67,44 +66,44 @@ def simulate(
     freezing: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Run a workload to its end.
+    """Simulate a workload to its end.
 
     Args:
-        workload: what is submitted when.
-        profiles: what its applications are, in truth.
-        cluster: where it runs.
-        config: the site's configuration; `[controller] policy` names `policy` in the result. A
+        workload: jobs and their submission times.
+        profiles: true behaviour of the applications.
+        cluster: the simulated cluster.
+        config: configuration of the site; `[controller] policy` names `policy` in the result. A
             policy with binding proposals is bound neither by `min_interval_s` nor by `per_hour`.
             With `[sia] artifact_compat` jobs also choose their batches by the artifact's fits.
-        policy: decides.
-        interval_s: seconds between rounds; the most with the event clock.
+        policy: policy under which it runs.
+        interval_s: seconds between rounds; with the event clock the longest.
         clock: `round`: everything happens at multiples of `interval_s`; `event`: arrivals,
             completions and ends of restarts trigger a round at once.
-        seed: for policies that draw lots.
-        job_class: forced on all jobs; None: each its own.
-        restarts: what a restart costs; None: the profiles' own seconds.
-        network: racks, and what crossing them costs; None: all nodes are one rack.
-        freezing: what is believed of it, one of `freezing_truth.BELIEFS`: all jobs ask for
-            `freeze=auto`; None: no job freezes layers.
-        progress: called now and then with (jobs complete, jobs in all, simulated seconds).
+        seed: seed of policies that use random numbers.
+        job_class: class of all jobs; None: each its own.
+        restarts: seconds of a restart; None: those of the profiles.
+        network: racks, and the cost of crossing them; None: all nodes are one rack.
+        freezing: assumptions about freezing, one of `freezing_truth.BELIEFS`; all jobs then request
+            `freeze=auto`. None: no job freezes layers.
+        progress: called every few rounds with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
         WorkloadError: a job has no profile or can never run on this cluster.
-        ProfileError: the tables do not say how fast a job is where it was put.
-        SimulationError: nobody was given GPUs for a thousand rounds, or the interval cannot be.
+        ApplicationProfileError: the tables have no speed for a placement.
+        SimulationError: no job got GPUs for a thousand rounds, or the interval is invalid.
     """
     began = time.process_time()
     if not interval_s >= 1.0:
-        raise SimulationError(f"--interval {interval_s:g} cannot be; write seconds from 1 on")
+        raise SimulationError(f"--interval {interval_s:g} is invalid: expected seconds from 1 on")
     capabilities = capabilities_of(policy)
-    manner = job_factory.SimulationManner(
+    options = job_factory.JobOptions(
         compat=config.sia.artifact_compat,
-        tunes=capabilities.batch_chosen_by != "user",
+        adaptive_batch=capabilities.batch_chosen_by != "user",
         freezes=capabilities.predicts_frozen_layers,
         belief=BELIEFS[freezing] if freezing is not None else None,
     )
     jobs = job_factory.jobs(
-        workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), manner
+        workload.forced(job_class), profiles, cluster, restarts or RestartCosts(), options
     )
     if capabilities.initial_measurements:
         analysed(jobs, cluster)
@@ -125,7 +124,7 @@ def simulate(
         policy_s=tuple(run.policy.wall_s),
         cpu_s=time.process_time() - began,
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
-        notes=(*run.notes, *job_factory.assumptions(run.jobs, manner.belief)),
+        notes=(*run.notes, *job_factory.assumptions(run.jobs, options.belief)),
         dropped=tuple(job.submitted.name for job in run.dropped),
         freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
     )
@@ -133,11 +132,11 @@ def simulate(
 
 def _frozen(job: SimulatedJob) -> JobFreezing:
     assert job.layers is not None
-    return JobFreezing(job.submitted.name, job.layers.lost / job.physics.total, job.layers.mean)
+    return JobFreezing(job.submitted.name, job.layers.lost / job.truth.total, job.layers.mean)
 
 
 class _Timed:
-    """A policy whose calls are timed."""
+    """Policy whose calls are timed."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -147,7 +146,7 @@ class _Timed:
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
-        """Ask it."""
+        """Call the policy and measure the time."""
         begin = time.perf_counter()
         answer = self.policy.decide(question, state)
         self.wall_s.append(time.perf_counter() - begin)
@@ -156,14 +155,14 @@ class _Timed:
 
 @dataclass
 class _Run:
-    """One simulation under way.
+    """State of one simulation.
 
     Attributes:
-        jobs: in order of submission; `active` are submitted and not complete, the first `arrived`
-            are submitted.
-        contention: for each job (its integral over the job's life, seconds of that).
-        holding: since when each job has held what it holds.
-        dropped: turned away by the policy; they never run.
+        jobs: all jobs, in order of submission; the first `arrived` are submitted.
+        active: jobs submitted and not complete.
+        contention: for each job (integral over its life, seconds of its life).
+        holding: present allocation of each job, with its start.
+        dropped: jobs that the policy dropped; they never run.
     """
 
     cluster: Cluster
@@ -185,12 +184,12 @@ class _Run:
     _state: Mapping[str, Any] = field(default_factory=dict)
     _plan: Plan | None = None
     _idle: int = 0
-    _lessons: SharedObservations = field(default_factory=SharedObservations)
+    _shared: SharedObservations = field(default_factory=SharedObservations)
 
     def __post_init__(self) -> None:
-        self.world = SimulatedCluster(
+        self.cluster_state = SimulatedCluster(
             self.cluster,
-            # Where there are racks, delay timers ask what distance costs under any policy.
+            # With racks, the delay timers of every policy need the cost of distance.
             measure=self.policy.capabilities.simulates_measured_speeds or self.network is not None,
             network=self.network,
         )
@@ -201,11 +200,11 @@ class _Run:
         self.config = dataclasses.replace(self.config, controller=controller, resize=resize)
 
     def by_rounds(self, progress: Progress | None) -> None:
-        """The round clock."""
+        """Run with the round clock."""
         count = 0
         while self.arrived < len(self.jobs) or self.active:
             if not self.active:
-                # Nothing can happen before the round that sees the next arrival.
+                # Nothing can happen before the round after the next arrival.
                 arrival = self.jobs[self.arrived].submitted.time_s
                 count = max(count, -int(-arrival // self.interval_s) - 1)
             count += 1
@@ -213,7 +212,7 @@ class _Run:
             self._round(count * self.interval_s, progress)
 
     def by_events(self, progress: Progress | None) -> None:
-        """The event clock."""
+        """Run with the event clock."""
         while self.arrived < len(self.jobs) or self.active:
             horizon = self.now_s + self.interval_s
             if self._plan is not None and self._plan.wake is not None:
@@ -224,38 +223,39 @@ class _Run:
             for job in self.active:
                 if job.restart_left_s > 0:
                     horizon = min(horizon, self.now_s + job.restart_left_s)
-            # Jobs do not depend on each other between rounds: the first completion is found by
-            # looking ahead, and all others are taken to that moment again.
-            ahead = [job.copy() for job in self.active]
-            self._advance(ahead, horizon)
-            first = min((j.completion_s for j in ahead if j.completion_s is not None), default=None)
-            if first is not None and first < horizon:
-                horizon = first
-                again = [job.copy() for job in self.active]
-                ahead = [
-                    done if done.completion_s == first else job
-                    for done, job in zip(ahead, again, strict=True)
+            # Jobs do not depend on each other between rounds: advance copies of all jobs to find
+            # the first completion, then advance the others to that time only.
+            advanced = [job.copy() for job in self.active]
+            self._advance(advanced, horizon)
+            completions = [j.completion_s for j in advanced if j.completion_s is not None]
+            first_completion = min(completions, default=None)
+            if first_completion is not None and first_completion < horizon:
+                horizon = first_completion
+                copies = [job.copy() for job in self.active]
+                advanced = [
+                    completed if completed.completion_s == first_completion else job
+                    for completed, job in zip(advanced, copies, strict=True)
                 ]
-                self._advance([job for job in ahead if job.completion_s is None], horizon)
-            self._replace(ahead)
+                self._advance([job for job in advanced if job.completion_s is None], horizon)
+            self._replace(advanced)
             self._round(horizon, progress)
 
     def results(self) -> tuple[JobResult, ...]:
-        """Figures of all jobs, which are complete, but those that were dropped."""
-        gone = {job.job_id for job in self.dropped}
-        return tuple(self._result(job) for job in self.jobs if job.job_id not in gone)
+        """Return the results of all jobs but the dropped ones; all are complete."""
+        dropped = {job.job_id for job in self.dropped}
+        return tuple(self._result(job) for job in self.jobs if job.job_id not in dropped)
 
     def _advance(self, jobs: list[SimulatedJob], until_s: float) -> None:
         for job in jobs:
             job.advance(until_s)
 
-    def _replace(self, ahead: list[SimulatedJob]) -> None:
-        by_id = {job.job_id: job for job in ahead}
-        self.active = ahead
+    def _replace(self, advanced: list[SimulatedJob]) -> None:
+        by_id = {job.job_id: job for job in advanced}
+        self.active = advanced
         self.jobs = [by_id.get(job.job_id, job) for job in self.jobs]
 
     def _round(self, at_s: float, progress: Progress | None) -> None:
-        """Completions, arrivals, a decision, its execution."""
+        """Handle completions and arrivals, decide, and carry out the decision."""
         since = at_s - self.now_s
         for job in self.active:
             total, seconds = self.contention.get(job.job_id, (0.0, 0.0))
@@ -264,8 +264,8 @@ class _Run:
         for job in self.active:
             if job.completion_s is not None:
                 self._ends(job, job.completion_s)
-                self.world.forget(job.job_id)
-                self._lessons.remember(job)
+                self.cluster_state.forget(job.job_id)
+                self._shared.add(job)
         self.active = [job for job in self.active if job.completion_s is None]
         while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
             self._arrives(self.jobs[self.arrived], at_s)
@@ -279,16 +279,16 @@ class _Run:
         if self.config.sia.share:
             for other in self.active:
                 if other.submitted.application == job.submitted.application:
-                    self._lessons.remember(other)
-            self._lessons.teach(job)
+                    self._shared.add(other)
+            self._shared.give_to(job)
         job.now_s = at_s
         self.active.append(job)
 
     def _decide(self, at_s: float) -> None:
         if self.active:
             plan, self._state = decide_round(
-                self.world.snapshot(at_s, self.active),
-                self.world.records(self.active),
+                self.cluster_state.snapshot(at_s, self.active),
+                self.cluster_state.records(self.active),
                 config=self.config,
                 policy=self.policy,
                 state=self._state,
@@ -324,25 +324,27 @@ class _Run:
         if self.network is not None:
             self._cross(self.network)
 
-    def _drop(self, gone: Collection[int]) -> None:
-        """Take jobs out that the policy turned away."""
-        for job in [j for j in self.active if j.job_id in gone]:
+    def _drop(self, job_ids: Collection[int]) -> None:
+        """Remove the jobs that the policy dropped."""
+        for job in [j for j in self.active if j.job_id in job_ids]:
             self.dropped.append(job)
             self.active.remove(job)
-            self.world.forget(job.job_id)
+            self.cluster_state.forget(job.job_id)
 
     def _cross(self, network: Network) -> None:
-        """What crossing racks costs each job from now on."""
+        """Set what crossing racks costs each job from now on."""
         held = {
             j.job_id: (j.submitted.application, j.allocation)
             for j in self.active
             if j.allocation is not None
         }
-        extra = network.extra_s(held, self.world.rack_of)
+        extra = network.extra_s(held, self.cluster_state.rack_of)
         for job in self.active:
             job.extra_s = extra.get(job.job_id, 0.0)
-            where = job.allocation
-            job.racks = len({self.world.rack_of[n] for n in where.nodes}) if where else 0
+            allocation = job.allocation
+            job.racks = (
+                len({self.cluster_state.rack_of[n] for n in allocation.nodes}) if allocation else 0
+            )
 
     def _ends(self, job: SimulatedJob, at_s: float) -> None:
         segment = self.holding.pop(job.job_id, None)
@@ -350,7 +352,7 @@ class _Run:
             self.segments.append(dataclasses.replace(segment, end_s=at_s))
 
     def _check(self, at_s: float) -> None:
-        """Whether anybody can still be expected to make progress."""
+        """Check that some job can still make progress."""
         busy = not self.active or any(job.shape for job in self.active)
         self._idle = 0 if busy or self.arrived < len(self.jobs) else self._idle + 1
         if self._idle > _MOST_IDLE_ROUNDS:
@@ -358,7 +360,7 @@ class _Run:
             raise SimulationError(
                 f"{job.source or job.name}: {job.name} was given no GPU for {_MOST_IDLE_ROUNDS}"
                 f" rounds although the cluster is idle (at {at_s:.0f} s, {len(self.active)} jobs"
-                f" wait); try another policy, or change what it asks for"
+                f" wait); try another policy, or change its request"
             )
 
     def _result(self, job: SimulatedJob) -> JobResult:

@@ -1,4 +1,4 @@
-"""The training library under Debian's own torch: the walk over layouts, and weight stashing."""
+"""The training library with Debian's torch: layout changes, and weight stashing."""
 
 import base64
 import io
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.slurm_cluster import SlurmCluster
 
 TESTS = Path(__file__).parents[1]
-FILES = ("test_training_walk.py", "pipeline/test_weight_stashing.py")
+FILES = ("test_layout_changes.py", "pipeline/test_weight_stashing.py")
 SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\n"
 HOME = "/tmp/debian-torch"
 

@@ -2,7 +2,7 @@
 
 What lies here can be lost without losing a job: with an empty ledger the
 controller recognises its own traces in Slurm and clears them
-(`controller.housekeeping`). What is lost then are measurements and history.
+(`controller.transitions.orphan_cleanup`). What is lost then are measurements and history.
 
 A full disk or an unreadable file raises `LedgerError` with one line; callers
 begin nothing new while it lasts.
@@ -92,7 +92,7 @@ class Ledger:
                 raise LedgerError(f"ledger {self.path}: {error}") from None
 
     def raw(self) -> AbstractContextManager[sqlite3.Connection]:
-        """The database itself, for copies of whole tables (`succession`)."""
+        """The database itself, for copies of whole tables (`leader.standby_sync`)."""
         return self._open()
 
     # --- small named values: policy state, claims ---

@@ -1,4 +1,4 @@
-"""Workloads and slowdown tables in the form of Dally's published data (`--format dally`).
+"""Workloads and slowdown tables in the format of Dally's published data (`--format dally`).
 
 Workload: `job_id,arrival_time,model,total_iterations,time_per_iteration,max_parallelism`;
 seconds, seconds per iteration and GPU, GPUs of the gang. Slowdown table:
@@ -33,10 +33,10 @@ _MOST = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedGang:
-    """One row.
+    """One gang of a workload.
 
     Attributes:
-        iterations: over all its GPUs.
+        iterations: iterations over all its GPUs.
         iteration_s: seconds of one iteration on one GPU, without communication.
     """
 
@@ -61,7 +61,7 @@ def read_workload(path: Path) -> GangWorkload:
     """Read one CSV file.
 
     Raises:
-        WorkloadError: unreadable, a column is missing, or a value cannot be.
+        WorkloadError: unreadable, a column is missing, or a value is invalid.
     """
     gangs: list[SubmittedGang] = []
     lines: dict[int, str] = {}
@@ -77,23 +77,23 @@ def read_workload(path: Path) -> GangWorkload:
         )
         if gang.job_id in lines:
             raise WorkloadError(
-                f"{where}: job_id {gang.job_id} also stands in {lines[gang.job_id]};"
+                f"{where}: job_id {gang.job_id} occurs also in {lines[gang.job_id]};"
                 " give each job its own"
             )
         lines[gang.job_id] = where
         gangs.append(gang)
     if not gangs:
-        raise WorkloadError(f"{path}: holds no job; each line after the first is one")
+        raise WorkloadError(f"{path}: has no job; each line after the first is one")
     return GangWorkload(path.stem, tuple(gangs))
 
 
 def read_slowdowns(path: Path) -> SlowdownTable:
     """Read a slowdown table.
 
-    Where the two times are given, s is made of them in the single precision that ASTRA-sim writes.
+    If both times are given, s is computed from them in single precision, as ASTRA-sim writes it.
 
     Raises:
-        WorkloadError: unreadable, a column is missing, a value cannot be, or a row comes twice.
+        WorkloadError: unreadable, a column is missing, a value is invalid, or a row is repeated.
     """
     parts: dict[tuple[str, int, int, int, int], float] = {}
     for where, row in _rows(path, _TABLE):
@@ -112,47 +112,49 @@ def read_slowdowns(path: Path) -> SlowdownTable:
             part = _number(row, "s", where, least=1e-9)
         else:
             raise WorkloadError(
-                f"{where}: neither compute_us and exposed_comm_us nor s is given; write one"
+                f"{where}: compute_us and exposed_comm_us, or s, is missing: write one of them"
             )
         if part > 1:
             raise WorkloadError(
-                f"{where}: s {part:g} is above 1; it is the computing part of the time"
+                f"{where}: s {part:g} is invalid: expected a part of the time, at most 1"
             )
         if parts.setdefault(key, part) != part:
             raise WorkloadError(
                 f"{where}: {key[0]} on {key[1]} GPUs, {key[2]} racks, {key[3]} machines, {key[4]}"
-                " slots also stands further up, with another s; keep one"
+                " slots has another s in an earlier row; keep one row"
             )
     if not parts:
-        raise WorkloadError(f"{path}: holds no row; each line after the first is one")
+        raise WorkloadError(f"{path}: has no row; each line after the first is one")
     return SlowdownTable(parts)
 
 
 def read_sites(text: str, *, slots: int) -> NodeLayout:
-    """A cluster in words: `2x4x8` is two racks of four nodes of eight GPUs.
+    """Parse a cluster: `2x4x8` is two racks of four nodes of eight GPUs.
 
     Args:
         text: RACKSxNODESxGPUS.
         slots: link domains of each node.
 
     Raises:
-        ClusterError: something else.
+        ClusterError: the text has another form.
     """
     words = text.split("x")
     try:
         racks, nodes, gpus = (int(w) for w in words)
     except ValueError:
         racks = nodes = gpus = 0
-    remedy = "write RACKSxNODESxGPUS, e.g. 2x4x8"
+    remedy = "expected RACKSxNODESxGPUS, e.g. 2x4x8"
     if min(racks, nodes, gpus) < 1 or racks * nodes > MAX_NODES or gpus > MAX_PER_NODE:
-        raise ClusterError(f'cluster "{text[:60]}" cannot be; {remedy}')
+        raise ClusterError(f'cluster "{text[:60]}" is invalid: {remedy}')
     if slots < 1 or gpus % slots:
-        raise ClusterError(f"--slots {slots} do not divide the {gpus} GPUs of a node; write e.g. 2")
+        raise ClusterError(
+            f"--slots {slots} is invalid: expected a divisor of the {gpus} GPUs of a node, e.g. 2"
+        )
     return NodeLayout.regular(racks=racks, nodes=nodes, gpus=gpus, domains=slots)
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Each row, and where it stands."""
+    """Yield each row with its place in the file."""
     shape = f"must have {','.join(columns)}"
     for line, row in rows(path, columns, what="a CSV file", header_line=shape):
         yield f"{path.name}:{line}", row
@@ -165,7 +167,8 @@ def _number(row: Mapping[str, str], column: str, where: str, *, least: float) ->
         value = math.nan
     if not least <= value <= _MOST:
         raise WorkloadError(
-            f"{where}: {column} {row[column][:40]!r} cannot be; write a number from {least:g} on"
+            f"{where}: {column} {row[column][:40]!r} is invalid:"
+            f" expected a number from {least:g} on"
         )
     return value
 
@@ -174,6 +177,6 @@ def _whole(row: Mapping[str, str], column: str, where: str, *, least: int) -> in
     value = _number(row, column, where, least=least)
     if value != int(value):
         raise WorkloadError(
-            f"{where}: {column} {row[column][:40]!r} cannot be; write a whole number"
+            f"{where}: {column} {row[column][:40]!r} is invalid: expected a whole number"
         )
     return int(value)

@@ -1,10 +1,10 @@
-"""What a simulation of gangs found.
+"""Results of a simulation of gangs.
 
-Definitions: JCT = finish less arrival; queueing = arrival to first start, and from each return of
-GPUs to the next start; communication GPU hours = (running less computing time) times GPUs; a
-*grant* is one lease; a preemption a lease that was followed by a wait of more than the
-checkpoint's time; shares of tiers are of the grants of gangs of 2 to 8 GPUs, their communication
-share is of their running time. p99 is the nearest rank.
+Definitions: JCT = finish less arrival; queueing = from arrival to the first start, and from each
+return of GPUs to the next start; communication GPU hours = (running less computing time) x GPUs; a
+*grant* is one lease; a preemption is a lease followed by a wait longer than a checkpoint; shares
+of tiers are of the grants of gangs of 2 to 8 GPUs, their communication share is of their running
+time. p99 is the nearest rank.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 from slurm_elastic.placement.delay.free_map import GangTier
 from slurm_elastic.simulator.results import HOUR_S, mean
 
-#: Gangs whose tiers are compared: they fit into a node.
+#: GPUs of the gangs whose tiers are compared: they fit into a node.
 _SMALL = range(2, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangJobResult:
-    """One gang. Times are seconds since the workload's beginning, durations in seconds.
+    """Result of one gang. Times are seconds since the workload's start.
 
     Attributes:
-        restart_s: held GPUs while loading its state.
+        restart_s: time with GPUs held while loading its state.
         grants, tier_s: leases, and seconds run, by tier (single GPU, node, rack, network).
     """
 
@@ -55,10 +55,11 @@ class GangJobResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GangResult:
-    """One workload under one policy.
+    """Results of one workload under one policy.
 
     Attributes:
-        offers: how often the policy was asked, and `decide_s` the wall seconds that took.
+        offers: number of offers to the policy.
+        decide_s: wall seconds of the policy's decisions.
         cpu_s: CPU seconds of the whole simulation.
     """
 
@@ -71,7 +72,7 @@ class GangResult:
     cpu_s: float
 
     def summary(self) -> dict[str, Any]:
-        """The figures; hours."""
+        """Return the figures of the summary; times in hours."""
         jobs = self.jobs
         small = [j for j in jobs if j.gpus in _SMALL]
         jct = sorted(j.jct_s / HOUR_S for j in jobs)
@@ -114,7 +115,7 @@ class GangResult:
 
 
 def jobs_csv(results: Iterable[GangResult]) -> str:
-    """One row per gang."""
+    """Return a CSV table with one row per gang."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     plain = [f.name for f in fields(GangJobResult) if f.name not in ("grants", "tier_s")]
@@ -136,5 +137,5 @@ def _cell(value: object) -> object:
 
 
 def nearest_rank(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least this part of all reaches, as in the published summary."""
+    """Return the value at this quantile by nearest rank, as in the published summary."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]

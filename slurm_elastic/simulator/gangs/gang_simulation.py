@@ -1,14 +1,13 @@
 """Simulation of gangs by offers: leases, batches of iterations, offers of free GPUs.
 
-After the simulator of Dally (arXiv 2401.16492) and, with its policies, equal to it job by job
-(docs/dally.md). Work proceeds in batches of 1,000 iterations on each GPU of a gang; one takes
-`iteration_s * 1000 / s` seconds, s by the place (models/communication.py). A gang gives its GPUs
-back at the end of the batch in which its lease ends, or before one that would outlast the lease;
-it then waits again. An offer is made when a gang arrives and GPUs are free, and when some were
-given back.
+After the simulator of Dally (arXiv 2401.16492); with Dally's policies the results are equal job by
+job (docs/dally.md). Work proceeds in batches of 1,000 iterations on each GPU of a gang; one takes
+`iteration_s * 1000 / s` seconds, s by the place (models/communication.py). A gang returns its GPUs
+at the end of the batch in which its lease ends, or before a batch that would outlast the lease;
+then it waits again. An offer is made when a gang arrives while GPUs are free, and when GPUs were
+returned.
 
-Times, and the work done, are summed up batch by batch, as there: where gangs tie, the last bit
-decides.
+Times and work are summed batch by batch, as in Dally's simulator: ties depend on the last bit.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from slurm_elastic.simulator.workloads.workload import WorkloadError
 
 #: Iterations per GPU between two moments at which a gang can stop.
 BATCH = 1000
-#: Seconds that saving and loading takes for each GPU of a gang.
+#: Seconds per GPU of a gang for saving and loading.
 CHECKPOINT_S = 1.0
-#: With nothing else to happen, free GPUs are offered again after this time.
+#: Without other events, free GPUs are offered again after this time.
 _AGAIN_S = 60.0
-#: Offers in a row without an effect, nobody running, before that is an error.
+#: Offers in a row without effect, while no gang runs, until an error.
 _MOST_IDLE = 100_000
 _ARRIVAL, _END, _OFFER = 0, 2, 3
 _TELL_EVERY = 200
@@ -46,7 +45,7 @@ Progress = Callable[[int, int, float], None]
 
 
 class _Run(Gang):
-    """A gang and its physics."""
+    """A gang and its progress."""
 
     __slots__ = (
         "batches", "compute_s", "finish_s", "iteration_s", "iterations", "left", "lost", "queue_s",
@@ -78,13 +77,13 @@ class _Run(Gang):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lease:
-    """How one lease goes.
+    """Outcome of one lease.
 
     Attributes:
-        end_s: when the GPUs are given back.
+        end_s: when the GPUs are returned.
         ran_s, served_gpu_s: running time and service of the gang by then.
-        batches: of iterations done in it.
-        late: it was over, or the gang's work.
+        batches: batches of iterations done in it.
+        late: whether the lease or the gang's work was over.
     """
 
     end_s: float
@@ -107,24 +106,24 @@ def simulate_gangs(
     """Run a workload to its end.
 
     Args:
-        workload: what is submitted when.
-        sites: where it runs.
-        communication: what distance costs.
-        policy: decides.
-        name: of the policy, for the result.
+        workload: gangs and their arrivals.
+        sites: cluster.
+        communication: cost of distance.
+        policy: policy under which it runs.
+        name: name of the policy in the result.
         lease_s: seconds of a lease.
-        progress: called now and then with (jobs complete, jobs in all, simulated seconds).
+        progress: called every few offers with (jobs complete, jobs in all, simulated seconds).
 
     Raises:
         WorkloadError: a gang is larger than the cluster, or never gets its GPUs.
-        CommunicationError: a gang was put where nothing is known of its model.
+        CommunicationError: the slowdown of a gang's model at its place is unknown.
     """
     began = time.process_time()
     for row in workload.gangs:
         if row.gpus > sites.gpus:
             raise WorkloadError(
-                f"{row.source}: job {row.job_id} wants {row.gpus} GPUs, the cluster has"
-                f" {sites.gpus}; take a larger --cluster"
+                f"{row.source}: job {row.job_id} requests {row.gpus} GPUs, the cluster has"
+                f" {sites.gpus}; use a larger --cluster"
             )
         if row.gpus > 1:
             try:
@@ -133,21 +132,21 @@ def simulate_gangs(
                 )
             except CommunicationError as error:
                 raise CommunicationError(f"{row.source}: {error}") from None
-    world = _World(workload, sites, communication, policy, lease_s)
-    world.run(progress)
+    simulation = _GangSimulation(workload, sites, communication, policy, lease_s)
+    simulation.run(progress)
     return GangResult(
         workload=workload.name,
         policy=name,
         gpus=sites.gpus,
-        jobs=tuple(_result(job) for job in world.jobs),
-        offers=world.offers,
-        decide_s=world.decide_s,
+        jobs=tuple(_result(job) for job in simulation.jobs),
+        offers=simulation.offers,
+        decide_s=simulation.decide_s,
         cpu_s=time.process_time() - began,
     )
 
 
-class _World:
-    """One simulation under way."""
+class _GangSimulation:
+    """State of one simulation."""
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class _World:
         self._done = 0
 
     def run(self, progress: Progress | None) -> None:
-        """To the end."""
+        """Process events until no gang is left."""
         for job in self.jobs:
             self._at(job.arrival_s, _ARRIVAL, self._arrival(job))
         while self._events:
@@ -253,9 +252,9 @@ class _World:
         self._at(lease.end_s, _END, self._ends(job, place, lease))
 
     def _lease(self, job: _Run, now: float, part: float) -> _Lease:
-        """What a gang does from now on in one lease."""
+        """Return the outcome of a lease that begins now."""
         batch_s = job.iteration_s / part * BATCH
-        # The author's code takes the next batch to be as much shorter as there are GPUs.
+        # In the author's code the next batch is shorter by the number of GPUs.
         next_s = job.iteration_s * BATCH / part / job.gpus
         most = min(job.batches, int(self._lease_s / batch_s) + 3)
         ends = np.full(most + 1, batch_s)
@@ -284,7 +283,7 @@ class _World:
             job.batches -= lease.batches
             job.left = max(0, job.left - lease.batches * BATCH * job.gpus)
             job.done = 1 - job.left / job.iterations
-            # The author's code forgets the cost of GPUs given back before their lease ran out.
+            # The author's code leaves out the cost of GPUs returned before their lease ended.
             costs = lease.late and not (self._policy.renews and job.batches)
             again = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
             self._at(again, _OFFER, self._offer)
@@ -308,7 +307,7 @@ class _World:
 
 
 def _sum(start: float, each: float, count: int) -> float:
-    """The start and `count` times `each`, added one after the other."""
+    """Return `start` plus `count` times `each`, added one by one."""
     terms = np.full(count + 1, each)
     terms[0] = start
     return float(np.add.accumulate(terms)[-1])

@@ -1,1 +1,1 @@
-"""How simulated jobs really behave: speed, restarts, network, freezing."""
+"""True behaviour of simulated jobs: speed, restarts, network, freezing."""

@@ -1,12 +1,12 @@
-"""Layers of the simulated applications: what each computes and sends, from public architectures.
+"""Layers of the simulated applications: computing and gradients, from public architectures.
 
-Nobody published layer times for Sia's applications (data of its artifact, SOSP'23), so they are
-counted: a layer's forward time is taken to be in proportion to its multiplications per sample,
-its backward pass to twice that (input and weight gradients), and its gradient to four bytes per
-parameter. A *layer* here is what the training library freezes at once: a residual block, a
-transformer block, a recurrent layer, the stem, the head. Times are relative.
+No layer times were published for Sia's applications (data of its artifact, SOSP'23), so they are
+computed: a layer's forward time is proportional to its multiplications per sample, its backward
+pass takes twice that (input and weight gradients), and its gradient has four bytes per parameter.
+A *layer* here is what the training library freezes at once: a residual block, a transformer block,
+a recurrent layer, the stem, the head. Times are relative.
 
-| application | taken to be | layers |
+| application | assumed model | layers |
 |---|---|---|
 | cifar10, resnet18 | ResNet-18 for 32x32 images (He et al., 2016) | stem, 8 blocks, head |
 | imagenet, resnet50 | ResNet-50 (He et al., 2016) | stem, 16 bottlenecks, head |
@@ -30,25 +30,25 @@ _BYTES = 4.0
 
 
 def layers(application: str) -> tuple[LayerCost, ...]:
-    """The layers of an application from the front; () if nothing is known of it.
+    """Return the layers of an application from the front; () if it is unknown.
 
     Args:
-        application: its name; what stands behind a `#` does not count (`simulator.stated`).
+        application: its name; a suffix from `#` on is ignored (workloads/curve_jobs.py).
     """
     return _costs(application.partition("#")[0])
 
 
 @cache
 def _costs(name: str) -> tuple[LayerCost, ...]:
-    made = _KNOWN.get(name)
-    rows = list(made()) if made else []
-    whole = sum(m for m, _ in rows)
-    return tuple(LayerCost(m / whole, 2 * m / whole, _BYTES * p) for m, p in rows)
+    make_rows = _KNOWN.get(name)
+    rows = list(make_rows()) if make_rows else []
+    total = sum(m for m, _ in rows)
+    return tuple(LayerCost(m / total, 2 * m / total, _BYTES * p) for m, p in rows)
 
 
-def _convolution(size: int, channels: int, made: int, kernel: int = 3) -> _Row:
-    """A convolution with an output of size x size."""
-    parameters = kernel * kernel * channels * made
+def _convolution(size: int, channels: int, outputs: int, kernel: int = 3) -> _Row:
+    """Return the costs of a convolution with an output of size x size."""
+    parameters = kernel * kernel * channels * outputs
     return float(parameters * size * size), float(parameters)
 
 
@@ -58,33 +58,33 @@ def _sum(*rows: _Row) -> _Row:
 
 def _resnet18() -> Iterator[_Row]:
     yield _convolution(32, 3, 64)
-    before, size = 64, 32
+    inputs, size = 64, 32
     for channels in (64, 128, 256, 512):
         size = 32 * 64 // channels
         for _ in range(2):
-            rows = [_convolution(size, before, channels), _convolution(size, channels, channels)]
-            if before != channels:
-                rows.append(_convolution(size, before, channels, 1))
+            rows = [_convolution(size, inputs, channels), _convolution(size, channels, channels)]
+            if inputs != channels:
+                rows.append(_convolution(size, inputs, channels, 1))
             yield _sum(*rows)
-            before = channels
+            inputs = channels
     yield 512 * 10.0, 512 * 10.0
 
 
 def _resnet50() -> Iterator[_Row]:
     yield _convolution(112, 3, 64, 7)
-    before = 64
+    inputs = 64
     for channels, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         size = 56 * 64 // channels
         for _ in range(blocks):
             rows = [
-                _convolution(size, before, channels, 1),
+                _convolution(size, inputs, channels, 1),
                 _convolution(size, channels, channels),
                 _convolution(size, channels, 4 * channels, 1),
             ]
-            if before != 4 * channels:
-                rows.append(_convolution(size, before, 4 * channels, 1))
+            if inputs != 4 * channels:
+                rows.append(_convolution(size, inputs, 4 * channels, 1))
             yield _sum(*rows)
-            before = 4 * channels
+            inputs = 4 * channels
     yield 2048 * 1000.0, 2048 * 1000.0
 
 

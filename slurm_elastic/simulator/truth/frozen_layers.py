@@ -1,8 +1,8 @@
-"""The front layers of one simulated job: which may be frozen, which are, and what that costs it.
+"""Front layers of one simulated job: which may be frozen, which are frozen, and their effect.
 
-The library's part (what is certified) follows freezing_truth.py; the order how many are to be
-frozen follows the same functions as live: under a policy that knows of freezing
-`models.effective.prefix`, else `models.freezing.choose`, as many as `max-penalty` allows.
+The certified layers follow freezing_truth.py. The number to freeze comes from the same functions as
+live: `models.effective_progress.prefix` under a policy that predicts frozen layers, else
+`models.frozen_penalty.choose`, as many as `max-penalty` allows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from slurm_elastic.simulator.truth.freezing_truth import MAX_PENALTY, FreezingTr
 
 
 class FrozenLayers:
-    """Mutable; copied with its job.
+    """State of the layers of one job; mutable, copied with its job.
 
     Args:
-        truth: about the application.
-        weighs: the number of layers is what gives the best effective progress; else all allowed.
-        compat: the job's model follows Sia's artifact.
+        truth: truth about the application.
+        weighs: freeze the number of layers with the best effective progress; else all allowed.
+        compat: fit the job's model as Sia's artifact does.
 
     Attributes:
-        prefixes: what its reports say.
+        prefixes: layers as the job reports them.
         lost: progress lost to freezing, in the unit of the job's progress.
-        layer_s: layers frozen times seconds; `run_s` of how many.
+        layer_s: sum of layers frozen times seconds.
+        run_s: seconds trained.
     """
 
     def __init__(self, truth: FreezingTruth, *, weighs: bool, compat: bool) -> None:
@@ -40,31 +41,31 @@ class FrozenLayers:
 
     @property
     def frozen(self) -> int:
-        """Layers frozen now."""
+        """Number of layers frozen now."""
         return self.prefixes.frozen
 
     @property
     def mean(self) -> float:
-        """Mean fraction of the layers frozen while it trained."""
+        """Mean fraction of the layers that was frozen while it trained."""
         return self.layer_s / self.run_s / self._truth.layers if self.run_s else 0.0
 
     def certify(self, done: float) -> bool:
-        """Look at the layers when this fraction of the progress is made; whether it is news."""
+        """Update the certified layers at this part of the progress; return whether they changed."""
         certified = self._truth.certified(done)
         if certified == self.prefixes.certified:
             return False
         frozen = min(self.frozen, certified)
-        self._say(certified, frozen)
+        self._report(certified, frozen)
         return True
 
     def freeze(self, learned: Learned, *, gpu_type: str, nodes: int, gpus: int) -> None:
-        """Freeze as many as it is to: what a report is answered with.
+        """Freeze as many layers as the controller orders in answer to a report.
 
         Args:
-            learned: of the job; what it says of layers does not count.
-            gpu_type: held.
-            nodes: held.
-            gpus: held, over all nodes.
+            learned: observations of the job; its layers are ignored.
+            gpu_type: GPU type held.
+            nodes: nodes held.
+            gpus: GPUs held, over all nodes.
         """
         now = self.prefixes
         if self._weighs:
@@ -76,10 +77,10 @@ class FrozenLayers:
         else:
             frozen = choose(now.certified, dict(now.penalties), max_penalty=MAX_PENALTY)
         if frozen != now.frozen:
-            self._say(now.certified, frozen)
+            self._report(now.certified, frozen)
 
-    def _say(self, certified: int, frozen: int) -> None:
-        # As a report: penalties of what is frozen and of what is certified, no others.
+    def _report(self, certified: int, frozen: int) -> None:
+        # As in a report: penalties of the frozen and of the certified prefix only.
         named = sorted({n for n in (frozen, certified) if n})
         self.prefixes = dataclasses.replace(
             self.prefixes,
@@ -89,16 +90,16 @@ class FrozenLayers:
         )
 
     def times(self, step_s: float, micro_s: float) -> tuple[float, float]:
-        """(step, micro-step) as it is now, of those with nothing frozen; seconds."""
+        """Return (step, micro-step) with the present layers frozen from those without; seconds."""
         return self._truth.times(step_s, micro_s, self.frozen)
 
     def gain(self, step_s: float, micro_s: float, *, accumulation: int) -> float:
-        """Progress per second over that with nothing frozen.
+        """Return the progress per second over that with nothing frozen.
 
         Args:
-            step_s: of a step with nothing frozen.
-            micro_s: of an accumulated micro-step.
-            accumulation: how many of these in an iteration.
+            step_s: seconds of a step with nothing frozen.
+            micro_s: seconds of an accumulated micro-step.
+            accumulation: accumulated micro-steps in an iteration.
         """
         if not self.frozen:
             return 1.0
@@ -106,21 +107,21 @@ class FrozenLayers:
         faster = (step_s + accumulation * micro_s) / (step + accumulation * micro)
         return faster * (1.0 - self._truth.lost(self.frozen))
 
-    def observed(self, seen: Observation) -> Observation:
-        """What is learned from a configuration, of its times with nothing frozen.
+    def observed(self, observation: Observation) -> Observation:
+        """Return an observation with the present layers frozen from one without.
 
-        They are measured as they are now, and corrected as the controller does.
+        The times are those with the present layers frozen, corrected as in the controller.
         """
         if not self.frozen:
-            return seen
-        step, micro = self.times(seen.step_s, seen.micro_step_s)
-        measured = dataclasses.replace(seen, step_s=step, micro_step_s=micro)
+            return observation
+        step, micro = self.times(observation.step_s, observation.micro_step_s)
+        measured = dataclasses.replace(observation, step_s=step, micro_step_s=micro)
         return effective_progress.thawed(
             measured, effective_progress.part(self.prefixes, self.frozen)
         )
 
     def passed(self, seconds: float, progress: float) -> None:
-        """Count what has happened: time, and progress made in it."""
+        """Add time, and the progress made in it."""
         self.run_s += seconds
         self.layer_s += seconds * self.frozen
         lost = self._truth.lost(self.frozen)

@@ -1,4 +1,4 @@
-"""The truth about an application: how fast it really runs in a shape, and what its steps are worth.
+"""Truth about an application: its speed in each shape, and the progress of its steps.
 
 After the simulator of Sia's artifact (SOSP'23; `applications.py`, `job.py`):
 
@@ -38,12 +38,12 @@ from slurm_elastic.simulator.workloads.application_profiles import smallest_rota
 
 Floats = NDArray[np.float64]
 
-#: The artifact asks its interpolator for no more nodes than this.
+#: Largest number of nodes in the artifact's interpolation.
 _MOST_NODES = 16
 
 
 class GroundTruth:
-    """One application's truth. Look-ups are kept: an instance serves all its jobs.
+    """Truth of one application. Look-ups are cached: an instance serves all its jobs.
 
     Attributes:
         batches: smallest and largest global batch, `initial` and `largest`.
@@ -68,7 +68,7 @@ class GroundTruth:
         return float(self.targets[-1])
 
     def step(self, gpu_type: str, shape: Iterable[int], micro_batch: int) -> tuple[float, float]:
-        """(seconds of a step without accumulation, of them synchronisation), from the tables.
+        """Return (seconds of a step without accumulation, seconds of its synchronisation).
 
         Args:
             gpu_type: with a table.
@@ -81,7 +81,7 @@ class GroundTruth:
         return self._table(gpu_type).step(canonical(shape), micro_batch)
 
     def iteration(self, gpu_type: str, shape: Shape, micro_batch: int) -> tuple[float, float]:
-        """(seconds of an iteration without accumulation, of one accumulated micro-step)."""
+        """Return (seconds of an iteration without accumulation, of one accumulated micro-step)."""
         step, sync = self._table(gpu_type).step(shape, micro_batch)
         pipeline = self.profile.micro_batches
         if pipeline > 1:
@@ -91,35 +91,35 @@ class GroundTruth:
         return step, step - sync
 
     def most(self, gpu_type: str, shape: Iterable[int]) -> int:
-        """Largest micro-batch measured at a placement."""
+        """Return the largest micro-batch measured at a placement."""
         return self._table(gpu_type).most(canonical(shape))
 
     def most_with(self, gpu_type: str, replicas: int) -> int:
-        """Largest micro-batch measured at any placement of so many GPUs."""
+        """Return the largest micro-batch measured at any placement of so many GPUs."""
         return self._table(gpu_type).most_with(replicas)
 
     def noise(self, batch: int, epoch: int) -> Noise:
-        """Gradient statistics at a global batch, epochs from 0; each time the same object."""
-        found = self._noise.get((batch, epoch))
-        if found is None:
+        """Return the gradient noise at a global batch, epochs from 0; the same object each time."""
+        statistics = self._noise.get((batch, epoch))
+        if statistics is None:
             p = self.profile
-            found = Noise(
+            statistics = Noise(
                 sqr=_linear(batch, p.batches, [row[epoch] for row in p.sqr]),
                 var=_linear(batch, p.batches, [row[epoch] for row in p.var]),
             )
-            self._noise[batch, epoch] = found
-        return found
+            self._noise[batch, epoch] = statistics
+        return statistics
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Steps at the initial batch that one at this batch is worth."""
+        """Return the progress of one step at this batch, in steps at the initial batch."""
         noise = self.noise(batch, epoch)
         sqr, var = noise.sqr, noise.var
         return (var + sqr) / (var / (batch / self.initial) + sqr)
 
     def gains(self, batch: int) -> Floats:
-        """`gain` at every epoch; shape (epochs,)."""
-        found = self._gains.get(batch)
-        if found is None:
+        """Return `gain` at every epoch; shape (epochs,)."""
+        gains = self._gains.get(batch)
+        if gains is None:
             batches = self.profile.batches
             at = min(max(batch, batches[0]), batches[-1])
             high = max(1, bisect_left(batches, at)) if len(batches) > 1 else 0
@@ -130,17 +130,17 @@ class GroundTruth:
                 (1 - part) * np.asarray(table[low]) + part * np.asarray(table[high])
                 for table in (self.profile.sqr, self.profile.var)
             )
-            found = (var + sqr) / (var / (batch / self.initial) + sqr)
-            self._gains[batch] = found
-        return found
+            gains = (var + sqr) / (var / (batch / self.initial) + sqr)
+            self._gains[batch] = gains
+        return gains
 
     def goodput(
         self, gpu_type: str, shape: Shape, micro_batch: int, accumulation: int, epoch: int
     ) -> float:
-        """Progress per second; `shape` as `profiles.smallest_rotation` makes it."""
+        """Return progress per second; `shape` in its smallest rotation."""
         key = (gpu_type, shape, micro_batch, accumulation, epoch)
-        found = self._rates.get(key)
-        if found is None:
+        cached_rate = self._rates.get(key)
+        if cached_rate is None:
             step, micro = self.iteration(gpu_type, shape, micro_batch)
             gain = self.gain(self.batch(gpu_type, shape, micro_batch, accumulation), epoch)
             iteration = step + accumulation * micro
@@ -150,12 +150,12 @@ class GroundTruth:
                     f"{self.profile.types[gpu_type].source}: placement {_digits(shape)} at"
                     f" local_bsz {micro_batch} would take {iteration:.3g} s per step; measure it"
                 )
-            found = self._rates[key] = rate
-        return found
+            cached_rate = self._rates[key] = rate
+        return cached_rate
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What had to be assumed about placements outside of all rows, in words."""
+        """Sentences about placements outside of all rows, whose times were assumed."""
         return tuple(
             f"{table.source}: placement {_digits(shape)} is not measured: taken to be no faster"
             f" than {_digits(known)}"
@@ -164,17 +164,17 @@ class GroundTruth:
         )
 
     def replicas(self, gpu_type: str, shape: Shape) -> int:
-        """Replicas that fit into a shape."""
+        """Return the replicas that fit into a shape."""
         return max(1, sum(shape) // self.profile.types[gpu_type].unit)
 
     def batch(self, gpu_type: str, shape: Shape, micro_batch: int, accumulation: int) -> int:
-        """Global batch, bound by the largest one with a validation run."""
+        """Return the global batch, bound by the largest one with a validation run."""
         replicas = self.replicas(gpu_type, shape)
         whole = replicas * micro_batch * (accumulation + 1) * self.profile.micro_batches
         return min(whole, self.largest)
 
     def single(self, gpu_type: str) -> float:
-        """Samples/s of one replica, from its rows: largest micro-batch over longest step."""
+        """Return the samples/s of one replica: its largest micro-batch over its longest step."""
         table = self.profile.types[gpu_type]
         shape = canonical((table.unit,))
         curve = table.curves[shape]
@@ -183,7 +183,7 @@ class GroundTruth:
         return max(curve.micro_batches) / max(curve.step_s)
 
     def rate(self, gpu_type: str, shape: Shape, batch: int) -> float:
-        """Iterations/s times calibration in a shape with a fixed global batch (Gavel's measure)."""
+        """Return iterations/s times calibration in a shape with a fixed batch (Gavel's measure)."""
         shape = canonical(shape)
         micro, accumulation = self.fixed_batch(gpu_type, shape, batch)
         step, more = self.iteration(gpu_type, shape, micro)
@@ -192,7 +192,7 @@ class GroundTruth:
     def fixed_batch(
         self, gpu_type: str, shape: Shape, batch: int, *, alone: bool = True
     ) -> tuple[int, int]:
-        """(micro-batch, accumulated micro-steps) with which a shape comes to a global batch.
+        """Return (micro-batch, accumulated micro-steps) of a shape for a global batch.
 
         Args:
             gpu_type: with a table.
@@ -206,7 +206,7 @@ class GroundTruth:
         return self.capped(gpu_type, shape, *self._split(gpu_type, shape, batch, alone=alone))
 
     def first_batch(self, gpu_type: str, shape: Shape) -> tuple[int, int]:
-        """What a job begins with on a type where it was never measured: the initial batch."""
+        """Return the split on a type where the job was never measured: the initial batch."""
         if self.profile.micro_batches > 1:
             return 1, 0
         least = self.profile.types[gpu_type].least
@@ -214,7 +214,7 @@ class GroundTruth:
         return self.capped(gpu_type, shape, *self._split(gpu_type, shape, batch))
 
     def capped(self, gpu_type: str, shape: Shape, micro: int, accumulation: int) -> tuple[int, int]:
-        """Micro-batch bound by what was measured with as many replicas and by the largest batch."""
+        """Return the split bound by the measured micro-batches and by the largest batch."""
         replicas = self.replicas(gpu_type, shape)
         micro = min(micro, self.most_with(gpu_type, sum(shape)))
         return max(1, min(micro, self.largest // (replicas * (accumulation + 1)))), accumulation
@@ -231,13 +231,13 @@ class GroundTruth:
         return math.ceil(local / (accumulation + 1) - 1e-8), accumulation
 
     def _table(self, gpu_type: str) -> _Table:
-        found = self._tables.get(gpu_type)
-        if found is None:
+        table = self._tables.get(gpu_type)
+        if table is None:
             raise ApplicationProfileError(
                 f"application {self.profile.name} has no table for GPU type {gpu_type};"
                 f" add placements-{gpu_type}.csv"
             )
-        return found
+        return table
 
 
 class _Table:
@@ -296,23 +296,23 @@ class _Table:
         return self._beyond(shape, micro_batch)
 
     def _beyond(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
-        """Outside of all rows: no faster than the largest measured placement within this one."""
+        """Return times outside of all rows: no faster than the largest placement within it."""
         within = [
-            known
-            for known, curve in self._table.curves.items()
-            if len(known) <= len(shape)
-            and sum(known) <= sum(shape)
+            nearest
+            for nearest, curve in self._table.curves.items()
+            if len(nearest) <= len(shape)
+            and sum(nearest) <= sum(shape)
             and curve.micro_batches[-1] >= micro_batch
         ]
         if not within:
             raise ApplicationProfileError(
-                f"{self._table.source}: says nothing about placement {_digits(shape)} at local_bsz"
-                f" {micro_batch}, nor does the scalability table; measure it"
+                f"{self._table.source}: has no row for placement {_digits(shape)} at local_bsz"
+                f" {micro_batch}, nor has the scalability table; measure it"
             )
-        known = max(within, key=lambda s: (sum(s), len(s), s))
-        self.unmeasured[shape] = known
-        step, sync = self.step(known, micro_batch)
-        longer = step * sum(shape) / sum(known)
+        nearest = max(within, key=lambda s: (sum(s), len(s), s))
+        self.unmeasured[shape] = nearest
+        step, sync = self.step(nearest, micro_batch)
+        longer = step * sum(shape) / sum(nearest)
         return longer, longer - (step - sync)
 
 
@@ -321,7 +321,7 @@ def _nowhere(_: Any) -> tuple[float, float]:
 
 
 def _interpolator(table: TypeTable) -> Any:
-    """Linear between all rows, those of the placements averaged per triple; None: too few rows."""
+    """Return an interpolator between all rows, those of placements averaged per triple."""
     from scipy.interpolate import LinearNDInterpolator  # noqa: PLC0415 - a second, seldom needed
     from scipy.spatial import QhullError  # noqa: PLC0415
 
@@ -338,7 +338,7 @@ def _interpolator(table: TypeTable) -> Any:
 
 
 def _linear(x: float, xs: tuple[int, ...], ys: Any) -> float:
-    """Between the two neighbours of x; the nearest value outside."""
+    """Return the value between the neighbours of x; the nearest value outside of them."""
     i = bisect_left(xs, x)
     if i == 0 or (i < len(xs) and xs[i] == x):
         return float(ys[i])

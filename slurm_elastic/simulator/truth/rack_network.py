@@ -1,7 +1,7 @@
-"""Racks of a simulated cluster, and what it costs to train across them; our definition.
+"""Racks of a simulated cluster, and the cost of training across them; our definition.
 
-The tables that jobs are simulated from (profiles.py) know nodes, not racks. Here every `rack_nodes`
-nodes, in the order of the cluster, are a rack with one uplink. A job over r racks pays, once per
+The tables of the profiles have nodes, not racks. Here every `rack_nodes` nodes, in the order of
+the cluster, are a rack with one uplink. A job over r racks pays, once per
 step, a ring all-reduce of its gradients between them, not overlapped:
 
     2 (r - 1) / r * bytes / (uplink * share)
@@ -26,14 +26,14 @@ _MOST_BYTES = 1e15
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The racks and their uplinks.
+    """Racks and their uplinks.
 
     Attributes:
         rack_nodes: nodes of each rack.
-        uplink_bytes_s: of one rack.
-        gradient_bytes: of each application, per step; unknown ones send nothing. Those of single
-            jobs, `APPLICATION#JOB` (stated.py), are found by their application.
-        congestion: what others send leaves 1 / congestion of each uplink.
+        uplink_bytes_s: bandwidth of a rack's uplink.
+        gradient_bytes: bytes per step by application; unknown ones send nothing. A suffix `#JOB`
+            of the application (workloads/curve_jobs.py) is ignored.
+        congestion: other traffic leaves 1 / congestion of each uplink.
     """
 
     rack_nodes: int
@@ -42,7 +42,7 @@ class Network:
     congestion: float = 1.0
 
     def switches(self, nodes: Sequence[str]) -> tuple[Switch, ...]:
-        """The tree over these nodes."""
+        """Return the switch tree over these nodes."""
         size = self.rack_nodes
         leaves = tuple(
             Switch(f"rack{i // size}", 0, tuple(nodes[i : i + size]))
@@ -53,7 +53,7 @@ class Network:
     def extra_s(
         self, held: Mapping[int, tuple[str, Allocation]], rack_of: Mapping[str, str]
     ) -> dict[int, float]:
-        """Seconds that each job's step takes longer, for those that cross racks.
+        """Return the extra seconds per step of the jobs that cross racks.
 
         Args:
             held: application and allocation of each job.
@@ -65,28 +65,28 @@ class Network:
             for rack in crossed if len(crossed) > 1 else ():
                 users[rack] = users.get(rack, 0) + 1
         shares = uplink_shares(users, congestion=self.congestion)
-        found = {}
+        extra = {}
         for job_id, crossed in racks.items():
             if len(crossed) > 1:
                 share = min(shares[rack] for rack in crossed)
                 size = self.gradient_bytes.get(held[job_id][0].partition("#")[0], 0.0)
                 count = len(crossed)
-                found[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
-        return found
+                extra[job_id] = 2 * (count - 1) / count * size / (self.uplink_bytes_s * share)
+        return extra
 
 
 def builtin_gradients() -> dict[str, float]:
-    """Bytes of the built-in applications: 4 per parameter."""
+    """Return the gradient bytes of the built-in applications: 4 per parameter."""
     return {family.name: 4 * family.parameters for family in FAMILIES}
 
 
 def read_gradients(path: Path) -> dict[str, float]:
-    """Gradient bytes per step and application, from a CSV file `application,bytes`.
+    """Read gradient bytes per step by application from a CSV file `application,bytes`.
 
     Raises:
-        WorkloadError: unreadable, a column is missing, a value cannot be, or a row comes twice.
+        WorkloadError: unreadable, a column is missing, a value is invalid, or a row is repeated.
     """
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     columns = ("application", "bytes")
     shape = "must be application,bytes"
     for line, row in rows(path, columns, what="a CSV file application,bytes", header_line=shape):
@@ -97,11 +97,11 @@ def read_gradients(path: Path) -> dict[str, float]:
             size = -1.0
         if not 0 <= size <= _MOST_BYTES:
             raise WorkloadError(
-                f"{where}: bytes {row['bytes'][:40]!r} cannot be; write a number from 0 on"
+                f"{where}: bytes {row['bytes'][:40]!r} is invalid: expected a number from 0 on"
             )
-        if name in found:
-            raise WorkloadError(f"{where}: {name[:60]} also stands further up; keep one row")
-        found[name] = size
-    if not found:
-        raise WorkloadError(f"{path}: holds no row; each line after the first is one")
-    return found
+        if name in sizes:
+            raise WorkloadError(f"{where}: {name[:60]} occurs also in an earlier row; keep one row")
+        sizes[name] = size
+    if not sizes:
+        raise WorkloadError(f"{path}: has no row; each line after the first is one")
+    return sizes

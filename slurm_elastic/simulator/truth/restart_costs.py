@@ -1,12 +1,11 @@
-"""What a restart costs a job: a table by application, or measured live transitions.
+"""Cost of a restart: a table by application, or measured live transitions.
 
-A job stands still for these seconds after each change of GPU type or shape and
-holds its new GPUs meanwhile. Sia's traces (SOSP'23) state seconds by application; a
-site has its own, measured ones: JSON (a list of objects) or CSV with the columns
-`checkpoint_s`, `slurm_s`, `start_s` (from the notice to the checkpoint's
-end, Slurm's part, from there to the first step), and optionally `application`; or what
-`python -m benchmarks.resize --json` prints, of which the resizes count. A job
-then pays the mean of its application's transitions, else of all.
+A job makes no progress for these seconds after each change of GPU type or shape, while it holds its
+new GPUs. Sia's traces (SOSP'23) have seconds by application; a site can measure its own: JSON (a
+list of objects) or CSV with the columns `checkpoint_s`, `slurm_s`, `start_s` (from the notice to
+the end of the checkpoint, Slurm's part, from there to the first step), and optionally
+`application`; or the output of `python -m benchmarks.resize --json`, of which the resizes count. A
+job then takes the mean of its application's transitions, else the mean of all.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ PARTS = ("checkpoint_s", "slurm_s", "start_s")
 
 
 class RestartCostError(InvalidInputError):
-    """Measured transitions that cannot be used; names file, line, culprit and remedy."""
+    """Measured transitions are invalid; the message names file, line and remedy."""
 
 
 @dataclass(frozen=True)
 class RestartCosts:
-    """Seconds by application.
+    """Seconds of a restart by application.
 
     Attributes:
-        seconds: for the applications that are known.
-        default_s: for all others; None: the profile's own.
+        seconds: seconds by application.
+        default_s: seconds of all others; None: those of their profiles.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     default_s: float | None = None
 
     def of(self, application: str, otherwise: float) -> float:
-        """Seconds that a restart of a job of this application takes."""
+        """Return the seconds that a restart of a job of this application takes."""
         known = self.seconds.get(application)
         if known is not None:
             return known
@@ -51,7 +50,7 @@ def read(path: Path) -> RestartCosts:
     """Read measured transitions.
 
     Raises:
-        RestartsError: unreadable, no transition, or seconds that cannot be.
+        RestartCostError: unreadable, no transition, or invalid seconds.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -65,7 +64,7 @@ def read(path: Path) -> RestartCosts:
         by_name.setdefault(str(row.get("application") or ""), []).append(total)
     everything = [s for seconds in by_name.values() for s in seconds]
     if not everything:
-        raise RestartCostError(f"{path}: holds no transition; each row needs {', '.join(PARTS)}")
+        raise RestartCostError(f"{path}: has no transition; each row needs {', '.join(PARTS)}")
     return RestartCosts(
         {name: sum(s) / len(s) for name, s in by_name.items() if name},
         sum(everything) / len(everything),
@@ -88,7 +87,7 @@ def _from_json(path: Path, text: str) -> list[tuple[str, Mapping[str, object]]]:
 
 
 def _renamed(row: Mapping[str, object]) -> Mapping[str, object]:
-    """A row of `benchmarks.resize` in our words."""
+    """Convert a row of `benchmarks.resize` to the columns of this module."""
     if "startup" not in row:
         return row
     parts = [row.get("startup"), row.get("restore", 0.0)]
@@ -113,5 +112,7 @@ def _seconds(value: object, part: str, where: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= 1e6:
-        raise RestartCostError(f"{where}: {part} {value!r:.40} cannot be; write seconds from 0 on")
+        raise RestartCostError(
+            f"{where}: {part} {value!r:.40} is invalid: expected seconds from 0 on"
+        )
     return seconds

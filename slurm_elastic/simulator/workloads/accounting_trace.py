@@ -1,8 +1,8 @@
-"""Reads a site's accounting: `sacct --json`, or `sacct -P` with a header.
+"""Reader of a site's accounting: `sacct --json`, or `sacct -P` with a header.
 
-One `PastJob` per job or array task, over its whole life: a requeued job has a row for
-each run (with `sacct -D`), of which the earliest submission and all running time count.
-What is no load of GPUs is left out and counted.
+There is one `PastJob` per job or array task: a requeued job has a row for each run (with
+`sacct -D`), of which the earliest submission and all running time count.
+Jobs without GPUs are left out and counted.
 
     sacct -aDX -S 2026-10-01 -E 2026-11-01 -P \
         -o JobID,JobName,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,NNodes > october.txt
@@ -22,7 +22,7 @@ from typing import Any
 
 from slurm_elastic.core.errors import InvalidInputError
 
-#: What `sacct -P` must be asked for.
+#: Columns that `sacct -P` must print.
 COLUMNS = "JobID,JobName,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,NNodes"
 #: Runs shorter than this (s) trained nothing.
 LEAST_S = 60.0
@@ -34,16 +34,16 @@ _GPU = re.compile(r"gres/gpu(?::([^=,]+))?=(\d+)")
 
 
 class SacctError(InvalidInputError):
-    """The file cannot be used; the message names file, line, culprit and remedy."""
+    """The file is invalid; the message names file, line and remedy."""
 
     def __init__(self, text: str) -> None:
-        # It repeats what stands in a file, which may be of any length.
+        # The message quotes the file, whose lines may have any length.
         super().__init__(text if len(text) <= 500 else f"{text[:500]}...")
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One run of a job: `seconds` on `gpus` GPUs of a type ("" when untyped) from `start` on."""
+    """One run of a job: `seconds` on `gpus` GPUs of a type ("" if untyped) from `start` on."""
 
     start: float
     seconds: float
@@ -54,13 +54,14 @@ class PastRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
-    """A job as it was.
+    """A job of the past, with all its runs.
 
     Attributes:
-        job_id: as people type it (`4711_3`).
-        submit, end: epoch seconds; `end` of its last run.
-        runs: in order, at least one.
-        state: of its last run.
+        job_id: id as users type it (`4711_3`).
+        submit: epoch seconds of its submission.
+        end: epoch seconds of the end of its last run.
+        runs: runs in order, at least one.
+        state: state of its last run.
     """
 
     job_id: str
@@ -78,26 +79,26 @@ class PastJob:
 
     @property
     def main(self) -> PastRun:
-        """The longest run: its size is the one that counts as asked for."""
+        """Longest run: its size counts as the requested one."""
         return max(self.runs, key=lambda r: r.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingTrace:
-    """What a file holds.
+    """Jobs of one accounting file.
 
     Attributes:
-        jobs: by submission.
-        left_out: how many jobs, by reason in words.
-        notes: what else was counted, by words ("requeued: all runs counted").
+        jobs: jobs in order of submission.
+        left_out: number of jobs left out, by reason.
+        notes: number of other remarkable jobs, by remark.
     """
 
     jobs: tuple[PastJob, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
 
-    def said(self) -> str:
-        """One line for people."""
+    def summary(self) -> str:
+        """Return one line that sums up the file."""
         text = f"{len(self.jobs)} GPU jobs taken"
         if self.left_out:
             parts = ", ".join(f"{n} {why}" for why, n in sorted(self.left_out.items()))
@@ -126,9 +127,9 @@ def read(path: Path, *, completed_only: bool = False, least_s: float = LEAST_S) 
 
     Args:
         path: output of `sacct --json` or `sacct -P`.
-        completed_only: leave out jobs that failed, were cancelled or ran out of time; else they
-            count as far as they came, for they held GPUs all the same.
-        least_s: jobs that ran for less in all are left out.
+        completed_only: leave out jobs that failed, were cancelled or ran out of time; else their
+            running time counts.
+        least_s: leave out jobs that ran for less in all.
 
     Raises:
         SacctError: unreadable, neither form, or no GPU job in it.
@@ -142,7 +143,7 @@ def read(path: Path, *, completed_only: bool = False, least_s: float = LEAST_S) 
     rows = _from_json(text, path.name) if text.lstrip()[0] in "{[" else _from_text(text, path.name)
     past = _past(rows, completed_only=completed_only, least_s=least_s)
     if not past.jobs:
-        raise SacctError(f"{path.name}: holds no GPU job that ran ({past.said()})")
+        raise SacctError(f"{path.name}: has no GPU job that ran ({past.summary()})")
     return past
 
 
@@ -170,7 +171,7 @@ def _past(rows: Iterable[_Row], *, completed_only: bool, least_s: float) -> Acco
 
 
 def _job(life: list[_Row], *, completed_only: bool, least_s: float) -> PastJob | str:
-    """One job, or why it is left out."""
+    """Return one job, or the reason why it is left out."""
     runs = sorted((r for r in map(_run, life) if r is not None), key=lambda r: r.start)
     last = max(life, key=lambda r: (r.start or 0.0, r.end or 0.0))
     if "+" in life[0].job_id:
@@ -232,7 +233,7 @@ def _from_text(text: str, name: str) -> Iterator[_Row]:
 
 
 def _whole(cells: list[str], header: list[str]) -> list[str]:
-    """The cells of a row whose job name holds the separator."""
+    """Return the cells of a row, joined again where the job's name holds the separator."""
     surplus = len(cells) - len(header)
     if surplus <= 0 or "jobname" not in header:
         return cells
@@ -337,7 +338,7 @@ def _json_row(job: Mapping[str, Any]) -> _Row:
 
 
 def _tres(items: Any) -> str:
-    """The list of `--json` in the form of AllocTRES."""
+    """Return the list of `--json` in the form of AllocTRES."""
     parts = []
     for item in items if isinstance(items, list) else ():
         entry = _mapping(item)
@@ -348,7 +349,7 @@ def _tres(items: Any) -> str:
 
 
 def _word(state: str) -> str:
-    """`CANCELLED by 1000` is CANCELLED; nothing said is taken for a good end."""
+    """Return a state without its details: `CANCELLED by 1000` is CANCELLED; "" is a failure."""
     return next(iter(state.split()), _ENDED_WELL)
 
 
@@ -357,7 +358,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> float | None:
-    """A number from 0 on, also as {"set": true, "number": 3}; None when there is none."""
+    """Return a number from 0 on, also from {"set": true, "number": 3}; None if there is none."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

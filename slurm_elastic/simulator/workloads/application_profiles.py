@@ -11,7 +11,7 @@ A folder per application, in the form of Sia's published traces (SOSP'23, artifa
   at the smallest B), `grad_sqr`, `grad_var`;
 * `application.toml` (optional, our own): `calibration`, `restart_s`, `micro_batches`, `name`s of
   types under `[units]` (GPUs per replica) and `[most]` (largest micro-batch a policy may use).
-  What it does not say comes from `STATED`.
+  Missing values come from `CONSTANTS`.
 
 For a pipeline (`units`) `placement` counts GPUs, `step_time` is the forward time of one stage for
 one micro-batch; its all-reduce is not part of the step, as in the artifact.
@@ -37,14 +37,14 @@ _REMEDY = "measure that row again or remove it"
 
 
 class ApplicationProfileError(InvalidInputError):
-    """Tables that cannot be used; the message names file, line, culprit and remedy."""
+    """Tables are invalid; the message names file, line and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class StatedApplication:
-    """What Sia's artifact states of an application outside its tables (simulator constants)."""
+class ApplicationConstants:
+    """Constants of Sia's simulator for an application, which its tables do not have."""
 
-    #: Progress per second is multiplied by this: what the cluster did not reach of the profile.
+    #: Factor of progress per second: the part of the profile's speed that the cluster reached.
     calibration: float = 1.0
     restart_s: float = 30.0
     micro_batches: int = 1
@@ -53,14 +53,14 @@ class StatedApplication:
 
 
 #: `Application` and `JobConfig` constants of the artifact, by application.
-STATED: Mapping[str, StatedApplication] = {
-    "cifar10": StatedApplication(calibration=1 / 1.8, restart_s=50.0),
-    "imagenet": StatedApplication(calibration=1 / 1.2, restart_s=250.0),
-    "yolov3": StatedApplication(calibration=1 / 1.2, restart_s=80.0),
-    "bert": StatedApplication(calibration=1 / 1.2, restart_s=120.0),
-    "deepspeech2": StatedApplication(calibration=1 / 1.2, restart_s=25.0, most={"rtx": 57}),
-    "ncf": StatedApplication(calibration=1 / 1.5, restart_s=15.0),
-    "gpt_pmp": StatedApplication(micro_batches=48, units={"rtx": 8, "dgx-ext": 2}),
+CONSTANTS: Mapping[str, ApplicationConstants] = {
+    "cifar10": ApplicationConstants(calibration=1 / 1.8, restart_s=50.0),
+    "imagenet": ApplicationConstants(calibration=1 / 1.2, restart_s=250.0),
+    "yolov3": ApplicationConstants(calibration=1 / 1.2, restart_s=80.0),
+    "bert": ApplicationConstants(calibration=1 / 1.2, restart_s=120.0),
+    "deepspeech2": ApplicationConstants(calibration=1 / 1.2, restart_s=25.0, most={"rtx": 57}),
+    "ncf": ApplicationConstants(calibration=1 / 1.5, restart_s=15.0),
+    "gpt_pmp": ApplicationConstants(micro_batches=48, units={"rtx": 8, "dgx-ext": 2}),
 }
 
 
@@ -75,7 +75,7 @@ class MeasuredCurve:
 
 @dataclass(frozen=True, eq=False)
 class TypeTable:
-    """One application on one GPU type.
+    """Tables of one application on one GPU type.
 
     Attributes:
         curves: by placement, rotated to its smallest rotation.
@@ -96,7 +96,7 @@ class TypeTable:
 
 @dataclass(frozen=True, eq=False)
 class ApplicationProfile:
-    """One application.
+    """Profile of one application.
 
     Attributes:
         batches: global batches with a validation run, ascending; the first is the initial one.
@@ -116,7 +116,7 @@ class ApplicationProfile:
 
     @property
     def epochs(self) -> int:
-        """Epochs until a job is complete."""
+        """Number of epochs of a job."""
         return len(self.progress[0])
 
 
@@ -124,33 +124,33 @@ Profiles = Mapping[str, ApplicationProfile]
 
 
 def smallest_rotation(shape: Iterable[int]) -> Shape:
-    """A placement without its zeros, rotated to the lexicographically smallest rotation.
+    """Return a placement without zeros, in its lexicographically smallest rotation.
 
     >>> smallest_rotation((4, 0, 2, 1))
     (1, 4, 2)
     """
-    found = tuple(int(g) for g in shape if g)
-    return min((found[i:] + found[:i] for i in range(len(found))), default=())
+    counts = tuple(int(g) for g in shape if g)
+    return min((counts[i:] + counts[:i] for i in range(len(counts))), default=())
 
 
 def applications(folder: Path) -> tuple[str, ...]:
-    """Names of the applications that a folder has tables of, sorted.
+    """Return the names of the applications in a folder of profiles, sorted.
 
     Raises:
-        ProfileError: there is none.
+        ApplicationProfileError: there is none.
     """
     try:
-        found = sorted(p.name for p in folder.iterdir() if any(p.glob("placements-*.csv")))
+        names = sorted(p.name for p in folder.iterdir() if any(p.glob("placements-*.csv")))
     except OSError as error:
         raise ApplicationProfileError(
             f"{folder}: {error.strerror}; name a folder of profiles"
         ) from None
-    if not found:
+    if not names:
         raise ApplicationProfileError(
             f"{folder}: no application; it needs a folder per application with"
             " placements-TYPE.csv and validation-BATCH.csv"
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def read(
@@ -159,7 +159,7 @@ def read(
     """Read the applications `names` on the GPU types `types`.
 
     Raises:
-        ProfileError: a table is missing, has a gap, or holds what cannot be.
+        ApplicationProfileError: a table is missing, has a gap, or has an invalid value.
     """
     known = applications(folder)
     for name in sorted(names):
@@ -173,8 +173,8 @@ def read(
 def read_one(folder: Path, types: Collection[str]) -> ApplicationProfile:
     """Read one application; see `read`. Types without a table are left out."""
     name = folder.name
-    stated = _stated(folder, STATED.get(name, StatedApplication()))
-    tables = {t: _table(folder, t, stated) for t in types if _placements(folder, t).is_file()}
+    constants = _constants(folder, CONSTANTS.get(name, ApplicationConstants()))
+    tables = {t: _table(folder, t, constants) for t in types if _placements(folder, t).is_file()}
     if not tables:
         there = sorted(p.stem.partition("-")[2] for p in folder.glob("placements-*.csv"))
         raise ApplicationProfileError(
@@ -209,9 +209,9 @@ def read_one(folder: Path, types: Collection[str]) -> ApplicationProfile:
         sqr=tuple(c[1] for c in columns),
         var=tuple(c[2] for c in columns),
         types=tables,
-        calibration=stated.calibration,
-        restart_s=stated.restart_s,
-        micro_batches=stated.micro_batches,
+        calibration=constants.calibration,
+        restart_s=constants.restart_s,
+        micro_batches=constants.micro_batches,
     )
 
 
@@ -219,18 +219,18 @@ def _placements(folder: Path, gpu_type: str) -> Path:
     return folder / f"placements-{gpu_type}.csv"
 
 
-def _table(folder: Path, gpu_type: str, stated: StatedApplication) -> TypeTable:
+def _table(folder: Path, gpu_type: str, constants: ApplicationConstants) -> TypeTable:
     path = _placements(folder, gpu_type)
     points: dict[Shape, dict[int, tuple[float, float]]] = {}
     for where, row in _rows(path, ("placement", "local_bsz", "step_time", "sync_time")):
         text = row["placement"]
         if not (text.isascii() and text.isdigit()) or not 0 < len(text) <= 1000 or "0" in text:
             raise ApplicationProfileError(
-                f"{where}: placement {text[:40]!r} cannot be; write a digit per node, e.g. 44"
+                f"{where}: placement {text[:40]!r} is invalid: expected a digit per node, e.g. 44"
             )
         shape = smallest_rotation(int(d) for d in text)
         micro, step, sync = _times(row, where)
-        if stated.micro_batches == 1 and sync >= step:
+        if constants.micro_batches == 1 and sync >= step:
             raise ApplicationProfileError(
                 f"{where}: sync_time {sync:g} s is not less than step_time {step:g} s; {_REMEDY}"
             )
@@ -240,8 +240,8 @@ def _table(folder: Path, gpu_type: str, stated: StatedApplication) -> TypeTable:
             )
         points[shape][micro] = (step, sync)
     if not points:
-        raise ApplicationProfileError(f"{folder.name}/{path.name}: holds no row; {_REMEDY}")
-    unit = stated.units.get(gpu_type, 1)
+        raise ApplicationProfileError(f"{folder.name}/{path.name}: has no row; {_REMEDY}")
+    unit = constants.units.get(gpu_type, 1)
     single = smallest_rotation((unit,))
     if unit <= 9 and single not in points:
         raise ApplicationProfileError(
@@ -253,8 +253,10 @@ def _table(folder: Path, gpu_type: str, stated: StatedApplication) -> TypeTable:
         gpu_type=gpu_type,
         curves=curves,
         scalability=_scalability(folder / f"scalability-{gpu_type}.csv"),
-        least=1 if stated.micro_batches > 1 else min(sizes),
-        most=1 if stated.micro_batches > 1 else min(max(sizes), stated.most.get(gpu_type, 10**9)),
+        least=1 if constants.micro_batches > 1 else min(sizes),
+        most=1
+        if constants.micro_batches > 1
+        else min(max(sizes), constants.most.get(gpu_type, 10**9)),
         unit=unit,
         source=f"{folder.name}/{path.name}",
     )
@@ -320,7 +322,7 @@ def _value(row: Mapping[str, str], column: str, where: str, *, least: float = 0.
     if not text:
         raise ApplicationProfileError(f"{where}: {column} is empty; {_REMEDY}")
     if not least <= value < 1e30:
-        raise ApplicationProfileError(f"{where}: {column} {text[:40]} cannot be; {_REMEDY}")
+        raise ApplicationProfileError(f"{where}: {column} {text[:40]} is invalid; {_REMEDY}")
     return value
 
 
@@ -349,8 +351,8 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterable[tuple[str, Mapping[s
         yield where, dict(zip(header, (c.strip() for c in cells), strict=True))
 
 
-def _stated(folder: Path, default: StatedApplication) -> StatedApplication:
-    """`application.toml` over what is stated in this module."""
+def _constants(folder: Path, default: ApplicationConstants) -> ApplicationConstants:
+    """Return `application.toml` over the constants of this module."""
     path = folder / "application.toml"
     if not path.is_file():
         return default
@@ -384,7 +386,7 @@ def _stated(folder: Path, default: StatedApplication) -> StatedApplication:
             )
         return dict(table)
 
-    return StatedApplication(
+    return ApplicationConstants(
         calibration=number("calibration", default.calibration, 1e-6),
         restart_s=number("restart_s", default.restart_s, 0.0),
         micro_batches=int(number("micro_batches", default.micro_batches, 1)),

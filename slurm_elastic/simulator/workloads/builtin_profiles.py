@@ -1,9 +1,9 @@
-"""Four model families on three GPU types, computed: a profile set that needs no file.
+"""Computed profiles of four model families on three GPU types, which need no file.
 
-**Nothing here was measured.** Step times come from operations, bytes and the constants of
-the tables below; gradient noise grows from one number to another. The set lets everybody try
-the simulator, and shows the effects that matter (heterogeneous types, links that saturate,
-batches that stop to help); it says nothing about anybody's hardware.
+**Nothing here was measured.** Step times come from operations, bytes and the constants of the
+tables below; gradient noise grows from one number to another. The set serves to try the simulator,
+and shows the effects that matter (heterogeneous types, links that saturate, batches beyond which
+speed does not grow). It does not describe real hardware.
 
 Our definitions, for `m` samples per GPU, `g` GPUs per node on `n` nodes:
 
@@ -38,7 +38,7 @@ _FRAMEWORK_GB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU type: peak (operations/s), memory (GB), links in and between nodes (bytes/s)."""
+    """GPU type: peak (operations/s), memory (GB), links in and between nodes (bytes/s)."""
 
     name: str
     peak: float
@@ -49,7 +49,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model and its training.
+    """Model and its training.
 
     Attributes:
         parameters: their number.
@@ -123,32 +123,32 @@ _SHAPES = (
 
 
 def family(name: str) -> Family:
-    """A family by its name.
+    """Return a family by its name.
 
     Raises:
         KeyError: there is none.
     """
-    found = next((f for f in FAMILIES if f.name == name), None)
-    if found is None:
+    match = next((f for f in FAMILIES if f.name == name), None)
+    if match is None:
         raise KeyError(name)
-    return found
+    return match
 
 
-def asks() -> dict[str, RequestPattern]:
-    """What a generated workload is drawn from."""
+def request_patterns() -> dict[str, RequestPattern]:
+    """Return the request patterns of a generated workload."""
     return {
         f.name: RequestPattern(batches=f.batches, weight=f.weight, sizes=f.sizes) for f in FAMILIES
     }
 
 
 def most(model: Family, gpu: Gpu) -> int:
-    """Samples that fit a GPU at once; 0: the model does not."""
+    """Return the samples that fit a GPU at once; 0 if the model does not fit."""
     room = gpu.memory_gb - _FRAMEWORK_GB - 16e-9 * model.parameters
     return max(0, min(math.floor(room / model.sample_gb), model.batches[1]))
 
 
 def step(model: Family, gpu: Gpu, *, nodes: int, gpus: int, micro: int) -> tuple[float, float]:
-    """Seconds of a step without accumulation, and how many of them are synchronisation.
+    """Return (seconds of a step without accumulation, seconds of its synchronisation).
 
     Args:
         model: the model.
@@ -169,18 +169,18 @@ def step(model: Family, gpu: Gpu, *, nodes: int, gpus: int, micro: int) -> tuple
 
 
 def gain(scale: float, noise: float) -> float:
-    """Progress of a step at `scale` initial batches, in steps at one (Pollux, equation 4)."""
+    """Return the progress of a step at `scale` initial batches, in steps at one (Pollux, eq. 4)."""
     return (noise + 1) / (noise / scale + 1)
 
 
 def noise(model: Family, epoch: int) -> float:
-    """Noise scale in an epoch (0-based), in initial batches."""
+    """Return the noise scale in an epoch (0-based), in initial batches."""
     first, last = model.noise
     return first * math.pow(last / first, epoch / max(1, model.epochs - 1))
 
 
 def micro_batches(model: Family, gpu: Gpu) -> list[int]:
-    """Batches per GPU that get a row: powers of two and the largest."""
+    """Return the batches per GPU that get a row: powers of two and the largest."""
     top = most(model, gpu)
     least = max(1, model.batches[0] // 32)
     powers = [least << i for i in range(16) if least << i < top]
@@ -233,7 +233,7 @@ def _scalability(model: Family, gpu: Gpu) -> Iterator[tuple[object, ...]]:
 
 
 def _validation(model: Family) -> Iterator[tuple[int, list[tuple[object, ...]]]]:
-    """Rows by batch; progress at an epoch's end is the same for all batches."""
+    """Yield rows by batch; the progress at an epoch's end is the same for all batches."""
     first, last = model.batches
     per_epoch = model.samples / first
     for doubling in range(round(math.log2(last / first)) + 1):

@@ -1,4 +1,4 @@
-"""Clusters in words: `aws:6x4,dgx-ext:2x8` is six nodes of four `aws` GPUs and two of eight.
+"""Clusters as text: `aws:6x4,dgx-ext:2x8` is six nodes of four `aws` GPUs and two of eight.
 
 >>> [group.gpus for group in parse("aws:6x4,dgx-ext:2x8")]
 [24, 16]
@@ -24,7 +24,7 @@ _REMEDY = "write TYPE:NODESxGPUS with both from 1 on, e.g. aws:6x4"
 
 
 class ClusterError(InvalidInputError):
-    """A cluster that cannot be; the message names the faulty part and the remedy."""
+    """A cluster is invalid; the message names the faulty part and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Group:
 
     @property
     def gpus(self) -> int:
-        """GPUs over all nodes."""
+        """Number of GPUs over all nodes."""
         return self.nodes * self.per_node
 
 
@@ -66,15 +66,15 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """GPUs over all types."""
+        """Number of GPUs over all types."""
         return sum(g.gpus for g in self.groups)
 
     def group(self, gpu_type: str) -> Group | None:
-        """The nodes of a type."""
+        """Return the nodes of a type; None if there are none."""
         return next((g for g in self.groups if g.gpu_type == gpu_type), None)
 
     def nodes(self, partition: str = "gpu") -> tuple[Node, ...]:
-        """Idle nodes named `TYPE-0001`, in the order written."""
+        """Return idle nodes named `TYPE-0001`, in the order written."""
         return tuple(
             Node(
                 name=f"{g.gpu_type}-{i:04d}",
@@ -89,7 +89,7 @@ class Cluster:
 
 
 def parse(text: str) -> Cluster:
-    """Read a cluster.
+    """Parse a cluster.
 
     Raises:
         ClusterError: not `TYPE:NODESxGPUS` with commas between, a type twice, or no GPU at all.

@@ -1,9 +1,9 @@
-"""Jobs known by their work and a stated scaling curve: workloads without measured profiles.
+"""Jobs with a given amount of work and a given scaling curve, without measured profiles.
 
-A workload file with the columns `work_h` (hours that one GPU of speed 1 would take) and
-`scaling` (a curve of `scaling.py`) besides the usual ones needs no profiles: each job's are
-made of its line. Optional: `gpu_type` (what it ran on; it stays there unless speeds of types
-are stated), `user`, `most` (GPUs it may grow to).
+A workload file with the additional columns `work_h` (hours on one GPU of speed 1) and `scaling` (a
+curve of `scaling_curves`) needs no profiles: that of each job is made from its line. Optional:
+`gpu_type` (the job stays on that type unless speeds of types are given), `user`, `most` (GPUs to
+which it may grow).
 
 Our definition of such a job's truth: its batch is fixed, its work is that of the file, and a
 step takes 1 / (speed of the curve x speed of the GPU type), wherever its GPUs are.
@@ -40,25 +40,25 @@ from slurm_elastic.simulator.workloads.workload import SubmittedJob, Workload, W
 HEADER = (
     *workloads.COLUMNS, "category", "user", "gpu_type", "most", "work_h", "scaling",
 )  # fmt: skip
-#: Seconds that a restart takes where nobody says otherwise.
+#: Seconds of a restart, unless given.
 RESTART_S = 60.0
-#: A job may grow to this many times what it asked for.
+#: A job may grow to this many times its request.
 GROW = 4.0
 
-#: The fixed batch, in samples of no meaning: many, so that every GPU count divides it well.
+#: Fixed batch, in arbitrary samples: large, so that every number of GPUs divides it well.
 _BATCH = 65536
 _HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class StatedJob:
-    """One line.
+class CurveJob:
+    """One job of such a workload.
 
     Attributes:
-        submitted: the usual columns, and the GPUs it may grow to.
-        gpu_type: what it ran on; "": any.
+        submitted: usual columns, and the GPUs to which it may grow.
+        gpu_type: type on which it ran; "": any.
         work_s: seconds on one GPU of speed 1.
-        scaling: its curve.
+        scaling: scaling curve.
     """
 
     submitted: SubmittedJob
@@ -67,20 +67,20 @@ class StatedJob:
     scaling: ScalingCurve
 
 
-def of_past(
+def from_accounting(
     past: AccountingTrace,
     rules: CurveRules,
     *,
     grow: float = GROW,
     speeds: Mapping[str, float] | None = None,
-) -> list[StatedJob]:
-    """Jobs of the accounting, with their work reckoned back by their curves.
+) -> list[CurveJob]:
+    """Return the jobs of an accounting file; their work follows from their curves.
 
     Args:
-        past: the jobs.
+        past: jobs.
         rules: their curves.
-        grow: how many times what it asked for a job may grow to.
-        speeds: of GPU types, relative; a type that is not there counts 1.
+        grow: a job may grow to this many times its request.
+        speeds: relative speeds of GPU types; 1 for others.
 
     Raises:
         ScalingError: a job without a curve.
@@ -91,11 +91,11 @@ def of_past(
 
 def _stated(
     job: PastJob, scaling: ScalingCurve, begin: float, grow: float, speeds: Mapping[str, float]
-) -> StatedJob:
+) -> CurveJob:
     work = sum(r.seconds * scaling.speed(r.gpus) * speeds.get(r.gpu_type, 1.0) for r in job.runs)
     gpus = job.main.gpus
     application = "".join(c if c.isalnum() or c in "._-" else "_" for c in job.name)[:60]
-    return StatedJob(
+    return CurveJob(
         submitted=SubmittedJob(
             name=job.job_id,
             time_s=job.submit - begin,
@@ -112,7 +112,7 @@ def _stated(
     )
 
 
-def write(jobs: Iterable[StatedJob], stream: TextIO) -> None:
+def write(jobs: Iterable[CurveJob], stream: TextIO) -> None:
     """Write a workload file."""
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(HEADER)
@@ -127,8 +127,8 @@ def write(jobs: Iterable[StatedJob], stream: TextIO) -> None:
         )  # fmt: skip
 
 
-def is_stated(path: Path) -> bool:
-    """Whether a workload file brings its own curves; False also when it cannot be read."""
+def has_curves(path: Path) -> bool:
+    """Return whether a workload file has its own curves; False if it cannot be read."""
     try:
         with path.open(encoding="utf-8-sig") as stream:
             header = [cell.strip() for cell in stream.readline().split(",")]
@@ -137,11 +137,11 @@ def is_stated(path: Path) -> bool:
     return {"work_h", "scaling"} <= set(header)
 
 
-def read(path: Path) -> tuple[str, list[StatedJob]]:
-    """Read such a file: its name, and its jobs.
+def read(path: Path) -> tuple[str, list[CurveJob]]:
+    """Read a workload file with curves; return its name and its jobs.
 
     Raises:
-        WorkloadError: as `workload.read`, or a curve or a work that cannot be.
+        WorkloadError: as of `workload.read`, or an invalid curve or work.
     """
     base = workloads.read(path)
     rows = {row["name"].strip(): (where, row) for where, row in _rows(path)}
@@ -156,7 +156,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             yield f"{path.name}:{reader.line_num}", {k: v or "" for k, v in row.items()}
 
 
-def _of_row(job: SubmittedJob, where: str, row: Mapping[str, str]) -> StatedJob:
+def _of_row(job: SubmittedJob, where: str, row: Mapping[str, str]) -> CurveJob:
     try:
         scaling = curve(row["scaling"])
     except ScalingError as error:
@@ -165,7 +165,7 @@ def _of_row(job: SubmittedJob, where: str, row: Mapping[str, str]) -> StatedJob:
         job = dataclasses.replace(job, job_class=JobClass.RIGID)
     hours = _number(row["work_h"], "work_h", where)
     most = row.get("most", "").strip()
-    return StatedJob(
+    return CurveJob(
         submitted=dataclasses.replace(
             job,
             user=row.get("user", "").strip() or "user",
@@ -183,28 +183,30 @@ def _number(text: str, column: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1e9:
-        raise WorkloadError(f"{where}: {column} {text[:40]!r} cannot be; write a number above 0")
+        raise WorkloadError(
+            f"{where}: {column} {text[:40]!r} is invalid: expected a number above 0"
+        )
     return value
 
 
 def build(
     name: str,
-    jobs: Sequence[StatedJob],
+    jobs: Sequence[CurveJob],
     types: Sequence[str],
     *,
     speeds: Mapping[str, float] | None = None,
     restart_s: float = RESTART_S,
     keep_types: bool = False,
 ) -> tuple[Workload, Profiles]:
-    """What the simulator needs to run such jobs.
+    """Return the workload and the profiles of such jobs, for the simulator.
 
     Args:
-        name: of the workload.
-        jobs: of the file.
+        name: name of the workload.
+        jobs: jobs of the file.
         types: GPU types of the cluster.
-        speeds: of GPU types, relative: a job may then run on every type that has one.
-        restart_s: what a restart costs each job.
-        keep_types: each job stays on its type all the same, as users asked for it.
+        speeds: relative speeds of GPU types; a job may run on every type that has one.
+        restart_s: seconds of a restart.
+        keep_types: keep each job on its type even so, as users requested it.
 
     Raises:
         WorkloadError: a job's GPU type is not in the cluster.
@@ -215,36 +217,38 @@ def build(
     submitted = []
     for job in jobs:
         key = f"{job.submitted.application}#{job.submitted.name}"
-        found = {}
+        job_tables = {}
         free = {} if keep_types and job.gpu_type in types else speeds
         for kind in _types(job, types, free):
             speed = speeds.get(kind, 1.0)
             which = (kind, speed, job.scaling, job.submitted.most or job.submitted.gpus)
             if which not in tables:
                 tables[which] = _table(*which)
-            found[kind] = tables[which]
-        profiles[key] = _profile(key, job.work_s, found, restart_s)
+            job_tables[kind] = tables[which]
+        profiles[key] = _profile(key, job.work_s, job_tables, restart_s)
         submitted.append(dataclasses.replace(job.submitted, application=key, batch=_BATCH))
     return Workload.of(name, submitted), profiles
 
 
-def _types(job: StatedJob, types: Sequence[str], speeds: Mapping[str, float]) -> list[str]:
+def _types(job: CurveJob, types: Sequence[str], speeds: Mapping[str, float]) -> list[str]:
     if not job.gpu_type:
         return list(types)
-    found = [t for t in types if t == job.gpu_type or (t in speeds and job.gpu_type in speeds)]
-    if not found:
+    usable_types = [
+        t for t in types if t == job.gpu_type or (t in speeds and job.gpu_type in speeds)
+    ]
+    if not usable_types:
         raise WorkloadError(
             f"job {job.submitted.name} ran on {job.gpu_type}, of which the cluster has none;"
-            f" add {job.gpu_type}:NODESxGPUS to --cluster, or state how fast it was beside the"
+            f" add {job.gpu_type}:NODESxGPUS to --cluster, or give its speed relative to the"
             f" others: --speeds {job.gpu_type}=1,{types[0]}=2"
         )
-    return found
+    return usable_types
 
 
 def _profile(
     name: str, work_s: float, types: Mapping[str, TypeTable], restart_s: float
 ) -> ApplicationProfile:
-    """A fixed batch, no gradient noise: a step is a step, one per second at speed 1."""
+    """Return a profile with a fixed batch and no gradient noise: one step per second at speed 1."""
     return ApplicationProfile(
         name=name,
         batches=(_BATCH,),
@@ -259,9 +263,9 @@ def _profile(
 def _table(gpu_type: str, speed: float, scaling: ScalingCurve, most: int) -> TypeTable:
     return TypeTable(
         gpu_type=gpu_type,
-        curves=_Everywhere(scaling, speed),
+        curves=_CurveTimes(scaling, speed),
         scalability=(),
-        # With a fixed batch, the least part of it bounds the number of GPUs for policies, too.
+        # With a fixed batch, its smallest part bounds the number of GPUs for policies as well.
         least=max(1, _BATCH // most),
         most=_BATCH,
         source=f"curve {scaling.name}",
@@ -269,10 +273,10 @@ def _table(gpu_type: str, speed: float, scaling: ScalingCurve, most: int) -> Typ
 
 
 @dataclass(frozen=True)
-class _Everywhere(Mapping[Shape, Times]):
-    """Times at every placement; it lists only that of one GPU.
+class _CurveTimes(Mapping[Shape, Times]):
+    """Times at every placement; iteration yields only that of one GPU.
 
-    What a curve loses against a linear one is put down as synchronisation.
+    The loss against a linear curve counts as synchronisation.
     """
 
     scaling: ScalingCurve

@@ -1,8 +1,8 @@
-"""Invented workloads: arrivals, a mix of applications, sizes, classes.
+"""Generated workloads: arrivals, a mix of applications, sizes, classes.
 
-All of it is our definition; the same arguments and seed give the same jobs. The number of
-jobs is fixed, so that workloads of one load are compared: arrivals are drawn as order
-statistics of the process's intensity over the time asked for.
+Our definition; the same arguments and seed give the same jobs. The number of jobs is fixed, so that
+workloads of one load are compared: arrivals are order statistics of the process's intensity over
+the given time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _BURST_JOBS = 5
 
 
 class GenerateError(InvalidInputError):
-    """Arguments that no workload can be made of; the message says which and what to write."""
+    """Arguments are invalid; the message says which, and what is expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPattern:
-    """What users ask for with one application.
+    """Requests of users for one application.
 
     Attributes:
         batches: initial and largest global batch.
-        weight: its part of all jobs, before division by the sum.
-        sizes: GPUs with their weights.
+        weight: weight among the applications.
+        sizes: (GPUs, weight).
     """
 
     batches: tuple[int, int]
@@ -48,7 +48,7 @@ class RequestPattern:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedJob:
-    """One job of a workload file; `time` in seconds from its begin."""
+    """One job of a workload file; `time` in seconds from its start."""
 
     name: str
     time: int
@@ -70,16 +70,16 @@ def generate(
     """Draw a workload.
 
     Args:
-        applications: what there is to ask for, by name.
-        jobs: their number.
-        hours: the last one is submitted before that.
+        applications: request patterns by application.
+        jobs: number of jobs.
+        hours: duration of the submissions.
         arrivals: `poisson` (constant intensity), `diurnal` (most at 14:00, least at 2:00; time 0
             is 8:00) or `bursts` (on average five equal jobs within five minutes).
         classes: weights of the job classes; None: all adaptive.
-        seed: another seed, another workload.
+        seed: seed of the random numbers.
 
     Raises:
-        GenerateError: an argument that cannot be.
+        GenerateError: an argument is invalid.
     """
     if arrivals not in ARRIVALS:
         raise GenerateError(f'arrivals "{arrivals}" is unknown; known: {", ".join(ARRIVALS)}')
@@ -131,7 +131,7 @@ def _size(rng: np.random.Generator, ask: RequestPattern) -> int:
 
 
 def _batch(ask: RequestPattern, gpus: int) -> int:
-    """The batch a user tunes for so many GPUs: grown by doubling, no faster than the GPUs."""
+    """Return the batch for so many GPUs: doubled from the initial one, no faster than the GPUs."""
     first, last = ask.batches
     doublings = math.floor(math.log2(max(1.0, min(gpus, last / first))))
     return max(first << doublings, gpus)
@@ -141,10 +141,10 @@ def _weights(given: Mapping[str, float], names: Sequence[str]) -> NDArray[np.flo
     unknown = sorted(set(given) - set(names))
     if unknown:
         raise GenerateError(f'"{unknown[0]}" is unknown; known: {", ".join(names)}')
-    found = np.array([given.get(n, 0.0) for n in names], dtype=float)
-    if not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
+    weights = np.array([given.get(n, 0.0) for n in names], dtype=float)
+    if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
         raise GenerateError("weights must not be negative, and not all of them 0")
-    return np.asarray(found / found.sum(), dtype=float)
+    return np.asarray(weights / weights.sum(), dtype=float)
 
 
 _Arrivals = Callable[
@@ -161,7 +161,7 @@ def _poisson(
 def _diurnal(
     rng: np.random.Generator, jobs: int, seconds: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Intensity 1 + 0.8 cos(2 pi (t - 14 h) / 24 h), by inversion on a grid of minutes."""
+    """Return arrivals with intensity 1 + 0.8 cos(2 pi (t - 14 h) / 24 h), by inversion."""
     grid = np.linspace(0, seconds, max(2, math.ceil(seconds / 60) + 1))
     angle = 2 * np.pi * (grid / _HOUR + 8 - 14) / 24
     rate = 1 + 0.8 * np.cos(angle)
@@ -172,7 +172,7 @@ def _diurnal(
 def _bursts(
     rng: np.random.Generator, jobs: int, seconds: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Bursts of a geometric number of jobs; a burst is somebody's sweep: equal jobs."""
+    """Return arrivals in bursts of a geometric number of equal jobs, as in a parameter sweep."""
     times: list[float] = []
     groups: list[int] = []
     group = 0

@@ -1,8 +1,7 @@
-"""Scaling curves that somebody states, for jobs of which nothing was measured.
+"""Scaling curves given by the user, for jobs without measurements.
 
-Accounting knows how long a job ran on how many GPUs, never how long it would have
-run on others. A curve says that: its speed is 1 on one GPU. Our definition; the
-formula of `amdahl` is Amdahl's (1967).
+Accounting has the time of a job on its GPUs, not its time on other numbers of GPUs. A curve gives
+that: its speed on one GPU is 1. Our definition; the formula of `amdahl` is Amdahl's (1967).
 
 >>> curve("amdahl:0.95").speed(8), curve("none").speed(8), curve("linear").speed(8)
 (5.925925925925926, 1.0, 8.0)
@@ -26,19 +25,19 @@ _FORMS = "linear, amdahl:0.95 (the parallel part), none (cannot be resized) or 1
 
 
 class ScalingError(InvalidInputError):
-    """A curve cannot be used; the message names it (file and line) and what to write."""
+    """A curve is invalid; the message names it (file and line) and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """How much faster a job is on several GPUs than on one.
+    """Speed of a job on several GPUs, relative to one.
 
     Attributes:
-        name: as it was written.
+        name: text of the curve.
         parallel: Amdahl's parallel part, 0-1; 1 is linear.
-        points: (GPUs, speed) instead, ascending, from (1, 1.0) on; between them linear in GPUs,
-            beyond the last as there.
-        elastic: False: it only runs in the size that was asked for.
+        points: (GPUs, speed) in place of that, ascending from (1, 1.0); linear between them,
+            constant beyond the last.
+        elastic: False: it runs in its requested size only.
     """
 
     name: str
@@ -47,7 +46,7 @@ class ScalingCurve:
     elastic: bool = True
 
     def speed(self, gpus: float) -> float:
-        """Speed relative to one GPU; of what is not elastic 1, as its size never changes."""
+        """Return the speed relative to one GPU; 1 for a job that is not elastic."""
         if not self.elastic:
             return 1.0
         if not self.points:
@@ -62,7 +61,7 @@ def curve(text: str) -> ScalingCurve:
     """Read a curve; see the examples above.
 
     Raises:
-        ScalingError: none of the forms, or a curve that no job can have.
+        ScalingError: the text has none of the forms, or is impossible.
     """
     name = text.strip()
     kind, _, rest = name.partition(":")
@@ -77,33 +76,33 @@ def curve(text: str) -> ScalingCurve:
         return ScalingCurve(name, parallel=part)
     if "=" in name:
         return ScalingCurve(name, points=_points(name))
-    raise ScalingError(f'"{name}" is no scaling curve; write {_FORMS}')
+    raise ScalingError(f'"{name}" is invalid: expected a scaling curve: {_FORMS}')
 
 
 @dataclass(frozen=True, slots=True)
 class CurveRules:
-    """Which job has which curve: the first pattern that matches its name decides."""
+    """Curve of each job: that of the first pattern that matches the job's name."""
 
     rules: tuple[tuple[str, ScalingCurve], ...]
 
     def of(self, job_name: str) -> ScalingCurve:
-        """The curve of a job.
+        """Return the curve of a job.
 
         Raises:
             ScalingError: no pattern matches.
         """
-        for pattern, found in self.rules:
+        for pattern, scaling in self.rules:
             if fnmatch.fnmatchcase(job_name, pattern):
-                return found
+                return scaling
         raise ScalingError(
             f'no scaling curve for job "{job_name}"; end the file with a line "*,amdahl:0.9"'
         )
 
 
 def rules(text: str) -> CurveRules:
-    """One curve for all jobs, or a file of patterns and curves.
+    """Return one curve for all jobs, or the rules of a file.
 
-    Such a file is CSV with the columns `match` (shell pattern of the job's name) and `scaling`.
+    A file is CSV with the columns `match` (shell pattern of the job's name) and `scaling`.
 
     Raises:
         ScalingError: neither a curve nor a readable file.
@@ -114,7 +113,9 @@ def rules(text: str) -> CurveRules:
             return CurveRules((("*", curve(text)),))
         except ScalingError as error:
             if "/" in text or path.suffix:
-                raise ScalingError(f"{text}: no such file, and no curve: write {_FORMS}") from None
+                raise ScalingError(
+                    f"{text}: no such file, and no curve: expected {_FORMS}"
+                ) from None
             raise error from None
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -129,7 +130,7 @@ def _rows(name: str, lines: Sequence[str]) -> tuple[tuple[str, ScalingCurve], ..
     header = [cell.strip() for cell in next(reader, [])]
     if header != ["match", "scaling"]:
         raise ScalingError(f"{name}:1: the first line must be: match,scaling")
-    found = []
+    rules_read = []
     for row in reader:
         if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
             continue
@@ -137,12 +138,12 @@ def _rows(name: str, lines: Sequence[str]) -> tuple[tuple[str, ScalingCurve], ..
         if len(row) != 2 or not row[0].strip():
             raise ScalingError(f"{where}: write PATTERN,CURVE, e.g. gpt*,amdahl:0.99")
         try:
-            found.append((row[0].strip(), curve(row[1])))
+            rules_read.append((row[0].strip(), curve(row[1])))
         except ScalingError as error:
             raise ScalingError(f"{where}: {error}") from None
-    if not found:
-        raise ScalingError(f"{name}: holds no rule; write e.g. *,amdahl:0.9")
-    return tuple(found)
+    if not rules_read:
+        raise ScalingError(f"{name}: has no rule; write e.g. *,amdahl:0.9")
+    return tuple(rules_read)
 
 
 def _points(name: str) -> tuple[tuple[int, float], ...]:

@@ -24,30 +24,30 @@ _CLASSES = {
     "scale-gpus": JobClass.STRONG_SCALING,
     **{c.value: c for c in JobClass},
 }
-#: Beyond these a number is a damaged file, not a workload.
+#: Larger numbers are taken for a damaged file.
 _MOST_TIME = 1e10
 _MOST_GPUS = 65536
 _MOST_BATCH = 1_000_000_000
 
 
 class WorkloadError(InvalidInputError):
-    """A workload that cannot be used; the message names file, line, culprit and remedy."""
+    """A workload is invalid; the message names file, line and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedJob:
-    """One row.
+    """One job of a workload.
 
     Attributes:
-        name: unique in its workload.
-        time_s: submission, seconds since the workload's beginning; may be fractional.
-        application: names a profile.
-        gpus: GPUs that the user asks for.
-        batch: global batch that the user asks for.
+        name: name, unique in its workload.
+        time_s: submission, seconds since the workload's start; may be fractional.
+        application: name of its profile.
+        gpus: GPUs that the user requests.
+        batch: global batch that the user requests.
         job_class: what a scheduler may choose.
-        source: `file:line` it was read from, "" when it was made.
-        user: who submits it.
-        most: GPUs it may grow to when it is adaptive; None: as many as Sia's artifact allows.
+        source: `file:line` from which it was read; "" if it was generated.
+        user: user who submits it.
+        most: GPUs to which an adaptive job may grow; None: as many as Sia's artifact allows.
     """
 
     name: str
@@ -63,7 +63,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in order of submission; `name` is shown to people."""
+    """Jobs in order of submission; `name` is displayed."""
 
     name: str
     jobs: tuple[SubmittedJob, ...]
@@ -79,7 +79,7 @@ class Workload:
         return tuple(sorted({j.application for j in self.jobs}))
 
     def forced(self, job_class: JobClass | None) -> Workload:
-        """The same jobs, all of one class; None: as they are."""
+        """Return the same jobs, all of one class; None: unchanged."""
         if job_class is None:
             return self
         jobs = tuple(dataclasses.replace(j, job_class=job_class) for j in self.jobs)
@@ -94,7 +94,7 @@ def read(path: Path, *, applications: Collection[str] | None = None) -> Workload
         applications: names that may occur; None: not checked here.
 
     Raises:
-        WorkloadError: unreadable, a column is missing, or a value cannot be.
+        WorkloadError: unreadable, a column is missing, or a value is invalid.
     """
     jobs: list[SubmittedJob] = []
     lines: dict[str, int] = {}
@@ -104,26 +104,26 @@ def read(path: Path, *, applications: Collection[str] | None = None) -> Workload
         job = _job(row, where, applications)
         if job.name in lines:
             raise WorkloadError(
-                f"{where}: name {job.name} also stands in line {lines[job.name]};"
+                f"{where}: name {job.name} occurs also in line {lines[job.name]};"
                 " give each job its own"
             )
         lines[job.name] = line
         jobs.append(job)
     if not jobs:
-        raise WorkloadError(f"{path}: holds no job; each line after the first is one")
+        raise WorkloadError(f"{path}: has no job; each line after the first is one")
     return Workload.of(path.stem, jobs)
 
 
 def rows(
     path: Path, columns: Sequence[str], *, what: str, header_line: str
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """The lines that are not empty: number in the file, and cells by column, stripped.
+    """Yield the lines that are not empty: line number, and stripped cells by column.
 
     Args:
         path: the file.
-        columns: that there must be.
-        what: should have been named instead of a file that cannot be read.
-        header_line: what to say of the first line where a column is missing.
+        columns: required columns.
+        what: expected kind of file, for the error of an unreadable one.
+        header_line: description of the first line, for the error of a missing column.
 
     Raises:
         WorkloadError: unreadable, a column is missing, or a row has another number of cells.
@@ -154,9 +154,11 @@ def rows(
 def _job(row: dict[str, str], where: str, applications: Collection[str] | None) -> SubmittedJob:
     name, application = row["name"], row["application"]
     if not name or not name.isprintable() or len(name) > 200:
-        raise WorkloadError(f"{where}: name {name[:40]!r} is no name; write e.g. cifar10-0")
+        raise WorkloadError(
+            f"{where}: name {name[:40]!r} is invalid: expected a name such as cifar10-0"
+        )
     if not application:
-        raise WorkloadError(f"{where}: application is empty; name a folder of the profiles")
+        raise WorkloadError(f"{where}: application is empty: expected a folder of the profiles")
     if applications is not None and application not in applications:
         known = ", ".join(sorted(applications)) or "none"
         raise WorkloadError(
@@ -184,7 +186,7 @@ def _number(text: str, column: str, where: str, most: float, remedy: str) -> flo
     except ValueError:
         value = math.nan
     if not 0 <= value <= most:
-        raise WorkloadError(f"{where}: {column} {text[:40]!r} cannot be; write {remedy}")
+        raise WorkloadError(f"{where}: {column} {text[:40]!r} is invalid: expected {remedy}")
     return value
 
 
@@ -192,6 +194,6 @@ def _count(text: str, column: str, where: str, most: int) -> int:
     value = _number(text, column, where, most, "a whole number from 1 on")
     if value < 1 or value != int(value):
         raise WorkloadError(
-            f"{where}: {column} {text[:40]!r} cannot be; write a whole number from 1 on"
+            f"{where}: {column} {text[:40]!r} is invalid: expected a whole number from 1 on"
         )
     return int(value)

@@ -6,7 +6,7 @@ directive's `parallel` is the rule:
     data      every rank holds the whole model
     pipeline  as many stages as there are ranks
     hybrid    with `unit=N`, N stages and as many replicas of them as fit; without, what
-              PipeDream's partitioner (`models.pipeline`) finds best for the layer profile
+              PipeDream's partitioner (`models.pipedream`) finds best for the layer profile
               of former attempts, and data parallel as long as there is none
 
 Stages are cut so that the slowest takes least time (our definition, where the

@@ -245,7 +245,7 @@ def test_a_program_that_fails_at_once_is_heard_all_the_same(
     controller: Controller, state: ReportState
 ) -> None:
     """A job that fails before the controller has answered is reported."""
-    controller.trouble = frames.RequestRejected("not known yet", "unknown_job")
+    controller.trouble = frames.RequestRejectedError("not known yet", "unknown_job")
     running = ControllerClient(state, "ctl:1")
     running.start()
     state.update({"phase": "ended", "exit_code": 3})

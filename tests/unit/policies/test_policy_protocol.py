@@ -4,8 +4,11 @@ import doctest
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from slurm_elastic.cli import main as cli
 from slurm_elastic.config.schema import Config, ControllerSettings
+from slurm_elastic.controller import daemon
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.policies.policy_protocol import (
     Capabilities,
@@ -216,3 +219,25 @@ def test_other_errors_of_its_code_are_shown_as_they_are(install):
 def test_one_that_is_not_installed_is_named():
     with pytest.raises(PolicyError, match="'fare' is invalid: expected one of dally, "):
         load(settings("fare"))
+
+
+@pytest.fixture
+def unusable(install):
+    install(type("Mine", (Plain,), {"decisive": True}))
+    return (
+        "policy site (mysite.policy:Mine): the attribute decisive = True of release 0.1 is unknown;"
+        " write capabilities = Capabilities(binding_proposals=True)\n"
+    )
+
+
+def test_selasticd_does_not_start_with_an_unusable_policy(unusable, tmp_path):
+    path = tmp_path / "elastic.toml"
+    path.write_text('[controller]\npolicy = "site"\n')
+    result = CliRunner().invoke(daemon.main, ["--config", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr == f"selasticd: {unusable}"
+
+
+def test_a_simulation_with_an_unusable_policy_is_one_line(unusable, capsys):
+    assert cli.run(["simulate", "--policy", "site", "--jobs", "1"]) == 2
+    assert capsys.readouterr().err.endswith(f"selastic: {unusable}")

@@ -57,9 +57,9 @@ def run(policy, *names):
 
 
 def test_the_analyser_tells_what_is_true():
-    physics = GroundTruth(PROFILES["net"])
+    truth = GroundTruth(PROFILES["net"])
     (asked,) = jobs("a")
-    job = SimulatedJob(asked, physics, describe(asked, physics, CLUSTER), job_id=1, restart_s=20.0)
+    job = SimulatedJob(asked, truth, describe(asked, truth, CLUSTER), job_id=1, restart_s=20.0)
     analysed([job], CLUSTER)
     seen = job.learned.observations
     assert {(o.gpu_type, o.nodes, o.gpus) for o in seen} == {
@@ -68,7 +68,7 @@ def test_the_analyser_tells_what_is_true():
     }  # fmt: skip
     for o in seen:
         shape = (o.gpus // o.nodes,) * o.nodes
-        assert (o.step_s, o.micro_step_s) == physics.iteration(o.gpu_type, shape, o.micro_batch)
+        assert (o.step_s, o.micro_step_s) == truth.iteration(o.gpu_type, shape, o.micro_batch)
     assert {o.micro_batch for o in seen if o.gpus == 1} == {4, 8, 16, 32}
     assert job.noise is None
 

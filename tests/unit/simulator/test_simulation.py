@@ -110,7 +110,9 @@ def test_nothing_happens_while_nobody_is_there():
 
 
 def test_intervals_that_cannot_be():
-    with pytest.raises(SimulationError, match="--interval 0 cannot be; write seconds from 1 on"):
+    with pytest.raises(
+        SimulationError, match="--interval 0 is invalid: expected seconds from 1 on"
+    ):
         run(job(), interval_s=0.0)
 
 
@@ -231,12 +233,12 @@ def test_whole_nodes_first():
 
 
 def simulated(**more):
-    physics = GroundTruth(PROFILES["net"])
+    truth = GroundTruth(PROFILES["net"])
     submitted = job(**more)
     found = SimulatedJob(
         submitted,
-        physics,
-        describe(submitted, physics, cluster_text.parse(CLUSTER)),
+        truth,
+        describe(submitted, truth, cluster_text.parse(CLUSTER)),
         job_id=1,
         restart_s=20.0,
     )

@@ -96,7 +96,7 @@ def test_the_same_run_again_is_the_same(small):
 
 def test_a_gang_that_is_too_large_is_named(small, write):
     path = write("w.csv", WORKLOAD + "7,0,VGG,1000,0.01,9\n")
-    with pytest.raises(WorkloadError, match=r"w\.csv:2: job 7 wants 9 GPUs, the cluster has 4"):
+    with pytest.raises(WorkloadError, match=r"w\.csv:2: job 7 requests 9 GPUs, the cluster has 4"):
         simulated((path, small[1]), own(small))
 
 
@@ -108,7 +108,7 @@ def test_a_gang_that_is_too_large_is_named(small, write):
         ("1,0,VGG,0,0.01,1", "total_iterations '0'"),
         ("1,0,VGG,1000,0.01,1.5", "max_parallelism '1.5'"),
         ("1,0,VGG,1000,nan,1", "time_per_iteration 'nan'"),
-        ("", "holds no job"),
+        ("", "has no job"),
     ],
 )
 def test_bad_workloads(write, row, words):
@@ -118,10 +118,13 @@ def test_bad_workloads(write, row, words):
 
 def test_bad_tables(write):
     for row, words in (
-        ("VGG,2,1,1,1,2.0", "above 1"),
-        ("VGG,2,1,1,1,", "neither compute_us"),
-        ("VGG,2,1,1,1,0.5\nVGG,2,1,1,1,0.6", "also stands further up"),
-        ("", "holds no row"),
+        ("VGG,2,1,1,1,2.0", "at most 1"),
+        ("VGG,2,1,1,1,", "compute_us and exposed_comm_us, or s, is missing"),
+        (
+            "VGG,2,1,1,1,0.5\nVGG,2,1,1,1,0.6",
+            "occurs also in an earlier|has another s in an earlier",
+        ),
+        ("", "has no row"),
     ):
         with pytest.raises(WorkloadError, match=words):
             read_slowdowns(write("t.csv", TABLE + row + "\n"))
@@ -179,11 +182,11 @@ def test_figures_of_two_workloads_are_over_all_gangs_but_makespans_are_means(sma
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (["--policy", "sia"], "does not place gangs"),
+        (["--policy", "sia"], "is unknown for gangs"),
         (["--timers", "3,1"], "--timers: timers"),
-        (["--policy", "tiresias", "--timers", "full"], "tiresias has none"),
-        (["--plot", "x.png"], "--plot: gangs do not know it"),
-        (["--format", "jobs"], "only gangs know it"),
+        (["--policy", "tiresias", "--timers", "full"], "does not apply to --policy tiresias"),
+        (["--plot", "x.png"], "--plot does not apply to --format dally"),
+        (["--format", "jobs"], "--slowdown needs --format dally"),
     ],
 )
 def test_what_the_command_line_refuses(small, capsys, more, error):

@@ -141,7 +141,7 @@ def test_without_the_option_and_without_layers_nothing_changes():
     assert believed.jobs[0].jct_s == plain.jobs[0].jct_s
     assert believed.jobs[0].gpu_s == plain.jobs[0].gpu_s
     assert [f.name for f in believed.freezing] == ["bert-1"]
-    assert any(n.startswith("net: no layers are known") for n in believed.notes)
+    assert any(n.startswith("net: its layers are unknown") for n in believed.notes)
 
 
 @pytest.mark.parametrize("clock", ["round", "event"])

@@ -41,9 +41,9 @@ def close(found, expected):
 def test_published_look_ups(vectors, truth):
     assert len(vectors["throughput"]) == 120
     for v in vectors["throughput"]:
-        physics = truth[v["app"]]
-        close(physics.step(v["type"], v["placement"], v["local_bsz"]), (v["step"], v["sync"]))
-        assert physics.most(v["type"], v["placement"]) == v["max_local"]
+        application = truth[v["app"]]
+        close(application.step(v["type"], v["placement"], v["local_bsz"]), (v["step"], v["sync"]))
+        assert application.most(v["type"], v["placement"]) == v["max_local"]
 
 
 def test_published_gains(vectors, truth):
@@ -55,9 +55,9 @@ def test_published_gains(vectors, truth):
 
 def test_published_progress(vectors, truth):
     for v in vectors["progress"]:
-        physics = truth[v["app"]]
-        assert physics.profile.epochs == v["epochs"]
-        close((physics.targets[0], physics.total), (v["first"], v["total"]))
+        application = truth[v["app"]]
+        assert application.profile.epochs == v["epochs"]
+        close((application.targets[0], application.total), (v["first"], v["total"]))
 
 
 def test_published_ratios(vectors, truth):
@@ -159,8 +159,8 @@ def test_shapes_without_rows_are_interpolated():
         for r in (2, 8)
         for m in (1.0, 8.0)
     ]
-    physics = sparse({(1,): MeasuredCurve((1, 8), (0.1, 0.2), (0.0, 0.0))}, tuple(rows))
-    step, sync = physics.step("x", (2, 2), 4)
+    truth = sparse({(1,): MeasuredCurve((1, 8), (0.1, 0.2), (0.0, 0.0))}, tuple(rows))
+    step, sync = truth.step("x", (2, 2), 4)
     assert step == pytest.approx(0.44)
     assert sync == pytest.approx(0.08)
 
@@ -170,36 +170,34 @@ def test_outside_of_all_rows_more_gpus_do_not_help():
         (1,): MeasuredCurve((1, 8), (0.1, 0.2), (0.0, 0.0)),
         (2, 2): MeasuredCurve((1, 8), (0.2, 0.3), (0.1, 0.1)),
     }
-    physics = sparse(curves, ())
-    step, sync = physics.step("x", (2, 2, 2, 2), 8)
+    truth = sparse(curves, ())
+    step, sync = truth.step("x", (2, 2, 2, 2), 8)
     assert (step, sync) == pytest.approx((0.6, 0.4))
-    assert physics.step("x", (2,), 8) == pytest.approx((0.4, 0.2))
-    assert physics.assumptions == (
+    assert truth.step("x", (2,), 8) == pytest.approx((0.4, 0.2))
+    assert truth.assumptions == (
         "net/placements-x.csv: placement 2 is not measured: taken to be no faster than 1",
         "net/placements-x.csv: placement 2+2+2+2 is not measured: taken to be no faster than 2+2",
     )
-    with pytest.raises(
-        ApplicationProfileError, match=r"says nothing about placement 3 at local_bsz 9"
-    ):
-        physics.step("x", (3,), 9)
+    with pytest.raises(ApplicationProfileError, match=r"has no row for placement 3 at local_bsz 9"):
+        truth.step("x", (3,), 9)
 
 
 def test_progress_that_cannot_be_is_an_error():
-    physics = sparse({(1,): MeasuredCurve((1, 8), (-1.0, 0.2), (0.0, 0.0))}, ())
+    truth = sparse({(1,): MeasuredCurve((1, 8), (-1.0, 0.2), (0.0, 0.0))}, ())
     with pytest.raises(ApplicationProfileError, match="would take -1 s per step; measure it"):
-        physics.goodput("x", (1,), 1, 0, 0)
+        truth.goodput("x", (1,), 1, 0, 0)
 
 
 def test_the_pipeline_that_the_artifact_was_made_to_run():
     """Its tables filled in by hand, the artifact took 20,796 s and 137.8 GPU h for this job."""
     data = published_data.require("sia", "traces")
-    physics = GroundTruth(
+    truth = GroundTruth(
         application_profiles.read(data / "traces", ("gpt_pmp",), ("rtx",))["gpt_pmp"]
     )
     submitted = SubmittedJob(name="gpt_pmp-0", time_s=0.0, application="gpt_pmp", gpus=8, batch=384)
-    described = describe(submitted, physics, cluster_text.parse("rtx:3x8"))
+    described = describe(submitted, truth, cluster_text.parse("rtx:3x8"))
     assert str(described.directive) == "8-24,parallel=hybrid,unit=rtx:8"
-    job = SimulatedJob(submitted, physics, described, job_id=1, restart_s=30.0)
+    job = SimulatedJob(submitted, truth, described, job_id=1, restart_s=30.0)
     for at_s, nodes in ((60.0, 1), (120.0, 2), (180.0, 3)):
         job.advance(at_s)
         job.hold(Allocation("rtx", tuple((f"n{i}", 8) for i in range(nodes))))

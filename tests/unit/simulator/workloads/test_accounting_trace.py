@@ -32,7 +32,7 @@ def _row(job="1", *, submit="2026-10-05T08:00:00", start="2026-10-05T09:00:00", 
 def test_the_example_is_read_whole():
     past = accounting_trace.read(WEEK)
     assert len(past.jobs) == 78
-    assert past.said() == (
+    assert past.summary() == (
         "78 GPU jobs taken; left out: 3 never started, 5 shorter than 60 s, 16 without GPUs;"
         " 3 requeued (all their runs count), 15 that failed, timed out or were cancelled"
         " (as far as they came)"
@@ -91,7 +91,7 @@ def test_few_columns_suffice(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "header", "words"),
     [
-        ((), HEADER, "holds no GPU job"),
+        ((), HEADER, "has no GPU job"),
         (("x",), "a|b", "sacct.txt:1: no header with JobID"),
         (("1|now",), "JobID|Submit|ElapsedRaw", "no column AllocTRES"),
         (("1|now|gres/gpu=1",), "JobID|Submit|AllocTRES", "no column ElapsedRaw"),
@@ -157,7 +157,7 @@ def test_at_its_own_size_a_job_takes_as_long_as_it_took(tmp_path, text):
     """Whatever is believed of its scaling: the curve only says what other sizes would give."""
     rules = scaling_curves.rules(text)
     past = accounting_trace.read(WEEK)
-    jobs = curve_jobs.of_past(past, rules, speeds={"a100": 2.0, "v100": 1.0})
+    jobs = curve_jobs.from_accounting(past, rules, speeds={"a100": 2.0, "v100": 1.0})
     work, tables = curve_jobs.build(
         "week", jobs, ("a100", "v100"), speeds={"a100": 2.0, "v100": 1.0}
     )
@@ -177,11 +177,13 @@ def test_at_its_own_size_a_job_takes_as_long_as_it_took(tmp_path, text):
 
 
 def test_a_workload_file_says_it_all(tmp_path):
-    jobs = curve_jobs.of_past(accounting_trace.read(WEEK), scaling_curves.rules("amdahl:0.9"))
+    jobs = curve_jobs.from_accounting(
+        accounting_trace.read(WEEK), scaling_curves.rules("amdahl:0.9")
+    )
     path = tmp_path / "week.csv"
     with path.open("w") as stream:
         curve_jobs.write(jobs, stream)
-    assert curve_jobs.is_stated(path)
+    assert curve_jobs.has_curves(path)
     name, again = curve_jobs.read(path)
     assert name == "week"
     for a, b in zip(jobs, again, strict=True):
@@ -211,7 +213,7 @@ def test_a_workload_file_with_errors_is_refused(tmp_path, old, new, words):
 
 
 def test_types_are_kept_unless_their_speeds_are_stated():
-    jobs = curve_jobs.of_past(accounting_trace.read(WEEK), scaling_curves.rules("linear"))
+    jobs = curve_jobs.from_accounting(accounting_trace.read(WEEK), scaling_curves.rules("linear"))
     with pytest.raises(WorkloadError, match=r"ran on a100.*--cluster.*--speeds a100=1,v100=2"):
         curve_jobs.build("w", jobs, ("v100",))
     _, kept = curve_jobs.build("w", jobs, ("v100", "a100"))
@@ -272,7 +274,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path_factory, line, c
     said = ""
     try:
         past = accounting_trace.read(path)
-        jobs = curve_jobs.of_past(past, scaling_curves.rules("amdahl:0.9"))
+        jobs = curve_jobs.from_accounting(past, scaling_curves.rules("amdahl:0.9"))
         curve_jobs.build("x", jobs, ("a100", "v100"))
     except (accounting_trace.SacctError, WorkloadError) as error:
         said = str(error)

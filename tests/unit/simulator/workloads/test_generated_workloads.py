@@ -32,7 +32,11 @@ def _text(lines):
 def test_a_workload_is_what_was_asked_for(tmp_path_factory, jobs, hours, arrivals, seed):
     def draw():
         return generate.generate(
-            builtin_profiles.asks(), jobs=jobs, hours=hours, arrivals=arrivals, seed=seed
+            builtin_profiles.request_patterns(),
+            jobs=jobs,
+            hours=hours,
+            arrivals=arrivals,
+            seed=seed,
         )
 
     lines = draw()
@@ -42,7 +46,7 @@ def test_a_workload_is_what_was_asked_for(tmp_path_factory, jobs, hours, arrival
     assert _text(lines) == _text(draw())
     path = tmp_path_factory.mktemp("w") / "w.csv"
     path.write_text(_text(lines))
-    read = workload.read(path, applications=builtin_profiles.asks())
+    read = workload.read(path, applications=builtin_profiles.request_patterns())
     assert len(read.jobs) == jobs
     for job in read.jobs:
         first, last = builtin_profiles.family(job.application).batches
@@ -50,12 +54,17 @@ def test_a_workload_is_what_was_asked_for(tmp_path_factory, jobs, hours, arrival
 
 
 def test_another_seed_gives_other_jobs():
-    a, b = (generate.generate(builtin_profiles.asks(), jobs=20, hours=8, seed=s) for s in (0, 1))
+    a, b = (
+        generate.generate(builtin_profiles.request_patterns(), jobs=20, hours=8, seed=s)
+        for s in (0, 1)
+    )
     assert a != b
 
 
 def test_a_burst_is_one_users_sweep():
-    lines = generate.generate(builtin_profiles.asks(), jobs=200, hours=100, arrivals="bursts")
+    lines = generate.generate(
+        builtin_profiles.request_patterns(), jobs=200, hours=100, arrivals="bursts"
+    )
     near = [(a, b) for a, b in itertools.pairwise(lines) if b.time - a.time < 60]
     assert len(near) > 80
     same = sum((a.application, a.gpus) == (b.application, b.gpus) for a, b in near)
@@ -63,7 +72,9 @@ def test_a_burst_is_one_users_sweep():
 
 
 def test_most_diurnal_arrivals_are_around_14_o_clock():
-    lines = generate.generate(builtin_profiles.asks(), jobs=2000, hours=24, arrivals="diurnal")
+    lines = generate.generate(
+        builtin_profiles.request_patterns(), jobs=2000, hours=24, arrivals="diurnal"
+    )
     clock = [(line.time / 3600 + 8) % 24 for line in lines]
     day = sum(8 <= hour < 20 for hour in clock)
     assert 0.7 < day / len(lines) < 0.82  # 1/2 + 0.8/pi = 0.755
@@ -88,7 +99,9 @@ def test_classes_and_sizes_follow_their_weights():
 )
 def test_what_cannot_be_is_refused(change, word):
     with pytest.raises(generate.GenerateError, match=word):
-        generate.generate(builtin_profiles.asks(), **({"jobs": 5, "hours": 1.0} | change))
+        generate.generate(
+            builtin_profiles.request_patterns(), **({"jobs": 5, "hours": 1.0} | change)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -43,14 +43,14 @@ def test_classes(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a-0,-1,a,1,8", r"jobs.csv:2: time '-1' cannot be; write seconds from 0 on"),
-        ("a-0,nan,a,1,8", r"jobs.csv:2: time 'nan' cannot be"),
-        ("a-0,soon,a,1,8", r"jobs.csv:2: time 'soon' cannot be"),
-        ("a-0,0,a,0,8", r"jobs.csv:2: num_replicas '0' cannot be; write a whole number from 1"),
-        ("a-0,0,a,1.5,8", r"jobs.csv:2: num_replicas '1.5' cannot be"),
-        ("a-0,0,a,1,inf", r"jobs.csv:2: batch_size 'inf' cannot be"),
+        ("a-0,-1,a,1,8", r"jobs.csv:2: time '-1' is invalid: expected seconds from 0 on"),
+        ("a-0,nan,a,1,8", r"jobs.csv:2: time 'nan' is invalid"),
+        ("a-0,soon,a,1,8", r"jobs.csv:2: time 'soon' is invalid"),
+        ("a-0,0,a,0,8", r"jobs.csv:2: num_replicas '0' is invalid: expected a whole number from 1"),
+        ("a-0,0,a,1.5,8", r"jobs.csv:2: num_replicas '1.5' is invalid"),
+        ("a-0,0,a,1,inf", r"jobs.csv:2: batch_size 'inf' is invalid"),
         ("a-0,0,a,1", r"jobs.csv:2: 4 cells under 5 columns"),
-        (",0,a,1,8", r"jobs.csv:2: name '' is no name"),
+        (",0,a,1,8", r"jobs.csv:2: name '' is invalid"),
         ("a-0,0,,1,8", r"jobs.csv:2: application is empty"),
         ("x-0,0,x,1,8", r"jobs.csv:2: application x of x-0 has no profile; known: a, b; add its"),
     ],
@@ -61,7 +61,7 @@ def test_bad_rows_name_their_line(tmp_path, row, message):
 
 
 def test_names_are_unique(tmp_path):
-    with pytest.raises(WorkloadError, match=r"jobs.csv:3: name a-0 also stands in line 2"):
+    with pytest.raises(WorkloadError, match=r"jobs.csv:3: name a-0 occurs also in line 2"):
         read(tmp_path, "a-0,0,a,1,8", "a-0,1,a,1,8")
 
 
@@ -75,7 +75,7 @@ def test_unknown_category(tmp_path):
 def test_missing_column_empty_and_absent_files(tmp_path):
     with pytest.raises(WorkloadError, match=r"jobs.csv:1: column batch_size is missing"):
         read(tmp_path, head="name,time,application,num_replicas")
-    with pytest.raises(WorkloadError, match=r"jobs.csv: holds no job"):
+    with pytest.raises(WorkloadError, match=r"jobs.csv: has no job"):
         read(tmp_path)
     with pytest.raises(WorkloadError, match=r"absent.csv: No such file"):
         workload.read(tmp_path / "absent.csv")

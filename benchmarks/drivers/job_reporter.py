@@ -1,11 +1,10 @@
-"""Plays esrun for the jobs of one user (crowd_job.sh); runs in ctld as that user.
+"""Stand-in for esrun for the jobs of one user (busy_job.sh); runs in ctld as that user.
 
-    crowd_crew.py ADDRESS DIRECTORY [DEAF]
+    job_reporter.py ADDRESS DIRECTORY [DEAF]
 
-As esrun does for its job, it reports every so often and keeps a long poll open for each, on
-the real channel; what the controller orders, it passes on to the job, and it acknowledges a
-notice when the job itself says that it has saved. DEAF is the share of notices that it
-swallows, as a hanging job would.
+Like esrun, it reports each job regularly and keeps a long poll open for it, through the
+controller's socket; it passes orders on to the job, and acknowledges a notice when the job has
+saved. DEAF is the share of notices that it ignores, as a hanging job would.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ class Attempt:
     every_s: float = 10.0
     notice: int | None = None
     saved: int | None = None
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def alive(self) -> bool:
-        """Whether somebody reads what the job is told: it ends with its processes."""
+        """Return whether a process reads the job's orders; it ends with the job's processes."""
         return self.tell("")
 
     def tell(self, words: str) -> bool:
-        """A line for the job; whether there is one."""
+        """Write a line for the job; return whether it has a reader."""
         try:
             handle = os.open(self.home / "in", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
@@ -66,10 +65,10 @@ class Attempt:
         return True
 
     def report(self) -> dict[str, Any]:
-        """What esrun would say now; speeds as a model that scales well has them."""
+        """Return the report of esrun at this time, with speeds of a model that scales well."""
         ran = time.monotonic() - self.begun
         step = min(self.work, self.step + int(ran * self.gpus))
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "job_id": self.job_id,
             "run": self.run,
             "phase": "training",
@@ -86,11 +85,11 @@ class Attempt:
             "resumed_from": self.step or None,
         }
         if self.saved is not None and self.saved == self.notice:
-            told |= {"phase": "saved", "notice": self.notice}
-        return {k: v for k, v in told.items() if v is not None}
+            body |= {"phase": "saved", "notice": self.notice}
+        return {k: v for k, v in body.items() if v is not None}
 
 
-class Crew:
+class JobReporter:
     """All attempts of one user."""
 
     def __init__(self, address: str, home: Path, deaf: float) -> None:
@@ -101,37 +100,37 @@ class Crew:
         self._draw = random.Random(os.getuid())
 
     async def run(self) -> None:
-        """Until it is killed."""
+        """Report until killed."""
         out = self._home / "out"
         with contextlib.suppress(FileExistsError):
             os.mkfifo(out)
         handle = os.open(out, os.O_RDWR | os.O_NONBLOCK)
-        (self._home / "crew").touch()
+        (self._home / "reporter").touch()
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(handle, "rb", buffering=0)
         )
         while line := await reader.readline():
-            self._hear(line.decode().split())
+            self._handle(line.decode().split())
 
-    def _hear(self, words: list[str]) -> None:
+    def _handle(self, words: list[str]) -> None:
         job_id, run = int(words[1]), int(words[2])
         known = self._attempts.get(job_id)
         if words[0] == "begin":
             if known:
                 self._drop(known)
             gpus, nodes, step, work = map(int, words[4:8])
-            made = Attempt(job_id, run, self._home / words[3], gpus, nodes, step, work)
-            self._attempts[job_id] = made
-            made.tasks = [
-                asyncio.create_task(self._reporting(made)),
-                asyncio.create_task(self._polling(made)),
+            attempt = Attempt(job_id, run, self._home / words[3], gpus, nodes, step, work)
+            self._attempts[job_id] = attempt
+            attempt.tasks = [
+                asyncio.create_task(self._reporting(attempt)),
+                asyncio.create_task(self._polling(attempt)),
             ]
         elif known and known.run == run:
             if words[0] == "saved":
                 known.saved = int(words[3])
-                known.told.set()
+                known.changed.set()
             elif words[0] == "end":
                 self._drop(known)
 
@@ -144,7 +143,7 @@ class Crew:
     async def _reporting(self, attempt: Attempt) -> None:
         pause = FIRST_PAUSE_S
         while attempt.alive():
-            attempt.told.clear()
+            attempt.changed.clear()
             request = requests.build("report", report=attempt.report())
             reply = await self._call(request, CALL_S)
             if reply is None:
@@ -154,7 +153,7 @@ class Crew:
             pause = FIRST_PAUSE_S
             self._take(attempt, reply["orders"])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(attempt.told.wait(), attempt.every_s)
+                await asyncio.wait_for(attempt.changed.wait(), attempt.every_s)
         self._drop(attempt)
 
     async def _polling(self, attempt: Attempt) -> None:
@@ -215,4 +214,4 @@ class Crew:
 
 if __name__ == "__main__":
     share = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
-    asyncio.run(Crew(sys.argv[1], Path(sys.argv[2]), share).run())
+    asyncio.run(JobReporter(sys.argv[1], Path(sys.argv[2]), share).run())

@@ -1,6 +1,6 @@
-"""Looks at slurmctld and selasticd from outside; runs in ctld as root, a JSON object per look.
+"""Monitor of slurmctld and selasticd; runs in ctld as root, prints one JSON object per sample.
 
-    crowd_watch.py --every SECONDS --ledger FILE
+    daemon_monitor.py --every SECONDS --ledger FILE
 
 CPU seconds and memory from /proc, the ledger's size with what WAL adds to it, and every tenth
 time all counters of sdiag. It ends when its standard input is closed.
@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-#: Of sdiag's counters.
+#: Counters of sdiag that are printed.
 KEPT = (
     *("jobs_submitted", "jobs_started", "jobs_completed", "jobs_canceled"),
     *("jobs_pending", "jobs_running", "schedule_cycle_sum", "schedule_cycle_total"),
@@ -28,7 +28,7 @@ DAEMONS = {"slurmctld": ("slurmctld",), "selasticd": ("/selasticd",)}
 
 
 def find(marks: tuple[str, ...]) -> int | None:
-    """The process whose first two words hold one of these."""
+    """Return the process whose first two words contain one of these."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -42,7 +42,7 @@ def find(marks: tuple[str, ...]) -> int | None:
 
 
 def process(pid: int) -> dict[str, float] | None:
-    """CPU seconds, resident memory in MB, threads; None: it is gone."""
+    """Return CPU seconds, resident memory in MB and threads; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         status = Path(f"/proc/{pid}/status").read_text()
@@ -57,7 +57,7 @@ def process(pid: int) -> dict[str, float] | None:
 
 
 def size(path: Path) -> int:
-    """Bytes; 0 if there is no such file."""
+    """Return a file's bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -65,42 +65,42 @@ def size(path: Path) -> int:
 
 
 def sdiag() -> dict[str, object]:
-    """Counters, as slurmctld has them."""
+    """Return slurmctld's counters."""
     done = subprocess.run(["sdiag", "--json"], capture_output=True, check=False)
     try:
-        found = json.loads(done.stdout)["statistics"]
+        statistics = json.loads(done.stdout)["statistics"]
     except (ValueError, KeyError):
         return {}
     kinds = {
-        r["message_type"]: [r["count"], r["total_time"]] for r in found["rpcs_by_message_type"]
+        r["message_type"]: [r["count"], r["total_time"]] for r in statistics["rpcs_by_message_type"]
     }
-    users = {r["user"]: [r["count"], r["total_time"]] for r in found["rpcs_by_user"]}
-    return {**{k: found.get(k) for k in KEPT}, "by_type": kinds, "by_user": users}
+    users = {r["user"]: [r["count"], r["total_time"]] for r in statistics["rpcs_by_user"]}
+    return {**{k: statistics.get(k) for k in KEPT}, "by_type": kinds, "by_user": users}
 
 
 def main() -> None:
-    """Look until told to stop."""
+    """Print samples until standard input is closed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=float, required=True)
     parser.add_argument("--ledger", type=Path, required=True)
     args = parser.parse_args()
     pids: dict[str, int | None] = {}
-    looks = 0
+    samples = 0
     while True:
         row: dict[str, object] = {"t": time.time(), "load": os.getloadavg()[0]}
         for name, marks in DAEMONS.items():
-            known = pids.get(name)
-            seen = process(known) if known else None
-            if seen is None:
+            pid = pids.get(name)
+            usage = process(pid) if pid else None
+            if usage is None:
                 pids[name] = find(marks)
-                seen = process(pids[name] or 0) if pids[name] else None
-            if seen:
-                row[name] = seen
+                usage = process(pids[name] or 0) if pids[name] else None
+            if usage:
+                row[name] = usage
         wal = args.ledger.with_name(args.ledger.name + "-wal")
         row["ledger"] = [size(args.ledger), size(wal)]
-        if looks % 10 == 0:
+        if samples % 10 == 0:
             row["sdiag"] = sdiag()
-        looks += 1
+        samples += 1
         print(json.dumps(row), flush=True)
         if select.select([sys.stdin], [], [], args.every)[0] and not sys.stdin.read(1):
             print(json.dumps({"t": time.time(), "sdiag": sdiag()}), flush=True)

@@ -1,4 +1,4 @@
-"""The controller's own parts in one process that somebody else tells what to do."""
+"""The controller's parts in one process, whose changes the caller chooses."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ lease_s = 60
 
 
 @contextmanager
-def by_hand() -> Iterator[Controller]:
-    """Engine, book and socket, without rounds of their own and with a ledger of their own."""
+def manual_controller() -> Iterator[Controller]:
+    """Run engine, job store and socket server, with a separate ledger and without rounds."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(20),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

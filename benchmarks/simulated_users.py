@@ -1,11 +1,11 @@
 """Users with hundreds of jobs on the container cluster, for `scale` and `transitions`.
 
-    with Crowd("scale", users=4) as crowd:
-        crowd.play(deaf=0.0)                      # somebody reports for the jobs
-        people = crowd.people(seed=1, jobs=2000, selastic=True)
+    with SimulatedUsers("scale", users=4) as users:
+        users.report(deaf=0.0)                    # report for the jobs of all users
+        processes = users.start_users(seed=1, jobs=2000, selastic=True)
 
-The jobs are drivers/crowd_job.sh: they work, save when asked and go on from what they saved,
-and each writes down where it began, saved and ended.
+The jobs are drivers/busy_job.sh: they work, save on a notice and continue from their save, and log
+where they began, saved and ended.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from typing import Any, Self
 
 from benchmarks.resize import ROOT, on_cluster
 
-#: In the containers: the drivers, and a directory for each user's jobs.
-CROWD = "/shared/scratch/crowd"
+#: Folder in the containers with the drivers, and one folder per user for its jobs.
+USERS_DIR = "/shared/scratch/users"
 PYTHON = "/opt/slurm-elastic/bin/python"
-DRIVERS = ("crowd_job.sh", "crowd_crew.py", "crowd_person.py", "crowd_watch.py")
+DRIVERS = ("busy_job.sh", "job_reporter.py", "simulated_user.py", "daemon_monitor.py")
+#: Ends drivers in a container; the brackets keep the pattern from matching this command itself.
+_END_ALL = "pkill -f [s]imulated_user; pkill -f [j]ob_reporter; true"
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi")
 
 
 def cluster_command(cluster: str) -> list[str]:
-    """The beginning of a call of contrib/cluster/cluster."""
+    """Return the beginning of a call of contrib/cluster/cluster."""
     return [str(ROOT / "contrib/cluster/cluster"), "--name", cluster]
 
 
-class Crowd:
-    """Users on a cluster of the kind `--farm`; as a context it ends what it started.
+class SimulatedUsers:
+    """Users on a cluster of the kind `--farm`; as a context, it ends what it has started.
 
     Args:
-        cluster: it; must be up.
-        users: how many; alice and bob are always there.
+        cluster: its name; it must be up.
+        users: number of users; alice and bob always exist.
     """
 
     def __init__(self, cluster: str, *, users: int) -> None:
@@ -49,15 +51,15 @@ class Crowd:
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
-        fresh = f"rm -rf {CROWD} && install -d -m 1777 {CROWD}"
+        fresh = f"rm -rf {USERS_DIR} && install -d -m 1777 {USERS_DIR}"
         on_cluster(self.cluster, "sh", "-c", fresh)
         for name in DRIVERS:
             text = (ROOT / "benchmarks/drivers" / name).read_text()
-            on_cluster(self.cluster, "tee", f"{CROWD}/{name}", stdin=text)
+            on_cluster(self.cluster, "tee", f"{USERS_DIR}/{name}", stdin=text)
         for number, user in enumerate(self.users):
             if number >= 2:
                 self._make(user, 2100 + number)
-            own = f"install -d -o {user} -m 755 {CROWD}/{user}"
+            own = f"install -d -o {user} -m 755 {USERS_DIR}/{user}"
             on_cluster(self.cluster, "sh", "-c", own)
         return self
 
@@ -70,9 +72,9 @@ class Crowd:
         for process in self._processes:
             process.kill()
             process.wait()
-        # What `docker exec` began does not end with it.
+        # Processes that `docker exec` started do not end with it.
         with contextlib.suppress(SystemExit):
-            on_cluster(self.cluster, "sh", "-c", "pkill -f crowd_person; pkill -f crowd_crew; true")
+            on_cluster(self.cluster, "sh", "-c", _END_ALL)
 
     def _make(self, user: str, uid: int) -> None:
         command = cluster_command(self.cluster)
@@ -85,7 +87,7 @@ class Crowd:
         on_cluster(self.cluster, "sh", "-c", account)
 
     def spawn(self, user: str, *words: str) -> subprocess.Popen[str]:
-        """A driver as a user, until the end."""
+        """Start a driver as a user; it runs until the end."""
         process = subprocess.Popen(
             [*cluster_command(self.cluster), "exec", "--user", user, "--", PYTHON, *words],
             stdin=subprocess.PIPE,
@@ -95,16 +97,16 @@ class Crowd:
         self._processes.append(process)
         return process
 
-    def play(self, *, deaf: float) -> None:
-        """Report for everybody's jobs from now on.
+    def report(self, *, deaf: float) -> None:
+        """Report for the jobs of all users from now on.
 
         Args:
-            deaf: share of notices that are not heard.
+            deaf: share of notices that are ignored.
         """
         for user in self.users:
-            words = ("ctld:7321", f"{CROWD}/{user}", str(deaf))
-            self.spawn(user, f"{CROWD}/crowd_crew.py", *words)
-        wait = " && ".join(f"[ -e {CROWD}/{user}/crew ]" for user in self.users)
+            words = ("ctld:7321", f"{USERS_DIR}/{user}", str(deaf))
+            self.spawn(user, f"{USERS_DIR}/job_reporter.py", *words)
+        wait = " && ".join(f"[ -e {USERS_DIR}/{user}/reporter ]" for user in self.users)
         on_cluster(
             self.cluster,
             "sh",
@@ -112,17 +114,17 @@ class Crowd:
             f"for _ in $(seq 300); do {wait} && exit; sleep 0.1; done; exit 1",
         )
 
-    def people(self, *, seed: int, jobs: int, selastic: bool) -> People:
-        """Everybody at work, each with a share of the jobs."""
+    def start_users(self, *, seed: int, jobs: int, selastic: bool) -> UserProcesses:
+        """Start all users, each with a share of the jobs."""
         parts = [jobs // len(self.users)] * len(self.users)
         parts[0] += jobs - sum(parts)
-        return People(
+        return UserProcesses(
             [
                 self.spawn(
                     user,
-                    f"{CROWD}/crowd_person.py",
+                    f"{USERS_DIR}/simulated_user.py",
                     *("--seed", f"{seed}/{user}", "--jobs", str(part)),
-                    *("--directory", f"{CROWD}/{user}"),
+                    *("--directory", f"{USERS_DIR}/{user}"),
                     *(["--selastic"] if selastic else []),
                 )
                 for user, part in zip(self.users, parts, strict=True)
@@ -130,9 +132,9 @@ class Crowd:
         )
 
     def attempts(self) -> dict[str, int]:
-        """What the jobs' own logs say: see `judged`."""
+        """Return the attempts of all jobs from the jobs' own logs; see `judged`."""
         text = on_cluster(
-            self.cluster, "sh", "-c", f"cd {CROWD}; grep -H . */*/log 2>/dev/null || true"
+            self.cluster, "sh", "-c", f"cd {USERS_DIR}; grep -H . */*/log 2>/dev/null || true"
         )
         logs: dict[str, list[list[str]]] = defaultdict(list)
         for line in text.splitlines():
@@ -142,14 +144,14 @@ class Crowd:
 
 
 def judged(logs: Any) -> dict[str, int]:
-    """How the attempts of jobs followed on each other.
+    """Return how the attempts of jobs followed on each other.
 
     Args:
         logs: of each job, lines "begin|saved|resumed|end JOB RUN STEP TIME", in words.
 
     Returns:
-        jobs; attempts; `resumed`: attempts that began where the one before had saved last;
-        `lost`: attempts that began elsewhere, or whose predecessor was ended in its work.
+        jobs; attempts; `resumed`: attempts that began where the one before saved last;
+        `lost`: attempts that began elsewhere, or whose predecessor was ended before a save.
 
     >>> judged([[["begin", "7", "0", "0"], ["saved", "7", "0", "5"], ["begin", "7", "1", "5"]]])
     {'jobs': 1, 'attempts': 2, 'resumed': 1, 'lost': 0}
@@ -162,16 +164,16 @@ def judged(logs: Any) -> dict[str, int]:
         attempts += sum(line[0] == "begin" for line in log)
         for before, line in itertools.pairwise(log):
             if line[0] == "begin":
-                good = before[0] == "saved" and before[3] == line[3]
-                resumed, lost = resumed + good, lost + (not good)
+                continues = before[0] == "saved" and before[3] == line[3]
+                resumed, lost = resumed + continues, lost + (not continues)
     return {"jobs": jobs, "attempts": attempts, "resumed": resumed, "lost": lost}
 
 
-class People:
-    """The processes of crowd_person.py, and what they say.
+class UserProcesses:
+    """Processes of the simulated users, and the events that they print.
 
     Attributes:
-        rows: JSON objects of all of them, in order of arrival.
+        rows: JSON objects of all users, in order of arrival.
     """
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
@@ -188,23 +190,23 @@ class People:
         for line in process.stdout:
             self.rows.append(json.loads(line))
 
-    def count(self, what: str) -> int:
-        """How often something was done."""
-        return sum(r.get("did") == what for r in list(self.rows))
+    def count(self, action: str) -> int:
+        """Return how often an action was done."""
+        return sum(r.get("did") == action for r in list(self.rows))
 
-    def full(self) -> bool:
-        """Whether all have submitted their first jobs."""
-        return sum("full" in r for r in list(self.rows)) == len(self._processes)
+    def all_submitted(self) -> bool:
+        """Return whether all users have submitted their first jobs."""
+        return sum("submitted_all" in r for r in list(self.rows)) == len(self._processes)
 
-    def go(self, until: float) -> None:
-        """From now on people do what people do, until then (epoch s)."""
+    def act_until(self, until: float) -> None:
+        """Let users act from now on, until then (epoch s)."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{until}\n")
             process.stdin.flush()
 
     def wait(self, seconds: float) -> None:
-        """For their end."""
+        """Wait until all users have ended."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))

@@ -1,11 +1,11 @@
-"""Runs in ctld as the operator account: moves jobs about on their own nodes, many at once.
+"""Many simultaneous moves of jobs among their nodes; runs in ctld as the operator account.
 
-    shuffle.py --jobs JSON --count N --seed N --notice SECONDS
+    random_moves.py --jobs JSON --count N --seed N --notice SECONDS
 
-The controller's own parts in one process (by_hand.py). In each transaction the GPUs that the
-running jobs hold are dealt out among them anew, so that every GPU that one leaves is another's;
-sizes and places are drawn from the seed. A job that had to go back into the queue joins in again
-when it runs. Prints a JSON object for each transition that ended.
+The controller's parts run in one process (manual_controller.py). Each set of moves distributes the
+GPUs that the running jobs hold among them again, so that each GPU that one job leaves is taken by
+another; sizes and places are drawn from the seed. A job that had to go back into the queue takes
+part again when it runs. Prints a JSON object for each transition that ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import random
 import sys
 import time
 
-from benchmarks.drivers.by_hand import by_hand
+from benchmarks.drivers.manual_controller import manual_controller
 from slurm_elastic.controller.controller import Controller
 from slurm_elastic.controller.transitions.transition_engine import RequestedChange
 from slurm_elastic.core.cluster import Allocation, Job, JobState
@@ -26,61 +26,63 @@ from slurm_elastic.core.reason import Reason
 
 #: A job that Slurm requeued by itself waits for two minutes.
 PATIENCE_S = 240.0
-#: After a transaction all jobs run and have reported within this time, or wait in the queue.
+#: Within this time after a set of moves all jobs run and have reported, or are in the queue.
 SETTLE_S = 12.0
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 def main() -> None:
-    """Deal until enough has been begun."""
+    """Move jobs until enough transitions have begun."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=json.loads, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--notice", type=float, required=True)
     args = parser.parse_args()
-    with by_hand() as controller:
-        deal(controller, args)
+    with manual_controller() as controller:
+        move_jobs(controller, args)
 
 
-def deal(controller: Controller, args: argparse.Namespace) -> None:
-    """Transaction after transaction; print a row for each transition that ended."""
-    draw, begun, told = random.Random(args.seed), 0, 0
+def move_jobs(controller: Controller, args: argparse.Namespace) -> None:
+    """Carry out one set of moves after the other; print a row for each transition that ended."""
+    draw, begun, last_id = random.Random(args.seed), 0, 0
     while begun < args.count:
-        changes = dealt(controller, ready(controller, args.jobs), draw, args.notice)
+        changes = new_places(controller, ready(controller, args.jobs), draw, args.notice)
         begun += len(controller.engine.begin(changes))
         finish(controller)
         for row in controller.ledger.transitions(last=10 * len(args.jobs)):
-            if row["id"] > told:
-                told = row["id"]
+            if row["id"] > last_id:
+                last_id = row["id"]
                 print(json.dumps(row), flush=True)
 
 
 def ready(controller: Controller, wanted: list[int]) -> list[Job]:
-    """Those that run and report: all of them, or after a while at least two."""
+    """Return the jobs that run and report: all of them, or after a while at least two."""
     begun = time.monotonic()
     while True:
         controller.look()
-        found = controller.reader.jobs()
-        jobs = [found[j] for j in wanted if j in found and found[j].state is JobState.RUNNING]
+        all_jobs = controller.reader.jobs()
+        jobs = [
+            all_jobs[j] for j in wanted if j in all_jobs and all_jobs[j].state is JobState.RUNNING
+        ]
         reports = [controller.book.last_report(j.job_id) for j in jobs]
-        heard = [
+        reporting = [
             j
             for r, j in zip(reports, jobs, strict=True)
             if j.allocation is not None and r is not None and r.run == j.run
         ]
         waited = time.monotonic() - begun
-        if len(heard) == len(wanted) or (len(heard) > 1 and waited > SETTLE_S):
-            return heard
+        if len(reporting) == len(wanted) or (len(reporting) > 1 and waited > SETTLE_S):
+            return reporting
         if waited > PATIENCE_S:
-            sys.exit(f"only {len(heard)} jobs run and report within {PATIENCE_S:g} s")
-        time.sleep(LOOK_S)
+            sys.exit(f"only {len(reporting)} jobs run and report within {PATIENCE_S:g} s")
+        time.sleep(POLL_S)
 
 
-def dealt(
+def new_places(
     controller: Controller, jobs: list[Job], draw: random.Random, notice_s: float
 ) -> list[RequestedChange]:
-    """New places for all of them: as many on each node as now, in sizes drawn anew."""
+    """Return new places for all jobs: as many on each node as now, in newly drawn sizes."""
     nodes = controller.reader.snapshot().node
     held: dict[str, list[int]] = {}
     for job in jobs:
@@ -100,26 +102,26 @@ def dealt(
                 current=job.allocation,
                 target=target,
                 action=Action.MOVE,
-                reason=Reason("text", text="dealt"),
+                reason=Reason("text", text="moved"),
             )
             changes.append(RequestedChange(decision, job, notice_s))
     return changes
 
 
-def composed(whole: int, parts: int, draw: random.Random) -> list[int]:
-    """A number as a sum of so many positive ones."""
-    cuts = [0, *sorted(draw.sample(range(1, whole), parts - 1)), whole]
+def composed(total: int, parts: int, draw: random.Random) -> list[int]:
+    """Return a number as a sum of so many positive ones."""
+    cuts = [0, *sorted(draw.sample(range(1, total), parts - 1)), total]
     return [b - a for a, b in itertools.pairwise(cuts)]
 
 
 def finish(controller: Controller) -> None:
-    """Look until nothing is under way, reservations included."""
+    """Wait until nothing is under way, reservations included."""
     end = time.monotonic() + PATIENCE_S
     while controller.engine.busy:
         controller.look()
         if time.monotonic() > end:
             sys.exit(f"still under way: {list(controller.engine.live.values())}")
-        time.sleep(controller.pause() if controller.engine.live else LOOK_S)
+        time.sleep(controller.pause() if controller.engine.live else POLL_S)
 
 
 if __name__ == "__main__":

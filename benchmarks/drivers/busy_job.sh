@@ -1,9 +1,9 @@
 #!/bin/bash
-# A job that works, saves when it is asked, and goes on from what it saved: in bash alone, so that
-# two cores can bear hundreds of them. Its work is GPU seconds; it hears of a notice through a
-# FIFO from crowd_crew.py, which plays its esrun, and answers through the crew's.
-#   WORK: GPU seconds; CROWD: a directory of its user's
-home=$CROWD/$SLURM_JOB_NAME
+# Job that works, saves on a notice, and continues from its save: in bash alone, so that two cores can
+# run hundreds of them. A notice comes through a FIFO from job_reporter.py, the stand-in for its
+# esrun; the answer goes through that of the reporter.
+#   WORK: GPU seconds; JOBS_DIR: folder of its user
+home=$JOBS_DIR/$SLURM_JOB_NAME
 mkdir -p "$home"
 [ -p "$home/in" ] || mkfifo "$home/in"
 exec 8<>"$home/in"
@@ -13,8 +13,8 @@ gpus=$((${SLURM_GPUS_ON_NODE:-1} * nodes))
 step=0
 [ ! -e "$home/saved" ] || step=$(<"$home/saved")
 note() { echo "$1 $SLURM_JOB_ID $run $2 $EPOCHREALTIME" >>"$home/log"; }
-# Without a crew nobody reads: a full FIFO would stop us.
-tell() { [ ! -e "$CROWD/crew" ] || echo "$*" >>"$CROWD/out"; }
+# Without a reporter there is no reader: a full FIFO would stop the job.
+tell() { [ ! -e "$JOBS_DIR/reporter" ] || echo "$*" >>"$JOBS_DIR/out"; }
 note begin "$step"
 tell begin "$SLURM_JOB_ID" "$run" "$SLURM_JOB_NAME" "$gpus" "$nodes" "$step" "$WORK"
 while [ "$step" -lt "$WORK" ]; do

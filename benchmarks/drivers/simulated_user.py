@@ -1,10 +1,10 @@
-"""A user of a busy cluster; runs in ctld as that user, and prints a JSON object per thing done.
+"""Simulated user of a busy cluster; runs in ctld as that user, prints one JSON object per action.
 
-    crowd_person.py --seed TEXT --jobs N --directory D [--selastic]
+    simulated_user.py --seed TEXT --jobs N --directory D [--selastic]
 
-Submits so many jobs, prints {"full": true} and waits for a line with a time (epoch s). Until
-then it keeps that many jobs in the queue and looks, cancels, holds, releases and updates, at
-moments drawn from the seed. The n-th job of a user is the same in every run of a seed.
+Submits N jobs, prints {"submitted_all": true} and waits for a line with a time (epoch s). Until
+then it keeps N jobs in the queue and looks, cancels, holds, releases and updates, at times
+drawn from the seed. The n-th job of a user is the same in every run of a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-#: What is done, and how often beside each other.
+#: Actions with their relative frequencies.
 ACTIONS = {
     "squeue": 20,
     "squeue --me": 20,
@@ -30,31 +30,31 @@ ACTIONS = {
     "selastic status": 8,
     "selastic explain": 7,
 }
-#: Between two of them, and of a hold, at the mean.
+#: Mean seconds between two actions, and of a hold.
 THINK_S, HOLD_S = 2.0, 30.0
-#: Jobs that ended are replaced after so long at the latest.
+#: Longest time until jobs that ended are replaced.
 TOP_UP_S = 5.0
 
 
-class Person:
-    """One user."""
+class SimulatedUser:
+    """One simulated user."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.draw = random.Random(args.seed)
-        self.script = Path(__file__).with_name("crowd_job.sh").read_text()
+        self.script = Path(__file__).with_name("busy_job.sh").read_text()
         self.submitted = 0
         self.until = float("inf")
         self.pending: list[int] = []
         self.mine: list[int] = []
         self.held: dict[int, float] = {}
 
-    def say(self, **row: object) -> None:
-        """A line of what happens."""
+    def log(self, **row: object) -> None:
+        """Print one event as a line."""
         print(json.dumps(row), flush=True)
 
     def do(self, what: str, *words: str, stdin: str = "", **environment: str) -> str:
-        """Run a command as people do, and say how long it took."""
+        """Run a command and log how long it took."""
         began = time.time()
         try:
             done = subprocess.run(
@@ -70,11 +70,11 @@ class Person:
             error = " ".join(done.stderr.split())[-200:] if rc else ""
         except subprocess.TimeoutExpired:
             rc, out, error = 124, "", "no answer in 60 s"
-        self.say(t=began, did=what, s=round(time.time() - began, 3), rc=rc, error=error)
+        self.log(t=began, did=what, s=round(time.time() - began, 3), rc=rc, error=error)
         return out
 
     def submit(self) -> None:
-        """The next job, drawn from its number."""
+        """Submit the next job, drawn from its number."""
         number, self.submitted = self.submitted, self.submitted + 1
         draw = random.Random(f"{self.args.seed}/{number}")
         gpus = draw.choice([1, 1, 1, 2, 2, 4, 4, 8])
@@ -96,14 +96,14 @@ class Person:
             f"--time={draw.randint(20, 60)}",
             *options,
             stdin=self.script,
-            # Not by --export: with a list slurmd fetches the user's environment, and dies where
-            # it may not make namespaces.
+            # Not by --export: with a list slurmd fetches the user's environment, and fails if it
+            # may not create namespaces.
             WORK=str(int(seconds * gpus)),
-            CROWD=self.args.directory,
+            JOBS_DIR=self.args.directory,
         )
 
     def top_up(self) -> None:
-        """See what is left of one's jobs, and submit as many again."""
+        """Count the user's jobs, and submit as many as have ended."""
         listed = self.do("squeue --me", "squeue", "-h", "--me", "-o", "%A %t").split()
         pairs = list(zip(listed[::2], listed[1::2], strict=False))
         self.mine = [int(j) for j, _ in pairs]
@@ -114,9 +114,9 @@ class Person:
             self.submit()
 
     def act(self) -> None:
-        """Something that people do all the time."""
+        """Do one action that users do."""
         what = self.draw.choices(list(ACTIONS), list(ACTIONS.values()))[0]
-        place = self.draw.random()  # drawn always, so that all runs of a seed draw alike
+        place = self.draw.random()  # always drawn, so that all runs of a seed draw the same
         job = str(self.mine[int(place * len(self.mine))]) if self.mine else "1"
         waiting = self.pending[int(place * len(self.pending))] if self.pending else 0
         if what == "squeue":
@@ -140,16 +140,16 @@ class Person:
             self.do(what, "selastic", what.split()[1], *words)
 
     def release(self, *, all_: bool = False) -> None:
-        """Give free what has been held long enough."""
+        """Release the jobs that have been held long enough."""
         for job, until in list(self.held.items()):
             if all_ or until < time.time():
                 del self.held[job]
                 self.do("release", "scontrol", "release", str(job))
 
-    def live(self) -> None:
-        """Until the time is over."""
+    def run(self) -> None:
+        """Act until the time is over."""
         self.top_up()
-        self.say(full=True, jobs=self.submitted)
+        self.log(submitted_all=True, jobs=self.submitted)
         self.until = float(sys.stdin.readline())
         looked = time.time()
         while time.time() < self.until:
@@ -163,13 +163,13 @@ class Person:
 
 
 def main() -> None:
-    """Be one."""
+    """Run one simulated user."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", required=True)
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--directory", required=True)
     parser.add_argument("--selastic", action="store_true")
-    Person(parser.parse_args()).live()
+    SimulatedUser(parser.parse_args()).run()
 
 
 if __name__ == "__main__":
