@@ -20,7 +20,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointError,
 )
-from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.dcp_files import TensorReader
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
@@ -29,6 +29,7 @@ from tests.support.checkpoint_ranks import (
     CheckpointRanks,
     FakeRankGroup,
     MessageStore,
+    differences,
     run_concurrently,
     state,
     step,

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
-from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import restore_newest
+from tests.support.checkpoint_ranks import differences, restore_newest
 from tests.support.training_runs import PROCESSES, unused_port
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

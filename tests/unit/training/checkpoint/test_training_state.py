@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError
-from slurm_elastic.training.checkpoint.checkpoint_manager import differences
 from slurm_elastic.training.checkpoint.training_state import TrainingState, check
+from tests.support.checkpoint_ranks import differences
 
 
 def network() -> torch.nn.Module:
