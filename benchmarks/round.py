@@ -160,7 +160,7 @@ def _forget() -> None:
 def _timed(stages: Counter[str]) -> Iterator[None]:
     """Count CPU seconds of the stages; the policy's are those of all its calls."""
     places: list[tuple[Any, str, str]] = [
-        (rounds, "eligible_jobs", "models and eligibility"),
+        (rounds, "elastic_jobs", "models and eligibility"),
         (rounds, "claims_for_pending", "claims of pending jobs"),
         (FairShare, "decide", "policy"),
         (Assignment, "place", "placement"),

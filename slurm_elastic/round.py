@@ -27,7 +27,7 @@ from slurm_elastic.placement import binding_proposals, decisions, deferred_grant
 from slurm_elastic.placement.assignment import Assignment
 from slurm_elastic.placement.defragment import consolidate
 from slurm_elastic.placement.delay.delay_gate import DelayGate
-from slurm_elastic.placement.eligibility import Eligibility, RoundJob, eligible_jobs
+from slurm_elastic.placement.eligibility import Eligibility, RoundJob, elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed, ResourceViews
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.placement.pending_claims import claims_for_pending
@@ -119,7 +119,7 @@ def _decide(
     """Decide as `decide_round`; jobs of `stay` only give way. Return also ids of those that do."""
     binding = capabilities_of(policy).binding_proposals
     frame = NodeArrays(snapshot, Fabric.of(snapshot, config.topology))
-    round_jobs = eligible_jobs(frame, records, config, stay)
+    round_jobs = elastic_jobs(frame, records, config, stay)
     resources = FreeResources(frame)
     views = ResourceViews(resources, resources.copy())
     for round_job in round_jobs.values():
@@ -142,19 +142,19 @@ def _decide(
     assignment = Assignment(views, gate, config, at_once=at_once, judging=not binding)
     for job_id, refusal in pending_claims.waits_for_nearer.items():
         assignment.wait(round_jobs[job_id], refusal)
-    free = [
+    changeable = [
         t
         for t in round_jobs.values()
         if t.eligibility is Eligibility.FREE and t.job.job_id not in pending_claims.concessions
     ]
     # Where proposals are binding, each round decides afresh: nothing was promised.
     promised = {} if binding else deferred_grants.valid(state.get("promised", {}), snapshot.time)
-    for round_job in free:
+    for round_job in changeable:
         if round_job.job.key in promised:
             assignment.keep(round_job, deferred_grants.allocation(promised[round_job.job.key]))
-    job_ids = [t.job.job_id for t in free if t.job.job_id not in assignment.outcomes]
+    undecided_ids = [t.job.job_id for t in changeable if t.job.job_id not in assignment.outcomes]
     questions = _PolicyQuestions(round_jobs, records, policy, state.get("policy", {}), seed)
-    policy_state = questions.assign(assignment, [*job_ids, *pending_claims.ready])
+    policy_state = questions.assign(assignment, [*undecided_ids, *pending_claims.ready])
     plan = decisions.build_plan(
         round_jobs, pending_claims, assignment, questions.proposals, explain=explain
     )

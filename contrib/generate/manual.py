@@ -21,6 +21,8 @@ from slurm_elastic.config import documentation
 from slurm_elastic.controller import daemon
 from slurm_elastic.job import esrun_options
 
+#: Between two sentences; roff wants each on a line.
+_SENTENCE = re.compile(r"(?<=[.;])(?<!e\.g\.) (?=[A-Z])")
 _PAGES = ("selastic.1", "esrun.1", "elastic.toml.5", "selasticd.8")
 
 
@@ -90,7 +92,8 @@ def _listed(options_: list[click.Option]) -> str:
 
 
 def _described(option: click.Option) -> str:
-    default = f" By default {option.default}." if option.show_default else ""
+    value = f"{option.default:g}" if isinstance(option.default, float) else option.default
+    default = f" By default {value}." if option.show_default else ""
     variable = (
         f" The environment variable `{option.envvar}` does the same." if option.envvar else ""
     )
@@ -101,7 +104,7 @@ def _esrun_options() -> Iterator[tuple[str, str]]:
     """Yield flags and description of each option in esrun's help."""
     pattern = r"^  (-\S.*?)  +(\S.*(?:\n {8,}\S.*)*)"
     for flags, text in re.findall(pattern, esrun_options.HELP, re.MULTILINE):
-        described = " ".join(text.split())
+        described = " ".join(text.split()).replace(" (see `man esrun`)", "")
         yield flags, described[0].upper() + described[1:].rstrip(".") + "."
 
 
@@ -128,7 +131,7 @@ def _prose(text: str) -> str:
 
 def _lines(text: str) -> str:
     joined = " ".join(text.split())
-    return "".join(f"{_roff(one)}\n" for one in re.split(r"(?<=[.;]) (?=[A-Z])", joined) if one)
+    return "".join(f"{_roff(one)}\n" for one in _SENTENCE.split(joined) if one)
 
 
 def _keys() -> str:

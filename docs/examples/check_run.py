@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks what train_library.py wrote: nothing lost, nothing twice, the same losses.
+"""Check the output of train_library.py: no sample lost or repeated, and equal losses.
 
     python docs/examples/check_run.py OUT --samples 4096 --epochs 3 [--like REFERENCE_OUT]
 
-Ends with code 0 and a line of figures, or with code 1 and what is wrong.
+Exits with 0 and a line of figures, or with 1 and the errors.
 """
 
 import argparse
@@ -23,14 +23,14 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def faults(out: Path, samples: int, epochs: int) -> list[str]:
-    """What is wrong with which samples were trained on when."""
+    """Return the errors in the samples of steps and epochs."""
     seen: dict[int, Counter] = defaultdict(Counter)
     computed: Counter = Counter()
     for path in sorted(out.glob("samples-rank*.jsonl")):
         for line in lines(path):
             seen[line["epoch"]].update(line["indices"])
             computed[line["step"], path.name] += 1
-    found = [
+    errors = [
         f"step {step} was computed {n} times by {name}"
         for (step, name), n in computed.items()
         if n > 1
@@ -39,11 +39,11 @@ def faults(out: Path, samples: int, epochs: int) -> list[str]:
         missing = samples - len(seen[epoch])
         twice = sum(1 for n in seen[epoch].values() if n > 1)
         if missing or twice:
-            found.append(f"epoch {epoch}: {missing} samples never seen, {twice} more than once")
+            errors.append(f"epoch {epoch}: {missing} samples never seen, {twice} more than once")
     steps = sorted({step for step, _ in computed})
     if steps != list(range(1, len(steps) + 1)):
-        found.append("steps are missing")
-    return found
+        errors.append("steps are missing")
+    return errors
 
 
 def main() -> int:
@@ -54,21 +54,22 @@ def main() -> int:
     parser.add_argument("--like", type=Path, help="OUT of an uninterrupted run")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     args = parser.parse_args()
-    found = faults(args.out, args.samples, args.epochs)
-    mine = losses(args.out)
-    worlds = [line["world"] for line in lines(args.out / "losses.jsonl")]
-    text = f"{len(mine)} steps, ranks {worlds[0]}"
-    text += "".join(f" -> {b}" for a, b in pairwise(worlds) if a != b)
+    errors = faults(args.out, args.samples, args.epochs)
+    own_losses = losses(args.out)
+    rank_counts = [line["world"] for line in lines(args.out / "losses.jsonl")]
+    text = f"{len(own_losses)} steps, ranks {rank_counts[0]}"
+    text += "".join(f" -> {b}" for a, b in pairwise(rank_counts) if a != b)
     if args.like:
         reference = losses(args.like)
-        if mine.keys() != reference.keys():
-            found.append(f"{len(mine)} steps, the reference has {len(reference)}")
-        worst = max(abs(mine[s] - reference[s]) for s in mine.keys() & reference.keys())
+        if own_losses.keys() != reference.keys():
+            errors.append(f"{len(own_losses)} steps, the reference has {len(reference)}")
+        both = own_losses.keys() & reference.keys()
+        worst = max(abs(own_losses[s] - reference[s]) for s in both)
         text += f", largest difference of the loss {worst:.2e}"
         if worst > args.tolerance:
-            found.append(f"losses differ by {worst:.2e}, more than {args.tolerance:g}")
-    print("\n".join(found) or f"every sample once per epoch, no step twice: {text}")
-    return 1 if found else 0
+            errors.append(f"losses differ by {worst:.2e}, more than {args.tolerance:g}")
+    print("\n".join(errors) or f"every sample once per epoch, no step twice: {text}")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

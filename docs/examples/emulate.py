@@ -1,15 +1,15 @@
-"""Pretends that this process has a GPU of its own, of a known speed.
+"""Emulation of a GPU of known speed, for the test cluster.
 
 In the test cluster all "GPUs" share the host's few CPUs. So the example scripts
 do a small real computation and then sleep until the step has taken as long as
-it would on such a device. The sleep stands where a GPU would compute: in each layer's forward and
-backward pass, and for the communication in the step's first all-reduce (or, where none is seen,
-just before the optimizer's update).
+it would on such a device. Sleeps are where a GPU would compute: in each layer's forward and
+backward pass, and for the communication in the step's first all-reduce (without one, just before
+the optimizer's update).
 
 Layers (modules with parameters of their own) take equal parts of a step, a third of each forward
-and two thirds backward. Those that are frozen have no backward pass, and nine tenths of the
-communication shrink with the parameters that are still sent: the step shortens as the layer
-profile says that the training library measures of it.
+and two thirds backward. Frozen layers have no backward pass, and nine tenths of the communication
+shrink with the parameters that are still sent, so that the step shortens as the layer profile of
+the training library predicts.
 
 Speeds and communication times come from the file that the environment variable
 EMULATED_DEVICES names, or /etc/slurm-elastic/devices.toml:
@@ -27,10 +27,10 @@ EMULATED_DEVICES names, or /etc/slurm-elastic/devices.toml:
     [racks]
     g01 = "rack1"
 
-Applications differ in what a faster device is worth to them: `typed` (the default) runs at the
-speeds of the file, `even` at 1.0 on every type.
+Applications differ in their gain from a faster device: `typed` (the default) runs at the speeds of
+the file, `even` at 1.0 on every type.
 
-Without the file nothing is emulated. Nothing but the examples uses this module.
+Without the file nothing is emulated. Only the examples use this module.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Device:
     Attributes:
         kind: its type, e.g. "a100".
         samples_per_s: its speed.
-        communication_s: what a step spends on talking to the job's other GPUs.
+        communication_s: seconds per step of communication with the job's other GPUs.
     """
 
     kind: str
@@ -64,11 +64,11 @@ class Device:
     communication_s: float
     _begun: float = 0.0
     _samples: int = 0
-    _talked: bool = False
+    _communicated: bool = False
     _parameters: list[Any] = field(default_factory=list)
 
     def attach(self, model: Any, optimizer: Any) -> None:
-        """Make training this model, on this rank, as slow as the device is."""
+        """Slow the training of this model on this rank down to the device's speed."""
         import torch
 
         self._parameters = list(model.parameters())
@@ -76,7 +76,7 @@ class Device:
         model.register_forward_pre_hook(self._begin)
         for i, layer in enumerate(layers):
             layer.register_forward_hook(self._pauses((i + 1) / len(layers) / 3))
-            # Gradients come from the rear; a frozen layer's never do.
+            # Backward passes begin with the last layer; a frozen layer has none.
             first = next(layer.parameters(recurse=False))
             first.register_post_accumulate_grad_hook(
                 self._pauses(1 / 3 + 2 / 3 * (1 - i / len(layers)))
@@ -88,10 +88,10 @@ class Device:
     def _begin(self, _module: Any, inputs: Any) -> None:
         self._begun = time.monotonic()
         self._samples = len(inputs[0])
-        self._talked = False
+        self._communicated = False
 
     def _pauses(self, part: float) -> Any:
-        """A hook that waits until this part of the step's computing would be done."""
+        """Return a hook that waits until this part of the step's computing would be done."""
 
         def pause(*_: Any) -> None:
             left = self._begun + part * self._samples / self.samples_per_s - time.monotonic()
@@ -100,11 +100,11 @@ class Device:
         return pause
 
     def _communicate(self, *_: Any) -> None:
-        if not self._talked:
+        if not self._communicated:
             sizes = [(p.numel(), p.requires_grad) for p in self._parameters]
             sent = sum(n for n, trains in sizes if trains) / max(1, sum(n for n, _ in sizes))
             time.sleep(self.communication_s * (0.1 + 0.9 * sent))
-        self._talked = True
+        self._communicated = True
 
     def _slowed(self, all_reduce: Any) -> Any:
         def slowed(*arguments: Any, **options: Any) -> Any:
@@ -115,12 +115,12 @@ class Device:
 
 
 def device(rate: float, application: str = "typed", *, communication: float = 1.0) -> Device | None:
-    """The device of this rank; None where nothing is emulated.
+    """Return the device of this rank; None where nothing is emulated.
 
     Args:
         rate: samples per second on a device of speed 1.
         application: one of `APPLICATIONS`.
-        communication: how many times the file's seconds of communication it needs.
+        communication: factor of the file's seconds of communication.
     """
     file = Path(os.environ.get("EMULATED_DEVICES", DEFAULT_FILE))
     if not file.is_file():
@@ -141,7 +141,7 @@ def device(rate: float, application: str = "typed", *, communication: float = 1.
 
 
 def _features(conf: str) -> list[tuple[str, str, str]]:
-    """(node, type, rack) of the test cluster's node lines."""
+    """Return (node, type, rack) of the test cluster's node lines."""
     return re.findall(r"^NodeName=(\S+) .*Feature=(\w+),(\w+)", conf, re.MULTILINE)
 
 
@@ -158,7 +158,7 @@ def _tier(nodes: list[str], racks: dict[str, str], world: int) -> str:
 
 
 def expand(folded: str) -> list[str]:
-    """Node names out of Slurm's short form.
+    """Return the node names of Slurm's short form.
 
     >>> expand("g[01-03,07],h5")
     ['g01', 'g02', 'g03', 'g07', 'h5']

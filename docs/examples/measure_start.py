@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Where the time between a process start and its first step goes.
+"""Measure the parts of the time from a process start to its first step.
 
     esrun python docs/examples/measure_start.py --out DIR            # with the library
     esrun python docs/examples/measure_start.py --out DIR --usual    # the usual way
 
 The usual way is DistributedDataParallel and torch.distributed.checkpoint. Both
 train the same network from a checkpoint of an earlier call with the same DIR;
-rank 0 prints seconds: Python and imports, model and optimizer, meeting the
-other ranks and restoring, the first step, and all of it; CPU seconds are the
-same on a busy machine.
+rank 0 prints seconds: Python and imports, model and optimizer, connecting and
+restoring, the first step, and their sum; CPU seconds do not depend on the load.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from pathlib import Path
 
 
 def age() -> float:
-    """Seconds since this process was started."""
+    """Return the seconds since this process was started."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
@@ -106,7 +105,7 @@ def main() -> None:
     if os.environ["RANK"] == "0":
         print(
             f"{'usual' if args.usual else 'library'}: import {imported:.2f},"
-            f" model and optimizer {built - imported:.2f}, meet and restore {ready - built:.2f},"
+            f" model and optimizer {built - imported:.2f}, connect and restore {ready - built:.2f},"
             f" first step {stepped - ready:.2f}, in all {stepped:.2f} (CPU {cpu:.2f})",
             flush=True,
         )

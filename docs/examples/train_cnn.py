@@ -3,10 +3,10 @@
 
     python docs/examples/train_cnn.py --out /tmp/cnn                  # all layers train
     python docs/examples/train_cnn.py --out /tmp/cnn2 --freeze auto   # converged ones freeze
-    sbatch docs/examples/train_cnn.sbatch                             # the directive decides
+    sbatch docs/examples/train_cnn.sbatch                             # as the directive says
 
-Writes OUT/epochs.jsonl: one line per epoch with training loss, validation loss and accuracy,
-and how many layers are frozen.
+Writes OUT/epochs.jsonl: one line per epoch with training loss, validation loss, accuracy and
+number of frozen layers.
 """
 
 # Before torch: the library starts torch faster than torch does.
@@ -39,14 +39,14 @@ def arguments() -> argparse.Namespace:
         "--criterion",
         choices=("plasticity", "gradient-change", "gradient-norm"),
         default="plasticity",
-        help="what tells that a layer has converged",
+        help="rule by which a layer has converged",
     )
     parser.add_argument(
         "--max-penalty",
         type=float,
         default=0.5,
         metavar="PERCENT",
-        help="how much useful progress freezing may cost; in a job, the directive's",
+        help="useful progress that freezing may cost; in a job, the directive's",
     )
     parser.add_argument("--checkpoint-every", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--lr", type=float, default=0.05)
@@ -55,12 +55,12 @@ def arguments() -> argparse.Namespace:
 
 
 def images(samples: int, *, seed: int, draw: int) -> TensorDataset:
-    """Each class is a smooth pattern of its own, shifted at random and covered with noise.
+    """Return images of one smooth pattern per class, shifted at random, with noise.
 
     Args:
-        samples: how many.
+        samples: their number.
         seed: of the patterns.
-        draw: another number draws other images of the same classes.
+        draw: seed of shifts and noise: another number gives other images of the same classes.
     """
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(CLASSES, 3, 5, 5, generator=generator)
@@ -77,7 +77,7 @@ def images(samples: int, *, seed: int, draw: int) -> TensorDataset:
 
 
 def network() -> nn.Sequential:
-    """Four convolutions with batch-norm, and a linear layer."""
+    """Return four convolutions with batch-norm, and a linear layer."""
     layers: list[nn.Module] = []
     channels = 3
     for width, stride in ((16, 1), (32, 2), (32, 1), (64, 2)):
@@ -93,7 +93,7 @@ def network() -> nn.Sequential:
 
 
 def validate(model: nn.Module, dataset: TensorDataset, device: torch.device) -> dict[str, float]:
-    """Loss and accuracy on images that are not trained on."""
+    """Return loss and accuracy on images that are not trained on."""
     model.eval()
     with torch.no_grad():
         inputs, labels = (tensor.to(device) for tensor in dataset.tensors)
@@ -114,7 +114,7 @@ def main() -> None:
     )
     steps = args.epochs * math.ceil(args.samples / args.global_batch)
     held_out = images(1024, seed=args.seed, draw=2)
-    how = Freezing(criterion=args.criterion, max_penalty=args.max_penalty / 100)
+    freezing = Freezing(criterion=args.criterion, max_penalty=args.max_penalty / 100)
     job = init(
         model,
         nn.CrossEntropyLoss(),
@@ -131,7 +131,7 @@ def main() -> None:
         micro_batch=args.micro_batch,
         checkpoint_every_s=args.checkpoint_every,
         application="cnn",
-        freeze=how if args.freeze == "auto" else "off",
+        freeze=freezing if args.freeze == "auto" else "off",
     )
     args.out.mkdir(parents=True, exist_ok=True)
     begun, losses = time.process_time(), []
@@ -140,13 +140,13 @@ def main() -> None:
             losses.append(job.step(batch))
             if batch.last_of_epoch and job.rank == 0:
                 cpu_s = time.process_time() - begun
-                found = validate(model, held_out, job.device)
-                job.validated(found["validation_loss"])
+                validation = validate(model, held_out, job.device)
+                job.validated(validation["validation_loss"])
                 loss = sum(losses) / len(losses)
                 line = {"epoch": batch.epoch, "loss": loss, "frozen": job.frozen, "cpu_s": cpu_s}
-                log.write(json.dumps(line | found) + "\n")
+                log.write(json.dumps(line | validation) + "\n")
                 print(
-                    f"epoch {batch.epoch}: loss {loss:.4f}, accuracy {found['accuracy']:.1%},"
+                    f"epoch {batch.epoch}: loss {loss:.4f}, accuracy {validation['accuracy']:.1%},"
                     f" {job.frozen} layers frozen",
                     flush=True,
                 )

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A small GPT that learns, letter by letter, to write sentences of a small grammar.
+"""A small GPT that learns to generate, letter by letter, sentences of a small grammar.
 
     python docs/examples/train_gpt.py --out /tmp/gpt     # a laptop, about a minute
     sbatch docs/examples/train_gpt.sbatch                # a job that may be spread over 1 to 4 GPUs
 
-The library gets the model as a list of layers, so that a job with `parallel=hybrid` may also be
-cut into stages, each of which holds some of the layers.
+The library gets the model as a list of layers, so that a job with `parallel=hybrid` may also
+train it in stages, each with some of the layers.
 
-Writes OUT/losses.jsonl, one line per step. A run that is complete writes a few sentences; start it
-once more alone with the same OUT, however many GPUs it had, to see others.
+Writes OUT/losses.jsonl, one line per step. A complete run on one GPU prints a few generated
+sentences; a further start on one GPU with the same OUT prints others.
 """
 
 # Before torch: the library starts torch faster than torch does.
@@ -47,7 +47,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--tied", action="store_true", help="embedding and head share weights")
     parser.add_argument("--global-batch", type=int, default=32)
-    parser.add_argument("--micro-batch", type=int, default=8, help="samples that travel together")
+    parser.add_argument(
+        "--micro-batch", type=int, default=8, help="samples through a stage at once"
+    )
     parser.add_argument("--rate", type=float, default=6e-3, help="of learning, at its highest")
     parser.add_argument("--schedule", choices=("1f1b", "gpipe", "pipedream"), default="1f1b")
     parser.add_argument("--checkpoint-every", type=float, default=600.0, metavar="SECONDS")
@@ -56,27 +58,27 @@ def arguments() -> argparse.Namespace:
 
 
 def text(letters: int, random: Random) -> str:
-    """So many letters of random sentences."""
+    """Return the given number of letters of random sentences."""
 
-    def spell(word: str) -> str:
+    def expand(word: str) -> str:
         choices = GRAMMAR.get(word)
-        return " ".join(map(spell, random.choice(choices).split())) if choices else word
+        return " ".join(map(expand, random.choice(choices).split())) if choices else word
 
-    written = ""
-    while len(written) < letters:
-        written += spell("SENTENCE").replace(" .", ". ")
-    return written[:letters]
+    sentences = ""
+    while len(sentences) < letters:
+        sentences += expand("SENTENCE").replace(" .", ". ")
+    return sentences[:letters]
 
 
 def pieces(samples: int, seed: int) -> TensorDataset:
-    """Pairs of CONTEXT letters (as numbers), and the letter that follows each of them."""
+    """Return sequences of CONTEXT letters (as numbers), with the letter that follows each."""
     whole = text(samples * CONTEXT + 1, Random(seed))
     numbers = torch.tensor([ALPHABET.index(letter) for letter in whole])
     return TensorDataset(numbers[:-1].view(samples, CONTEXT), numbers[1:].view(samples, CONTEXT))
 
 
 class Embedding(nn.Module):
-    """What a letter is, and where it stands."""
+    """Embedding of letters and of their positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to the letters before, and a layer for each letter by itself."""
+    """Causal attention, then a multilayer perceptron."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class Block(nn.Module):
 
 
 def layers(blocks: int, *, tied: bool) -> list[tuple[str, nn.Module]]:
-    """The model, in the order in which a sample passes through it."""
+    """Return the model's layers in the order of the forward pass."""
     embedding, head = Embedding(), nn.Linear(WIDTH, len(ALPHABET), bias=False)
     if tied:
         head.weight = embedding.letter.weight
@@ -124,20 +126,20 @@ def layers(blocks: int, *, tied: bool) -> list[tuple[str, nn.Module]]:
 
 
 def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean over all letters; samples are equally long, so it is the mean over samples, too."""
+    """Return the mean over all letters, which is that over samples, as these are equally long."""
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 @torch.no_grad()
-def write(model: nn.Module, letters: int, device: torch.device) -> str:
-    """What the model writes by itself."""
+def generate(model: nn.Module, letters: int, device: torch.device) -> str:
+    """Return text that the model generates."""
     model.eval()
     start = [ALPHABET.index(letter) for letter in ". "]
-    written = torch.tensor([start], device=device)
+    text_ids = torch.tensor([start], device=device)
     for _ in range(letters):
-        likely = model(written[:, -CONTEXT:])[:, -1].softmax(dim=-1)
-        written = torch.cat([written, torch.multinomial(likely, 1)], dim=1)
-    return "".join(ALPHABET[number] for number in written[0, len(start) :].tolist())
+        probabilities = model(text_ids[:, -CONTEXT:])[:, -1].softmax(dim=-1)
+        text_ids = torch.cat([text_ids, torch.multinomial(probabilities, 1)], dim=1)
+    return "".join(ALPHABET[number] for number in text_ids[0, len(start) :].tolist())
 
 
 def main() -> None:
@@ -173,7 +175,7 @@ def main() -> None:
     job.finish()
     if job.world_size == 1:  # else this rank may not hold all layers
         torch.seed()
-        print(f"it writes: {write(job.model, 200, job.device)}")
+        print(f"generated: {generate(job.model, 200, job.device)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A training script that uses the library: it may be stopped, moved and resized at any step.
+"""A training script that uses the library, so that it can be stopped and resized at any step.
 
     python docs/examples/train_library.py --out /tmp/run          # alone, no Slurm
     sbatch docs/examples/train_library.sbatch                     # in a cluster
 
-What it writes lets anyone check that nothing was lost (`docs/examples/check_run.py`):
+Its output shows that no step was lost (`docs/examples/check_run.py`):
 
     OUT/samples-rankN.jsonl   one line per finished step: the samples this rank trained on
     OUT/losses.jsonl          one line per finished step: the loss over the global batch
@@ -55,22 +55,22 @@ def arguments() -> argparse.Namespace:
         type=int,
         default=0,
         metavar="N",
-        help="begin with N layers that have next to nothing to learn, to be frozen",
+        help="begin with N layers that hardly matter and can be frozen",
     )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def synthetic(samples: int, seed: int) -> TensorDataset:
-    """Points in 32 dimensions; a fixed random network says which of 10 classes they are."""
+    """Return points in 32 dimensions; a fixed random matrix gives their classes, 10 in all."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(samples, 32, generator=generator)
-    teacher = torch.randn(32, 10, generator=generator)
-    return TensorDataset(points, (points @ teacher).argmax(dim=1))
+    matrix = torch.randn(32, 10, generator=generator)
+    return TensorDataset(points, (points @ matrix).argmax(dim=1))
 
 
 class Front:
-    """A criterion for freeze=auto: the first layers have nothing left to learn."""
+    """Criterion for freeze=auto: a fixed number of front layers have converged."""
 
     plastic = False
 
@@ -91,9 +91,9 @@ class Front:
 
 
 class Settled(nn.Module):
-    """A layer that hardly matters: what it adds to its input counts a thousandth.
+    """Layer that hardly matters: it adds a thousandth to its input.
 
-    It has few parameters, so it is computing that freezing saves, as in the front of a CNN.
+    It has few parameters, so that freezing mainly saves computing, as in the front of a CNN.
     """
 
     def __init__(self, width: int) -> None:
@@ -121,7 +121,7 @@ def main() -> None:
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     steps = args.epochs * math.ceil(args.samples / args.global_batch)
-    # Where the learning rate falls tenfold, all layers thaw.
+    # Down to a fifth: where the learning rate falls tenfold, all layers thaw.
     least = 0.2 if args.settled else 0.0
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: max(least, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))

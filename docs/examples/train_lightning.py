@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch Lightning under esrun: Lightning saves and loads, esrun watches for its checkpoints.
+"""PyTorch Lightning under esrun: Lightning saves and loads, esrun watches its checkpoints.
 
     python docs/examples/train_lightning.py --out /tmp/run
     sbatch docs/examples/train_lightning.sbatch
 
-What happens to Lightning's own requeueing is told in docs/lightning.md.
+docs/lightning.md describes Lightning's own requeueing.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class EsrunEnvironment(TorchElasticEnvironment):
-    """Ranks as esrun starts them: RANK and WORLD_SIZE as of torchrun, but each sees one GPU only.
+    """Ranks as started by esrun: RANK and WORLD_SIZE as of torchrun, one visible GPU each.
 
-    So each is a node of its own with one device, however many GPUs the real nodes have.
+    So each rank counts as a node with one device, on nodes with any number of GPUs.
     """
 
     def local_rank(self) -> int:
@@ -72,7 +72,7 @@ def main() -> None:
     points = torch.randn(args.samples, 32)
     labels = (points @ torch.randn(32, 10)).argmax(dim=1)
     dataset = TensorDataset(points, labels)
-    # With another number of ranks the batch of all of them stays what it was.
+    # The batch of all ranks together does not depend on their number.
     loader = DataLoader(dataset, batch_size=max(1, args.global_batch // world), shuffle=True)
 
     trainer = lightning.Trainer(
@@ -81,7 +81,7 @@ def main() -> None:
         devices=1,
         num_nodes=world,
         plugins=[EsrunEnvironment()] if under_esrun else None,
-        # At the end of an epoch: in its middle Lightning does not know which samples are left.
+        # At the end of an epoch: within one, Lightning does not save which samples are left.
         callbacks=[ModelCheckpoint(args.out / "ckpt", "{epoch:04d}", every_n_epochs=1)],
         logger=False,
         enable_progress_bar=False,

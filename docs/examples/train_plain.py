@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A plain PyTorch script that knows nothing of slurm-elastic.
+"""A plain PyTorch script that does not use slurm-elastic.
 
     python docs/examples/train_plain.py --out /tmp/run
     sbatch docs/examples/train_plain.sbatch
 
-It does what careful scripts do: starts from its newest checkpoint, saves every
-`--save-every` steps under a temporary name and renames, and takes its rank from
-RANK and WORLD_SIZE. With `--save-on-usr2` it also saves when SIGUSR2 comes.
+It starts from its newest checkpoint, saves every `--save-every` steps under a
+temporary name and renames the file, and takes its rank from RANK and WORLD_SIZE.
+With `--save-on-usr2` it also saves on SIGUSR2.
 """
 
 import argparse
@@ -45,12 +45,12 @@ def save(folder: Path, state: dict, keep: int) -> None:
 
 def main() -> None:
     args = arguments()
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
-    wanted = []
+    save_requests = []
     if args.save_on_usr2:
-        signal.signal(signal.SIGUSR2, lambda *_: wanted.append(True))
-    if world > 1:
+        signal.signal(signal.SIGUSR2, lambda *_: save_requests.append(True))
+    if world_size > 1:
         dist.init_process_group("gloo")
 
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
-        print(f"rank {rank} of {world}: goes on from {path.name}", flush=True)
+        print(f"rank {rank} of {world_size}: resumed from {path.name}", flush=True)
 
     per_epoch = -(-args.samples // args.global_batch)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -77,26 +77,26 @@ def main() -> None:
         epoch, position = divmod(step, per_epoch)
         order = torch.randperm(args.samples, generator=torch.Generator().manual_seed(epoch))
         batch = order[position * args.global_batch :][: args.global_batch]
-        mine = batch[rank::world]
+        own = batch[rank::world_size]
         optimizer.zero_grad()
         # The mean over the whole batch, also where ranks have different numbers of samples.
-        loss = nn.functional.cross_entropy(model(points[mine]), labels[mine], reduction="sum")
+        loss = nn.functional.cross_entropy(model(points[own]), labels[own], reduction="sum")
         loss = loss / len(batch)
         loss.backward()
-        told = torch.tensor([float(loss.detach()), float(bool(wanted))])
-        if world > 1:
+        # Loss, and whether some rank has received SIGUSR2: summed over all ranks.
+        sums = torch.tensor([float(loss.detach()), float(bool(save_requests))])
+        if world_size > 1:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-            dist.all_reduce(told)
+            dist.all_reduce(sums)
         optimizer.step()
         step += 1
         if rank == 0:
             with (args.out / "losses.jsonl").open("a") as losses:
-                losses.write(
-                    json.dumps({"step": step, "loss": float(told[0]), "world": world}) + "\n"
-                )
-        if step % args.save_every == 0 or told[1] > 0 or step == args.epochs * per_epoch:
-            wanted.clear()
+                line = {"step": step, "loss": float(sums[0]), "world": world_size}
+                losses.write(json.dumps(line) + "\n")
+        if step % args.save_every == 0 or sums[1] > 0 or step == args.epochs * per_epoch:
+            save_requests.clear()
             if rank == 0:
                 state = {
                     "step": step,
@@ -104,10 +104,10 @@ def main() -> None:
                     "optimizer": optimizer.state_dict(),
                 }
                 save(args.out / "ckpt", state, args.keep)
-                print(f"step {step}: loss {float(told[0]):.4f}, saved", flush=True)
-    if world > 1:
+                print(f"step {step}: loss {float(sums[0]):.4f}, saved", flush=True)
+    if world_size > 1:
         dist.barrier()
-        # Debian's torch 2.6 may hang in destroy_process_group; the end of the process does as well.
+        # Debian's torch 2.6 may hang in destroy_process_group, which is not needed here.
         os._exit(0)
 
 

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 docs/examples/train_unmodified.py
     sbatch docs/examples/train_unmodified.sbatch      # one rank per GPU, from beginning to end
 
-It finds RANK and WORLD_SIZE as torchrun would set them, and prints the loss after each epoch.
+It reads RANK and WORLD_SIZE as set by torchrun or esrun, and prints the loss after each epoch.
 """
 
 import argparse

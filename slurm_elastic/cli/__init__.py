@@ -1,5 +1,4 @@
-"""`selastic`: one file per group of verbs, thin; talks to the controller, never opens the ledger.
+"""`selastic`: asks the controller or runs a tool, and renders; it never opens the ledger.
 
-Nothing heavy is imported before a verb needs it: `selastic --help` answers at
-once, on any host.
+Modules of a verb are imported when the verb runs, so that `selastic --help` is fast on any host.
 """

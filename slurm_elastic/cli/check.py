@@ -41,7 +41,7 @@ def check(json_: bool) -> None:
 
 @options.verb
 def config() -> None:
-    """Print elastic.toml with all keys, their defaults and their meaning."""
+    """Print elastic.toml with all keys and their defaults."""
     from slurm_elastic.config.documentation import example  # noqa: PLC0415
 
     click.echo(example(), nl=False)

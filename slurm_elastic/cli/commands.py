@@ -16,7 +16,10 @@ from slurm_elastic.cli.exit_codes import REFUSED, USAGE, CliError
 @options.dry_run
 @options.as_json
 def hold(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
-    """Keep jobs in their present shape until `release`. They run on, unlike `scontrol hold`."""
+    """Keep jobs in their present shape until `release`.
+
+    They run on, unlike after `scontrol hold`.
+    """
     answer = client.ask("hold", jobs=list(jobs), dry_run=dry_run)
     _report(answer, dry_run=dry_run, json_=json_)
 
@@ -26,14 +29,21 @@ def hold(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 @options.dry_run
 @options.as_json
 def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
-    """Allow resizes again; a job that was held for lack of progress starts again."""
+    """Allow resizes of held jobs again.
+
+    A job that was held for lack of progress starts again.
+    """
     answer = client.ask("release", jobs=list(jobs), dry_run=dry_run)
     _report(answer, dry_run=dry_run, json_=json_)
 
 
 @options.verb
 @options.job_ids
-@click.option("--elastic", metavar="MIN-MAX[,KEY=VALUE…]", help="Replace the directive.")
+@click.option(
+    "--elastic",
+    metavar="MIN-MAX[,KEY=VALUE…]",
+    help="Replace the directive, e.g. 2-8,types=a100.",
+)
 @click.option(
     "--layout", metavar="RxS|auto",
     help="Divide the model over the GPUs; see above.",
@@ -43,7 +53,7 @@ def release(jobs: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 def update(
     *, jobs: tuple[str, ...], elastic: str | None, layout: str | None, dry_run: bool, json_: bool
 ) -> None:
-    """Change the directive of jobs, e.g. `--elastic=2-8,types=a100`, or their layout.
+    """Change the directive of jobs, or their layout.
 
     A layout is for jobs with `parallel=pipeline` or `parallel=hybrid`: `2x3` is 2 replicas of 3
     stages, `2x3x2` the same with 2 parts of the model on each GPU, `2-1` two stages of 2 and 1
@@ -73,10 +83,11 @@ def update(
 @options.dry_run
 @options.as_json
 def retire(yes: bool, dry_run: bool, json_: bool) -> None:
-    """Return all elastic jobs to Slurm, before slurm-elastic is stopped for good or upgraded.
+    """Return all elastic jobs to Slurm.
 
-    Changes under way are finished or undone, held jobs are released, reservations deleted. Jobs run
-    on in their present shape, and no change begins. For operators.
+    For use before slurm-elastic is stopped for good or upgraded. Changes under way are finished
+    or undone, held jobs are released, reservations deleted. Jobs run on in their present shape,
+    and no change begins. For operators.
     """
     if not (yes or dry_run):
         if not sys.stdin.isatty():

@@ -65,7 +65,10 @@ _DEFAULT = tuple(c.header for c in _COLUMNS[:8])
 @click.argument("job", metavar="JOBID")
 @options.as_json
 def explain(job: str, json_: bool) -> None:
-    """Explain why a job holds what it holds, what comes next, and what the last resize cost."""
+    """Explain why a job holds what it holds, and what comes next.
+
+    Also shows what its last resize cost, and what was learned of its speed.
+    """
     answer: Any = client.ask("explain", jobs=[job])
     if json_:
         options.put_json(answer)
@@ -93,7 +96,7 @@ def plan(all_: bool, json_: bool) -> None:
 @options.table
 @options.as_json
 def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_: bool) -> None:
-    """Show past changes of one job or of all, and how long each took."""
+    """Show past changes of one job or of all, with their durations."""
     answer: Any = client.ask("history", jobs=[job] if job else None)
     if json_:
         options.put_json(answer)
@@ -102,7 +105,7 @@ def history(job: str | None, format_: str, noheader: bool, parsable: bool, json_
 
 
 def explained(answer: ExplainAnswer) -> list[str]:
-    """The whole of `explain`."""
+    """Return the lines of `explain`."""
     job, decision = answer["job"], answer["decision"]
     lines = [_state(answer)]
 
@@ -115,8 +118,8 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add("Why not more", reason_text(decision["why_not_more"]))
         add("Why not fewer", reason_text(decision["why_not_fewer"]))
         add("Why here", reason_text(decision["why_here"]))
-        told = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
-        if decision["action"] == "keep" and (answer["model"] or not told):
+        explained_ = decision["why_not_more"] or decision["why_not_fewer"] or decision["why_here"]
+        if decision["action"] == "keep" and (answer["model"] or not explained_):
             add("Why", reason_text(decision["reason"]))
         add("Held back", reason_text(decision["waiting_for"]))
     add("Learned", _learned(answer["model"]))
@@ -127,7 +130,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         add("Silent", "it has not reported yet; is it started with esrun?")
     if job["stopped"]:
         add("Stopped", reason_text(job["stopped"]))
-        add("Remedy", f"mend the script, then `selastic release {job['display_id']}`")
+        add("Remedy", f"correct the script, then `selastic release {job['display_id']}`")
     if job["held"]:
         add("Held", f"nothing changes until `selastic release {job['display_id']}`")
     add("Time limit", _time_limit(answer))
@@ -140,26 +143,24 @@ def explained(answer: ExplainAnswer) -> list[str]:
 
 
 def _time_limit(answer: ExplainAnswer) -> str:
-    """What there is to say of it: that it was extended, and why."""
+    """Return the time limit and why it was extended; "" if it was not."""
     if not answer["extended_s"] or answer["time_limit_s"] is None:
         return ""
-    holds, wanted = answer["job"]["gpus"], answer["submitted_gpus"]
-    why = f"since it runs on {holds} of {wanted} GPUs"
-    if not holds:
-        why = f"since it is to start on fewer than {wanted} GPUs"
-    elif holds >= wanted:
-        why = f"for the time that it had fewer than its {wanted} GPUs"
-    limit, more = (
-        formatting.duration(answer["time_limit_s"]),
-        formatting.duration(answer["extended_s"]),
-    )
-    return f"{limit}, extended by {more} {why}"
+    held, submitted = answer["job"]["gpus"], answer["submitted_gpus"]
+    reason = f"since it runs on {held} of {submitted} GPUs"
+    if not held:
+        reason = f"since it is to start on fewer than {submitted} GPUs"
+    elif held >= submitted:
+        reason = f"for the time that it had fewer than its {submitted} GPUs"
+    limit = formatting.duration(answer["time_limit_s"])
+    extension = formatting.duration(answer["extended_s"])
+    return f"{limit}, extended by {extension} {reason}"
 
 
 def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
-    """The whole of `plan`."""
+    """Return the lines of `plan`."""
     if answer["planned"] is None:
-        return ["no round yet: ask again in a moment"]
+        return ["no round yet; repeat in a moment"]
     changes = answer["changes"]
     stays = [s for s in answer["stays"] if everything or s["waiting_for"]]
     count = len(changes)
@@ -183,11 +184,11 @@ def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
 
 
 def past(answer: HistoryAnswer, layout: TableLayout) -> list[str]:
-    """The whole of `history`."""
+    """Return the lines of `history`."""
     since = formatting.kept(answer["kept_since"], answer["time"])
     if not answer["changes"] and layout.header and not layout.parsable:
         return [f"no changes; {since}" if since else "no changes yet"]
-    # Today is the controller's: the answer may be looked at after midnight.
+    # `now` is the controller's, as the answer may be shown after midnight.
     rows = [{**change, "now": answer["time"]} for change in answer["changes"]]
     lines = render(rows, _COLUMNS, _DEFAULT, layout)
     return [*lines, since] if since and layout.header and not layout.parsable else lines
@@ -207,19 +208,19 @@ def _state(answer: ExplainAnswer) -> str:
     where = formatting.spelled(job["where"])
     text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {where}{since}."
     if job["unmanaged_reason"]:
-        return f"{text} It is left alone: {reason_text(job['unmanaged_reason'])}."
+        return f"{text} It is not managed: {reason_text(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
 
 
 def _learned(model: ModelRow | None) -> str:
-    """What goodput models expect of each GPU type: `4 a100: 160 samples/s (measured), ...`."""
+    """Return the expected goodput by GPU type: `4 a100: 160 samples/s (measured), ...`."""
     if model is None:
         return ""
     shown = [t for t in model["types"] if t["goodput"]]
     if not model["observed"]:
-        least = min((t["goodput"] or 0.0 for t in shown), default=0.0)
+        slowest = min((t["goodput"] or 0.0 for t in shown), default=0.0)
         ratios = [
-            f"{formatting.clean(t['gpu_type'])} {(t['goodput'] or 0) / least:.1f}" for t in shown
+            f"{formatting.clean(t['gpu_type'])} {(t['goodput'] or 0) / slowest:.1f}" for t in shown
         ]
         return "nothing measured yet; expected ratio of types " + " : ".join(ratios)
     parts = [
@@ -233,14 +234,14 @@ def _learned(model: ModelRow | None) -> str:
 
 
 def _batch(answer: ExplainAnswer) -> str:
-    """`256 of 256-4096; 512 would gain 3.1%, a change must gain 5%`."""
+    """Return the batch and its reason: `256 of 256-4096; 512 would gain 3.1%, …`."""
     row = answer.get("batch")
     if row is None:
         return ""
     reason = reason_text(row["reason"])
     if row["batch"] != row["present"]:
-        would = "" if answer["mode"] == "act" else f", but mode is {answer['mode']}"
-        return f"{row['present']} → {row['batch']}{would}: {reason}"
+        mode = "" if answer["mode"] == "act" else f", but mode is {answer['mode']}"
+        return f"{row['present']} → {row['batch']}{mode}: {reason}"
     span = f" of {row['least']}-{row['most']}" if row["least"] < row["most"] else ""
     return f"{row['present']}{span}" + (f"; {reason}" if reason else "")
 

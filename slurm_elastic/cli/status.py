@@ -86,7 +86,10 @@ def status(
 )
 @options.as_json
 def show(what: str, job: str | None, profile: bool, json_: bool) -> None:
-    """Show everything known of one job: `selastic show job 4711`, as `scontrol show job`."""
+    """Show everything known of one job.
+
+    `selastic show job 4711` is like `scontrol show job 4711`.
+    """
     if job is None:
         what, job = "job", what
     if what not in ("job", "jobs"):
@@ -106,34 +109,34 @@ def _profile(answer: ShowAnswer) -> dict[str, Any]:
     profile = answer["profile"]
     if profile is None:
         raise CliError(
-            f"job {answer['job']['display_id']}: its layers are not known (yet): they are measured"
-            " in the first steps of programs that use slurm_elastic.training",
+            f"job {answer['job']['display_id']} has no layer profile (yet): it is measured in the"
+            " first steps of programs that use slurm_elastic.training",
             REFUSED,
         )
     return profile
 
 
 def lines(answer: StatusAnswer, layout: TableLayout) -> list[str]:
-    """The whole of `status`: notes, partitions, jobs."""
+    """Return the lines of `status`: notes, partitions, jobs."""
     jobs = render(answer["jobs"], _COLUMNS, _DEFAULT, layout)
     if layout.parsable or not layout.header:
         return jobs
     notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
     if answer["mode"] != "act":
-        notes.insert(0, f"note: mode is {answer['mode']}: jobs are looked at, not changed")
+        notes.insert(0, f"note: mode is {answer['mode']}: no job is changed")
     head = notes + [_partition(p) for p in answer["partitions"]]
     indented = [f"  {line}" for line in jobs] if answer["jobs"] else ["  no elastic jobs"]
     return head + indented
 
 
 def where(row: JobRow) -> str:
-    """Nodes of a running job, or what a pending one waits for."""
+    """Return the nodes of a running job, or what a pending one waits for."""
     transition = row["transition"]
     if transition:
-        way = (
+        change = (
             f"-> {formatting.clean(transition['target'])} ({formatting.phase(transition['state'])})"
         )
-        return f"{formatting.places(row['where'])} {way}".lstrip()
+        return f"{formatting.places(row['where'])} {change}".lstrip()
     if row["stopped"]:
         return f"held: {reason_text(row['stopped'])}"
     if row["waiting"] is not None:
@@ -144,7 +147,7 @@ def where(row: JobRow) -> str:
 
 
 def waits_for(why: Waiting) -> str:
-    """`4711 gives them in about 6 s`; "" when nobody knows."""
+    """Return which jobs free the GPUs, `4711 gives them in about 6 s`; "" if unknown."""
     givers = why["givers"]
     if givers:
         names = " and ".join(g["display_id"] for g in givers[:3])
@@ -211,7 +214,7 @@ def details(answer: ShowAnswer) -> list[str]:
         pairs(
             Held=_yes(job["held"]),
             Resizes=job["resizes"],
-            LeftAlone=reason_text(job["unmanaged_reason"]),
+            Unmanaged=reason_text(job["unmanaged_reason"]),
         ),
     ]
     out += [pairs(**row) for row in _running_pairs(answer)]
@@ -250,7 +253,7 @@ def details(answer: ShowAnswer) -> list[str]:
 
 
 def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
-    """How the job runs: layout, frozen layers, the parts of a step. Nothing of what nobody said."""
+    """Return layout, frozen layers and the parts of a step, as far as reported."""
     rows: list[dict[str, object]] = []
     running = answer["running"]
     if running and running["layout"]:
@@ -299,7 +302,7 @@ def _asked(everything: bool) -> StatusAnswer:
 
 
 def _redraw(everything: bool, layout: TableLayout, seconds: float) -> None:
-    """On a terminal: the newest state in place, until Ctrl-C."""
+    """Redraw the newest state in place, until Ctrl-C."""
     from rich.live import Live  # noqa: PLC0415 - slow to import
     from rich.text import Text  # noqa: PLC0415
 

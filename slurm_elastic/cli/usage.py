@@ -39,7 +39,12 @@ _USERS = (
 @options.verb
 @click.option("-u", "--user", metavar="NAME", help="Show only the jobs of this user.")
 @click.option(
-    "-S", "--start", metavar="TIME", default="now-1day", help="Start of the period (now-1day)."
+    "-S",
+    "--start",
+    metavar="TIME",
+    default="now-1day",
+    show_default=True,
+    help="Start of the period.",
 )
 @click.option("-E", "--end", metavar="TIME", help="End of the period (now).")
 @click.option("--by-user", is_flag=True, help="Show one line per user instead of per job.")

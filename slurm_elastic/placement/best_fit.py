@@ -14,7 +14,7 @@ The rules, in this order (our definition):
 4. Only if nothing even fits, an uneven share (TresPerJob): Slurm fills such a
    request greedily from the lowest index and keeps to the plan only when it
    takes *everything* that is free on its nodes. So it is offered only on nodes
-   whose free GPUs it uses up, which nobody else is about to enter or leave,
+   whose free GPUs it uses up, which no other job is about to enter or leave,
    and on at most one node more than necessary.
 """
 

@@ -113,7 +113,7 @@ class RoundJob:
         )
 
 
-def eligible_jobs(
+def elastic_jobs(
     frame: NodeArrays,
     records: Mapping[int, JobRecord],
     config: Config,

@@ -116,7 +116,7 @@ def claims_for_pending(
         if place is not None and (why := refusal(place)):
             decided.waits_for_nearer[job.job_id] = why
             continue
-        made_way: tuple[Concession, ...] = ()
+        concessions: tuple[Concession, ...] = ()
         alike = (
             job.priority,
             len(decided.concessions),
@@ -124,16 +124,16 @@ def claims_for_pending(
             *(shape.key for shape in shapes),
         )
         if place is None and search.trials < _MOST_TRIALS and alike not in in_vain:
-            made_way, place = _give_way(
+            concessions, place = _give_way(
                 job, shapes, search, views, refusal=refusal, preempt=preempt
             )
             in_vain.add(alike)
         if place is None:
             continue
-        for concession in made_way:
+        for concession in concessions:
             decided.concessions[concession.round_job.job.job_id] = concession
         need = ResourceNeed.of(job)
-        free_now = not made_way and (at_once or _is_free(place, need, views.now))
+        free_now = not concessions and (at_once or _is_free(place, need, views.now))
         views.take(need, place)
         if ours and free_now:
             decided.ready.append(job.job_id)

@@ -115,13 +115,13 @@ def refused(
             over[user] += 1
     if not over:
         return {}
-    everybody = all_others or left_all <= 0
+    all_users = all_others or left_all <= 0
     reasons = {}
     meant = {d.job_id: d for d in wanted}
     for job in snapshot.jobs:
         if job.job_id in allowed or job.allocation is None or job.submission is None:
             continue
-        if not everybody and job.user not in over:
+        if not all_users and job.user not in over:
             continue
         by_user = left.get(job.user, 1) <= 0
         times, most = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.slurm_cluster import SlurmCluster
 
 TESTS = Path(__file__).parents[1]
-FILES = ("test_training_walk.py", "pipeline/test_weight_stashing.py")
+FILES = ("test_layout_changes.py", "pipeline/test_weight_stashing.py")
 SETTINGS = "[pytest]\nfilterwarnings = error\nmarkers =\n    torch\n    timeout\n"
 HOME = "/tmp/debian-torch"
 

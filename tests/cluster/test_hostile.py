@@ -97,7 +97,7 @@ def test_hostile_jobs_are_resized_and_nothing_else_happens(
     torn = 'AdminComment={"elastic"\n\x1b[31m$(touch /tmp/pwned)'
     cluster.exec(["scontrol", "update", f"jobid={damaged}", torn])
     show = ["selastic", "show", str(damaged)]
-    until(lambda: "LeftAlone=AdminComment: is not JSON" in output(cluster, *show, user="root"))
+    until(lambda: "Unmanaged=AdminComment: is not JSON" in output(cluster, *show, user="root"))
     looks(cluster, [*jobs.values(), strange, damaged])
     attacks(cluster, jobs["name"])
 

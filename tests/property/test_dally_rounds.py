@@ -119,7 +119,7 @@ def test_the_same_question_has_one_answer(cluster, timers, at_once):
 
 
 @given(clusters, options, at_once)
-def test_nobody_loses_gpus_before_the_floor(cluster, timers, at_once):
+def test_no_gang_loses_gpus_before_the_floor(cluster, timers, at_once):
     # The round, not the policy, makes room for waiting rigid jobs.
     cluster = without(cluster, lambda j: j.directive is None and j.allocation is None)
     plan, _ = decide(cluster, timers, at_once=at_once)
@@ -130,7 +130,7 @@ def test_nobody_loses_gpus_before_the_floor(cluster, timers, at_once):
 
 
 @given(clusters, options)
-def test_nobody_is_preempted_while_an_elastic_neighbour_could_have_given(cluster, timers):
+def test_no_gang_is_preempted_while_an_elastic_one_could_have_given(cluster, timers):
     plan, _ = decide(cluster, timers)
     after = held(cluster, plan)
     for decision in plan.changes:
@@ -165,7 +165,7 @@ def test_a_quiet_cluster_stays_as_it_is(cluster, timers, at_once):
 
 
 @given(st.sampled_from(TIMERS), st.integers(1, 40), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_who_waits_longer_is_not_pickier(timers, gpus, one, other):
+def test_a_gang_that_waits_longer_accepts_no_less(timers, gpus, one, other):
     order = order_of(DallySettings(timers=timers))
     order.begin(NOW, waiting=(), waits={}, starts=())
     sites = NodeLayout.regular(racks=2, nodes=2, gpus=8)
@@ -175,7 +175,9 @@ def test_who_waits_longer_is_not_pickier(timers, gpus, one, other):
 
 
 @given(clusters, options, st.sampled_from((0.0, 3000.0, 20_000.0)), st.sampled_from((1.0, 1e6)))
-def test_who_waits_longer_starts_if_it_would_have_started_before(cluster, timers, waited, more):
+def test_a_gang_that_waits_longer_starts_if_it_would_have_started_before(
+    cluster, timers, waited, more
+):
     cluster = without(cluster, lambda j: j.allocation is None)
     starts = []
     for since in (waited, waited + more):

@@ -18,7 +18,7 @@ from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate
 from slurm_elastic.placement.delay.wait_timers import NODE, RACK, WaitTimers
-from slurm_elastic.placement.eligibility import eligible_jobs
+from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
@@ -123,7 +123,7 @@ def test_rounds_keep_capacity_and_bounds_and_are_deterministic(seed, timers, gre
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), TIMERS)
-def test_refusals_idle_no_gpu_that_somebody_waits_for(seed, timers):
+def test_refusals_idle_no_gpu_that_a_job_waits_for(seed, timers):
     rng = random.Random(seed)
     nodes = [node(f"n{i}", 4) for i in range(rng.randint(2, 6))]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
@@ -170,7 +170,7 @@ def test_the_longer_it_has_waited_the_more_a_job_accepts(here, there, timers, wa
         chosen = config(timers)
         frame = NodeArrays(c.snapshot())
         place = {f"n{i}": 1 for i in [*range(here), *range(3, 3 + there)]}
-        round_job = eligible_jobs(frame, c.records, chosen)[1]
+        round_job = elastic_jobs(frame, c.records, chosen)[1]
         gate = DelayGate(chosen.placement, frame, state)
         accepted.append(not gate.refusal(round_job, Allocation.of("a100", place)))
     assert accepted == sorted(accepted)

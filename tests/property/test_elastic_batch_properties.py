@@ -230,7 +230,7 @@ def test_rounds(seed, nodes, jobs):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 8))
-def test_with_the_guard_nobody_waits_while_others_have_more_than_they_need(seed, nodes, jobs):
+def test_with_the_guard_no_job_waits_while_others_have_more_than_they_need(seed, nodes, jobs):
     """One type with enough memory: a job that waited for long gets GPUs."""
     rng = random.Random(seed)
     members = [node(f"n{i}", 4, "a100") for i in range(nodes)]

@@ -75,7 +75,7 @@ def test_it_keeps_to_capacity_and_directives_and_repeats_itself(nodes, jobs, see
 
 @settings(max_examples=60, deadline=None)
 @given(*CASES, st.booleans())
-def test_when_nobody_may_freeze_it_decides_what_sia_decides(nodes, jobs, seed, certified):
+def test_without_freezable_jobs_it_decides_as_sia(nodes, jobs, seed, certified):
     rng = random.Random(seed)
     config = random_config(rng)
     cluster = random_cluster(rng, nodes, jobs)

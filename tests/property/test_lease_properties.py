@@ -157,7 +157,7 @@ def test_never_two_that_may_write(seed, deaths, count):
         heapq.heappush(moments, (now + delay(lot), number))
 
 
-def test_somebody_becomes_active_and_another_after_him():
+def test_a_controller_becomes_active_and_another_after_it():
     slurm, now = Slurmctld(), 0.0
     everyone = [Process(n, slurm) for n in range(2)]
     while not any(p.may_write(now) for p in everyone):

@@ -47,7 +47,7 @@ def play(watch, resumed, saved, ended, code, excused, lasts):
 
 
 @given(st.lists(ATTEMPTS, max_size=8))
-def test_who_is_counted(attempts):
+def test_attempts_that_count(attempts):
     watch, newest, in_a_row = AttemptProgress(run=0), 0, 0
     for attempt in attempts:
         resumed, saved, ended, code, excused, _ = attempt
@@ -65,7 +65,7 @@ def test_who_is_counted(attempts):
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(1, 255))
-def test_who_gets_further_each_time_is_never_counted(strides, code):
+def test_a_job_that_gets_further_each_time_is_never_counted(strides, code):
     watch, step = AttemptProgress(run=0), 0
     for stride in strides:
         step += stride
@@ -74,7 +74,7 @@ def test_who_gets_further_each_time_is_never_counted(strides, code):
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 255))
-def test_who_ends_at_the_same_step_each_time_is_counted_each_time(times, step, code):
+def test_a_job_that_ends_at_the_same_step_is_counted_each_time(times, step, code):
     watch = AttemptProgress(run=0)
     play(watch, None, [step], code, code, False, 1.0)
     for number in range(times):
@@ -100,7 +100,7 @@ def test_attempts_that_were_not_seen_say_nothing(attempt):
 
 
 @given(st.lists(ATTEMPTS, max_size=6))
-def test_what_is_told_before_an_attempt_is_followed_counts_all_the_same(attempts):
+def test_reports_before_an_attempt_is_followed_count(attempts):
     one, other = AttemptProgress(run=5), AttemptProgress(run=5)
     for resumed, saved, ended, code, excused, _ in attempts:
         said = {"job_id": 7, "run": one.run, "resumed_from": resumed}

@@ -166,7 +166,7 @@ def test_with_both_limits_one_alone_is_enough(offers, work, prices):
 
 
 @given(OFFERS, WORKS, PRICES)
-def test_the_front_is_what_nobody_dominates(offers, work, prices):
+def test_no_configuration_dominates_the_front(offers, work, prices):
     choices = recommendation.evaluate(offers, work, prices)
     expected = [
         one

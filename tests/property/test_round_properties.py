@@ -98,7 +98,7 @@ def test_every_target_is_one_the_user_allows(cluster, config):
 
 
 @given(clusters(), configs)
-def test_nobody_grows_where_he_may_not(cluster, config):
+def test_no_job_grows_where_it_may_not(cluster, config):
     plan, _ = decide(cluster, config)
     snapshot = cluster.snapshot()
     for decision in plan.changes:

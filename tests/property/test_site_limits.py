@@ -37,7 +37,7 @@ def decide(cluster, limits, policy="fair", queue="controller", resized=None):
 @given(
     clusters(transitions=False), SHARES, SHARES, st.sampled_from(POLICIES)
 )  # fmt: skip
-def test_nobody_gets_more_than_the_share(cluster, share, user_share, policy):
+def test_no_user_gets_more_than_the_share(cluster, share, user_share, policy):
     limits = LimitSettings(share=share, user_share=user_share)
     plan = decide(cluster, limits, policy)
     before = cluster.snapshot()

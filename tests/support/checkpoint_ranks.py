@@ -20,7 +20,7 @@ NAMES = ("embed", "first", "norm", "second", "head")
 
 
 class MessageStore:
-    """What ranks tell each other; in place of the store."""
+    """Messages between ranks, in place of torch's store."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -38,7 +38,7 @@ class MessageStore:
 
 
 class FakeRankGroup:
-    """In place of `RankGroup`."""
+    """`RankGroup` of ranks that are threads."""
 
     def __init__(self, rank: int, size: int, store: MessageStore) -> None:
         self.rank, self.size, self._store = rank, size, store
@@ -59,12 +59,12 @@ def layers() -> list[tuple[str, torch.nn.Module]]:
     ]
 
 
-def tied(found: Sequence[tuple[str, torch.nn.Module]]) -> Sequence[tuple[str, torch.nn.Module]]:
-    """The head takes the embedding's weight, where both are there."""
-    named = dict(found)
+def tied(held: Sequence[tuple[str, torch.nn.Module]]) -> Sequence[tuple[str, torch.nn.Module]]:
+    """Give the head the embedding's weight, where both are held."""
+    named = dict(held)
     if "embed" in named and "head" in named:
         named["head"].weight = named["embed"].weight
-    return found
+    return held
 
 
 ALIASES = {"head.weight": "embed.weight"}
@@ -73,11 +73,11 @@ ALIASES = {"head.weight": "embed.weight"}
 def state(
     held: Sequence[str] = NAMES, *, part: int = 0, tie: bool = False, **options: Any
 ) -> TrainingState:
-    """Fresh, of these layers; two groups of parameters, which may be empty."""
-    found = [(name, layer) for name, layer in layers() if name in held]
+    """Return a new state of these layers, with two parameter groups, which may be empty."""
+    held_layers = [(name, layer) for name, layer in layers() if name in held]
     if tie:
-        found = list(tied(found))
-    model = torch.nn.Sequential(OrderedDict(found))
+        held_layers = list(tied(held_layers))
+    model = torch.nn.Sequential(OrderedDict(held_layers))
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -100,7 +100,7 @@ def state(
 
 
 def step(trained: TrainingState, seed: int) -> None:
-    """One optimisation step with gradients that depend on names only, so in any layout the same."""
+    """Do an optimisation step with gradients that depend on names only, not on the layout."""
     for name, parameter in trained.model.named_parameters():
         known = trained.aliases.get(name, name)
         generator = torch.Generator().manual_seed(seed * 1000 + sum(map(ord, known)))
@@ -110,7 +110,7 @@ def step(trained: TrainingState, seed: int) -> None:
 
 
 class CheckpointRanks:
-    """A manager per rank, in one directory."""
+    """Checkpoint managers of several ranks, in one directory."""
 
     def __init__(
         self,
@@ -155,28 +155,28 @@ class CheckpointRanks:
 
 
 def restore_newest(manager: CheckpointManager) -> Cursor | None:
-    """Go on with the newest checkpoint."""
-    found = agree(manager._checkpoints, manager._rank_group)
-    return found and manager.restore(found)
+    """Restore the newest checkpoint."""
+    newest = agree(manager._checkpoints, manager._rank_group)
+    return newest and manager.restore(newest)
 
 
-def run_concurrently(what: Sequence[Callable[[], Any]]) -> list[Any]:
-    """All at once, each in its thread; their results, or the first's error."""
+def run_concurrently(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Call all functions, each in its thread; return the results, or raise the first error."""
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
 
     def run(i: int) -> None:
         try:
-            results[i] = what[i]()
+            results[i] = calls[i]()
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(what))]
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
     if errors:
         raise errors[0]
-    assert len(results) == len(what), "a rank hangs"
-    return [results[i] for i in range(len(what))]
+    assert len(results) == len(calls), "a rank hangs"
+    return [results[i] for i in range(len(calls))]

@@ -1,8 +1,8 @@
-"""SIGKILL at a chosen moment of a rank's life.
+"""SIGKILL at a chosen point of a rank's execution.
 
-A moment is a place in the program, not a time: the n-th line of the library,
+A point is a place in the program, not a time: the n-th line of the library,
 or the n-th operation on the checkpoints' directory, counted from a step on. So
-a seed finds it again on any machine.
+a seed gives the same point on any machine.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from typing import Any
 import slurm_elastic.training
 
 _LIBRARY = str(Path(slurm_elastic.training.__file__).parent)
-#: What the interpreter tells before it touches a file; those with a directory's handle are
-#: `shutil.rmtree`'s.
+#: Audit events before operations on files; those with a directory's handle are `shutil.rmtree`'s.
 _OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
 _PATIENCE_S = 60.0
 
 
 @dataclass(kw_only=True)
 class KillPoint:
-    """Set in one rank, it kills some.
+    """Point in the execution of one rank at which some ranks are killed.
 
     Args:
         kind: "line": before a line of slurm_elastic.training runs, in any thread;
             "file": before an operation on the checkpoints' directory.
-        count: which of them, from 1 on.
-        step: counted from when this step of the attempt begins; 0: from when the process begins.
-        watched: the rank whose moments are counted.
-        victims: the ranks that die, at that moment of the watched rank.
+        count: number of the line or operation, from 1 on.
+        step: counting begins with this step of the attempt; 0: with the process.
+        watched: the rank whose lines or operations are counted.
+        victims: the ranks that are killed.
     """
 
     kind: str
@@ -48,7 +47,7 @@ class KillPoint:
     _armed: bool = field(default=False, init=False, repr=False)
 
     def set(self, out: Path, attempt: int) -> None:
-        """In the watched rank, before it calls the library."""
+        """Begin to observe the watched rank, before it calls the library."""
         self._out, self._attempt, self._pid = out, attempt, os.getpid()
         if self.kind == "line":
             threading.settrace(self._called)
@@ -58,7 +57,7 @@ class KillPoint:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """A step of the attempt begins."""
+        """Note the begin of a step of the attempt."""
         if step == self.step:
             self._armed = True
 
@@ -68,7 +67,7 @@ class KillPoint:
     def _line(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "line":
             name = frame.f_code.co_filename.removeprefix(_LIBRARY).lstrip("/")
-            self._moment(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
+            self._pass(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
         return self._line
 
     def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -76,9 +75,9 @@ class KillPoint:
             path = str(arguments[0])
             root = str(self._out / "ckpt")
             if path.startswith(root) or (event != "open" and not path.startswith("/")):
-                self._moment(f"{event} {path.removeprefix(root).lstrip('/') or '.'}")
+                self._pass(f"{event} {path.removeprefix(root).lstrip('/') or '.'}")
 
-    def _moment(self, what: str) -> None:
+    def _pass(self, what: str) -> None:
         if not self._armed:
             return
         self._seen += 1
@@ -91,12 +90,12 @@ class KillPoint:
 
 
 def write_pid(out: Path, attempt: int, rank: int) -> None:
-    """So that others can kill this process."""
+    """Write the process id, by which others can kill this process."""
     (out / f"pid-{attempt}-{rank}").write_text(f"{os.getpid()}\n")
 
 
 def pid(out: Path, attempt: int, rank: int) -> int:
-    """Of a rank of this attempt, as soon as it has been started."""
+    """Return the process id of a rank of this attempt, as soon as it has been started."""
     end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end:
         path = out / f"pid-{attempt}-{rank}"

@@ -1,4 +1,4 @@
-"""Pipelines of several real processes, for the tests of the engine."""
+"""Pipelines of several processes, for the tests of the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS, WIDTH, CLASSES = 3, 6, 4
 
 
 def layers() -> list[tuple[str, torch.nn.Module]]:
-    """Seven layers, equal in every process."""
+    """Return seven layers, equal in every process."""
     torch.manual_seed(1)
     return [
         ("front", torch.nn.Linear(WIDTH, 16)),
@@ -39,7 +39,7 @@ LENGTHS = {1: [7], 2: [3, 4], 3: [2, 2, 3], 4: [2, 2, 2, 1]}
 
 
 def data(count: int, seed: int = 5, rows: int = ROWS) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Micro-batches, equal in every process."""
+    """Return micro-batches, equal in every process."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (
@@ -60,12 +60,12 @@ def engine(
     modules: list[torch.nn.Module] | None = None,
     **options: Any,
 ) -> PipelineEngine:
-    """This rank's part of the model above, or of other modules."""
+    """Return this rank's part of the model above, or of other modules."""
     modules = modules or list(cut(layers(), LENGTHS[len(layout.stages)]))
     held = {stage: modules[stage] for stage in layout.held_by(rank)}
     for stage, module in held.items():
         if layout.stages[stage][0] != rank:
-            # Whoever forgets to seed has other replicas, which take the values of the first.
+            # Without a seed replicas differ; they take the values of the first.
             for parameter in module.parameters():
                 parameter.data.add_(1.0)
     return PipelineEngine(held, layout, **({"loss": loss, "timeout_s": 30.0} | options))
@@ -78,7 +78,7 @@ def spawn(
     *arguments: Any,
     codes: list[int] | None = None,
 ) -> list[Any]:
-    """What `main(rank, ...)` returns on each rank of a gloo world.
+    """Return the results of `main(rank, ...)` on each rank of a gloo group.
 
     With `codes` ranks are expected to end with these; -9: killed when the others have ended.
     """
@@ -96,15 +96,15 @@ def spawn(
     for process in ranks:
         process.kill()
         process.join()
-    found = [process.exitcode for process in ranks]
-    said = {rank: errors(out, rank) for rank in range(size)}
-    assert found == (codes or [0] * size), said
+    exit_codes = [process.exitcode for process in ranks]
+    stderr = {rank: errors(out, rank) for rank in range(size)}
+    assert exit_codes == (codes or [0] * size), stderr
     results = [out / f"{rank}.pt" for rank in range(size)]
     return [torch.load(path, weights_only=False) if path.exists() else None for path in results]
 
 
 def errors(out: Path, rank: int) -> str:
-    """What a rank wrote to stderr."""
+    """Return the stderr of a rank."""
     return (out / f"rank{rank}.err").read_text()
 
 
@@ -124,7 +124,7 @@ def _rank(
     try:
         result = main(rank, *arguments)
     except (LayoutError, LinkError) as error:
-        # What the library's caller does: one line, and out, as peers may be gone.
+        # As a caller of the library: one line, then exit, as other ranks may have ended.
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(3)

@@ -1,7 +1,7 @@
-"""Training runs of several real processes, and a stand-in for the esrun they talk to.
+"""Training runs of several processes, and a fake launcher in place of esrun.
 
 Ranks are forked from a server that has imported torch once: they start in
-milliseconds, so that a chain of five runs costs a second, not a minute.
+milliseconds, so that a sequence of five attempts takes a second, not a minute.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 
+from slurm_elastic.core.report import ACTIONS, PHASES, Orders
 from slurm_elastic.job.launch import free_port
 from slurm_elastic.training import init
 from tests.support.kill_points import KillPoint, write_pid
@@ -41,9 +42,9 @@ _PORTS = itertools.count()
 
 
 def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
-    """What each rank runs; `options` are those of `TrainingRuns.start`."""
+    """Train as one rank; `options` are those of `TrainingRuns.start`."""
     os.environ.update(environment)
-    # As in a job, where no fork server stands behind the data loader's workers.
+    # As in a job: data-loader workers are forked from the rank itself.
     multiprocessing.set_start_method("fork", force=True)
     log = os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 2)
@@ -107,7 +108,7 @@ Parts = tuple[list[tuple[str, torch.nn.Module]], torch.utils.data.Dataset[Any]]
 
 
 def plain(generator: torch.Generator, options: dict[str, Any]) -> Parts:
-    """Two layers with weights, and points to classify."""
+    """Return two layers with weights, and points to classify."""
     points = torch.randn(SAMPLES, 6, generator=generator)
     labels = (points @ torch.randn(6, 4, generator=generator)).argmax(dim=1)
     layers = [
@@ -120,7 +121,7 @@ def plain(generator: torch.Generator, options: dict[str, Any]) -> Parts:
 
 
 def narrow(generator: torch.Generator, options: dict[str, Any]) -> Parts:
-    """Two halves with many weights, and little that goes from one to the other."""
+    """Return two halves with many weights and a small activation between them."""
     _, dataset = plain(generator, options)
     halves = [("front", 6), ("back", 4)]
     layers: list[tuple[str, torch.nn.Module]] = []
@@ -131,7 +132,7 @@ def narrow(generator: torch.Generator, options: dict[str, Any]) -> Parts:
 
 
 class Head(torch.nn.Module):
-    """Scores of each word: by class, as the loss wants them."""
+    """Scores of each word, with classes in the second dimension as the loss expects them."""
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class Head(torch.nn.Module):
 
 
 def tied(generator: torch.Generator, _options: dict[str, Any]) -> Parts:
-    """Nine layers whose last has the weights of the first, and words to follow."""
+    """Return nine layers whose last shares the weights of the first, and sequences of words."""
     words = torch.randint(11, (SAMPLES, 4), generator=generator)
     embedding = torch.nn.Embedding(11, 16)
     layers: list[tuple[str, torch.nn.Module]] = [("embed", embedding)]
@@ -160,7 +161,7 @@ MODELS: dict[str, Callable[[torch.Generator, dict[str, Any]], Parts]] = {
 
 
 class UserState:
-    """State of the script's own; so large that a save takes a while."""
+    """State of the script, so large that a save takes a while."""
 
     def __init__(self, kilobytes: int) -> None:
         self.steps = 0
@@ -195,14 +196,14 @@ class TrainingRuns:
         self.attempts = 0
 
     def start(self, size: int, *, launcher: FakeLauncher | None = None, **options: Any) -> None:
-        """Begin an attempt with this many ranks."""
-        port = _free_port()
+        """Start an attempt with this number of ranks."""
+        port = unused_port()
         self.attempts += 1
         options |= {"attempt": self.attempts}
         for rank in range(size):
             environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
             environment["SLURM_ELASTIC"] = options.get("directive", "")
-            # Not by monkeypatch: the server has the environment of the first test that used it.
+            # Not by monkeypatch: the fork server has the environment of the first test with it.
             environment |= options.get("environment", {})
             if size > 1:
                 environment |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -214,12 +215,12 @@ class TrainingRuns:
             self.ranks.append(process)
 
     def run(self, size: int, **options: Any) -> None:
-        """A whole attempt that ends by itself."""
+        """Run an attempt that ends by itself."""
         self.start(size, **options)
         assert self.join() == [0] * size, self.log()
 
     def join(self, timeout: float = PATIENCE_S) -> list[int | None]:
-        """The exit codes of the attempt's ranks."""
+        """Return the exit codes of the attempt's ranks, killed after the timeout."""
         end = time.monotonic() + timeout
         for process in self.ranks:
             process.join(max(0.0, end - time.monotonic()))
@@ -228,7 +229,7 @@ class TrainingRuns:
         return codes
 
     def signal(self, number: int) -> None:
-        """To every rank, as Slurm does."""
+        """Send a signal to every rank, as Slurm does."""
         for process in self.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
@@ -240,27 +241,27 @@ class TrainingRuns:
         self.ranks = []
 
     def wait_for_step(self, step: int) -> None:
-        def trouble() -> str:
+        def description() -> str:
             return f"step {step}; ranks ended with {[p.exitcode for p in self.ranks]}\n{self.log()}"
 
-        wait(lambda: max(self.losses(), default=0) >= step, trouble)
+        wait(lambda: max(self.losses(), default=0) >= step, description)
 
     def losses(self) -> dict[int, float]:
-        """By step; as last computed."""
+        """Return the losses by step, as last computed."""
         return {line["step"]: line["loss"] for line in lines(self.out / "losses.jsonl")}
 
     def sizes(self) -> list[int]:
-        """RankGroup sizes in their order."""
+        """Return the numbers of ranks of the attempts, in order."""
         sizes = [line["world"] for line in lines(self.out / "losses.jsonl")]
         return [b for a, b in zip([0, *sizes], sizes, strict=False) if a != b]
 
     def layouts(self) -> list[str]:
-        """In their order."""
-        found = [line["layout"] for line in lines(self.out / "losses.jsonl")]
-        return [b for a, b in zip(["", *found], found, strict=False) if a != b]
+        """Return the layouts of the attempts, in order."""
+        layouts = [line["layout"] for line in lines(self.out / "losses.jsonl")]
+        return [b for a, b in zip(["", *layouts], layouts, strict=False) if a != b]
 
     def samples(self) -> list[Counter[int]]:
-        """How often each sample was trained on, by epoch."""
+        """Return how often each sample was trained on, by epoch."""
         seen: list[Counter[int]] = [Counter() for _ in range(EPOCHS)]
         for path in self.out.glob("samples-rank*.jsonl"):
             for line in lines(path):
@@ -275,13 +276,16 @@ class TrainingRuns:
 
 
 class FakeLauncher:
-    """The other end of `slurm_elastic.job.rank_socket`: collects reports, gives orders."""
+    """The esrun end of `slurm_elastic.job.rank_socket`: collects reports, sends orders.
+
+    Actions, orders and phases that do not exist are errors of the test.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.reports: list[dict[str, Any]] = []
         self._orders: dict[str, Any] = {"seq": 0, "action": "run", "report_every_s": 0.0}
-        self._line: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self._closed = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -290,16 +294,19 @@ class FakeLauncher:
         self._thread.start()
 
     def order(self, action: str, notice: int | None = None) -> None:
-        self._orders |= {"seq": self._orders["seq"] + 1, "action": action, "notice": notice}
-        self._tell()
+        """Send an action, beside the other orders."""
+        assert action in ACTIONS, action
+        self.set_orders(action=action, notice=notice)
 
-    def tell(self, **orders: Any) -> None:
-        """Orders that stand beside what is asked: layout, batch, frozen."""
+    def set_orders(self, **orders: Any) -> None:
+        """Send orders such as layout, batch or frozen, beside the action."""
+        assert orders.keys() <= Orders.__dataclass_fields__.keys(), orders
         self._orders |= {"seq": self._orders["seq"] + 1} | orders
-        self._tell()
+        self._send()
 
     def wait_for(self, phase: str, **fields: Any) -> dict[str, Any]:
-        """The first report of this phase with these fields, since the last call of `forget`."""
+        """Return the first report of this phase with these fields since `clear_reports`."""
+        assert phase in PHASES, phase
 
         def match() -> dict[str, Any] | None:
             for report in list(self.reports):
@@ -309,7 +316,7 @@ class FakeLauncher:
 
         return wait(match, f"{phase} {fields}; reports: {self.reports[-3:]}")
 
-    def forget(self) -> None:
+    def clear_reports(self) -> None:
         self.reports.clear()
 
     def close(self) -> None:
@@ -321,25 +328,29 @@ class FakeLauncher:
 
     def _serve(self) -> None:
         while not self._closed:
-            self._line, _ = self._listener.accept()
-            with self._line, self._line.makefile() as lines, contextlib.suppress(OSError):
-                self._tell()
+            self._connection, _ = self._listener.accept()
+            with (
+                self._connection,
+                self._connection.makefile() as lines,
+                contextlib.suppress(OSError),
+            ):
+                self._send()
                 for line in lines:
                     self.reports.append(json.loads(line)["report"])
 
-    def _tell(self) -> None:
-        if self._line is not None:
+    def _send(self) -> None:
+        if self._connection is not None:
             orders = {k: v for k, v in self._orders.items() if v is not None}
             with contextlib.suppress(OSError):
-                self._line.sendall(json.dumps({"orders": orders}).encode() + b"\n")
+                self._connection.sendall(json.dumps({"orders": orders}).encode() + b"\n")
 
 
-def wait(what: Callable[[], Any], name: str | Callable[[], str]) -> Any:
-    """Until `what` gives something true."""
+def wait(condition: Callable[[], Any], name: str | Callable[[], str]) -> Any:
+    """Wait until `condition` returns a true value, and return that."""
     end = time.monotonic() + PATIENCE_S
-    while not (result := what()):
+    while not (result := condition()):
         if time.monotonic() > end:
-            pytest.fail(f"waited in vain for {name if isinstance(name, str) else name()}")
+            pytest.fail(f"timeout while waiting for {name if isinstance(name, str) else name()}")
         time.sleep(0.02)
     return result
 
@@ -350,7 +361,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _free_port() -> int:
-    """Below the ports that connections get: the next one of those might be this one."""
+def unused_port() -> int:
+    """Return a port below those of outgoing connections, which might take it before its use."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return free_port(20000 + worker % 8 * 1000 + next(_PORTS) % 200 * 5)

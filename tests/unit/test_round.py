@@ -67,7 +67,7 @@ def test_a_job_alone_that_has_its_max_keeps_it():
     assert "adds 24% of its speed" in words(plan.decision[1].why_not_fewer)
 
 
-def test_speeds_are_told_in_samples_once_measured():
+def test_speeds_are_in_samples_once_measured():
     c = Cluster(nodes(1))
     seen = Measurement(gpu_type="a100", gpus=4, nodes=1, samples_per_s=400.0, steps=9)
     c.add(1, elastic="2-4", on={"g1": 4}, record={"measurements": (seen,)})
@@ -91,7 +91,7 @@ def test_speeds_are_told_in_samples_once_measured():
         ({}, {"partition": "debug"}, "debug is not managed"),
     ],
 )
-def test_who_is_left_alone_and_why(record, more, why):
+def test_jobs_that_may_not_change_and_why(record, more, why):
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 1}, record=record, **more)
     plan, _ = decide(c, Config(controller=ControllerSettings(partitions=("gpu",))))
@@ -177,7 +177,7 @@ def test_the_place_is_explained():
     assert "across 2 racks it runs at 0.90 of its speed in one" in words(plan.decision[1].why_here)
 
 
-def test_who_has_much_gives_to_who_has_little_and_that_is_promised():
+def test_a_job_with_many_gpus_gives_to_one_with_few_and_that_is_promised():
     c = Cluster(nodes(3))
     c.add(1, elastic="1-12", on={"g1": 4, "g2": 4, "g3": 2})
     c.add(2, elastic="1-12", on={"g3": 1})
@@ -218,7 +218,7 @@ def test_a_narrowed_directive_is_obeyed_whatever_it_costs():
     assert changes(c) == {1: (Action.SHRINK, {"g1": 4})}
 
 
-def test_gpus_on_their_way_to_somebody_are_nobodys():
+def test_gpus_of_a_change_under_way_are_not_offered():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 1})
     target = Allocation.of("a100", {"g2": 4})
@@ -268,7 +268,7 @@ def test_the_minimum_interval_does_not_protect_from_a_neighbour_but_a_transition
     assert not changes(c)
 
 
-def test_nobody_shrinks_below_min_nor_in_vain():
+def test_no_job_shrinks_below_min_nor_in_vain():
     c = Cluster(nodes(2))
     c.add(1, elastic="3-4", on={"g1": 4})
     c.add(2, on={"g2": 4})
@@ -280,7 +280,7 @@ def test_nobody_shrinks_below_min_nor_in_vain():
     assert changes(c) == {1: (Action.SHRINK, {"g1": 3})}
 
 
-def test_nobody_shrinks_for_a_job_that_fits_and_nobody_grows_into_its_gpus():
+def test_no_job_shrinks_for_one_that_fits_nor_grows_into_its_gpus():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 4})
     c.add(2, gpus=4)
@@ -370,14 +370,14 @@ def test_small_jobs_move_together_so_that_a_whole_node_is_free():
     assert c.jobs[2].state is JobState.RUNNING
 
 
-def test_without_somebody_to_unblock_nobody_is_moved_together():
+def test_without_a_job_to_unblock_none_is_moved_together():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-2", on={"g1": 2})
     c.add(2, elastic="1-2", on={"g2": 2})
     assert not changes(c)
 
 
-def test_nobody_gives_way_while_another_job_is_just_leaving():
+def test_no_job_gives_way_while_another_is_just_leaving():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-4", on={"g1": 4})
     c.add(2, on={"g2": 4}, state=JobState.COMPLETING, end_time=NOW - 5)
@@ -390,7 +390,7 @@ def test_nobody_gives_way_while_another_job_is_just_leaving():
     assert changes(c) == {1: (Action.SHRINK, {"g1": 1})}
 
 
-def test_nobody_grows_into_gpus_before_they_are_free():
+def test_no_job_grows_into_gpus_before_they_are_free():
     c = Cluster(nodes(2))
     c.add(1, elastic="1-8", on={"g1": 4})
     c.add(2, on={"g2": 4}, state=JobState.COMPLETING, end_time=NOW - 5)
@@ -483,7 +483,7 @@ def test_a_leased_job_is_ours_even_with_a_begin_time():
     assert list(changes(c, CONTROLLER)) == [1]
 
 
-def test_somebody_shrinks_first_and_then_it_starts():
+def test_another_job_shrinks_first_and_then_it_starts():
     c = Cluster(nodes(1))
     c.add(1, elastic="1-4", on={"g1": 4})
     c.add(2, elastic="2-4", gpus=2)

@@ -40,34 +40,28 @@ _SETTINGS = {"allow_interspersed_args": False}
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples per GPU and step.")
 @click.option(
-    "--repeats",
-    type=click.IntRange(1, 100),
-    default=3,
-    metavar="N",
-    help="Repeats of each run (3).",
-)
+    "--repeats", type=click.IntRange(1, 100), default=3, show_default=True, metavar="N",
+    help="Repeats of each run.",
+)  # fmt: skip
 @click.option(
-    "--steps",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    metavar="N",
-    help="Timed steps of a run (20).",
-)
+    "--steps", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N",
+    help="Timed steps of a run.",
+)  # fmt: skip
 @click.option(
-    "--warm-up", type=click.IntRange(0, 100_000), default=5, metavar="N",
-    help="Steps before the timed ones (5).",
+    "--warm-up", type=click.IntRange(0, 100_000), default=5, show_default=True, metavar="N",
+    help="Steps before the timed ones.",
 )  # fmt: skip
 @click.option(
     "--whole", is_flag=True,
     help="Time whole runs of a script that does --steps steps without the library.",
 )  # fmt: skip
 @click.option(
-    "--timeout", type=click.FloatRange(1), default=600.0, metavar="SECONDS",
-    help="Longest duration of a run (600).",
+    "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, metavar="SECONDS",
+    help="Longest duration of a run.",
 )  # fmt: skip
 @click.option(
-    "--dir", "directory", metavar="DIR", default="selastic-profile",
-    help="Folder of the measurements; the same command continues them (selastic-profile).",
+    "--dir", "directory", metavar="DIR", default="selastic-profile", show_default=True,
+    help="Folder of the measurements; the same command continues them.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Delete earlier measurements in --dir.")
 @click.option("--out", metavar="FILE", help="Output file (profile.json in --dir).")

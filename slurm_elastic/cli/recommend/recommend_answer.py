@@ -1,4 +1,4 @@
-"""The answer of `selastic recommend`, as JSON and for people."""
+"""The answer of `selastic recommend`, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from slurm_elastic.profiler.recommendation import ConfigurationCost, Recommendat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecommendationInputs:
-    """All that was found.
+class RecommendationAnswer:
+    """The evaluated configurations and the request.
 
     Attributes:
         choices: the fastest first.
-        front: those of them that nobody beats in both.
+        front: those that no other beats in both time and cost.
         cheapest, fastest: within `deadline` (hours) and `budget` (cost).
-        rivals: as good as one of these, as far as measurements tell, by `cheapest`, `fastest`.
+        rivals: by `cheapest` and `fastest`, one that equals it within its spread.
     """
 
     model: str
@@ -41,11 +41,11 @@ class RecommendationInputs:
 
 
 def offers(measured: MergedProfiles, estimated: Estimates | None) -> list[ConfigurationCost]:
-    """All configurations, measured and extrapolated."""
+    """Return all configurations, measured and extrapolated."""
     return [*measured.offers, *(e.offer for e in (estimated.found if estimated else ()))]
 
 
-def found(
+def evaluate(
     model: str,
     work: Work,
     measured: MergedProfiles,
@@ -54,11 +54,11 @@ def found(
     prices: Mapping[str, float] | None,
     deadline: float,
     budget: float,
-) -> RecommendationInputs:
-    """Decide.
+) -> RecommendationAnswer:
+    """Evaluate the configurations and choose the cheapest and the fastest.
 
     Raises:
-        NoConfigurationError: nothing is within the limits.
+        NoConfigurationError: no configuration is within the limits.
     """
     choices = rules.evaluate(offers(measured, estimated), work, prices)
     limits = {"deadline": deadline, "budget": budget}
@@ -68,7 +68,7 @@ def found(
         "cheapest": rules.as_good(within, cheapest, by="cost"),
         "fastest": rules.as_good(within, fastest, by="time_s"),
     }
-    return RecommendationInputs(
+    return RecommendationAnswer(
         model=model,
         work=work,
         prices=prices,
@@ -84,89 +84,92 @@ def found(
     )
 
 
-def answer(found: RecommendationInputs) -> dict[str, Any]:
-    """The whole answer."""
-    rows = [_row(found, c) for c in found.choices]
-    estimated = found.estimated
+def answer(result: RecommendationAnswer) -> dict[str, Any]:
+    """Return the answer of --json."""
+    rows = [_row(result, c) for c in result.choices]
+    estimated = result.estimated
     return {
-        "model": found.model,
-        "samples": found.work.samples,
-        "epochs": found.work.epochs,
-        "uncached": found.work.always_cold,
-        "prices": None if found.prices is None else dict(found.prices),
-        "deadline_h": found.deadline,
-        "budget": found.budget,
+        "model": result.model,
+        "samples": result.work.samples,
+        "epochs": result.work.epochs,
+        "uncached": result.work.always_cold,
+        "prices": None if result.prices is None else dict(result.prices),
+        "deadline_h": result.deadline,
+        "budget": result.budget,
         "configurations": rows,
-        "cheapest": _row(found, found.cheapest),
-        "fastest": _row(found, found.fastest),
-        "rivals": {k: _row(found, c) for k, c in found.rivals.items()},
-        "unknown": list(found.measured.unknown),
-        "left_out": _left_out(found),
+        "cheapest": _row(result, result.cheapest),
+        "fastest": _row(result, result.fastest),
+        "rivals": {k: _row(result, c) for k, c in result.rivals.items()},
+        "unknown": list(result.measured.unknown),
+        "left_out": _left_out(result),
         "notes": list(estimated.notes) if estimated else [],
         "extrapolated": [_extrapolated(e) for e in (estimated.found if estimated else ())],
     }
 
 
-def shown(found: RecommendationInputs, layout: TableLayout) -> list[str]:
-    """The answer for people."""
-    rows = answer(found)["configurations"]
-    unit = "" if found.prices else " GPU h"
+def shown(result: RecommendationAnswer, layout: TableLayout) -> list[str]:
+    """Return the lines of the answer."""
+    rows = answer(result)["configurations"]
+    unit = "" if result.prices else " GPU h"
     names = [c.header for c in _COLUMNS if c.header not in _ON_REQUEST]
     table = render(rows, _COLUMNS, names, layout)
     if layout.parsable or not layout.header:
         return table
-    epochs = f"{found.work.epochs} epoch{'s' if found.work.epochs > 1 else ''}"
+    epochs = f"{result.work.epochs} epoch{'s' if result.work.epochs > 1 else ''}"
     counted = "GPU hours"
-    if found.prices is not None:
-        each = ", ".join(f"{x:g} for {clean(t)}" for t, x in sorted(found.prices.items()))
+    if result.prices is not None:
+        each = ", ".join(f"{x:g} for {clean(t)}" for t, x in sorted(result.prices.items()))
         counted = f"money, an hour of one GPU at {each}"
-    batch = found.measured.batch
+    batch = result.measured.batch
     if not batch:
-        batch = f"{found.choices[0].offer.configuration.batch} samples per GPU"
+        batch = f"{result.choices[0].offer.configuration.batch} samples per GPU"
     lines = [
         (
-            f"{clean(found.model)}, {batch}: {epochs} of {found.work.samples} samples;"
+            f"{clean(result.model)}, {batch}: {epochs} of {result.work.samples} samples;"
             f" cost is {counted}"
         ),
         *table,
         "",
-        *_advice(found, unit),
+        *_advice(result, unit),
     ]
-    if found.estimated is not None:
-        lines += _errors(found.estimated)
-    types = {c.offer.configuration.gpu_type for c in found.choices}
-    if found.prices is None and len(types) > 1:
-        lines.append("note: an hour costs the same on all types of GPU; --price says otherwise")
-    if found.measured.unknown:
-        lines.append(f"note: {', '.join(found.measured.unknown)} not measured, counted as nothing")
-    lines += [f"note: {clean(n)}" for n in (found.estimated.notes if found.estimated else ())]
-    return lines + [f"left out: {clean(line)}" for line in _left_out(found)]
+    if result.estimated is not None:
+        lines += _errors(result.estimated)
+    types = {c.offer.configuration.gpu_type for c in result.choices}
+    if result.prices is None and len(types) > 1:
+        lines.append("note: an hour costs the same on all GPU types; --price sets other prices")
+    if result.measured.unknown:
+        lines.append(f"note: {', '.join(result.measured.unknown)} not measured, counted as 0")
+    lines += [f"note: {clean(n)}" for n in (result.estimated.notes if result.estimated else ())]
+    return lines + [f"left out: {clean(line)}" for line in _left_out(result)]
 
 
-def _advice(found: RecommendationInputs, unit: str) -> list[str]:
-    """What to take: what was asked for, else both."""
-    both = math.isinf(found.deadline) and math.isinf(found.budget)
+def _advice(result: RecommendationAnswer, unit: str) -> list[str]:
+    """Return the lines on the cheapest and the fastest, as far as requested."""
+    both = math.isinf(result.deadline) and math.isinf(result.budget)
     lines = []
-    if both or math.isfinite(found.deadline):
-        within = f" in {found.deadline:g} h" if math.isfinite(found.deadline) else ""
-        lines.append(f"Cheapest{within}: {_told(found.cheapest, unit)}")
-        if found.cheapest.time_s * (1 + 2 * found.cheapest.spread) > found.deadline * rules.HOUR_S:
+    if both or math.isfinite(result.deadline):
+        within = f" in {result.deadline:g} h" if math.isfinite(result.deadline) else ""
+        lines.append(f"Cheapest{within}: {_told(result.cheapest, unit)}")
+        if (
+            result.cheapest.time_s * (1 + 2 * result.cheapest.spread)
+            > result.deadline * rules.HOUR_S
+        ):
             lines.append("  It may be late: the deadline is within its spread")
-        lines += _rival(found, "cheapest", unit, "costs no more")
-    if both or math.isfinite(found.budget):
-        within = f" for {found.budget:g}{unit}" if math.isfinite(found.budget) else ""
-        lines.append(f"Fastest{within}: {_told(found.fastest, unit)}")
-        if found.fastest.cost * (1 + 2 * found.fastest.spread) > found.budget:
+        lines += _rival(result, "cheapest", unit, "costs no more")
+    if both or math.isfinite(result.budget):
+        within = f" for {result.budget:g}{unit}" if math.isfinite(result.budget) else ""
+        lines.append(f"Fastest{within}: {_told(result.fastest, unit)}")
+        if result.fastest.cost * (1 + 2 * result.fastest.spread) > result.budget:
             lines.append("  It may cost more: the budget is within its spread")
-        lines += _rival(found, "fastest", unit, "takes no longer")
+        lines += _rival(result, "fastest", unit, "takes no longer")
     return lines
 
 
-def _rival(found: RecommendationInputs, key: str, unit: str, same: str) -> list[str]:
-    if key not in found.rivals:
+def _rival(result: RecommendationAnswer, key: str, unit: str, same: str) -> list[str]:
+    if key not in result.rivals:
         return []
-    rival = found.rivals[key]
-    return [f"  As far as the spread tells, this {same}: {_told(rival, unit)}"]
+    rival = result.rivals[key]
+    return [f"  Within its spread this {same}: {_told(rival, unit)}"]
 
 
 def _told(choice: Recommendation, unit: str) -> str:
@@ -176,7 +179,7 @@ def _told(choice: Recommendation, unit: str) -> str:
 
 
 def _errors(estimated: Estimates) -> list[str]:
-    """How wrong extrapolated stalls are."""
+    """Return the table of errors of extrapolated stalls."""
     rows = [_extrapolated(e) for e in estimated.found if e.fit is not None]
     if not rows:
         return []
@@ -187,7 +190,7 @@ def _errors(estimated: Estimates) -> list[str]:
     ]
 
 
-def _row(found: RecommendationInputs, choice: Recommendation) -> dict[str, Any]:
+def _row(result: RecommendationAnswer, choice: Recommendation) -> dict[str, Any]:
     where, times = choice.offer.configuration, choice.offer.times
     return {
         "gpu_type": where.gpu_type,
@@ -195,14 +198,14 @@ def _row(found: RecommendationInputs, choice: Recommendation) -> dict[str, Any]:
         "gpus": where.gpus,
         "batch": where.batch,
         "estimated": choice.offer.estimated,
-        "repeats": found.measured.repeats.get(where),
+        "repeats": result.measured.repeats.get(where),
         "first_epoch_s": choice.first_s,
         "epoch_s": choice.epoch_s,
         "time_s": choice.time_s,
         "cost": choice.cost,
         "spread": choice.spread,
         "step": asdict(times),
-        "front": any(choice is c for c in found.front),
+        "front": any(choice is c for c in result.front),
     }
 
 
@@ -229,9 +232,9 @@ def _extrapolated(one: Estimate) -> dict[str, Any]:
     }
 
 
-def _left_out(found: RecommendationInputs) -> list[str]:
-    estimated = found.estimated.left_out if found.estimated else ()
-    return [*found.measured.left_out, *estimated]
+def _left_out(result: RecommendationAnswer) -> list[str]:
+    estimated = result.estimated.left_out if result.estimated else ()
+    return [*result.measured.left_out, *estimated]
 
 
 def _percent(value: float) -> str:
@@ -241,7 +244,7 @@ def _percent(value: float) -> str:
 
 
 def _cost(value: float) -> str:
-    """Three digits: two configurations often differ in the third only."""
+    """Return three digits, as two configurations often differ in the third only."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -258,7 +261,7 @@ def _ms(key: str) -> Column:
 
 def _worst(row: Mapping[str, Any]) -> str:
     if not row["held_out"]:
-        return f"not known, {len(row['models']) + 1} models are needed"
+        return f"unknown, {len(row['models']) + 1} models are needed"
     worst = max(row["held_out"], key=lambda m: m["error"])
     return f"{_percent(worst['error'])} ({clean(worst['model'])})"
 

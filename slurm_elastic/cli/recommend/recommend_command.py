@@ -1,4 +1,4 @@
-"""`selastic recommend`: what to run a training on, from profiles of what it measured."""
+"""`selastic recommend`: time and cost of a training by configuration, from its profiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_elastic.cli.formatting import clean
 from slurm_elastic.cli.simulate import simulation_inputs
 
 if TYPE_CHECKING:
-    from slurm_elastic.cli.recommend.recommend_answer import RecommendationInputs
+    from slurm_elastic.cli.recommend.recommend_answer import RecommendationAnswer
     from slurm_elastic.profiler.new_model import Estimates, NewModel
     from slurm_elastic.profiler.profile_file import StepProfile
     from slurm_elastic.profiler.profile_merge import MeasuredModel, MergedProfiles
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Recommendation,
     )
 
-#: What `--model KEY=VALUE,…` must say; `compute` also as `compute.TYPE`.
+#: Required keys of `--model KEY=VALUE,…`; `compute` also as `compute.TYPE`.
 _KEYS = ("layers", "gradient-bytes", "batch", "compute")
 
 
@@ -36,7 +36,9 @@ _KEYS = ("layers", "gradient-bytes", "batch", "compute")
     "--profile", "profiles", metavar="PROFILE", multiple=True,
     help="Output of `selastic profile`; several may follow.",
 )  # fmt: skip
-@click.option("--epochs", metavar="N", default="1", help="Epochs of the training (1).")
+@click.option(
+    "--epochs", metavar="N", default="1", show_default=True, help="Epochs of the training."
+)
 @click.option("--samples", metavar="N", help="Samples per epoch (from the profile).")
 @click.option("--deadline", metavar="HOURS", help="Find the cheapest that takes at most HOURS.")
 @click.option(
@@ -89,10 +91,11 @@ def recommend(
     parsable: bool,
     json_: bool,
 ) -> None:
-    """Compare the time and cost of a training on the configurations that were profiled.
+    """Compare time and cost of a training on several GPUs.
 
-    Marks the configurations that no other beats in both time and cost. Where none is within a
-    limit, the nearest is named and the exit status is 1. See docs/recommend.md.
+    From profiles of `selastic profile`. Marks the configurations that no other beats in both
+    time and cost. Where none is within a limit, the nearest is named and the exit status is 1.
+    See docs/recommend.md.
     """
     from slurm_elastic.cli.recommend import recommend_answer  # noqa: PLC0415
     from slurm_elastic.profiler import profile_merge  # noqa: PLC0415
@@ -110,7 +113,7 @@ def recommend(
     together = options.whole(global_batch, "--global-batch") if global_batch else None
     if together and (wanted or extrapolate or "=" in (model or "")):
         raise CliError(
-            "--global-batch goes with neither --batch nor what is extrapolated: give --batch",
+            "--global-batch cannot be combined with --batch or with extrapolation: use --batch",
             USAGE,
         )
     try:
@@ -139,7 +142,7 @@ def recommend(
             epochs=options.whole(epochs, "--epochs"),
             always_cold=uncached,
         )
-        found = recommend_answer.found(
+        recommended = recommend_answer.evaluate(
             name, work, measured, estimated, prices=_prices(prices, offers), **limits
         )
     except (profile_merge.ComparisonError, ExtrapolationError) as error:
@@ -147,22 +150,24 @@ def recommend(
     except NoConfigurationError as error:
         _none_within(error, limits, unit="" if prices else " GPU h")
     if plot is not None:
-        _draw(found, plot)
+        _draw(recommended, plot)
     if json_:
-        options.put_json(simulation_inputs.plain(recommend_answer.answer(found)))
+        options.put_json(simulation_inputs.plain(recommend_answer.answer(recommended)))
     else:
-        options.put(recommend_answer.shown(found, options.layout(format_, noheader, parsable)))
+        options.put(
+            recommend_answer.shown(recommended, options.layout(format_, noheader, parsable))
+        )
 
 
 def _read(paths: Sequence[str]) -> list[tuple[str, StepProfile]]:
     from slurm_elastic.profiler import profile_file  # noqa: PLC0415
 
     if not paths:
-        raise CliError("--profile is missing: name what `selastic profile` wrote", USAGE)
-    real = [Path(p).resolve() for p in paths]
-    twice = [p for p, r in zip(paths, real, strict=True) if real.count(r) > 1]
-    if twice:
-        raise CliError(f"{clean(twice[-1])} is given twice", USAGE)
+        raise CliError("--profile is missing: name an output file of `selastic profile`", USAGE)
+    resolved = [Path(p).resolve() for p in paths]
+    duplicates = [p for p, r in zip(paths, resolved, strict=True) if resolved.count(r) > 1]
+    if duplicates:
+        raise CliError(f"duplicate profile {clean(duplicates[-1])}", USAGE)
     try:
         return [(path, profile_file.read(Path(path))) for path in paths]
     except profile_file.ProfileFileError as error:
@@ -178,22 +183,22 @@ def _subject(known: Mapping[str, MeasuredModel], model: str | None) -> MeasuredM
             )
         return next(iter(known.values()))
     if model not in known:
-        raise CliError(f'--model: no profile is of "{clean(model)}"; known: {names}', USAGE)
+        raise CliError(f'--model: "{clean(model)}" is unknown; known: {names}', USAGE)
     return known[model]
 
 
 def _per_gpu(subject: MeasuredModel) -> int:
-    """The batch per GPU of most configurations, the smallest of equals."""
+    """Return the batch per GPU of most configurations, the smallest of equals."""
     counts = Counter(r.place.batch for r in subject.rows)
     return min(counts, key=lambda b: (-counts[b], b))
 
 
 def _unseen(text: str, batch: int | None) -> NewModel:
-    """`layers=50,gradient-bytes=102e6,batch=64,compute.a100=0.2`."""
+    """Parse `layers=50,gradient-bytes=102e6,batch=64,compute.a100=0.2`."""
     from slurm_elastic.profiler.new_model import NewModel  # noqa: PLC0415
     from slurm_elastic.profiler.recommendation import StepTimes  # noqa: PLC0415
 
-    said: dict[str, str] = {}
+    given: dict[str, str] = {}
     for part in text.split(","):
         key, _, value = (word.strip() for word in part.partition("="))
         if key not in (*_KEYS, "name") and not key.startswith("compute."):
@@ -202,19 +207,19 @@ def _unseen(text: str, batch: int | None) -> NewModel:
                 " compute.TYPE",
                 USAGE,
             )
-        if key in said:
-            raise CliError(f"--model: {clean(key)} is given twice", USAGE)
-        said[key] = value
+        if key in given:
+            raise CliError(f"--model: duplicate key {clean(key)}", USAGE)
+        given[key] = value
     if batch is not None:
-        said.setdefault("batch", str(batch))
+        given.setdefault("batch", str(batch))
     alone = {
         key.partition(".")[2]: StepTimes(
             compute_s=options.number(value, f"--model: {key}"), spread_s=0.0
         )
-        for key, value in said.items()
+        for key, value in given.items()
         if key.partition(".")[0] == "compute"
     }
-    missing = [k for k in _KEYS[:3] if k not in said] + ([] if alone else ["compute"])
+    missing = [k for k in _KEYS[:3] if k not in given] + ([] if alone else ["compute"])
     if missing:
         raise CliError(
             f"--model: {', '.join(missing)} missing; write layers=N,gradient-bytes=N,batch=N"
@@ -222,10 +227,10 @@ def _unseen(text: str, batch: int | None) -> NewModel:
             USAGE,
         )
     return NewModel(
-        name=said.get("name", "the model"),
-        layers=options.whole(said["layers"], "--model: layers"),
-        gradient_bytes=options.number(said["gradient-bytes"], "--model: gradient-bytes"),
-        batch=options.whole(said["batch"], "--model: batch"),
+        name=given.get("name", "the model"),
+        layers=options.whole(given["layers"], "--model: layers"),
+        gradient_bytes=options.number(given["gradient-bytes"], "--model: gradient-bytes"),
+        batch=options.whole(given["batch"], "--model: batch"),
         alone=alone,
     )
 
@@ -242,32 +247,30 @@ def _estimates(
         if len(types) > 1:
             one = min(types)
             raise CliError(
-                f"--model: compute of which GPU? write compute.{clean(one)}=SECONDS; profiled:"
-                f" {', '.join(map(clean, sorted(types)))}",
+                f"--model: compute is ambiguous: expected compute.TYPE, e.g."
+                f" compute.{clean(one)}=SECONDS; profiled: {', '.join(map(clean, sorted(types)))}",
                 USAGE,
             )
         unseen = replace(unseen, alone={next(iter(types)): unseen.alone[""]})
-    strange = sorted(set(unseen.alone) - types)
-    if strange:
+    unknown = sorted(set(unseen.alone) - types)
+    if unknown:
         raise CliError(
-            f"--model: nothing was profiled on {clean(strange[0])}; profiled:"
+            f"--model: nothing was profiled on {clean(unknown[0])}; profiled:"
             f" {', '.join(map(clean, sorted(types)))}",
             USAGE,
         )
     places = [o.configuration for o in measured.offers]
-    found = estimates(unseen, known.values(), but=[(p.gpu_type, p.nodes, p.gpus) for p in places])
-    if not found.found and not places:
-        raise CliError(clean("; ".join(found.left_out) or "nothing to extrapolate from"), USAGE)
-    return found
+    result = estimates(unseen, known.values(), but=[(p.gpu_type, p.nodes, p.gpus) for p in places])
+    if not result.found and not places:
+        raise CliError(clean("; ".join(result.left_out) or "nothing to extrapolate from"), USAGE)
+    return result
 
 
 def _samples(known: Mapping[str, MeasuredModel], name: str) -> int:
-    found = known[name].samples if name in known else None
-    if found is None:
-        raise CliError(
-            f"how many samples an epoch of {clean(name)} has is unknown: add --samples", USAGE
-        )
-    return found
+    samples = known[name].samples if name in known else None
+    if samples is None:
+        raise CliError(f"the samples per epoch of {clean(name)} are unknown: add --samples", USAGE)
+    return samples
 
 
 def _prices(
@@ -276,19 +279,20 @@ def _prices(
     if prices is None:
         return None
     types = sorted({o.configuration.gpu_type for o in offers})
-    strange = sorted(set(prices) - set(types))
-    if strange:
+    unknown = sorted(set(prices) - set(types))
+    if unknown:
         raise CliError(
-            f"--price: {clean(strange[0])} is a type of no configuration; known:"
-            f" {', '.join(map(clean, types))}",
+            f'--price: "{clean(unknown[0])}" is unknown; known: {", ".join(map(clean, types))}',
             USAGE,
         )
-    free = [t for t in types if t not in prices]
-    if "" in free:
-        raise CliError("--price: a profile names no type of GPU: write its gpu_type there", USAGE)
-    if free:
-        missing = ",".join(f"{clean(t)}=X" for t in free)
-        raise CliError(f"--price: nothing for {', '.join(map(clean, free))}: add {missing}", USAGE)
+    unpriced = [t for t in types if t not in prices]
+    if "" in unpriced:
+        raise CliError("--price: a profile has no GPU type: set gpu_type in it", USAGE)
+    if unpriced:
+        missing = ",".join(f"{clean(t)}=X" for t in unpriced)
+        raise CliError(
+            f"--price: no price for {', '.join(map(clean, unpriced))}: add {missing}", USAGE
+        )
     return prices
 
 
@@ -300,32 +304,32 @@ def _none_within(error: NoConfigurationError, limits: Mapping[str, float], unit:
     deadline, budget = f"{limits['deadline']:g}", f"{limits['budget']:g}"
     if error.limit == "deadline":
         text = (
-            f"--deadline {deadline}: nothing is done in that time; the fastest, {where}, takes"
-            f" {hours:g} h: give --deadline {hours:g} or more"
+            f"--deadline {deadline}: no configuration is that fast; the fastest, {where}, takes"
+            f" {hours:g} h: use --deadline {hours:g} or more"
         )
     elif error.limit == "budget":
         text = (
-            f"--budget {budget}: nothing costs so little; the cheapest, {where}, costs"
-            f" {cost:g}{unit}: give --budget {cost:g} or more"
+            f"--budget {budget}: no configuration is that cheap; the cheapest, {where}, costs"
+            f" {cost:g}{unit}: use --budget {cost:g} or more"
         )
     else:
         text = (
-            f"nothing meets both limits; in {deadline} h the cheapest is {where} for"
-            f" {cost:g}{unit}: give --budget {cost:g}, or a later --deadline"
+            f"no configuration meets both limits; in {deadline} h the cheapest is {where} for"
+            f" {cost:g}{unit}: use --budget {cost:g}, or a later --deadline"
         )
     raise CliError(text, REFUSED)
 
 
-def _draw(found: RecommendationInputs | None, path: str) -> None:
-    """Draw, or with None see whether that can be done."""
+def _draw(recommended: RecommendationAnswer | None, path: str) -> None:
+    """Draw the answer; with None only check that it could be drawn."""
     from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
 
     try:
-        if found is None:
+        if recommended is None:
             plots.check(Path(path))
         else:
             from slurm_elastic.cli.recommend import recommend_plot  # noqa: PLC0415
 
-            recommend_plot.draw(found, Path(path))
+            recommend_plot.draw(recommended, Path(path))
     except plots.PlotError as error:
         raise CliError(clean(error), USAGE) from None

@@ -1,4 +1,4 @@
-"""The picture of `selastic recommend --plot`: time and cost of configurations, and the front."""
+"""Plot of `selastic recommend --plot`: time and cost of configurations, and the front."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from slurm_elastic.cli.formatting import clean
-from slurm_elastic.cli.recommend.recommend_answer import RecommendationInputs
+from slurm_elastic.cli.recommend.recommend_answer import RecommendationAnswer
 from slurm_elastic.profiler.recommendation import HOUR_S, Recommendation
 from slurm_elastic.simulator import plots
 
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-#: Of the front so many are named beside their point.
+#: Points of the front that have a label.
 _NAMED = 12
 
 
-def draw(found: RecommendationInputs, path: Path) -> None:
+def draw(result: RecommendationAnswer, path: Path) -> None:
     """Draw an answer; axes are logarithmic when they span more than a factor of ten.
 
     Raises:
@@ -25,35 +25,35 @@ def draw(found: RecommendationInputs, path: Path) -> None:
     plt = plots.matplotlib()
     with plt.rc_context(plots.STYLE):
         figure, axes = plt.subplots(figsize=(8, 5.2), layout="constrained")
-        _points(axes, found)
-        _front(axes, found)
-        _limits(axes, found)
+        _points(axes, result)
+        _front(axes, result)
+        _limits(axes, result)
         for scale, axis, values in (
-            (axes.set_xscale, axes.xaxis, [_hours(c) for c in found.choices]),
-            (axes.set_yscale, axes.yaxis, [c.cost for c in found.choices]),
+            (axes.set_xscale, axes.xaxis, [_hours(c) for c in result.choices]),
+            (axes.set_yscale, axes.yaxis, [c.cost for c in result.choices]),
         ):
             if min(values) > 0 and max(values) > 10 * min(values):
                 scale("log")
                 axis.set_major_formatter("{x:g}")
         axes.margins(0.12)
-        epochs = f"{found.work.epochs} epoch{'s' if found.work.epochs > 1 else ''}"
-        axes.set_title(f"{clean(found.model)}: {epochs} of {found.work.samples} samples")
+        epochs = f"{result.work.epochs} epoch{'s' if result.work.epochs > 1 else ''}"
+        axes.set_title(f"{clean(result.model)}: {epochs} of {result.work.samples} samples")
         axes.set_xlabel("hours")
-        axes.set_ylabel("cost (GPU hours)" if found.prices is None else "cost (as --price)")
+        axes.set_ylabel("cost (GPU hours)" if result.prices is None else "cost (as --price)")
         axes.legend(loc="best")
         plots.save(figure, path)
         plt.close(figure)
 
 
-def _points(axes: Any, found: RecommendationInputs) -> None:
-    """One mark per configuration: colour and form by type, hollow when extrapolated."""
-    types = sorted({c.offer.configuration.gpu_type for c in found.choices})
+def _points(axes: Any, result: RecommendationAnswer) -> None:
+    """Draw a mark per configuration: colour and form by type, hollow when extrapolated."""
+    types = sorted({c.offer.configuration.gpu_type for c in result.choices})
     for i, gpu_type in enumerate(types):
         colour = plots.COLOURS[i % len(plots.COLOURS)]
         for estimated in (False, True):
             some = [
                 c
-                for c in found.choices
+                for c in result.choices
                 if c.offer.configuration.gpu_type == gpu_type and c.offer.estimated == estimated
             ]
             if some:
@@ -69,8 +69,8 @@ def _points(axes: Any, found: RecommendationInputs) -> None:
                 )  # fmt: skip
 
 
-def _front(axes: Any, found: RecommendationInputs) -> None:
-    front = list(found.front)
+def _front(axes: Any, result: RecommendationAnswer) -> None:
+    front = list(result.front)
     axes.step(
         [_hours(c) for c in front], [c.cost for c in front], where="post",
         color="#666666", linewidth=1.2, linestyle="--", zorder=2,
@@ -83,15 +83,17 @@ def _front(axes: Any, found: RecommendationInputs) -> None:
         )  # fmt: skip
 
 
-def _limits(axes: Any, found: RecommendationInputs) -> None:
+def _limits(axes: Any, result: RecommendationAnswer) -> None:
     line = {"color": "#D55E00", "linewidth": 1.0}
-    if math.isfinite(found.deadline):
-        axes.axvline(found.deadline, label=f"deadline {found.deadline:g} h", linestyle=":", **line)
-    if math.isfinite(found.budget):
-        axes.axhline(found.budget, label=f"budget {found.budget:g}", linestyle="-.", **line)
+    if math.isfinite(result.deadline):
+        axes.axvline(
+            result.deadline, label=f"deadline {result.deadline:g} h", linestyle=":", **line
+        )
+    if math.isfinite(result.budget):
+        axes.axhline(result.budget, label=f"budget {result.budget:g}", linestyle="-.", **line)
     for choice, asked in (
-        (found.cheapest, math.isfinite(found.deadline)),
-        (found.fastest, math.isfinite(found.budget)),
+        (result.cheapest, math.isfinite(result.deadline)),
+        (result.fastest, math.isfinite(result.budget)),
     ):
         if asked:
             axes.plot(

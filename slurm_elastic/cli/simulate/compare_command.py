@@ -1,4 +1,4 @@
-"""`selastic compare`: policies beside each other, also on what a site's accounting says it ran."""
+"""`selastic compare`: several policies on the same workloads, or on a site's accounting."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 POLICIES = "sia,gavel,las,fifo"
 PAST_POLICIES = "static,fair,sia"
-#: Believed of jobs when nobody says how they scale: from pessimistic to optimistic.
+#: Assumed scaling of jobs of the past: from pessimistic to optimistic.
 SCALINGS = ("amdahl:0.9", "amdahl:0.99")
 
-#: Policies that stand for plain Slurm: a job of the past keeps the GPU type it asked for.
+#: Policies that represent plain Slurm: a job of the past keeps its GPU type.
 _PLAIN = ("static", "fifo")
 
 #: Header, key of the summary, decimals.
@@ -38,9 +38,9 @@ _FIGURES = (
     ("RESTARTS_PER_JOB", "restarts_per_job", 2),
     ("POLICY_MS_P50", "policy_ms_p50", 1),
 )
-#: Beside the accounting; ranges are wide.
+#: Columns beside the accounting; ranges are wide.
 _PAST_FIGURES = tuple(f for f in _FIGURES if f[0] not in ("MAKESPAN_H", "POLICY_MS_P50"))
-#: Of these a ratio says something.
+#: Figures with a ratio to the first policy.
 _RATIOS = ("avg_jct_h", "p50_jct_h", "p99_jct_h", "makespan_h", "gpu_h_per_job")
 _AS_IT_WAS = "as it was"
 
@@ -94,7 +94,7 @@ def compare(
                 (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),
             ):  # fmt: skip
                 if given:
-                    raise CliError(f"{option} says something about --sacct FILE only", USAGE)
+                    raise CliError(f"{option} needs --sacct FILE", USAGE)
             machines = simulation_inputs.cluster(inputs, builtin=inputs.profiles is None)
             loaded = simulation_inputs.load(workloads, inputs, machines)
             tasks = [
@@ -105,22 +105,22 @@ def compare(
                 name: results[i * len(loaded) : (i + 1) * len(loaded)]
                 for i, name in enumerate(names)
             }
-            said = answer(by_name)
-            lines = shown(by_name, said)
-            found = [
-                _Found(name, name, "", runs, said["policies"][name]["ratio"])
+            answer = compared_figures(by_name)
+            lines = shown(by_name, answer)
+            policy_runs = [
+                _PolicyRuns(name, name, "", runs, answer["policies"][name]["ratio"])
                 for name, runs in by_name.items()
             ]
         else:
             if workloads:
                 raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
-            found, said, lines = _past(
+            policy_runs, answer, lines = _past(
                 Path(sacct), names, scalings or SCALINGS, inputs,
                 grow=grow, completed_only=completed_only,
             )  # fmt: skip
-        _write(found, jobs_csv, plot, Path(sacct).name if sacct else "")
+        _write(policy_runs, jobs_csv, plot, Path(sacct).name if sacct else "")
     if json_:
-        options.put_json(simulation_inputs.plain(said))
+        options.put_json(simulation_inputs.plain(answer))
     elif jobs_csv != "-":
         options.put(lines)
 
@@ -129,12 +129,12 @@ def _policies(text: str) -> list[str]:
     names = [simulation_inputs.known_policy(n.strip(), "--policies") for n in text.split(",")]
     for name in names:
         if names.count(name) > 1:
-            raise CliError(f"--policies: {name} is given twice", USAGE)
+            raise CliError(f"--policies: duplicate policy {name}", USAGE)
     return names
 
 
-class _Found(NamedTuple):
-    """What one policy did, under one belief about scaling ("" when it is known)."""
+class _PolicyRuns(NamedTuple):
+    """Results of one policy, under one assumption about scaling ("" if it is known)."""
 
     name: str
     policy: str
@@ -143,16 +143,16 @@ class _Found(NamedTuple):
     ratios: Mapping[str, float]
 
 
-def _write(found: Sequence[_Found], jobs_csv: str | None, plot: str | None, title: str) -> None:
+def _write(runs: Sequence[_PolicyRuns], jobs_csv: str | None, plot: str | None, title: str) -> None:
     from slurm_elastic.simulator import plots  # noqa: PLC0415
     from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
 
     if jobs_csv is not None:
-        everything = [r for one in found for r in one.results]
+        everything = [r for one in runs for r in one.results]
         simulation_inputs.write_text(jobs_csv, rows(everything), "--jobs-csv")
     if plot is not None:
-        first = found[0].policy
-        jobs = f"{title} ({len(found[0].results[0].jobs)} jobs)" if title else ""
+        first = runs[0].policy
+        jobs = f"{title} ({len(runs[0].results[0].jobs)} jobs)" if title else ""
         drawn = [
             plots.Drawn(
                 name=one.name,
@@ -160,12 +160,12 @@ def _write(found: Sequence[_Found], jobs_csv: str | None, plot: str | None, titl
                 results=one.results,
                 ratios={} if one.policy == first else one.ratios,
             )
-            for one in found
+            for one in runs
         ]
         plots.draw_comparison(drawn, Path(plot), title=jobs)
 
 
-def answer(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+def compared_figures(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """Return the figures of each policy, with ratios to the first."""
     figures = {name: simulation_answer.elastic_figures(runs) for name, runs in results.items()}
     first = next(iter(figures.values()))
@@ -182,25 +182,26 @@ def _ratios(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, float
     return {key: one[key] / first[key] if first[key] else math.nan for key in _RATIOS}
 
 
-def shown(found: Mapping[str, Sequence[Result]], said: Mapping[str, Any]) -> list[str]:
-    """The table."""
-    some = next(iter(found.values()))
-    gpus = sum(g for _, g in some[0].gpus)
-    many = clean(some[0].workload) if len(some) == 1 else f"{len(some)} workloads"
+def shown(results: Mapping[str, Sequence[Result]], answer: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the answer."""
+    first_runs = next(iter(results.values()))
+    gpus = sum(g for _, g in first_runs[0].gpus)
+    name_ = clean(first_runs[0].workload)
+    workloads = name_ if len(first_runs) == 1 else f"{len(first_runs)} workloads"
     rows = [
         {"POLICY": name, **{h: _cell([one], key, places) for h, key, places in _FIGURES}}
-        for name, one in said["policies"].items()
+        for name, one in answer["policies"].items()
     ]
     return [
         (
-            f"{said['jobs']} jobs of {many} on {said['cluster']} ({gpus} GPUs);"
-            f" x: times {said['first']}'s"
+            f"{answer['jobs']} jobs of {workloads} on {answer['cluster']} ({gpus} GPUs);"
+            f" x: times {answer['first']}'s"
         ),
         *_table(rows, _FIGURES),
         *(
             f"{name} rejected {one['dropped']} jobs, which its row does not count; compare the"
             " numbers of jobs, too"
-            for name, one in said["policies"].items()
+            for name, one in answer["policies"].items()
             if one["dropped"]
         ),
     ]
@@ -217,7 +218,7 @@ def _column(header: str) -> Column:
 
 
 def _cell(figures: Sequence[Mapping[str, Any]], key: str, places: int) -> str:
-    """A figure, or its range, with its ratio to the first policy."""
+    """Return a figure, or its range, with its ratio to the first policy."""
     text = _range([one[key] for one in figures], places)
     ratios = [one["ratio"][key] for one in figures if key in one.get("ratio", ())]
     return f"{text} x{_range(ratios, 2)}" if ratios else text
@@ -236,8 +237,8 @@ def _past(
     *,
     grow: float | None,
     completed_only: bool,
-) -> tuple[list[_Found], dict[str, Any], list[str]]:
-    """Results by policy and curve; the JSON answer; the lines."""
+) -> tuple[list[_PolicyRuns], dict[str, Any], list[str]]:
+    """Simulate the jobs of the accounting; return the runs, the JSON answer and the lines."""
     from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
         accounting_trace,
         curve_jobs,
@@ -245,7 +246,7 @@ def _past(
     )
 
     if inputs.profiles is not None:
-        raise CliError("--profiles says nothing about jobs of --sacct; leave it out", USAGE)
+        raise CliError("--profiles does not apply to --sacct; leave it out", USAGE)
     rules = [scaling_curves.rules(text) for text in scalings]
     past = accounting_trace.read(path, completed_only=completed_only)
     if inputs.cluster is None:
@@ -274,64 +275,64 @@ def _past(
         for text, those in jobs.items()
     ]
     results = iter(simulation_inputs.run(tasks, inputs))
-    found = {name: {text: next(results) for text in scalings} for name in names}
+    by_policy = {name: {text: next(results) for text in scalings} for name in names}
     figures: dict[str, dict[str, dict[str, Any]]] = {
         name: {text: dict(simulation_answer.elastic_figures((run,))) for text, run in runs.items()}
-        for name, runs in found.items()
+        for name, runs in by_policy.items()
     }
     first = figures[names[0]]
     for runs in figures.values():
         for text, one in runs.items():
             one["ratio"] = _ratios(one, first[text])
-    was = _was(past)
-    said = {
+    accounted = _accounted(past)
+    answer = {
         "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,
-        "scalings": list(scalings), "first": names[0], "as_it_was": was, "policies": figures,
+        "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
     everything = [
-        _Found(
+        _PolicyRuns(
             f"{name} ({text})" if len(scalings) > 1 else name,
             name,
             text,
             [result],
             figures[name][text]["ratio"],
         )
-        for name, runs in found.items()
+        for name, runs in by_policy.items()
         for text, result in runs.items()
     ]
-    return everything, said, _past_lines(said, machines, path)
+    return everything, answer, _past_lines(answer, machines, path)
 
 
-def _past_lines(said: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
+def _past_lines(answer: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:
     rows = [
         {
             "POLICY": name,
             **{h: _cell(list(runs.values()), key, places) for h, key, places in _PAST_FIGURES},
         }
-        for name, runs in said["policies"].items()
+        for name, runs in answer["policies"].items()
     ]
-    was = said["as_it_was"]
+    accounted = answer["as_it_was"]
     rows.insert(
         0,
-        {"POLICY": _AS_IT_WAS, **{h: f"{was[k]:.{p}f}" for h, k, p in _PAST_FIGURES}},
+        {"POLICY": _AS_IT_WAS, **{h: f"{accounted[k]:.{p}f}" for h, k, p in _PAST_FIGURES}},
     )
-    curves = said["scalings"]
-    believed = (
+    curves = answer["scalings"]
+    assumed = (
         f"pessimistic {curves[0]} .. optimistic {curves[-1]}" if len(curves) > 1 else curves[0]
     )
     return [
-        f"{clean(path.name)}: {clean(said['read'])}",
+        f"{clean(path.name)}: {clean(answer['read'])}",
         (
-            f"on {machines} ({machines.gpus} GPUs); believed, not measured: jobs scale as"
-            f" {clean(believed)} and grow to {said['grow']:g} times what they asked for;"
-            f" x: times {said['first']}'s"
+            f"on {machines} ({machines.gpus} GPUs); assumed, not measured: jobs scale as"
+            f" {clean(assumed)} and grow to {answer['grow']:g} times what they asked for;"
+            f" x: times {answer['first']}'s"
         ),
         *_table(rows, _PAST_FIGURES),
     ]
 
 
-def _was(past: AccountingTrace) -> dict[str, float]:
-    """The same figures as the accounting has them."""
+def _accounted(past: AccountingTrace) -> dict[str, float]:
+    """Return the same figures of the accounting itself."""
     jct = sorted((j.end - j.submit) / 3600 for j in past.jobs)
     begin, end = min(j.submit for j in past.jobs), max(j.end for j in past.jobs)
     gpu_s = sum(r.seconds * r.gpus for j in past.jobs for r in j.runs)
@@ -347,7 +348,7 @@ def _was(past: AccountingTrace) -> dict[str, float]:
 
 
 def _most_used(past: AccountingTrace) -> str:
-    """What the cluster must at least have been, from what was in use at once."""
+    """Return the smallest cluster that holds the GPUs that were in use at once."""
     peaks: dict[str, tuple[int, int]] = {}
     for kind in sorted({r.gpu_type for j in past.jobs for r in j.runs}):
         runs = [r for j in past.jobs for r in j.runs if r.gpu_type == kind]
@@ -363,4 +364,4 @@ def _most_used(past: AccountingTrace) -> str:
     example = ",".join(
         f"{kind or 'gpu'}:{math.ceil(peak / each)}x{each}" for kind, (peak, each) in peaks.items()
     )
-    return f"at once {used} were in use: write at least --cluster {example}"
+    return f"{used} were in use at once: write at least --cluster {example}"

@@ -1,4 +1,4 @@
-"""`selastic simulate --format dally`: rigid gangs by offers (docs/dally.md)."""
+"""`selastic simulate --format dally`: rigid gangs placed by offers (docs/dally.md)."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 POLICIES = ("dally", "gandiva", "tiresias", "tiresias-condfix")
-#: Our own order and tuner; every other word means the published system.
+#: Our own order and tuner; every other word selects the published system.
 OWN = "own"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GangInputs:
-    """The options that only `--format dally` has, as they were typed."""
+    """Values of the options that only `--format dally` has."""
 
     slowdown: str | None
     timers: str | None
     lease: float
     slots: int
 
-    def unused(self) -> None:
-        """Refuse them without `--format dally`.
+    def refuse_without_gangs(self) -> None:
+        """Refuse the options without `--format dally`.
 
         Raises:
             CliError: one was given.
         """
         for value, option in ((self.slowdown, "--slowdown"), (self.timers, "--timers")):
             if value is not None:
-                raise CliError(f"{option}: only gangs know it; add --format dally", USAGE)
+                raise CliError(f"{option} needs --format dally", USAGE)
 
 
 def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
-    """Refuse options that mean nothing for gangs.
+    """Refuse options that do not apply to gangs.
 
     Raises:
         CliError: one was given.
@@ -64,11 +64,11 @@ def refuse(inputs: simulation_inputs.Inputs, plot: str | None) -> None:
     )
     for value, option in given:
         if value is not None:
-            raise CliError(f"{option}: gangs do not know it; leave it out", USAGE)
+            raise CliError(f"{option} does not apply to --format dally; leave it out", USAGE)
 
 
 def only_gangs(command: F) -> F:
-    """The options of `GangInputs`, and `--format`."""
+    """Add the options of `GangInputs`, and `--format`."""
     added = (
         click.option(
             "--format", "format_", type=click.Choice(["jobs", "dally"]), default="jobs",
@@ -98,10 +98,10 @@ def only_gangs(command: F) -> F:
 
 
 def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPolicy:
-    """One of `POLICIES`.
+    """Return the policy of this name, one of `POLICIES`.
 
     Raises:
-        CliError: there is no such policy, or it takes no timers.
+        CliError: the policy is unknown, or has no timers but some were given.
     """
     from slurm_elastic.placement.delay.timers import Timers, TimersError  # noqa: PLC0415
     from slurm_elastic.policies.gangs.gandiva import Gandiva  # noqa: PLC0415
@@ -111,9 +111,9 @@ def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPo
 
     if name not in POLICIES:
         known = ", ".join(POLICIES)
-        raise CliError(f'--policy: "{name}" does not place gangs; known: {known}', USAGE)
+        raise CliError(f'--policy: "{name}" is unknown for gangs; known: {known}', USAGE)
     if name != "dally" and gangs.timers is not None:
-        raise CliError(f"--timers: {name} has none; leave them out, or take dally", USAGE)
+        raise CliError(f"--timers does not apply to --policy {name}; leave it out", USAGE)
     if name == "gandiva":
         return Gandiva()
     if name.startswith("tiresias"):
@@ -132,7 +132,7 @@ def run(
     """Simulate each workload.
 
     Raises:
-        CliError: an input is missing or cannot be used.
+        CliError: an input is missing or invalid.
     """
     from slurm_elastic.simulator.gangs import gang_files  # noqa: PLC0415
     from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs  # noqa: PLC0415
@@ -184,7 +184,7 @@ def put(
 
 
 def shown(result: GangResult) -> list[str]:
-    """One workload for people."""
+    """Return the lines of one workload."""
     s = result.summary()
     return [
         f"{s['jobs']} gangs of {clean(s['workload'])}, policy {s['policy']}, {s['gpus']} GPUs",

@@ -1,4 +1,4 @@
-"""Racks in simulations of elastic jobs: `--racks` and what goes with it."""
+"""Racks in simulations of elastic jobs: `--racks` and the options of their uplinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UPLINK_GBIT_S = 100.0
 
 
 def network_options(command: F) -> F:
-    """`--racks`, and how fast and how full their uplinks are."""
+    """Add `--racks` and the options of the uplinks."""
     added = (
         click.option(
             "--racks", type=click.IntRange(min=1), metavar="N",
@@ -53,7 +53,7 @@ def check_network(
     congestion: float | None,
     gradient_bytes: str | None,
 ) -> None:
-    """Refuse options that mean nothing without `--racks`.
+    """Refuse options of uplinks without `--racks`.
 
     Raises:
         CliError: one was given.
@@ -65,7 +65,7 @@ def check_network(
     )
     for option, value in given if racks is None else ():
         if value is not None:
-            raise CliError(f"{option}: without racks nothing is crossed; add --racks N", USAGE)
+            raise CliError(f"{option} needs --racks N", USAGE)
 
 
 def network(
@@ -78,11 +78,11 @@ def network(
     gradient_bytes: str | None,
     builtin: bool,
 ) -> Network | None:
-    """The racks, and what crossing them costs; None: all nodes are one.
+    """Return the racks and the cost of crossing them; None without `--racks`.
 
     Args:
         machines: the cluster.
-        jobs: whose gradients are sent.
+        jobs: the workload.
         racks: --racks.
         uplink_gbit: --uplink-gbit.
         congestion: --congestion.
@@ -90,7 +90,7 @@ def network(
         builtin: whether the applications are the built-in ones.
 
     Raises:
-        CliError: an option that cannot be, or an application of which nothing is known.
+        CliError: an invalid option, or an application without gradient bytes.
     """
     from slurm_elastic.simulator.truth import rack_network as net  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def network(
     nodes = sum(g.nodes for g in machines)
     if racks > nodes:
         raise CliError(
-            f"--racks {racks}: the cluster has {nodes} nodes; write a number from 1 to {nodes}",
+            f"--racks {racks} is invalid: expected 1 to {nodes}, the nodes of the cluster",
             USAGE,
         )
     sent: dict[str, float] = {}
@@ -109,8 +109,8 @@ def network(
         sent = net.builtin_gradients()
     elif uplink_gbit is not None or congestion is not None:
         raise CliError(
-            "--gradient-bytes is missing: nobody knows what these applications send; write a CSV"
-            " file application,bytes",
+            "--gradient-bytes is missing: the bytes that these applications send are unknown; write"
+            " a CSV file application,bytes",
             USAGE,
         )
     missing = {a.partition("#")[0] for a in jobs.applications} - set(sent)

@@ -1,4 +1,4 @@
-"""How far simulations are: bars on a terminal, a line now and then elsewhere; on stderr."""
+"""Progress of simulations on stderr: bars on a terminal, else a line every 30 s."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import click
 
 from slurm_elastic.cli.formatting import clean
 
-#: (which simulation, jobs complete, jobs in all)
+#: Takes the index of a simulation, its complete jobs, and all its jobs.
 Report = Callable[[int, int, int], None]
 
-#: Plain lines are this far apart.
-_SAY_S = 30.0
+#: Seconds between plain lines.
+_LINE_EVERY_S = 30.0
 
 
 def shown(names: Sequence[str], sizes: Sequence[int]) -> AbstractContextManager[Report]:
-    """What reports are to be given to while simulations of these names and jobs run."""
+    """Return a context that displays the progress of simulations of these names and jobs."""
     return _bar(names, sizes) if sys.stderr.isatty() else _lines(sum(sizes))
 
 
 @contextlib.contextmanager
 def _bar(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Report]:
-    """A bar per simulation that runs, on stderr; gone at the end."""
+    """Show a bar per running simulation, until the end."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
@@ -60,14 +60,14 @@ def _bar(names: Sequence[str], sizes: Sequence[int]) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def _lines(total: int) -> Iterator[Report]:
-    """Without a terminal: a line now and then, on stderr."""
+    """Print a line at intervals."""
     done: dict[int, int] = {}
     last = time.monotonic()
 
     def report(index: int, complete: int, _: int) -> None:
         nonlocal last
         done[index] = complete
-        if time.monotonic() - last >= _SAY_S:
+        if time.monotonic() - last >= _LINE_EVERY_S:
             last = time.monotonic()
             click.echo(f"selastic: {sum(done.values())} of {total} jobs simulated", err=True)
 

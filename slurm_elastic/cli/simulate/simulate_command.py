@@ -1,4 +1,4 @@
-"""`selastic simulate`: a workload under one policy, on a cluster that need not exist."""
+"""`selastic simulate`: workloads under one policy."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def simulate(
     json_: bool,
     **shared: Any,
 ) -> None:
-    """Replay workloads through the controller's decisions, on a cluster that need not exist.
+    """Replay workloads through the controller's decisions.
 
-    Without --profiles the built-in applications are used, whose figures are our choice; without
-    WORKLOAD a generated workload of them.
+    The cluster need not exist. Without --profiles the built-in applications are used, whose
+    figures are our choice; without WORKLOAD a generated workload of them.
     """
     inputs = simulation_inputs.Inputs(**shared)
     gangs = gang_inputs.GangInputs(slowdown=slowdown, timers=timers, lease=lease, slots=slots)
@@ -59,7 +59,7 @@ def simulate(
                 gang_runs, cluster=inputs.cluster or "", as_json=json_, jobs_csv=jobs_csv
             )
         return
-    gangs.unused()
+    gangs.refuse_without_gangs()
     with simulation_inputs.refusals():
         simulation_inputs.known_policy(policy, "--policy")
         simulation_inputs.check(inputs, plot=plot, jobs_csv=jobs_csv)
@@ -87,13 +87,14 @@ def _write(results: Sequence[Result], jobs_csv: str | None, plot: str | None) ->
 
 def shown(results: Sequence[Result], answer: SimulationAnswer) -> list[str]:
     """Return the answer as lines of text."""
-    many = clean(results[0].workload) if len(results) == 1 else f"{len(results)} workloads"
+    workload = clean(results[0].workload)
+    workloads = workload if len(results) == 1 else f"{len(results)} workloads"
     gpu_h = answer["gpu_h_per_job"]
     lost = answer["gpu_h_lost_per_job"] / gpu_h if gpu_h else 0.0
     lines = [
         (
-            f"{answer['jobs']} jobs of {many}, policy {answer['policy']}, on {answer['cluster']}"
-            f" ({answer['gpus']} GPUs)"
+            f"{answer['jobs']} jobs of {workloads}, policy {answer['policy']}, on"
+            f" {answer['cluster']} ({answer['gpus']} GPUs)"
         ),
         (
             f"  completion time   {_hours(answer['avg_jct_h'])} on average,"

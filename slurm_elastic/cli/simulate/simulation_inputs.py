@@ -1,4 +1,4 @@
-"""What `simulate` and `compare` share: options, reading of inputs, running with a progress bar.
+"""Options of `simulate` and `compare`, their inputs, and runs with a progress bar.
 
 The simulator is imported when a command runs, so that `--help` stays fast.
 """
@@ -41,7 +41,7 @@ _INVENTED_HOURS = 8.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The options that `simulate` and `compare` share, as they were typed."""
+    """Values of the options that `simulate` and `compare` share."""
 
     profiles: str | None
     cluster: str | None
@@ -62,13 +62,13 @@ class Inputs:
 
     @property
     def network(self) -> dict[str, Any]:
-        """What `simulate_network` wants."""
+        """Arguments of `network`."""
         names = ("racks", "uplink_gbit", "congestion", "gradient_bytes")
         return {name: getattr(self, name) for name in names}
 
 
 def shared(command: F) -> F:
-    """The options of `Inputs`, and those for the answer."""
+    """Add the options of `Inputs`, and those of the answer."""
     options = (
         click.argument("workloads", metavar="[WORKLOAD.csv]...", nargs=-1),
         click.option("--profiles", metavar="DIR", help="Profiles of the applications (built-in)."),
@@ -126,10 +126,7 @@ def shared(command: F) -> F:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn the simulator's errors about input into one line and exit code 2.
-
-    They all are ValueErrors whose text names culprit and remedy; other ValueErrors are bugs.
-    """
+    """Turn the simulator's errors about input into one line and exit code 2."""
     from slurm_elastic.config.schema import ConfigError  # noqa: PLC0415
     from slurm_elastic.models.communication import CommunicationError  # noqa: PLC0415
     from slurm_elastic.policies.policy_protocol import PolicyError  # noqa: PLC0415
@@ -157,10 +154,10 @@ def refusals() -> Iterator[None]:
 
 
 def known_policy(name: str, option: str) -> str:
-    """The name, if such a policy is installed.
+    """Return the name of an installed policy.
 
     Raises:
-        CliError: it is not.
+        CliError: it is not installed.
     """
     from slurm_elastic.policies import policy_protocol  # noqa: PLC0415
 
@@ -171,12 +168,12 @@ def known_policy(name: str, option: str) -> str:
 
 
 def settings(inputs: Inputs, policy: str) -> Config:
-    """The site's configuration with the policy put in."""
+    """Return the site's configuration with this policy."""
     from slurm_elastic.config import schema  # noqa: PLC0415
 
     chosen = inputs.config or click.get_current_context().find_root().params.get("config")
     site = schema.load(Path(chosen)) if chosen else schema.Config()
-    # Nobody but the policy starts jobs here; sia suspends only what it may start again.
+    # The policy starts all jobs in simulations; sia suspends only jobs that it may start.
     controller = dataclasses.replace(site.controller, policy=policy, queue="controller")
     site = dataclasses.replace(site, controller=controller)
     if inputs.artifact_compat:
@@ -185,7 +182,7 @@ def settings(inputs: Inputs, policy: str) -> Config:
 
 
 def cluster(inputs: Inputs, *, builtin: bool) -> Cluster:
-    """--cluster, or the built-in profiles' example."""
+    """Return --cluster, or the example cluster of the built-in profiles."""
     from slurm_elastic.simulator.workloads import builtin_profiles as own  # noqa: PLC0415
     from slurm_elastic.simulator.workloads import cluster_text  # noqa: PLC0415
 
@@ -198,15 +195,15 @@ def check_builtin(machines: Cluster) -> None:
     """Refuse a cluster on which the built-in applications cannot run.
 
     Raises:
-        CliError: none of their types is there.
+        CliError: it has none of their GPU types.
     """
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
 
     known = [gpu.name for gpu in builtin_profiles.GPUS]
     if not set(known) & set(machines.types):
         raise CliError(
-            f"--cluster {machines}: the built-in profiles know {', '.join(known)} only;"
-            " take one of these, or name --profiles DIR",
+            f"--cluster {machines}: the built-in profiles have {', '.join(known)} only;"
+            " use one of these, or --profiles DIR",
             USAGE,
         )
 
@@ -228,11 +225,11 @@ def load(
         raise CliError(f"--speeds: no GPU of type {min(unknown)} in --cluster {machines}", USAGE)
     with contextlib.ExitStack() as stack:
         folder = Path(inputs.profiles) if inputs.profiles else None
-        found: list[tuple[Workload, Profiles]] = []
+        loaded: list[tuple[Workload, Profiles]] = []
         for path in map(Path, paths):
             if curve_jobs.has_curves(path):
                 name, jobs = curve_jobs.read(path)
-                found.append(curve_jobs.build(name, jobs, machines.types, speeds=speeds))
+                loaded.append(curve_jobs.build(name, jobs, machines.types, speeds=speeds))
                 continue
             if folder is None:
                 check_builtin(machines)
@@ -243,23 +240,23 @@ def load(
                 jobs_ = workload.read(path, applications=known)
             except workload.WorkloadError as error:
                 raise CliError(_with_hint(str(error), inputs), USAGE) from None
-            found.append(
+            loaded.append(
                 (jobs_, application_profiles.read(folder, jobs_.applications, machines.types))
             )
         if not paths:
-            found.append(_invented(stack, inputs, machines))
-    return _told_apart(found, paths)
+            loaded.append(_invented(stack, inputs, machines))
+    return _with_unique_names(loaded, paths)
 
 
-def _told_apart(
-    found: list[tuple[Workload, Profiles]], paths: Sequence[str]
+def _with_unique_names(
+    loaded: list[tuple[Workload, Profiles]], paths: Sequence[str]
 ) -> list[tuple[Workload, Profiles]]:
-    """Where two files have one name, that of their folder before it."""
-    if len({jobs.name for jobs, _ in found}) == len(found):
-        return found
+    """Put the folder before the names of workloads if two files share a name."""
+    if len({jobs.name for jobs, _ in loaded}) == len(loaded):
+        return loaded
     return [
         (dataclasses.replace(jobs, name=f"{Path(path).resolve().parent.name}/{jobs.name}"), tables)
-        for (jobs, tables), path in zip(found, paths, strict=True)
+        for (jobs, tables), path in zip(loaded, paths, strict=True)
     ]
 
 
@@ -272,7 +269,7 @@ def _with_hint(text: str, inputs: Inputs) -> str:
 def _invented(
     stack: contextlib.ExitStack, inputs: Inputs, machines: Cluster
 ) -> tuple[Workload, Profiles]:
-    """Without a workload: one of the built-in kind."""
+    """Generate a workload of the built-in applications."""
     from slurm_elastic.simulator.workloads import (  # noqa: PLC0415
         application_profiles,
         builtin_profiles,
@@ -282,7 +279,7 @@ def _invented(
 
     if inputs.profiles is not None:
         raise CliError(
-            "no WORKLOAD; name one, or make one: selastic workload generate --profiles"
+            "WORKLOAD is missing; name one, or generate one: selastic workload generate --profiles"
             f" {clean(inputs.profiles)} -o FILE.csv",
             USAGE,
         )
@@ -300,7 +297,7 @@ def _invented(
         generate.write(lines, stream)
     jobs = workload.read(path)
     click.echo(
-        f"selastic: no WORKLOAD, so an invented one: {_INVENTED_JOBS} jobs in"
+        f"selastic: no WORKLOAD given, using an invented one: {_INVENTED_JOBS} jobs in"
         f" {_INVENTED_HOURS:g} h on {machines}",
         err=True,
     )
@@ -308,7 +305,7 @@ def _invented(
 
 
 def restarts(inputs: Inputs) -> RestartCosts | None:
-    """--restarts: seconds for all jobs, or a file of measured transitions; None: not given."""
+    """Return the costs of --restarts, seconds or a file; None if it is not given."""
     from slurm_elastic.simulator.truth import restart_costs as costs  # noqa: PLC0415
 
     text = inputs.restarts
@@ -319,13 +316,15 @@ def restarts(inputs: Inputs) -> RestartCosts | None:
     except ValueError:
         return costs.read(Path(text))
     if not 0 <= seconds <= 1e6:
-        raise CliError(f"--restarts: {text} cannot be; write seconds from 0 on, or a file", USAGE)
+        raise CliError(
+            f"--restarts: {text} is invalid: expected seconds from 0 to 1000000, or a file", USAGE
+        )
     return costs.RestartCosts(default_s=seconds)
 
 
 def weights(text: str | None, option: str) -> dict[str, float]:
-    """`a100=2,v100=1` as a mapping; {} when not given."""
-    found: dict[str, float] = {}
+    """Parse `a100=2,v100=1`; {} if it is not given."""
+    by_name: dict[str, float] = {}
     for part in (text or "").split(",") if text else ():
         name, _, value = part.strip().rpartition("=")
         try:
@@ -334,16 +333,16 @@ def weights(text: str | None, option: str) -> dict[str, float]:
             number = math.nan
         if not name or not 0 <= number < math.inf:
             raise CliError(
-                f'{option}: "{clean(part.strip())}" cannot be read; write NAME=NUMBER', USAGE
+                f'{option}: "{clean(part.strip())}" is invalid: expected NAME=NUMBER', USAGE
             )
-        if name in found:
-            raise CliError(f"{option}: {clean(name)} is given twice", USAGE)
-        found[name] = number
-    return found
+        if name in by_name:
+            raise CliError(f"{option}: duplicate name {clean(name)}", USAGE)
+        by_name[name] = number
+    return by_name
 
 
 def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, policy: str) -> Task:
-    """One simulation."""
+    """Return the task of one simulation."""
     from slurm_elastic.core.application import JobClass  # noqa: PLC0415
     from slurm_elastic.simulator.parallel_runs import Task  # noqa: PLC0415
 
@@ -368,16 +367,16 @@ def task(loaded: tuple[Workload, Profiles], machines: Cluster, inputs: Inputs, p
 
 
 def _by_job(costs: RestartCosts | None, tables: Profiles) -> RestartCosts | None:
-    """Also for profiles of single jobs, `APPLICATION#JOB` (`simulator.workloads.curve_jobs`)."""
+    """Add the costs of profiles of single jobs, named `APPLICATION#JOB` (`curve_jobs`)."""
     if costs is None:
         return None
     known = costs.seconds
-    more = {n: known[n.partition("#")[0]] for n in tables if n.partition("#")[0] in known}
-    return dataclasses.replace(costs, seconds={**known, **more})
+    of_jobs = {n: known[n.partition("#")[0]] for n in tables if n.partition("#")[0] in known}
+    return dataclasses.replace(costs, seconds={**known, **of_jobs})
 
 
 def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:
-    """Run them all, telling how far they are."""
+    """Run all tasks with a progress display, and return their results."""
     from slurm_elastic.simulator.parallel_runs import run_all  # noqa: PLC0415
 
     cpus = len(os.sched_getaffinity(0))
@@ -388,7 +387,7 @@ def run(tasks: Sequence[Task], inputs: Inputs) -> list[Result]:
 
 
 def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
-    """Refuse before a long run what cannot be read, or could not be written after it."""
+    """Check inputs and output files before a long run."""
     from slurm_elastic.simulator import plots  # noqa: PLC0415
 
     restarts(inputs)
@@ -397,11 +396,11 @@ def check(inputs: Inputs, *, plot: str | None, jobs_csv: str | None) -> None:
     if plot is not None:
         plots.check(Path(plot))
     if jobs_csv is not None and not Path(jobs_csv).resolve().parent.is_dir():
-        raise CliError(f"--jobs-csv: {clean(jobs_csv)}: no such folder; make it first", USAGE)
+        raise CliError(f"--jobs-csv: {clean(jobs_csv)}: no such folder; create it first", USAGE)
 
 
 def write_text(path: str, text: str, option: str) -> None:
-    """Write a file; - is standard output."""
+    """Write a file; `-` is standard output."""
     if path == "-":
         click.echo(text, nl=False)
         return
@@ -412,7 +411,7 @@ def write_text(path: str, text: str, option: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: what is not a number is null, floats have no more digits than they deserve."""
+    """Prepare a value for JSON: floats have six digits, infinity and NaN become None."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

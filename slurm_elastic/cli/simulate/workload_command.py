@@ -1,4 +1,4 @@
-"""`selastic workload`: workloads for the simulator, invented or from a site's accounting."""
+"""`selastic workload`: workloads for the simulator, generated or from a site's accounting."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def profiles(folder: str) -> None:
 
 
 def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, Any]:
-    """What there is to ask for, with the user's weights."""
+    """Return the request patterns of the applications, with the user's weights."""
     import dataclasses  # noqa: PLC0415
 
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
@@ -144,27 +144,29 @@ def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, A
     if wanted:
         asks = {n: dataclasses.replace(a, weight=wanted.get(n, 0.0)) for n, a in asks.items()}
     if sizes:
-        drawn = []
+        sizes_ = []
         for name, weight in simulation_inputs.weights(sizes, "--sizes").items():
             if not name.isdecimal() or not 1 <= int(name) <= 65536:
-                raise CliError(f'--sizes: "{clean(name)}" is no number of GPUs', USAGE)
-            drawn.append((int(name), weight))
-        asks = {n: dataclasses.replace(a, sizes=tuple(drawn)) for n, a in asks.items()}
+                raise CliError(
+                    f'--sizes: "{clean(name)}" is invalid: expected GPUs from 1 to 65536', USAGE
+                )
+            sizes_.append((int(name), weight))
+        asks = {n: dataclasses.replace(a, sizes=tuple(sizes_)) for n, a in asks.items()}
     return asks
 
 
 def _foreign(folder: Path) -> dict[str, Any]:
-    """Applications of a set: batches are those of its validation runs."""
+    """Return request patterns of a profile set; batches are those of its validation runs."""
     from slurm_elastic.simulator.workloads import application_profiles as tables  # noqa: PLC0415
     from slurm_elastic.simulator.workloads import generate as inventing  # noqa: PLC0415
 
-    found = {}
+    patterns = {}
     for name in tables.applications(folder):
         home = folder / name
         types = sorted(p.stem.partition("-")[2] for p in home.glob("placements-*.csv"))
         batches = tables.read_one(home, types).batches
-        found[name] = inventing.RequestPattern(batches=(batches[0], batches[-1]))
-    return found
+        patterns[name] = inventing.RequestPattern(batches=(batches[0], batches[-1]))
+    return patterns
 
 
 def _classes(text: str | None) -> dict[str, float] | None:

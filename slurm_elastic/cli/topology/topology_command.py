@@ -40,9 +40,9 @@ _TIERS = (
     ("rack", "inside a rack"),
     ("spine", "between racks"),
 )
-#: What is said of a measured speed that does not count for all jobs.
-_COUNTS = {"all": "", "own": "; counts for their own jobs only", "none": "; told only"}
-#: So many names are written out; of more only the number.
+#: Note on a measured speed that does not count for all jobs.
+_COUNTS = {"all": "", "own": "; counts for their own jobs only", "none": "; shown only"}
+#: Most names that are listed; of more only the number is.
 _MOST = 4
 
 
@@ -54,7 +54,7 @@ _MOST = 4
 def topology(
     *, all_: bool, plot: str | None, format_: str, noheader: bool, parsable: bool, json_: bool
 ) -> None:
-    """Show switches, nodes and GPUs with their jobs, and the links that jobs share.
+    """Show the network, the jobs on it, and shared links.
 
     Of each elastic job it shows the highest tier that its communication crosses (link domain of
     GPUs, node, rack, spine). Link speeds are those of [topology] in elastic.toml, else measured.
@@ -72,7 +72,7 @@ def topology(
 
 
 def _check(path: str) -> None:
-    """Before the controller is asked: can it be drawn and written?"""
+    """Refuse impossible plots before the controller is asked."""
     from slurm_elastic.simulator import plots  # noqa: PLC0415 - slow to import
 
     try:
@@ -92,23 +92,23 @@ def _draw(answer: TopologyAnswer, path: str) -> None:
 
 
 def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = False) -> list[str]:
-    """Notes, speeds, the tree, and how far apart each job is."""
+    """Return notes, speeds, the tree, and the table of jobs."""
     links = {row["link"]: row for row in (*answer["switches"], *answer["nodes"])}
     jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or everybody]
     table = render(jobs, _COLUMNS, [c.header for c in _COLUMNS], layout)
     if layout.parsable or not layout.header:
         return table
     out = [f"note: {formatting.clean(n)}" for n in answer["notes"]]
-    known = [f"{text} {said}" for tier, text in _TIERS if (said := _tier_speed(answer, tier))]
-    if known:
-        out.append("LINKS   " + "   ".join(known))
+    speeds = [f"{text} {speed}" for tier, text in _TIERS if (speed := _tier_speed(answer, tier))]
+    if speeds:
+        out.append("LINKS   " + "   ".join(speeds))
     out += tree(answer)
     missing = "no jobs hold GPUs" if everybody else "no elastic jobs hold GPUs"
     return [*out, "", *(table if jobs else [missing])]
 
 
 def tree(answer: TopologyAnswer) -> list[str]:
-    """Switches and nodes, indented; nodes alike are folded."""
+    """Return switches and nodes, indented; equal nodes are folded."""
     switches, nodes = answer["switches"], answer["nodes"]
     rack = answer["speeds"].get("rack")
     if not nodes:
@@ -126,7 +126,7 @@ def tree(answer: TopologyAnswer) -> list[str]:
 
 
 def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
-    """`rack1 with 4713 (50 Gbit/s each)`: links that a job shares, those with equal users once."""
+    """Return the links that a job shares: `rack1 with 4713 (50 Gbit/s each)`; equal ones once."""
     alike: dict[str, list[str]] = {}
     for name in row["shared"]:
         link = links.get(name)
@@ -145,7 +145,7 @@ def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
 def _switch(
     switch: SwitchRow, answer: TopologyAnswer, above: frozenset[str], rack: float | None
 ) -> Iterator[str]:
-    """A switch and what is below it. `above`: a loop in the tree is not walked for ever."""
+    """Yield a switch and the lines below it; `above` ends a loop in the tree."""
     name = switch["name"]
     indent = "  " * len(above)
     parts = [formatting.clean(name)]
@@ -200,7 +200,7 @@ def _domains(node: NodeRow) -> str:
 
 
 def _users(users: Sequence[str], others: int) -> str:
-    """`4711, 4713 and 2 others`."""
+    """Return job ids for a sentence: `4711, 4713 and 2 others`."""
     rest = others + len(users[_MOST:])
     shown = [formatting.clean(u) for u in users[:_MOST]]
     if not rest:
@@ -210,7 +210,7 @@ def _users(users: Sequence[str], others: int) -> str:
 
 
 def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
-    """As configured, else as jobs' stalls show it; "" when it is not known."""
+    """Return the configured speed, else the measured one; "" if neither is known."""
     if tier in answer["speeds"]:
         return _speed(answer["speeds"][tier])
     seen = answer["measured"].get(tier)
@@ -222,7 +222,7 @@ def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
 
 
 def _end(link: LinkRow) -> str:
-    """The lower end of a link."""
+    """Return the name of the lower end of a link."""
     return formatting.clean(link["link"].removeprefix("switch:"))
 
 

@@ -1,7 +1,7 @@
-"""The picture of `selastic topology --plot`: racks as columns, nodes as boxes of GPUs, links above.
+"""Plot of `selastic topology --plot`: racks as columns, nodes as boxes of GPUs, links above.
 
-GPUs have the colour of their job; the colours are those of the other pictures. A
-link is the thicker the more jobs cross it, and has its speed beside it.
+GPUs have the colour of their job. The width of a link grows with the jobs that cross it; its speed
+is beside it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from slurm_elastic.rpc.answers import NodeRow, SwitchRow, TopologyAnswer
 
 _IDLE, _OTHERS, _DOWN, _LINE, _SHARED = "#ffffff", "#bbbbbb", "#eeeeee", "#888888", "#D55E00"
-#: Jobs beyond as many as there are colours get these, one after the other.
+#: Hatches that distinguish jobs of the same colour.
 _HATCHES = ("", "////", "....", "xxxx")
-#: A rack is not higher than so many nodes: more stand beside each other.
+#: Nodes in a column of a rack; more nodes take further columns.
 _HIGH = 32
-#: So many jobs have their name in the legend, and so many nodes theirs beside them.
+#: Most jobs in the legend; most nodes with labels.
 _NAMED, _LABELLED = 24, 300
-#: So many jobs are named beside a node; of more the number.
+#: Most jobs named beside a node; of more only the number is shown.
 _MOST_JOBS = 2
 #: Inches of a node's line, of a GPU, between link domains, of a letter, between racks.
 _LINE_IN, _GPU_IN, _GAP_IN, _LETTER_IN, _RACK_IN = 0.3, 0.22, 0.1, 0.065, 0.3
@@ -90,7 +90,7 @@ def draw(answer: TopologyAnswer, path: Path) -> None:
 
 
 def _racks(answer: TopologyAnswer) -> Iterator[_Rack]:
-    """Racks in the tree's order, then what is below no switch."""
+    """Yield the racks in the tree's order, then the nodes below no switch."""
     below: dict[str, list[NodeRow]] = {}
     for node in answer["nodes"]:
         below.setdefault(node["switch"], []).append(node)
@@ -109,12 +109,12 @@ def _racks(answer: TopologyAnswer) -> Iterator[_Rack]:
 
 
 def _leaves(switches: Sequence[SwitchRow]) -> list[str]:
-    """Names in depth-first order; each once, whatever the tree looks like."""
-    found: dict[str, None] = {}
+    """Return the names in depth-first order; each once, even if the tree has loops."""
+    visited: dict[str, None] = {}
 
     def walk(name: str) -> None:
-        if name not in found:
-            found[name] = None
+        if name not in visited:
+            visited[name] = None
             for switch in switches:
                 if switch["parent"] == name:
                     walk(switch["name"])
@@ -122,11 +122,11 @@ def _leaves(switches: Sequence[SwitchRow]) -> list[str]:
     for switch in switches:
         if not switch["parent"]:
             walk(switch["name"])
-    return list(found)
+    return list(visited)
 
 
 def _node(axes: Any, node: NodeRow, corner: tuple[float, float], rack: _Rack) -> None:
-    """The words on both sides of a node's GPUs."""
+    """Draw the name of a node on the left of its GPUs, its jobs on the right."""
     x, y = corner[0], corner[1] + _GPU_IN / 2
     if rack.names > _LETTER_IN * 2:
         axes.text(x, y, clean(node["name"]), va="center", fontsize=7)
@@ -141,7 +141,7 @@ def _jobs(node: NodeRow) -> str:
 
 
 def _squares(node: NodeRow, x: float) -> Iterator[tuple[float, int | None]]:
-    """Where each GPU is drawn, and who holds it."""
+    """Yield the place of each GPU and the job that holds it."""
     holders = _holders(node)
     for place, gpu in enumerate(_order(node)):
         if place and _starts_domain(node, gpu):
@@ -153,14 +153,14 @@ def _squares(node: NodeRow, x: float) -> Iterator[tuple[float, int | None]]:
 def _look(
     node: NodeRow, holder: int | None, colours: Mapping[int, tuple[str, str]]
 ) -> tuple[str, str]:
-    """Colour and hatch of a GPU."""
+    """Return colour and hatch of a GPU."""
     if holder is None:
         return (_IDLE if node["available"] else _DOWN), ""
     return colours.get(holder, (_OTHERS, ""))
 
 
 def _fill(axes: Any, squares: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> None:
-    """All squares of one look at once: one by one takes seconds on large clusters."""
+    """Draw all squares of one look at once; one by one takes seconds on large clusters."""
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
     from matplotlib.patches import Rectangle  # noqa: PLC0415
 
@@ -175,7 +175,7 @@ def _fill(axes: Any, squares: Mapping[tuple[str, str], Sequence[tuple[float, flo
 
 
 def _order(node: NodeRow) -> list[int]:
-    """Indexes of the GPUs, link domain by link domain."""
+    """Return the indexes of the GPUs by link domain."""
     return [i for d in node["domains"] for i in d] or list(range(node["gpus"]))
 
 
@@ -184,23 +184,23 @@ def _starts_domain(node: NodeRow, gpu: int) -> bool:
 
 
 def _holders(node: NodeRow) -> list[int | None]:
-    """The job of each GPU: where Slurm tells it there, the others from the left. -1: not shown."""
-    found: list[int | None] = [None] * node["gpus"]
-    vague: list[int] = []
+    """Return the job of each GPU: by Slurm's indexes if known, else from the left; -1: hidden."""
+    holders: list[int | None] = [None] * node["gpus"]
+    without_index: list[int] = []
     for holder in node["holders"]:
-        exact = [i for i in holder["devices"] or () if 0 <= i < node["gpus"] and found[i] is None]
+        exact = [i for i in holder["devices"] or () if 0 <= i < node["gpus"] and holders[i] is None]
         for i in exact:
-            found[i] = holder["job_id"]
-        vague += [holder["job_id"]] * (holder["gpus"] - len(exact))
-    vague += [-1] * (node["used"] - sum(h["gpus"] for h in node["holders"]))
-    free = [i for i, job_id in enumerate(found) if job_id is None]
-    for i, job_id in zip(free, vague, strict=False):
-        found[i] = job_id
-    return found
+            holders[i] = holder["job_id"]
+        without_index += [holder["job_id"]] * (holder["gpus"] - len(exact))
+    without_index += [-1] * (node["used"] - sum(h["gpus"] for h in node["holders"]))
+    free = [i for i, job_id in enumerate(holders) if job_id is None]
+    for i, job_id in zip(free, without_index, strict=False):
+        holders[i] = job_id
+    return holders
 
 
 def _links(axes: Any, answer: TopologyAnswer, racks: Sequence[_Rack]) -> None:
-    """Switches, each above the middle of what is below it, and the links between them."""
+    """Draw the switches, each above the middle of its children, and the links between them."""
     at = {r.switch: r.x + r.names + r.gpus / 2 + (r.width - _RACK_IN - r.column) / 2 for r in racks}
     known = {s["name"]: s for s in answer["switches"]}
     for switch in sorted(answer["switches"], key=lambda s: s["level"]):
@@ -241,9 +241,9 @@ def _link_words(switch: SwitchRow, count: int) -> str:
 
 
 def _colours(answer: TopologyAnswer) -> dict[int, tuple[str, str]]:
-    """Colour and hatch by job, elastic ones first."""
+    """Return colour and hatch by job, elastic jobs first."""
     order = sorted(answer["jobs"], key=lambda j: not j["elastic"])
-    colours = plots.COLOURS[:-1]  # grey is for those who are not shown
+    colours = plots.COLOURS[:-1]  # grey is for hidden jobs
     many = len(colours)
     return {
         job["job_id"]: (colours[i % many], _HATCHES[i // many % len(_HATCHES)])

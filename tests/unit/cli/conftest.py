@@ -18,7 +18,7 @@ def _utc(monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """`selastic` with these words: exit code, output, errors."""
+    """Run `selastic` with these arguments; return exit code, stdout and stderr."""
 
     def call(*words):
         code = main.run([str(w) for w in words])

@@ -1,4 +1,4 @@
-"""`selastic` from its command line to its exit code; the controller is a fake behind the socket."""
+"""`selastic` from command line to exit code, with a fake controller behind the socket."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ME = os.getuid()
 
 
 class ExampleBackend(FakeBackend):
-    """Answers from the example round."""
+    """Backend that answers from the example round."""
 
     profile = None
 
@@ -92,7 +92,7 @@ def selastic(capsys):
 
 @contextmanager
 def dead_end():
-    """An address where nobody listens."""
+    """Yield an address without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{sock.getsockname()[1]}"
@@ -119,7 +119,7 @@ def dead_end():
         (("ping",), "selasticd 0.1.0 at 127.0.0.1:"),
     ],
 )  # fmt: skip
-def test_questions(selastic, controller, words, begins, monkeypatch):
+def test_output_of_each_question(selastic, controller, words, begins, monkeypatch):
     code, out, err = selastic(*words)
     assert (code, err) == (0, "")
     assert out.removeprefix(" ").startswith(begins.replace("2026-11-20T14:02:01", _when()))
@@ -141,7 +141,7 @@ def test_json_everywhere(selastic, controller, words):
     assert out.isascii()
 
 
-def test_the_network_is_drawn_beside_what_is_printed(selastic, controller, tmp_path):
+def test_topology_plots_and_prints(selastic, controller, tmp_path):
     require("python/matplotlib")
     path = tmp_path / "net.png"
     code, out, err = selastic("topology", "--plot", str(path))
@@ -154,9 +154,7 @@ def test_the_network_is_drawn_beside_what_is_printed(selastic, controller, tmp_p
     assert err.endswith('no format ".gif"; end the name in .png, .svg, .pdf\n')
 
 
-def test_a_picture_without_matplotlib_says_what_to_install(
-    selastic, controller, tmp_path, monkeypatch
-):
+def test_a_plot_without_matplotlib_names_the_package(selastic, controller, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = selastic("topology", "--plot", str(tmp_path / "net.png"))
     assert (code, out) == (2, "")
@@ -166,12 +164,10 @@ def test_a_picture_without_matplotlib_says_what_to_install(
     assert selastic("topology")[0] == 0
 
 
-def test_a_profile_is_what_partition_reads(selastic, backend, controller, tmp_path):
+def test_partition_reads_the_profile_of_show(selastic, backend, controller, tmp_path):
     code, out, err = selastic("show", "4711", "--profile")
     assert (code, out) == (1, "")
-    assert err.startswith(
-        "selastic: job 4711: its layers are not known (yet): they are measured in"
-    )
+    assert err.startswith("selastic: job 4711 has no layer profile (yet): it is measured in the")
     rows = [("conv", 0.02, 0.04, 8_000_000, 1_000_000), ("fc", 0.01, 0.02, 4000, 400_000_000)]
     backend.profile = StoredProfile(tuple(rows), 64)
     code, out, _ = selastic("show", "4711", "--profile")
@@ -211,12 +207,12 @@ def test_a_watch_that_is_not_on_a_terminal_prints_plain_lines(controller):
 # --- commands ---
 
 
-def test_commands_say_what_was_done(selastic, backend, controller):
+def test_commands_print_their_results(selastic, backend, controller):
     assert selastic("hold", "4711", "4713") == (0, "4711: hold done\n4713: hold done\n", "")
     assert backend.asked == [(ME, "hold", {"job_ids": (4711, 4713), "dry_run": False})]
 
 
-def test_what_was_not_done_goes_to_stderr_and_into_the_exit_code(selastic, controller):
+def test_failed_results_go_to_stderr_and_set_the_exit_code(selastic, controller):
     assert selastic("release", "4711", "4720") == (
         1,
         "4711: release done\n",
@@ -232,7 +228,7 @@ def test_dry_runs_are_passed_on(selastic, backend, controller):
     assert backend.asked[1][2]["elastic"] == "2-4"
 
 
-def test_a_wrong_directive_is_refused_before_anybody_is_asked(selastic, backend, controller):
+def test_a_wrong_directive_is_refused_without_a_request(selastic, backend, controller):
     code, out, err = selastic("update", "4711", "--elastic=16-2")
     assert (code, out) == (2, "")
     assert err == "selastic: --elastic=16-2: MIN 16 is larger than MAX 2; write 2-16\n"
@@ -253,14 +249,14 @@ def test_a_layout_is_ordered_alone_or_with_a_directive(selastic, backend, contro
 
 
 @pytest.mark.parametrize("layout", ["4", "2x", "0x2", "2x2x2x2", "AUTO", "", "9" * 300, "2\n"])
-def test_a_wrong_layout_is_refused_before_anybody_is_asked(selastic, backend, controller, layout):
+def test_a_wrong_layout_is_refused_without_a_request(selastic, backend, controller, layout):
     code, out, err = selastic("update", "4711", f"--layout={layout}")
     assert (code, out, backend.asked) == (2, "", [])
     assert err.startswith("selastic: --layout: layout ")
     assert err.count("\n") == 1
 
 
-def test_retire_asks_first(selastic, backend, controller, monkeypatch):
+def test_retire_asks_for_confirmation(selastic, backend, controller, monkeypatch):
     code, _, err = selastic("retire")
     assert (code, err) == (2, "selastic: retire: stdin is no terminal to confirm on; add --yes\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -278,7 +274,7 @@ def _no(*_, **__):
 # --- when it does not work ---
 
 
-def test_nobody_answers(selastic, munge_socket, monkeypatch):
+def test_no_controller_answers(selastic, munge_socket, monkeypatch):
     with dead_end() as address:
         monkeypatch.setenv("SLURM_ELASTIC_CONTROLLER", address)
         for verb in (("status",), ("ping",), ("hold", "1"), ("status", "--watch")):
@@ -396,7 +392,7 @@ def test_every_verb_has_help(selastic, verb):
 
 @pytest.fixture
 def two(backend, controller):
-    """Addresses of one that stands by, and of the active one."""
+    """Addresses of a controller on standby, and of the active one."""
     standby = Server(
         schema.ApiSettings(listen="127.0.0.1:0"),
         None,

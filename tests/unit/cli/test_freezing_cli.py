@@ -19,28 +19,28 @@ def small(tmp_path_factory):
     return path
 
 
-def test_the_option_knows_the_beliefs_there_are():
+def test_the_option_has_all_assumptions():
     assert set(simulation_inputs._BELIEFS) == set(BELIEFS)
 
 
-def test_frozen_layers_are_told_to_people_and_scripts_and_only_when_asked_for(run, small):
+def test_frozen_layers_are_shown_with_the_option_only(run, small):
     code, out, err = run("simulate", small, *CLUSTER, "--policy", "icefrog", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["freezing_lost"] is None
     plain = json.loads(out)["avg_jct_h"]
     words = ("simulate", small, *CLUSTER, "--policy", "icefrog", "--freezing", "optimistic")
     code, out, _ = run(*words, "--json")
-    said = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    assert said["avg_jct_h"] < plain
-    assert 0 < said["freezing_layers"] < 1
-    assert 0 < said["freezing_lost"] < 0.02
+    assert answer["avg_jct_h"] < plain
+    assert 0 < answer["freezing_layers"] < 1
+    assert 0 < answer["freezing_lost"] < 0.02
     code, out, _ = run(*words)
     (line,) = [row for row in out.splitlines() if row.startswith("  freezing ")]
     assert line.endswith("% more progress to make for it")
 
 
-def test_a_belief_that_nobody_holds_and_gangs_are_refused_in_one_line(run, small):
+def test_unknown_assumptions_and_gangs_are_refused_in_one_line(run, small):
     code, out, err = run("simulate", small, *CLUSTER, "--freezing", "hopeful")
     assert (code, out) == (2, "")
     assert "'hopeful' is not one of 'pessimistic', 'central', 'optimistic'" in err
@@ -57,5 +57,5 @@ def test_a_belief_that_nobody_holds_and_gangs_are_refused_in_one_line(run, small
         "central",
     )
     assert (code, out) == (2, "")
-    assert "--freezing: gangs do not know it; leave it out" in err
+    assert "--freezing does not apply to --format dally; leave it out" in err
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`selastic partition`: the answer in words and as JSON, and one line for what is wrong."""
+"""`selastic partition`: the answer as text and as JSON; errors are one line."""
 
 import json
 
@@ -27,7 +27,7 @@ def profile(tmp_path):
     return path
 
 
-def test_words(run, profile):
+def test_text(run, profile):
     code, out, err = run(profile, "--machines", "4", "--bandwidth", "1e9")
     assert (code, err) == (0, "")
     assert out == (
@@ -57,7 +57,7 @@ def test_straight_and_table_options(run, profile):
     assert run(*words, "-P", "-h", "-o", "stage,levels,layers")[1] == "0|1|conv\n1|1|fc\n"
 
 
-def test_an_approximation_says_so(run, tmp_path):
+def test_an_approximation_is_marked(run, tmp_path):
     net = {"layers": []}
     for i in range(6):
         row = {"name": f"n{i}", "forward_s": 1, "backward_s": 1, "activation_bytes": 1}
@@ -73,7 +73,7 @@ def test_an_approximation_says_so(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "expected"),
     [
         (
             ("--machines", "0", "--bandwidth", "1e9"),
@@ -115,16 +115,16 @@ def test_an_approximation_says_so(run, tmp_path):
         (("--machines", "4"), 2, "Missing option '--bandwidth'"),
     ],
 )
-def test_wrong_options(run, profile, words, code, said):
+def test_wrong_options(run, profile, words, code, expected):
     found, out, err = run(profile, *words)
     assert (found, out) == (code, "")
-    assert err.startswith(f"selastic: {said}")
+    assert err.startswith(f"selastic: {expected}")
     assert err.count("\n") == 1
 
 
 def test_wrong_profiles(run, profile, tmp_path):
     words = ("--machines", "4", "--bandwidth", "1e9")
-    for change, said in (
+    for change, expected in (
         ({"forward_s": -1}, "layers[1]: layer fc: forward_s is -1: must be from 0 to 1e+18"),
         ({"after": ["nobody"]}, "the edge nobody -> fc names no layer 'nobody'"),
         ({"after": []}, "layer fc is not connected with conv: add the edge that leads to it"),
@@ -133,7 +133,7 @@ def test_wrong_profiles(run, profile, tmp_path):
         data["layers"][1] |= change
         path = tmp_path / "bad.json"
         path.write_text(json.dumps(data))
-        assert run(path, *words) == (2, "", f"selastic: {path}: {said}\n")
+        assert run(path, *words) == (2, "", f"selastic: {path}: {expected}\n")
     missing = tmp_path / "none"
     assert run(missing, *words) == (2, "", f"selastic: {missing}: No such file or directory\n")
     code, out, err = run(profile, *words, "--memory", "5")

@@ -1,4 +1,4 @@
-"""`selastic profile` as it is called: what it refuses, what it submits, what it prints."""
+"""`selastic profile`: refusals, the submitted job, and the output."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def train(tmp_path, monkeypatch):
     return ["sh", "train.sh"]
 
 
-def test_a_script_of_its_own_is_measured_on_this_machine(train, tmp_path, capsys):
+def test_a_script_without_the_library_is_measured_on_this_machine(train, tmp_path, capsys):
     options = ["--shapes", "2", "--repeats", "1", "--data", "data", "--gpu-type", "v100"]
     assert main.run(["profile", *options, "--plot", "a.svg", *train]) == 0
     out, err = capsys.readouterr()
@@ -96,7 +96,7 @@ def test_a_profile_is_sent_to_the_controller_that_answered_before(train, monkeyp
         (["esrun", "python", "x.py"], "PROGRAM: esrun is invalid"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(arguments, line, tmp_path, monkeypatch, capsys):
+def test_invalid_options_are_refused_in_one_line(arguments, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["profile", *arguments]) == 2
     err = capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, line, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+def test_a_missing_program_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["profile", "--repeats", "1", "no-such-program"]) == 1
     err = capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_what_runs_and_keeps_the_rest(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_dry_run_says_how_much_is_run(tmp_path, monkeypatch, capsys):
+def test_a_dry_run_shows_how_much_would_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["profile", "-n", "--shapes", "4", "python", "train.py", "--lr", "1"]) == 0
     out = capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_a_dry_run_says_how_much_is_run(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_job_of_its_own_runs_the_same_command(tmp_path):
+def test_the_new_job_runs_the_same_command(tmp_path):
     argv = ["selastic", "profile", "-p", "gpu", "--nodes", "2", "--time=5", "--steps", "9", "--",
             "python", "a b.py", "--nodes", "3"]  # fmt: skip
     words = profile_submission.inner(argv)

@@ -1,4 +1,4 @@
-"""`selastic recommend`: in words, as JSON and as a picture, and one line for what is wrong."""
+"""`selastic recommend`: text, JSON and plot; errors are one line."""
 
 import json
 import re
@@ -80,13 +80,13 @@ def zoo(tmp_path, net):
     return paths
 
 
-def test_words(run, net):
+def test_text(run, net):
     code, out, err = run("--profile", net, "--epochs", 10)
     assert (code, err) == (0, "")
     assert out == WORDS + (
         "Cheapest: 1 a100 on 1 node, 10:15:00, 10.2 GPU h\n"
         "Fastest: 8 a100 on 2 nodes, 02:06:52, 16.9 GPU h\n"
-        "note: an hour costs the same on all types of GPU; --price says otherwise\n"
+        "note: an hour costs the same on all GPU types; --price sets other prices\n"
     )
 
 
@@ -94,7 +94,7 @@ def test_deadline_and_budget(run, net):
     words = ("--profile", net, "--epochs", 10)
     assert run(*words, "--deadline", 3)[1] == WORDS + (
         "Cheapest in 3 h: 4 a100 on 1 node, 02:50:25, 11.4 GPU h\n"
-        "note: an hour costs the same on all types of GPU; --price says otherwise\n"
+        "note: an hour costs the same on all GPU types; --price sets other prices\n"
     )
     priced = run(*words, "--price", "a100=3,v100=0.5", "--budget", 12, "--deadline", 10)[1]
     assert "cost is money, an hour of one GPU at 3 for a100, 0.5 for v100\n" in priced
@@ -128,16 +128,16 @@ def test_json(run, net):
 
 
 def test_a_rival_within_the_spread_is_named(run, tmp_path):
-    """Four GPUs cost 0.3 % more than one, which nobody can tell, and take a quarter of the time."""
+    """Four GPUs cost 0.3 % more than one, within the spread, and take a quarter of the time."""
     rows = body()["configurations"][:2]
     rows[1]["interconnect"]["seconds"] = 0.001
     (tmp_path / "near.json").write_text(json.dumps(body(configurations=rows)))
     out = run("near.json", "--epochs", 10)[1]
     assert "Cheapest: 1 a100" in out
-    assert "  As far as the spread tells, this costs no more: 4 a100 on 1 node, 02:34:10" in out
+    assert "  Within its spread this costs no more: 4 a100 on 1 node, 02:34:10" in out
 
 
-def test_an_answer_that_is_close_to_its_limit_says_so(run, net):
+def test_an_answer_close_to_its_limit_is_marked(run, net):
     late = "  It may be late: the deadline is within its spread\n"
     dear = "  It may cost more: the budget is within its spread\n"
     words = (net, "--epochs", 10)
@@ -161,10 +161,10 @@ def test_a_model_that_was_not_profiled(run, zoo):
     out = run(*zoo, "--model", model, "--samples", SAMPLES)[1]
     assert "ERROR is that of each profiled model against a fit to the others:" in out
     assert "left out: 4 v100 on 1 node: the computing time of a step on one v100 is unknown" in out
-    assert "note: prep, fetch not measured, counted as nothing" in out
+    assert "note: prep, fetch not measured, counted as 0" in out
 
 
-def test_configurations_of_others_are_added(run, zoo, tmp_path):
+def test_configurations_of_other_models_are_added(run, zoo, tmp_path):
     small = body(configurations=body()["configurations"][:1])
     (tmp_path / "small.json").write_text(json.dumps(small))
     words = ("small.json", *zoo, "--model", "net")
@@ -173,7 +173,7 @@ def test_configurations_of_others_are_added(run, zoo, tmp_path):
     assert rows == ["a100|8|extrapolated", "a100|4|extrapolated", "a100|1|measured"]
 
 
-def test_a_picture(run, net, zoo, tmp_path):
+def test_a_plot(run, net, zoo, tmp_path):
     require("python/matplotlib")
     words = (net, *zoo, "--model", "net", "--extrapolate", "--epochs", 10)
     limits = ("--deadline", 11, "--budget", 20)
@@ -185,37 +185,37 @@ def test_a_picture(run, net, zoo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (
             ("--deadline", 2),
             (
-                "--deadline 2: nothing is done in that time; the fastest, 8 a100 on 2 nodes, takes"
-                " 2.12 h: give --deadline 2.12 or more"
+                "--deadline 2: no configuration is that fast; the fastest, 8 a100 on 2 nodes, takes"
+                " 2.12 h: use --deadline 2.12 or more"
             ),
         ),
         (
             ("--budget", 9),
             (
-                "--budget 9: nothing costs so little; the cheapest, 1 a100 on 1 node, costs"
-                " 10.25 GPU h: give --budget 10.25 or more"
+                "--budget 9: no configuration is that cheap; the cheapest, 1 a100 on 1 node, costs"
+                " 10.25 GPU h: use --budget 10.25 or more"
             ),
         ),
         (
             ("--deadline", 3, "--budget", 11),
             (
-                "nothing meets both limits; in 3 h the cheapest is 4 a100 on 1 node for 11.37 GPU"
-                " h: give --budget 11.37, or a later --deadline"
+                "no configuration meets both limits; in 3 h the cheapest is 4 a100 on 1 node for"
+                " 11.37 GPU h: use --budget 11.37, or a later --deadline"
             ),
         ),
     ],
 )
-def test_limits_that_nobody_meets(run, net, words, said):
+def test_limits_that_no_configuration_meets(run, net, words, expected):
     code, out, err = run(net, "--epochs", 10, *words)
-    assert (code, out, err) == (1, "", f"selastic: {said}\n")
-    # What it says to give is enough.
+    assert (code, out, err) == (1, "", f"selastic: {expected}\n")
+    # The advice suffices.
     options = dict(zip(words[::2], words[1::2], strict=True))
-    advice = said.split("give ")[1].replace(",", "").split()
+    advice = expected.split("use ")[1].replace(",", "").split()
     enough = run(
         net, "--epochs", 10, *[w for o in (options | {advice[0]: advice[1]}).items() for w in o]
     )
@@ -223,31 +223,31 @@ def test_limits_that_nobody_meets(run, net, words, said):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
-        (("--price", "a100=3"), "--price: nothing for v100: add v100=X"),
+        (("--price", "a100=3"), "--price: no price for v100: add v100=X"),
         (
             ("--price", "a100=3,v100=1,h100=9"),
-            "--price: h100 is a type of no configuration; known: a100, v100",
+            '--price: "h100" is unknown; known: a100, v100',
         ),
-        (("--price", "a100"), '--price: "a100" cannot be read; write NAME=NUMBER'),
+        (("--price", "a100"), '--price: "a100" is invalid: expected NAME=NUMBER'),
         (("--deadline", "nan"), '--deadline: "nan" is invalid: expected a number above 0'),
         (("--budget", "-1"), '--budget: "-1" is invalid: expected a number above 0'),
         (("--epochs", "0.5"), '--epochs: "0.5" is invalid: expected a whole number above 0'),
         (("--batch", "7"), "--batch: nothing was measured with 7 samples per GPU; known: 10"),
         (("--global-batch", "7"), "--global-batch: nothing was measured with 7 samples per step"),
-        (("--batch", "10", "--global-batch", "40"), "--global-batch goes with neither --batch"),
-        (("--model", "other"), '--model: no profile is of "other"; known: net'),
+        (("--batch", "10", "--global-batch", "40"), "--global-batch cannot be combined with"),
+        (("--model", "other"), '--model: "other" is unknown; known: net'),
         (("--model", "layers=5"), "--model: gradient-bytes, batch, compute missing; write"),
         (("--model", "depth=5"), '--model: "depth" is unknown; known: name, layers'),
-        (("--model", "layers=5,layers=6"), "--model: layers is given twice"),
+        (("--model", "layers=5,layers=6"), "--model: duplicate key layers"),
         (
             ("--model", "layers=x,gradient-bytes=1,batch=1,compute=1"),
             '--model: layers: "x" is invalid: expected a whole number above 0',
         ),
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute=1"),
-            "--model: compute of which GPU? write compute.a100=SECONDS; profiled: a100, v100",
+            "--model: compute is ambiguous: expected compute.TYPE, e.g. compute.a100=SECONDS;",
         ),
         (
             ("--model", "layers=5,gradient-bytes=1,batch=1,compute.h100=1"),
@@ -260,24 +260,28 @@ def test_limits_that_nobody_meets(run, net, words, said):
                 " step on one a100 is unknown; 4 v100 on 1 node: 1 model profiled, 3 are needed"
             ),
         ),
-        (("net.json",), "net.json is given twice"),
+        (("net.json",), "duplicate profile net.json"),
         (("none.json",), "none.json: No such file or directory"),
         (("--plot", "x.gif"), 'x.gif: no format ".gif"; end the name in .png, .svg, .pdf'),
         (("-o", "nobody"), '--format: "nobody" is unknown; known: type'),
     ],
 )  # fmt: skip
-def test_wrong_options(run, net, words, said):
+def test_wrong_options(run, net, words, expected):
     code, out, err = run(net, *words)
     assert (code, out) == (2, "")
-    assert err.startswith(f"selastic: {said}")
+    assert err.startswith(f"selastic: {expected}")
     assert err.count("\n") == 1
 
 
 def test_wrong_profiles(run, net, tmp_path):
-    assert run() == (2, "", "selastic: --profile is missing: name what `selastic profile` wrote\n")
+    assert run() == (
+        2,
+        "",
+        "selastic: --profile is missing: name an output file of `selastic profile`\n",
+    )
     changed = body()
     changed["configurations"][0]["compute"]["seconds"] = 0.5
-    for name, content, said in (
+    for name, content, expected in (
         (
             "other",
             body("other"),
@@ -308,13 +312,12 @@ def test_wrong_profiles(run, net, tmp_path):
         (tmp_path / "bad.json").write_text(json.dumps(content))
         code, out, err = run(net, "bad.json")
         assert (name, code, out) == (name, 2, "")
-        assert err.startswith(f"selastic: {said}")
+        assert err.startswith(f"selastic: {expected}")
         assert err.count("\n") == 1
     single = body(samples=None)
     (tmp_path / "bad.json").write_text(json.dumps(single))
     assert (
-        run("bad.json")[2]
-        == "selastic: how many samples an epoch of net has is unknown: add --samples\n"
+        run("bad.json")[2] == "selastic: the samples per epoch of net are unknown: add --samples\n"
     )
     for row in single["configurations"]:
         row["repeats"] = 1
@@ -327,8 +330,8 @@ def test_wrong_profiles(run, net, tmp_path):
     assert "\x1b" not in run("bad.json")[2]
 
 
-def test_the_page_shows_what_comes_out(run, monkeypatch, tmp_path):
-    """If this fails: docs/recommend.md is to be brought up to date."""
+def test_the_page_shows_real_output(run, monkeypatch, tmp_path):
+    """If this fails: update docs/recommend.md."""
     require("python/matplotlib")
     text = (TOP / "docs" / "recommend.md").read_text()
     blocks = re.findall(r"```\n\$ selastic recommend (.*?)\n(.*?)```", text, re.DOTALL)

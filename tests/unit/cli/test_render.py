@@ -1,4 +1,4 @@
-"""What the commands print, letter by letter, from answers of the example round."""
+"""Exact output of the commands for answers of the example round."""
 
 from dataclasses import replace
 
@@ -70,8 +70,8 @@ def test_a_longer_time_limit_is_shown_with_its_reason(gpus, why):
         snapshot=replace(snapshot, jobs=jobs),
         records={**example.RECORDS, 4711: record},
     )
-    said = f"  Time limit:     12:00:00, extended by 01:00:00 {why}.\n"
-    assert said in explained(4711, view)
+    line = f"  Time limit:     12:00:00, extended by 01:00:00 {why}.\n"
+    assert line in explained(4711, view)
     shown = text(status.details(ask("show", view, job_ids=(4711,))))
     assert "TimeLimit=12:00:00 ExtendedBy=01:00:00" in shown
 
@@ -82,7 +82,7 @@ def test_explain_a_job_under_way():
     )
 
 
-def test_explain_says_that_a_mode_which_does_not_act_does_nothing():
+def test_explain_in_a_mode_that_does_not_act():
     observing = replace(example.PLANNED, mode="advise")
     assert "would shrink to 4, but mode is advise (" in explained(4711, observing)
 
@@ -98,17 +98,17 @@ def test_explain_jobs_that_wait_or_are_rigid():
     )
 
 
-def test_explain_tells_what_keeps_a_job_from_being_resized():
+def test_explain_shows_what_prevents_resizes():
     unproven = replace(
         example.PLANNED, records={4711: JobRecord(job_id=4711, held=True)}, plan=None
     )
-    said = explained(4711, unproven)
-    assert "Not yet:        it is resized once it has written a checkpoint" in said
-    assert "Silent:         it has not reported yet; is it started with esrun?" in said
-    assert "Held:           nothing changes until `selastic release 4711`." in said
+    text = explained(4711, unproven)
+    assert "Not yet:        it is resized once it has written a checkpoint" in text
+    assert "Silent:         it has not reported yet; is it started with esrun?" in text
+    assert "Held:           nothing changes until `selastic release 4711`." in text
 
 
-def test_explain_does_not_promise_a_first_step_that_nobody_has_seen():
+def test_explain_without_a_first_step():
     answer = ask("explain", job_ids=(4711,))
     answer["last"] = {**answer["last"], "seconds": {"slurm": 3.0}, "total_s": 3.0}
     assert ", 3 s from notice to start, paid back" in text(explain.explained(answer))
@@ -126,7 +126,7 @@ def test_plan():
 
 def test_plan_before_the_first_round():
     assert explain.planned(ask("plan", replace(example.VIEW, plan=None))) == [
-        "no round yet: ask again in a moment"
+        "no round yet; repeat in a moment"
     ]
 
 
@@ -158,12 +158,12 @@ def test_show():
         "   SubmitTime=14:00:00 StartTime=14:02:10 EndTime=- TimeLimit=12:00:00\n"
         "   Speed=1.9it/s Step=340 Progress=34% GlobalBatch=-\n"
         "   Proven=yes Reporting=yes Checkpoint=2.1s Restart=7.4s LastCheckpointStep=-\n"
-        "   Held=no Resizes=3 LeftAlone=-\n"
+        "   Held=no Resizes=3 Unmanaged=-\n"
         "   Measured=486samples/s GPUs=8 Type=a100 Nodes=2\n"
     )
 
 
-def test_show_says_how_a_job_runs():
+def test_show_of_a_running_attempt():
     report = replace(
         example.REPORTS[4711], layout="4x2", layers=12, frozen=3, penalty=0.0012, certified=5,
         certified_penalty=0.004, data_s=0.0005, forward_s=0.1234, backward_s=1.25, sync_s=0.0,
@@ -185,7 +185,7 @@ def test_show_says_how_a_job_runs():
     ) in printed
 
 
-def test_show_says_nothing_of_an_attempt_that_is_over():
+def test_show_of_an_attempt_that_has_ended():
     report = replace(example.REPORTS[4711], run=3, layout="4x2", forward_s=0.1)
     answer = ask("show", replace(example.VIEW, reports={4711: report}), job_ids=(4711,))
     assert answer["running"] is None
@@ -205,7 +205,7 @@ def test_an_unknown_column_is_a_usage_error_that_names_the_known():
     assert caught.value.exit_code == 2
 
 
-def test_terminal_escapes_in_names_are_disarmed():
+def test_terminal_escapes_in_names_are_replaced():
     evil = example.job(1, "\x1b[2J\x1b]0;pwned\x07\nroot|x", "al\x9bice", "1-2",
                      allocation=example.JOBS[0].allocation)  # fmt: skip
     view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=(evil,)), plan=None)

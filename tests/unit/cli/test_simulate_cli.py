@@ -45,7 +45,7 @@ def _same(answer):
     return {k: v for k, v in answer.items() if k not in (*_TIMED, "each", "policies")}
 
 
-def test_simulate_for_people_and_for_scripts(run, small):
+def test_simulate_text_and_json(run, small):
     code, out, err = run("simulate", small, *CLUSTER, "--policy", "fair")
     assert (code, err) == (0, "")
     assert out.startswith("8 jobs of small, policy fair, on v100:2x4,a100:1x4 (12 GPUs)\n")
@@ -112,7 +112,7 @@ def test_compare(run, small):
     )
 
 
-def test_what_would_elasticity_have_given(run, past):
+def test_compare_of_past_jobs(run, past):
     words = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "fair")
     code, out, err = run("compare", *words)
     assert (code, err) == (0, "")
@@ -126,7 +126,7 @@ def test_what_would_elasticity_have_given(run, past):
 
 
 def test_restarts_are_measured_by_application(run, past, tmp_path):
-    """Also where each job has a profile of its own."""
+    """Also if each job has its own profile."""
     costs = tmp_path / "costs.csv"
     words = ("--sacct", past, "--cluster", "a100:2x8,v100:4x4", "--policies", "static")
 
@@ -138,7 +138,7 @@ def test_restarts_are_measured_by_application(run, past, tmp_path):
     assert lost("gpt-small,1,2,297\nother,0,0,0\n") > lost("gpt-small,1,2,3\nother,0,0,0\n") > 0
 
 
-def test_what_does_not_scale_takes_as_long_as_it_did(run, past):
+def test_jobs_that_do_not_scale_keep_their_run_time(run, past):
     """Rigid jobs on a cluster with room for all: only the clock's rounding is added."""
     words = ("--cluster", "a100:8x8,v100:8x4", "--scaling", "none", "--policies", "fair")
     answer = json.loads(run("compare", "--sacct", past, *words, "--json")[1])
@@ -152,22 +152,22 @@ def test_what_does_not_scale_takes_as_long_as_it_did(run, past):
 BAD = [
     (("simulate", "no.csv"), "no.csv: No such file"),
     (("simulate", "W", "--cluster", "foo"), 'cluster "foo"'),
-    (("simulate", "W", "--cluster", "k80:2x4"), "built-in profiles know t4, v100, a100"),
+    (("simulate", "W", "--cluster", "k80:2x4"), "built-in profiles have t4, v100, a100"),
     (("simulate", "W", "--policy", "sai"), '--policy: "sai" is unknown; known: '),
     (("simulate", "W", "--profiles", "nowhere", "--cluster", "a:1x1"), "nowhere: No such file"),
     (("simulate", "W", "--plot", "x.gif"), 'no format ".gif"'),
     (("simulate", "W", "--plot", "no/x.png"), "no such folder"),
     (("simulate", "W", "--jobs-csv", "no/x"), "--jobs-csv: no/x: no such folder"),
-    (("simulate", "W", "--restarts", "-1"), "--restarts: -1 cannot be"),
+    (("simulate", "W", "--restarts", "-1"), "--restarts: -1 is invalid"),
     (("simulate", "W", "--restarts", "nofile"), "nofile: No such file"),
     (("simulate", "W", "--speeds", "a100"), "--speeds: "),
     (("simulate", "W", "--config", "nofile"), "nofile: No such file"),
     (("simulate", "W", "--class", "soft"), "--class"),
     (("simulate", "W", "--interval", "0"), "--interval"),
-    (("simulate", "--profiles", "P", "--cluster", "a:1x1"), "no WORKLOAD; name one"),
-    (("compare", "W", "--policies", "fair,fair"), "fair is given twice"),
+    (("simulate", "--profiles", "P", "--cluster", "a:1x1"), "WORKLOAD is missing; name one"),
+    (("compare", "W", "--policies", "fair,fair"), "duplicate policy fair"),
     (("compare", "W", "--policies", "fair,"), '"" is unknown'),
-    (("compare", "W", "--grow", "2"), "--grow says something about --sacct"),
+    (("compare", "W", "--grow", "2"), "--grow needs --sacct"),
     (("compare", "W", "--sacct", "S", "--policies", "fair"), "not both"),
     (("compare", "--sacct", "S", "--policies", "fair"), "at least --cluster a100:2x8,v100:3x4"),
     (
@@ -179,8 +179,8 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(w) for w, _ in BAD])
-def test_bad_input_is_one_line(run, small, tmp_path, monkeypatch, words, said):
+@pytest.mark.parametrize(("words", "expected"), BAD, ids=[" ".join(w) for w, _ in BAD])
+def test_bad_input_is_one_line(run, small, tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     files = {"W": small, "S": WEEK, "P": tmp_path}
     code, out, err = run(*(files.get(w, w) for w in words))
@@ -188,11 +188,11 @@ def test_bad_input_is_one_line(run, small, tmp_path, monkeypatch, words, said):
     assert out == ""
     assert err.startswith("selastic: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert expected in err
 
 
 def test_an_error_in_a_process_is_one_line(run, small, tmp_path):
-    """A job that fits nowhere is found when its simulation begins."""
+    """A job that fits on no node fails when its simulation begins."""
     big = tmp_path / "big.csv"
     big.write_text(
         "name,time,application,num_replicas,batch_size,category\n"
@@ -242,8 +242,8 @@ def test_racks_cost_what_crosses_them(run, small):
 @pytest.mark.parametrize(
     ("words", "rows", "line"),
     [
-        (("--congestion", "4"), None, "--congestion: without racks nothing is crossed; add"),
-        (("--racks", "9"), None, "--racks 9: the cluster has 3 nodes; write a number from 1 to 3"),
+        (("--congestion", "4"), None, "--congestion needs --racks N"),
+        (("--racks", "9"), None, "--racks 9 is invalid: expected 1 to 3, the nodes of"),
         (("--racks", "2"), "x,1", "no row for resnet18; add one, 0 if it sends nothing"),
         (("--racks", "2"), "resnet18,-1", "grads.csv:2: bytes '-1' is invalid: expected a number"),
         (
@@ -254,7 +254,7 @@ def test_racks_cost_what_crosses_them(run, small):
         (("--racks", "2"), "", "grads.csv: has no row; each line after the first is one"),
     ],
 )
-def test_racks_that_cannot_be_are_one_line(run, small, tmp_path, words, rows, line):
+def test_invalid_racks_are_one_line(run, small, tmp_path, words, rows, line):
     if rows is not None:
         path = tmp_path / "grads.csv"
         path.write_text(f"application,bytes\n{rows}\n")

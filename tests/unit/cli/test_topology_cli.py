@@ -1,4 +1,4 @@
-"""`selastic topology`, letter by letter, from answers of the example round."""
+"""Exact output of `selastic topology` for answers of the example round."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def shown(answer, layout=TableLayout(), **options):  # noqa: B008 - frozen
     return "\n".join(topology_command.lines(answer, layout, **options)) + "\n"
 
 
-def test_the_network_and_who_sits_where():
+def test_the_network_and_its_jobs():
     assert shown(ask()) == (
         "LINKS   inside a GPU domain 4800 Gbit/s   inside a rack 200 Gbit/s   between racks 100 Gbit/s\n"  # noqa: E501
         "spine\n"
@@ -82,7 +82,7 @@ def test_a_site_that_configures_nothing_sees_the_tree():
     assert [s["gbit_s"] for s in bare["switches"]] == [None, None, None]
 
 
-def test_links_that_nobody_configured_are_shown_as_jobs_measured_them():
+def test_links_without_configuration_are_shown_as_measured():
     def records(*ids):
         told = Measurement(
             gpu_type="a100", gpus=8, nodes=2, racks=2, samples_per_s=9.0, steps=90,
@@ -129,7 +129,7 @@ def test_without_switches_all_nodes_are_listed_as_one_rack():
     assert ask(switches=())["jobs"][1]["tier"] == "rack"
 
 
-def test_nodes_below_no_switch_and_nodes_that_are_down_are_said_to_be():
+def test_nodes_below_no_switch_and_nodes_that_are_down_are_marked():
     nodes = [
         replace(n, available=False, state="IDLE+DRAIN") if n.name == "g03" else n
         for n in example.SNAPSHOT.nodes
@@ -171,7 +171,7 @@ def test_links_shared_with_jobs_that_are_not_shown_are_counted():
     assert table == "rack[1-2] with 2 others (33 Gbit/s each)\n"
 
 
-def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
+def test_gpus_of_a_job_are_shown_if_slurm_reports_them():
     held = {n["name"]: n["holders"] for n in ask()["nodes"]}
     assert [h["devices"] for h in held["g01"]] == [[0, 1], [2, 3]]
     assert [h["devices"] for h in held["g02"]] == [None]
@@ -195,13 +195,13 @@ def test_which_gpus_a_job_holds_is_told_where_slurm_tells_it():
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line_and_by_check(changes, line):
+def test_faults_are_one_line_each_and_in_check(changes, line):
     answer = ask(**changes)
     assert shown(answer).splitlines()[0] == line
     assert network_problems(view(**changes)) == answer["notes"]
 
 
-def test_nothing_is_wrong_before_the_first_round():
+def test_no_fault_before_the_first_round():
     empty = view(nodes=(), jobs=(), settings=schema.TopologySettings(uplinks={"g01": 1.0}))
     assert network_problems(empty) == []
     assert "no nodes with GPUs are known (yet)" in shown(
@@ -219,9 +219,9 @@ def test_of_many_shared_links_the_first_are_written_out():
         f"n{i}": {"link": f"n{i}", "gbit_s": None, "users": ["1", str(10 + i)], "others": 0}
         for i in range(7)
     }
-    said = topology_command.shares({"display_id": "1", "shared": [*links, "nowhere"]}, links)
-    assert said.startswith("n0 with 10, n1 with 11,")
-    assert said.endswith("n3 with 13, and 3 more")
+    text = topology_command.shares({"display_id": "1", "shared": [*links, "nowhere"]}, links)
+    assert text.startswith("n0 with 10, n1 with 11,")
+    assert text.endswith("n3 with 13, and 3 more")
 
 
 # --- the picture ---
@@ -238,7 +238,7 @@ def _draw(answer, path):
 
 
 @pytest.mark.parametrize("ending", sorted(ENDINGS))
-def test_a_picture_in_every_format(ending, tmp_path):
+def test_a_plot_in_every_format(ending, tmp_path):
     assert _draw(ask(), tmp_path / f"net{ending}").startswith(ENDINGS[ending])
 
 
@@ -255,21 +255,21 @@ def test_every_network_can_be_drawn(changes, tmp_path):
     assert _draw(ask(**changes), tmp_path / "net.svg")
 
 
-def test_the_picture_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
+def test_the_plot_names_switches_nodes_links_and_visible_jobs_only(tmp_path):
     require("python/matplotlib")
     import matplotlib as mpl  # noqa: PLC0415
 
     with mpl.rc_context({"svg.fonttype": "none"}):
-        said = _draw(ask(), tmp_path / "all.svg").decode()
+        plot = _draw(ask(), tmp_path / "all.svg").decode()
         for words in ("rack2", "g06", "100 Gbit/s, 2 jobs", "4711 gpt-small, 6 a100", "24 GPUs"):
-            assert words in said
+            assert words in plot
         hidden = _draw(ask(BOBS), tmp_path / "bob.svg").decode()
     assert "4700 rigid, 4 v100 (rigid)" in hidden
     assert "others" in hidden
     assert "4711" not in hidden
 
 
-def test_gpus_belong_to_whom_slurm_says_and_the_rest_is_filled_from_the_left():
+def test_gpus_go_to_jobs_by_slurms_indexes_else_from_the_left():
     require("python/matplotlib")
     from slurm_elastic.cli.topology import topology_plot  # noqa: PLC0415 - needs matplotlib
 

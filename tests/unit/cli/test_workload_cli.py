@@ -69,12 +69,12 @@ def test_from_sacct(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("generate", "--mix", "foo=1"), "--mix: foo has no profile; known: bertbase"),
-        (("generate", "--mix", "resnet18=-1"), "write NAME=NUMBER"),
+        (("generate", "--mix", "resnet18=-1"), "expected NAME=NUMBER"),
         (("generate", "--mix", "resnet18=0"), "not all of them 0"),
-        (("generate", "--sizes", "two=1"), '--sizes: "two" is no number of GPUs'),
+        (("generate", "--sizes", "two=1"), '--sizes: "two" is invalid: expected GPUs from 1'),
         (("generate", "--classes", "soft=1"), '--classes: "soft" is unknown'),
         (("generate", "--jobs", "0"), "--jobs"),
         (("generate", "--hours", "x"), "--hours"),
@@ -88,10 +88,10 @@ def test_from_sacct(run, tmp_path):
         (("profiles", "/proc/nowhere"), "/proc/nowhere"),
     ],
 )
-def test_bad_input_is_one_line(run, words, said):
+def test_bad_input_is_one_line(run, words, expected):
     code, out, err = run("workload", *words)
     assert code == 2
     assert out == ""
     assert err.startswith("selastic: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert expected in err

@@ -1,17 +1,17 @@
-"""elastic.toml: every mistake is one line that says where and what to write."""
+"""elastic.toml: each error is one line with its place and remedy."""
 
 import doctest
 
 import pytest
 
-from slurm_elastic.config import schema
+from slurm_elastic.config import key, schema
 from slurm_elastic.config.schema import ConfigError, load, parse
 
 PREFIX = '[controller]\nmode = "act"\n'
 
 
-def test_examples_in_the_docs():
-    assert doctest.testmod(schema).failed == 0
+def test_examples_in_docstrings():
+    assert doctest.testmod(schema).failed == doctest.testmod(key).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_examples_in_the_docs():
         ("[controller", "f.toml: Expected"),
     ],
 )
-def test_mistakes(text, line):
+def test_errors(text, line):
     with pytest.raises(ConfigError) as caught:
         parse(text, name="f.toml", policies=("fair", "sia"))
     assert str(caught.value).startswith(line)

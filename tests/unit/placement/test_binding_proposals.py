@@ -84,7 +84,7 @@ def test_what_it_gives_up_is_not_given_back(at_once):
 
 
 @BOTH
-def test_it_is_asked_once_and_about_all_waiting_jobs(at_once):
+def test_the_policy_is_asked_once_and_about_all_waiting_jobs(at_once):
     c = cluster(1)
     c.add(1, elastic="1-8", on={"g1": 4})
     c.add(2, elastic="4-8", gpus=4)
@@ -116,7 +116,7 @@ def test_jobs_of_two_types_change_places_at_once():
     assert targets(decide(c, policy, at_once=True)) == {1: {"g2": 4}, 2: {"g1": 4}}
 
 
-def test_who_keeps_its_shape_keeps_its_place():
+def test_a_job_that_keeps_its_shape_keeps_its_place():
     c = cluster(3)
     c.add(1, elastic="1-8", on={"g2": 2})
     c.add(2, elastic="1-8", gpus=1)
@@ -125,7 +125,7 @@ def test_who_keeps_its_shape_keeps_its_place():
     assert targets(plan) == {2: {"g1": 4, "g3": 4}, 3: {"g2": 1}}
 
 
-def test_all_are_placed_anew_when_somebody_finds_no_whole_node():
+def test_all_are_placed_anew_when_a_job_finds_no_whole_node():
     c = cluster(2)
     c.add(1, elastic="1-8", on={"g1": 2})
     c.add(2, elastic="1-8", on={"g2": 2})
@@ -182,7 +182,7 @@ def test_the_next_alternative_when_there_are_too_few():
     assert targets(plan) == {}
 
 
-def test_who_finds_nothing_keeps_what_it_has():
+def test_a_job_without_a_place_keeps_what_it_has():
     c = cluster(1)
     c.add(1, elastic="1-8", on={"g1": 2})
     c.add(2, elastic="1-8", on={"g1": 1})

@@ -13,7 +13,7 @@ from slurm_elastic.config.schema import (
 )
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
-from slurm_elastic.placement.eligibility import eligible_jobs
+from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import load
@@ -100,7 +100,7 @@ def test_jobs_that_already_cross_an_uplink_share_it(crossing, share):
     known = {"gradient_bytes": VGG, "measurements": (seen(),)}
     c.add(1, elastic="8", gpus=8, record=known)
     frame = NodeArrays(c.snapshot())
-    round_job = eligible_jobs(frame, c.records, config())[1]
+    round_job = elastic_jobs(frame, c.records, config())[1]
     place = Allocation.of("a100", SPREAD)
     assert round_job.speed(frame, place) == round_job.model.speed("a100", 8, 2, 2, share=share)
     near = Allocation.of("a100", {"g1": 4, "g2": 4})
@@ -114,7 +114,7 @@ def test_where_it_is_the_others_are_in_its_measurements():
     known = {"gradient_bytes": VGG, "measurements": (seen(8, 2, 2, compute=0.2, sync=0.8),)}
     c.add(1, elastic="4-8", on=SPREAD, record=known)
     frame = NodeArrays(c.snapshot())
-    round_job = eligible_jobs(frame, c.records, config())[1]
+    round_job = elastic_jobs(frame, c.records, config())[1]
     assert round_job.speed(frame, round_job.current) == pytest.approx(640.0)
     elsewhere = Allocation.of("a100", {"g2": 4, "g4": 4})
     assert round_job.speed(frame, elsewhere) < 640.0

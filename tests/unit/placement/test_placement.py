@@ -8,7 +8,7 @@ from slurm_elastic.config.schema import TopologySettings as Links
 from slurm_elastic.core.cluster import Allocation, Limit, Partition
 from slurm_elastic.fabric import Fabric
 from slurm_elastic.placement.best_fit import NodeDemand, even_splits, fit
-from slurm_elastic.placement.eligibility import eligible_jobs
+from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.free_resources import FreeResources, ResourceNeed
 from slurm_elastic.placement.node_arrays import NodeArrays
 from tests.support.synthetic_clusters import Cluster, node, racks
@@ -22,7 +22,7 @@ def cluster(count=4, gpus=4, rack=0, **more):
 def place(where, job_id, gpus, gpu_type="a100", **more):
     """Return the place of `fit` for a job of the cluster, its own GPUs freed."""
     frame = NodeArrays(where.snapshot())
-    round_job = eligible_jobs(frame, where.records, Config())[job_id]
+    round_job = elastic_jobs(frame, where.records, Config())[job_id]
     resources = FreeResources(frame)
     resources.give(round_job.need, round_job.current)
     unit = round_job.directive.unit_for(gpu_type)

@@ -54,7 +54,7 @@ def test_the_site_s_share():
     assert gpus(decide(cluster, LimitSettings(share=0.0))) == {1: 1, 2: 1}
 
 
-def test_a_user_s_share_says_whose():
+def test_a_users_share_names_the_user():
     cluster = scene(2, 3, 4)  # 3 is bob's
     plan = decide(cluster, LimitSettings(user_share=0.25))  # 3 of 12
     found = gpus(plan)
@@ -105,7 +105,7 @@ def test_the_site_s_resizes_go_round_in_order():
     )
 
 
-def test_who_has_used_up_all_gives_way_to_others_all_the_same():
+def test_a_job_without_resizes_left_still_gives_way():
     cluster = Cluster([node("n1")])
     cluster.add(2, elastic="1-4", on={"n1": 4}, record={"proven": True, "reporting": True})
     cluster.add(3, gpus=2, priority=9)

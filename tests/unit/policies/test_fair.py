@@ -57,7 +57,7 @@ def test_a_large_min_is_not_a_larger_share():
     assert shares(c, {"a100": 16}) == {1: 8, 2: 8}
 
 
-def test_who_stops_scaling_stops_growing():
+def test_a_job_that_stops_scaling_stops_growing():
     c = Cluster(many())
     c.add(1, elastic="1-16", on={"a1001": 1}, record={"measurements": (seen(1, 9), seen(2, 9.1))})
     c.add(2, elastic="1-16", on={"a1002": 1}, record={"measurements": (seen(1, 9), seen(2, 18))})
@@ -114,7 +114,7 @@ def test_a_preferred_type_that_is_no_faster_is_no_reason_to_change():
     assert ask(c, {"a100": 4, "v100": 4})[1].alternatives[0].gpu_type == "a100"
 
 
-def test_who_holds_gpus_keeps_them_unless_the_trade_pays():
+def test_a_job_keeps_its_gpus_unless_the_trade_pays():
     c = Cluster(many(8, 8))
     c.add(1, elastic="1-32", on={"a1001": 6})
     c.add(2, elastic="1-32", on={"a1003": 4})

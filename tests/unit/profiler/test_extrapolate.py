@@ -1,4 +1,4 @@
-"""Stalls of models that were not profiled."""
+"""Extrapolated stalls of models that were not profiled."""
 
 import math
 import random
@@ -102,7 +102,7 @@ def test_too_few_or_too_similar_models_are_an_error():
 
 @pytest.mark.parametrize("place", extrapolation.PLACES)
 def test_public_models_are_predicted_from_the_others(place):
-    """Stalls of a cost model that is not the formula, with 3 % noise."""
+    """Compare with stalls of another cost model than the formula, with 3 % noise."""
     for way in ("at once", "by layer"):
         stalls = extrapolation.stalls(way, place, seed=1)
         held_out = extrapolation.errors(leave_one_out(stalls))

@@ -1,4 +1,4 @@
-"""What of several profiles is compared, what is left out, and what contradicts."""
+"""Merging of profiles: configurations that are compared, left out, or contradictory."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Which srun runs a shape inside of an allocation."""
+"""The srun command of a shape inside an allocation."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ENV = {
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """Commands and environments of what would be started, on nodes with 4, 4 and 2 GPUs."""
+    """Commands and environments of the runs, on nodes with 4, 4 and 2 GPUs."""
     found = []
     monkeypatch.setattr(runners.RankLaunch, "begin_probe", lambda self: None)
 

@@ -1,4 +1,4 @@
-"""The loop of runs with programs that do not exist, and the directory that survives it."""
+"""The runs of a profile, with a fake runner, and the directory of measurements."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ FACTS = {"batch": 8, "layers": 3, "gradient_bytes": 4096, "samples": 100, "model
 
 
 class FakeRunner:
-    """Programs that answer at once.
+    """`Runner` whose programs answer at once.
 
     Attributes:
         launches: (shape, blocks) of all starts.

@@ -1,4 +1,4 @@
-"""Everything here needs torch."""
+"""Fixtures of the training library's tests, all of which need torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[TrainingRuns]:
-    """Starts training runs of several ranks; none survives the test."""
+    """Attempts of a training run; ranks are killed after the test."""
     started = TrainingRuns(tmp_path / "run")
     yield started
     started.kill()
@@ -36,7 +36,7 @@ def runs(tmp_path: Path) -> Iterator[TrainingRuns]:
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
-    """A stand-in for esrun's end of the local socket."""
-    stand_in = FakeLauncher(tmp_path / "socket")
-    yield stand_in
-    stand_in.close()
+    """Fake launcher in place of esrun."""
+    fake = FakeLauncher(tmp_path / "socket")
+    yield fake
+    fake.close()

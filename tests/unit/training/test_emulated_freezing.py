@@ -1,4 +1,4 @@
-"""An emulated step shortens with the frozen prefix, as the layer profile says."""
+"""An emulated step shortens with the frozen prefix as the layer profile predicts."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ LAYERS = 4
 
 
 class Clock:
-    """Time passes only while somebody sleeps."""
+    """Simulated clock that advances only by `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,7 +31,7 @@ class Clock:
         self.now += seconds
 
     def take(self) -> float:
-        """Seconds since the last call."""
+        """Return the seconds since the last call."""
         passed, self.now = self.now, 0.0
         return passed
 
@@ -51,7 +51,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     device.attach(model, optimizer)
 
     def step() -> tuple[float, float]:
-        """Seconds of computing and of communication of 10 samples."""
+        """Return the seconds of computing and of communication of 10 samples."""
         model(torch.ones(10, 8)).sum().backward()
         compute = clock.take()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""What stands between a process start and its first step, and how it is measured."""
+"""The start of a process up to its first step, and its measurement."""
 
 import subprocess
 import sys

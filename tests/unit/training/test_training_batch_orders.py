@@ -1,4 +1,4 @@
-"""A batch that is ordered while ranks train: all take it with the same step, and exactly."""
+"""A batch that is ordered during training: all ranks apply it with the same step."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, Any]) -> None:
-    """What each rank runs."""
+    """Train as one rank."""
     os.environ.update(environment | {"SLURM_ELASTIC": options["elastic"]})
     multiprocessing.set_start_method("fork", force=True)
     os.dup2(os.open(out / f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -72,7 +72,7 @@ def train(rank: int, environment: dict[str, str], out: Path, options: dict[str, 
 
 
 def follow(job: TrainingJob, plan: dict[int, int | None]) -> None:
-    """Let the controller order a batch after so many steps, instead of when it likes."""
+    """Replace the controller's orders: from each step of `plan` on its batch is ordered."""
     orders = job._reporter.orders
 
     def planned() -> Orders:
@@ -82,11 +82,11 @@ def follow(job: TrainingJob, plan: dict[int, int | None]) -> None:
     job._reporter.orders = planned  # type: ignore[method-assign]
 
 
-class Ranks(TrainingRuns):
+class BatchRuns(TrainingRuns):
     """TrainingRuns that run `train` above."""
 
     def start(self, size: int, *, launcher: FakeLauncher | None = None, **options: Any) -> None:
-        port = harness._free_port()
+        port = harness.unused_port()
         for rank in range(size):
             environment = {"OMP_NUM_THREADS": "1", "SLURM_ELASTIC_SOCKET": ""}
             if size > 1:
@@ -101,7 +101,7 @@ class Ranks(TrainingRuns):
             self.ranks.append(started)
 
     def steps(self) -> dict[int, dict[str, Any]]:
-        """By number; samples of all ranks together, and what all must agree on."""
+        """Return the steps by number: samples of all ranks together, and common values."""
         found: dict[int, dict[str, Any]] = {}
         samples: dict[int, list[int]] = defaultdict(list)
         for path in sorted(self.out.glob("steps-rank*.jsonl")):
@@ -113,13 +113,13 @@ class Ranks(TrainingRuns):
 
 @pytest.fixture
 def ranks(tmp_path: Path):
-    started = Ranks(tmp_path / "run")
+    started = BatchRuns(tmp_path / "run")
     yield started
     started.kill()
 
 
 def plain(steps: dict[int, dict[str, Any]], optimizer: str, rule: str) -> dict[str, torch.Tensor]:
-    """A plain loop over the same batches; asserts its losses and rates, gives its parameters."""
+    """Train a plain loop on the same batches; check losses and rates, return the parameters."""
     points, labels = data()
     model, made, _ = parts(optimizer)
     base, position, taken = made.param_groups[0]["lr"], 0.0, 0
@@ -194,7 +194,7 @@ def make(out: Path, **options: Any) -> TrainingJob:
 def test_an_ordered_batch_is_applied_and_reported(tmp_path, launcher, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_ELASTIC", "1-4,batch=10-50")
     monkeypatch.setenv("SLURM_ELASTIC_SOCKET", str(launcher.path))
-    launcher._orders["batch"] = 40
+    launcher.set_orders(batch=40)
     launcher.order("run")
     job = make(tmp_path, epochs=10**6, micro_batch=15)
     for batch in job:

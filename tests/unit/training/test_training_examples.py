@@ -1,4 +1,4 @@
-"""The example scripts, started as a user starts them."""
+"""The example scripts, started as by a user."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def run(script: str, *arguments: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """OUT of a whole run of train_library.py."""
+    """OUT of a complete run of train_library.py."""
     out = tmp_path_factory.mktemp("library")
     run("train_library.py", "--out", str(out), *SMALL)
     return out
@@ -76,7 +76,7 @@ def test_the_plain_script_resumes_from_its_own_checkpoint(tmp_path: Path) -> Non
     for name in ("step_000008.pt", "step_000006.pt"):
         (tmp_path / "ckpt" / name).unlink()
     (tmp_path / "losses.jsonl").unlink()
-    assert "rank 0 of 1: goes on from step_000003.pt" in run("train_plain.py", *out, *SMALL)
+    assert "rank 0 of 1: resumed from step_000003.pt" in run("train_plain.py", *out, *SMALL)
     assert check_run.losses(tmp_path) == {s: v for s, v in whole.items() if s > 3}
 
 
@@ -87,9 +87,9 @@ def test_the_gpt_example_trains_and_then_generates_text(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert {line["layout"] for line in lines} == {"1x1"}
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert re.search("^it writes: [a-z. ]{200}$", said, re.MULTILINE)
+    assert re.search("^generated: [a-z. ]{200}$", said, re.MULTILINE)
     # Complete: there is nothing left to train.
-    assert "it writes: " in run("train_gpt.py", *small)
+    assert "generated: " in run("train_gpt.py", *small)
     assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 6
 
 

@@ -1,4 +1,4 @@
-"""What a job does when it is told to save, to wait, to go on, to end."""
+"""Notices and signals: saving, waiting, continuing, ending."""
 
 import os
 import random
@@ -145,7 +145,7 @@ def _children(pid: int) -> list[str]:
 
 
 def _alive(pid: int) -> bool:
-    """Whether it still runs; in a container nobody may collect it after its end."""
+    """Return whether a process still runs; in a container it may stay as a zombie."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

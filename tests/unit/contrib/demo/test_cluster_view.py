@@ -87,6 +87,8 @@ def test_lines_of_the_controllers_log():
     assert parse_decision(line) == (6, "moves to 2 v100 on g03: job 8 came first")
     old = "info: JobId=6 Action=move From=2 To='2 v100 on g03' Reason=of-tomorrow job=8"
     assert parse_decision(old) == (6, "moves to 2 v100 on g03: of-tomorrow job=8")
+    line = "info: JobId=6 Action=grow From=4 To='8 a100 on g[01-02]' Reason=holds-max gpus=8"
+    assert parse_decision(line) == (6, "grows from 4 to 8 a100 on g[01-02]: 8 is its MAX")
     assert parse_decision("JobId=6 Transition=1 State=DONE Action=move Seconds=") is None
 
 

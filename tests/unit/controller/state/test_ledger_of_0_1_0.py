@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_elastic.cli.reason_text import text as reason_text
 from slurm_elastic.config import schema
 from slurm_elastic.config.schema import Config
 from slurm_elastic.controller.state.job_store import JobStore
 from slurm_elastic.controller.state.ledger import Ledger
-from slurm_elastic.controller.state.transition import TransitionState
+from slurm_elastic.controller.state.transition import Transition, TransitionState
 from slurm_elastic.controller.transitions.transition_engine import TransitionEngine
 from slurm_elastic.core.cluster import Allocation, JobState, Node, Snapshot
 from slurm_elastic.core.directive import Directive
@@ -106,3 +107,10 @@ def test_history_and_usage_reach_back(ledger):
     finished = [s for s in ledger.segments() if s["end"] is not None]
     assert sum(s["gpus"] * (s["end"] - s["start"]) for s in finished if s["job_id"] == 5) == 372.0
     assert ledger.since() == 1795371885
+
+
+def test_its_sentences_are_reasons_of_the_code_text(ledger):
+    changes = [Transition.from_body(body) for body in ledger.transitions()]
+    assert {t.reason.code for t in changes} == {"text"}
+    assert not any(t.given_up for t in changes)
+    assert "is its MIN" in reason_text(changes[6].reason.to_json())

@@ -12,7 +12,7 @@ from slurm_elastic.config.schema import (
 from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Alternative, Measurement, Proposal
 from slurm_elastic.placement.delay.delay_gate import DelayGate
-from slurm_elastic.placement.eligibility import eligible_jobs
+from slurm_elastic.placement.eligibility import elastic_jobs
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.fair import FairShare
 from slurm_elastic.policies.policy_protocol import Capabilities
@@ -84,7 +84,7 @@ def test_a_refused_growth_leaves_the_job_what_it_has():
     assert target(c, 1, config(PlacementSettings(mode="near"))) == target(c, 1, config())
 
 
-def test_nobody_waits_for_what_cannot_come():
+def test_no_job_waits_for_an_impossible_place():
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(1, elastic="16", gpus=16, submit_time=c.time)
@@ -95,7 +95,7 @@ def test_the_words_say_what_it_waits_for():
     c = waiting(cluster(), 60)
     frame = NodeArrays(c.snapshot())
     settings = config()
-    round_job = eligible_jobs(frame, c.records, settings)[1]
+    round_job = elastic_jobs(frame, c.records, settings)[1]
     gate = DelayGate(settings.placement, frame)
     refusal = gate.refusal(round_job, Allocation.of("a100", {"g1": 4, "g3": 4}))
     assert words(refusal) == (
@@ -109,7 +109,7 @@ def test_the_words_say_what_it_waits_for():
     thin = Allocation.of("a100", {"g1": 2, "g2": 2})
     c.add(2, elastic="4", gpus=4, submit_time=c.time - 99)
     frame = NodeArrays(c.snapshot())
-    round_job = eligible_jobs(frame, c.records, settings)[2]
+    round_job = elastic_jobs(frame, c.records, settings)[2]
     assert "over 2 nodes" in words(DelayGate(settings.placement, frame).refusal(round_job, thin))
 
 
@@ -117,7 +117,7 @@ def test_giving_up_gpus_and_moving_are_not_its_business():
     c = cluster()
     c.add(1, elastic="2-8", on={"g1": 4})
     frame = NodeArrays(c.snapshot())
-    round_job = eligible_jobs(frame, c.records, config())[1]
+    round_job = elastic_jobs(frame, c.records, config())[1]
     gate = DelayGate(DELAY, frame)
     assert gate.refusal(round_job, Allocation.of("a100", {"g1": 1, "g3": 1})) is None
     assert gate.refusal(round_job, Allocation.of("a100", {"g1": 2, "g3": 2})) is None
@@ -154,13 +154,13 @@ def stalled(sync_s):
 
 
 @pytest.mark.parametrize(("sync_s", "starts"), [(0.03, True), (0.5, False)])
-def test_nobody_waits_for_more_than_its_steps_were_seen_to_stand_still(sync_s, starts):
+def test_no_job_waits_for_more_than_its_steps_were_measured_to_stall(sync_s, starts):
     found = target(waiting(cluster(), 0, record={"measurements": (stalled(sync_s),)}), 1, config())
     assert found == ({"g1": 4, "g3": 4} if starts else None)
 
 
 @pytest.mark.parametrize(("sync_s", "moves"), [(0.03, False), (0.5, True)])
-def test_nobody_moves_for_more_than_its_steps_were_seen_to_stand_still(sync_s, moves):
+def test_no_job_moves_for_more_than_its_steps_were_measured_to_stall(sync_s, moves):
     nodes = [node(f"g{i}", 4) for i in range(1, 5)]
     c = Cluster(nodes, switches=racks([n.name for n in nodes], 2))
     c.add(1, elastic="8", on={"g1": 4, "g3": 4}, record={"measurements": (stalled(sync_s),)})
@@ -170,7 +170,7 @@ def test_nobody_moves_for_more_than_its_steps_were_seen_to_stand_still(sync_s, m
 
 
 @pytest.mark.parametrize("preempts", [False, True])
-def test_who_waits_for_a_nearer_place_keeps_nobody_from_starting(preempts):
+def test_a_job_that_waits_for_a_nearer_place_delays_no_other(preempts):
     c = cluster()
     more = {"priority": 900} if preempts else {}
     waiting(c, 50, **more)
@@ -183,7 +183,7 @@ def test_who_waits_for_a_nearer_place_keeps_nobody_from_starting(preempts):
     assert words(plan.decision[1].reason).startswith("waits for a nearer place: over 2 racks")
 
 
-def test_nobody_is_preempted_for_a_place_that_would_be_refused():
+def test_no_job_is_preempted_for_a_place_that_would_be_refused():
     c = cluster()
     c.add(2, elastic="4", on={"g1": 4}, priority=1)
     c.add(3, elastic="4", on={"g3": 4}, priority=1)

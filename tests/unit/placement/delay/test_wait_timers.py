@@ -152,7 +152,7 @@ def test_rounds_remember_a_wait_wake_when_it_ends_and_learn_from_it():
     assert leases == pytest.approx(300 * 0.45 / 0.95 / LEASE, abs=0.01)
 
 
-def test_nobody_who_never_waits_leaves_a_trace():
+def test_jobs_that_never_wait_leave_no_state():
     c = cluster()
     c.add(1, elastic="8", gpus=8, submit_time=c.time)
     plan, state = decide(c, settings("nowait"), {})

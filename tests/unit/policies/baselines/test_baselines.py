@@ -102,7 +102,7 @@ def test_each_is_installed_and_its_proposals_are_binding(policy):
 
 
 @pytest.mark.parametrize("policy", EVERY)
-def test_nobody_is_asked(policy):
+def test_without_jobs_nothing_is_proposed(policy):
     assert shapes(policy, two_types()) == {}
 
 
@@ -118,14 +118,14 @@ def test_the_requested_size_on_a_type_that_takes_it(policy):
 
 
 @pytest.mark.parametrize("policy", EVERY)
-def test_who_runs_alone_keeps_what_it_has(policy):
+def test_a_job_alone_keeps_what_it_has(policy):
     c = two_types()
     c.add(1, elastic="1-8", on={"v1": 4, "v2": 2})
     assert shapes(policy, c) == {1: ("v100", 6)}
 
 
 @pytest.mark.parametrize("policy", EVERY)
-def test_what_can_never_run_waits_and_blocks_nobody(policy):
+def test_a_job_that_can_never_run_waits_and_blocks_no_other(policy):
     c = two_types(a100=1, v100=0)
     c.add(1, elastic="64", gpus=64)
     c.add(2, elastic="2,types=h100", gpus=2)
@@ -147,7 +147,7 @@ def test_order_of_arrival_outlives_a_requeue():
     assert [r.job.job_id for r in requests(question)] == [1, 2]
 
 
-def test_fifo_lets_nobody_overtake():
+def test_fifo_lets_no_job_overtake():
     c = two_types(a100=2, v100=0)
     c.add(1, elastic="4", on={"a0": 4})
     c.add(2, elastic="8", gpus=8)
@@ -165,7 +165,7 @@ def test_fifo_takes_the_types_in_the_order_of_the_directive():
     assert shapes(Fifo, c) == {1: ("v100", 4), 2: ("a100", 4)}
 
 
-def test_static_fills_gaps_that_delay_nobody():
+def test_static_fills_gaps_without_delaying_the_first_job():
     c = two_types(a100=2, v100=0)
     c.add(1, elastic="5", on={"a0": 4, "a1": 1}, time_limit_s=6000, start_time=NOW - 5000)
     c.add(2, elastic="6", gpus=6, time_limit_s=9000)
@@ -179,7 +179,7 @@ def test_static_fills_gaps_that_delay_nobody():
     assert words(ask(Static, c)[0][4].reason) == "would delay job 2"
 
 
-def test_static_without_time_limits_lets_nobody_overtake_on_that_type():
+def test_static_without_time_limits_lets_no_job_overtake_on_that_type():
     c = two_types(a100=1, v100=1)
     c.add(1, elastic="2", on={"a0": 2})
     c.add(2, elastic="4,types=a100", gpus=4)
@@ -208,7 +208,7 @@ def run(policy, cluster, config, *, seconds, state=None):
     return state
 
 
-def test_las_moves_who_has_had_enough_behind_new_jobs():
+def test_las_moves_a_job_with_much_service_behind_new_ones():
     c = two_types(a100=1, v100=0)
     c.add(1, elastic="4", on={"a0": 4}, start_time=NOW)
     c.add(2, elastic="4", gpus=4, submit_time=NOW)
@@ -229,7 +229,7 @@ def test_las_in_one_queue_is_first_started_first_served():
     assert shapes(LeastAttainedService, c) == {1: WAITS, 2: ("a100", 4)}
 
 
-def test_las_promotes_who_starved():
+def test_las_promotes_a_starved_job():
     c = two_types(a100=1, v100=0)
     c.add(1, elastic="4", gpus=4, submit_time=NOW - 500)
     c.add(2, elastic="4", on={"a0": 4}, start_time=NOW)
@@ -241,7 +241,7 @@ def test_las_promotes_who_starved():
     assert after["jobs"]["1@0"]["service"] == 0
 
 
-def test_las_packs_who_loses_by_being_spread():
+def test_las_packs_a_job_that_loses_by_being_spread():
     spread = Measurement(gpu_type="a100", gpus=4, nodes=4, samples_per_s=10, steps=9)
     packed = Measurement(gpu_type="a100", gpus=4, nodes=2, samples_per_s=40, steps=9)
     c = Cluster([*(node(f"a{i}", 2, "a100") for i in range(4)), node("v0", 4, "v100")])

@@ -85,7 +85,7 @@ def test_least_gpu_time_left_goes_first():
     assert "go to jobs before it (least GPU time left)" in words(plan.decision[1].reason)
 
 
-def test_published_order_is_who_suffered_most():
+def test_published_order_is_by_communication_suffered():
     c = cluster(4)
     waiting(c, 1, "4", 4, limit=100)
     waiting(c, 2, "4", 4, limit=1000)
@@ -135,7 +135,7 @@ def test_timers_of_the_published_system():
     assert targets(decide(c, config(timers="nowait"))[0]) == {3: {"g1": 4, "g3": 4}}
 
 
-def test_nodes_are_kept_for_who_waited_long():
+def test_nodes_are_kept_for_a_gang_that_waited_long():
     c = cluster(4, 4, per_rack=4)
     running(c, 1, "2", {"g0": 2}, ran=1000)
     running(c, 2, "4", {"g1": 4}, ran=1000)
@@ -148,7 +148,7 @@ def test_nodes_are_kept_for_who_waited_long():
     assert targets(decide(c)[0]) == {4: {"g0": 2}}
 
 
-def test_who_waited_long_and_can_have_nothing_near_spreads():
+def test_a_gang_that_waited_long_without_a_near_place_spreads():
     c = cluster(4, 4, per_rack=4)
     # The ends of these are not known.
     c.add(1, on={"g0": 2})
@@ -203,7 +203,7 @@ def test_a_gang_whose_gpus_are_on_their_way_counts_them_as_its_own():
     assert words(plan.decision[3].reason).startswith("waits until g0 can be had")
 
 
-def test_nobody_is_preempted_before_the_floor():
+def test_no_gang_is_preempted_before_the_floor():
     c = cluster(4)
     running(c, 1, "4", {"g0": 4}, ran=500, time_limit_s=1_000_000)
     waiting(c, 2, "4", 4, limit=100)
@@ -215,7 +215,7 @@ def test_nobody_is_preempted_before_the_floor():
     assert targets(plan) == {}
 
 
-def test_with_slurms_queue_nobody_is_preempted():
+def test_with_slurms_queue_no_gang_is_preempted():
     c = cluster(4)
     running(c, 1, "4", {"g0": 4}, time_limit_s=1_000_000)
     waiting(c, 2, "4", 4, limit=100)
@@ -223,7 +223,7 @@ def test_with_slurms_queue_nobody_is_preempted():
 
 
 @BOTH
-def test_elastic_gangs_shrink_before_anybody_is_preempted(at_once):
+def test_elastic_gangs_shrink_before_any_is_preempted(at_once):
     c = cluster(4, 4)
     running(c, 1, "4", {"g0": 4}, time_limit_s=1_000_000)
     # During its lease, and it has two to spare.
@@ -313,7 +313,7 @@ def test_what_it_may_not_use_is_not_offered():
     assert targets(plan) == {1: {"g2": 4}, 3: {"g3": 4}}
 
 
-def test_a_limit_refuses_and_nobody_is_preempted_for_it():
+def test_a_refusal_by_a_limit_preempts_no_gang():
     c = cluster(4)
     running(c, 1, "4", {"g0": 4}, time_limit_s=1_000_000)
     waiting(c, 2, "4", 4, limit=100)
@@ -371,7 +371,7 @@ def test_a_finished_place_moves_a_job_of_the_same_size(at_once):
     assert targets(plan) == {}
 
 
-def test_who_gives_keeps_an_even_share():
+def test_a_gang_that_gives_keeps_an_even_share():
     c = cluster(4, 4, 4)
     running(c, 1, "4-12", {"g0": 4, "g1": 4, "g2": 4})
     settings = config()

@@ -123,7 +123,7 @@ def test_every_job_gets_a_gpu_or_there_is_no_division():
     assert divide(np.full((1, 3), -np.inf), 4) is None
 
 
-def test_gpus_that_make_nobody_faster_are_left_over():
+def test_gpus_that_make_no_job_faster_are_left_over():
     rows = np.array([[-np.inf, 1.0, 0.8, 0.7], [-np.inf, 1.0, -np.inf, 0.5]])
     found = divide(rows, 6)
     assert (found.gpus.tolist(), found.value) == ([1, 1], 2.0)
@@ -186,7 +186,7 @@ def test_statistical_efficiency_keeps_batches_small_where_noise_is_small():
     assert row(learned(), statistical=True).batch[8] == 512  # nothing is known of its noise
 
 
-def test_jobs_that_keep_their_batch_are_told_none():
+def test_jobs_that_keep_their_batch_get_no_order():
     for job_class in (JobClass.STRONG_SCALING, JobClass.RIGID):
         known = learned(application(job_class=job_class, gpus=4))
         found = row(known)
@@ -231,7 +231,7 @@ def test_gpus_and_batches_go_together():
     assert shapes(plan)[3] > 0
 
 
-def test_who_scales_gets_more():
+def test_a_job_that_scales_gets_more():
     c = cluster()
     add(c, 1, known=learned(sync=5.0))
     add(c, 2, known=learned(sync=0.01))
@@ -250,7 +250,7 @@ def test_a_job_on_unchanged_gpus_is_not_touched_and_ties_change_nothing():
     assert shapes(plan) == {1: 4, 2: 4}
 
 
-def test_first_come_first_admitted_and_nobody_overtakes():
+def test_jobs_are_admitted_in_order_without_overtaking():
     c = cluster()
     add(c, 1, "6-8")
     add(c, 2, "4-8")
@@ -260,7 +260,7 @@ def test_first_come_first_admitted_and_nobody_overtakes():
     assert words(plan.decision[2].reason).startswith("waits for 4 a100")
 
 
-def test_who_can_never_run_holds_up_nobody():
+def test_a_job_that_can_never_run_blocks_no_other():
     c = cluster()
     add(c, 1, "64-128")
     add(c, 2, "1-8,batch=5000-6000")
@@ -344,7 +344,7 @@ def test_a_restart_has_to_pay():
     assert shapes(decide(c, config(restart_cost=True, interval_s=1e4))[0]) == {1: 8}
 
 
-def test_each_type_is_a_pool_and_nobody_changes_it():
+def test_each_type_is_a_pool_and_no_job_changes_its_type():
     c = Cluster([node("a0", 4, "a100"), node("v0", 4, "v100")])
     add(c, 1, on={"v0": 2})
     add(c, 2, "1-8,types=v100:a100")
@@ -440,7 +440,7 @@ def test_the_benchmark_counts_what_it_says():
     assert bench.plain(rows, 9) == pytest.approx(divide(rows, 9).value)
 
 
-def test_people_are_told_of_dropped_jobs(tmp_path, capsys):
+def test_dropped_jobs_are_in_the_output(tmp_path, capsys):
     def run(*words):
         code = main.run([str(w) for w in words])
         out = capsys.readouterr()

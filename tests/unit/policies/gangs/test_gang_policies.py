@@ -80,7 +80,7 @@ def test_a_gang_is_never_placed_in_part():
     assert {j: sum(g for _, g in p) for j, p in places_of(answer).items()} == {2: 4}
 
 
-def test_who_suffered_most_goes_first_and_the_new_before_all():
+def test_the_gang_that_suffered_most_goes_first_and_new_ones_before_all():
     policy = PublishedDally(Timers.parse("auto", lease_s=LEASE))
     spread = gang(1, 2, done=0.1, ran_s=10 * LEASE)
     packed = gang(2, 2, done=0.9, ran_s=9 * LEASE)
@@ -128,7 +128,7 @@ def test_gandiva_starts_anywhere_and_comes_together_later():
     assert places_of(later) == {1: ((4, 2),)}
 
 
-def test_ours_starts_who_does_not_suffer_and_lets_the_other_wait():
+def test_ours_starts_a_gang_that_does_not_suffer_and_lets_the_other_wait():
     policy = OwnDally(Steps(), lease_s=LEASE)
     gangs = [gang(1, 2, model="far"), gang(2, 2, model="even")]
     answer = policy.decide(offer(gangs, ONE_IN_EACH_NODE, policy=policy), {})
@@ -151,7 +151,7 @@ def test_ours_stays_where_it_is_unless_another_place_is_better():
     assert places_of(policy.decide(offer([runs], None, now=5.0), {}))[1] != runs.last
 
 
-def test_ours_keeps_nodes_for_who_is_due():
+def test_ours_keeps_nodes_for_a_gang_that_is_due():
     policy = OwnDally(Steps(), lease_s=LEASE)
     wide, small = gang(1, 4), gang(2, 1, since=3 * LEASE, model="even")
     runs = {9: Held(gang(9, 3), ((0, 1), (1, 2)), 3.5 * LEASE)}

@@ -69,7 +69,7 @@ def test_fixed_jobs_that_no_longer_fit_become_free_in_the_order_of_rows():
     assert sorted(found.choice[1:].tolist()) == [-1, 2]
 
 
-def test_nothing_to_give_and_nobody_to_give_it_to():
+def test_no_capacity_and_no_jobs():
     assert solve(simple(capacity=np.array([0, -3]))).choice.tolist() == [-1, -1, -1]
     nobody = simple(
         cost=np.empty((0, 3)), valid=np.empty((0, 3), dtype=bool), fixed=np.empty(0, dtype=int)

@@ -182,11 +182,11 @@ def test_figures_of_two_workloads_are_over_all_gangs_but_makespans_are_means(sma
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (["--policy", "sia"], "does not place gangs"),
+        (["--policy", "sia"], "is unknown for gangs"),
         (["--timers", "3,1"], "--timers: timers"),
-        (["--policy", "tiresias", "--timers", "full"], "tiresias has none"),
-        (["--plot", "x.png"], "--plot: gangs do not know it"),
-        (["--format", "jobs"], "only gangs know it"),
+        (["--policy", "tiresias", "--timers", "full"], "does not apply to --policy tiresias"),
+        (["--plot", "x.png"], "--plot does not apply to --format dally"),
+        (["--format", "jobs"], "--slowdown needs --format dally"),
     ],
 )
 def test_what_the_command_line_refuses(small, capsys, more, error):

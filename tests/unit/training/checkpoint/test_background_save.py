@@ -1,4 +1,4 @@
-"""Periodic saves that go on while training does."""
+"""Periodic saves in the background."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ FRONT, BACK = NAMES[:2], NAMES[2:]
 
 
 class Gate:
-    """Holds the threads that write until it opens."""
+    """Gate that blocks the threads that write until it opens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
@@ -49,7 +49,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def proven(root: Path, *, parts: int = 1, **options: Any) -> CheckpointRanks:
-    """A run with a first checkpoint, after step 1."""
+    """Return the ranks of a run with a first checkpoint, after step 1."""
     states = [state(**options)] if parts == 1 else [state(FRONT), state(BACK, part=1)]
     ranks = CheckpointRanks(root, states, background=True)
     ranks.step(1)
@@ -189,7 +189,7 @@ def test_a_value_that_is_no_json_fails_the_save(tmp_path: Path) -> None:
 
 
 def _script(root: Path, ends: bool) -> None:
-    """A process whose second save hangs, or goes on when the script has ended."""
+    """Run a script whose second save hangs, or ends after the script."""
     os.dup2(os.open(root / "log", os.O_WRONLY | os.O_CREAT), 2)
     ranks = CheckpointRanks(root, [state()], background=True)
     ranks.save(1)
@@ -233,7 +233,7 @@ def test_a_script_that_ends_early_waits_for_its_background_save(tmp_path: Path) 
 
 
 def _leave_alone(root: Path) -> None:
-    """Rank 0 of two, whose thread waits for a writer that is gone, as its script ends."""
+    """Run rank 0 of two; its thread waits for a writer that has ended when the script ends."""
     ranks = CheckpointRanks(
         root, [state(FRONT), state(BACK, part=1)], background=True, patience_s=600.0
     )

@@ -1,4 +1,4 @@
-"""Several ranks write one checkpoint, and any layout can read it."""
+"""Checkpoints that several ranks write and any layout reads."""
 
 import errno
 import json
@@ -43,7 +43,7 @@ def two(root: Path, **options: Any) -> CheckpointRanks:
 
 
 def trained(steps: int, **options: Any) -> TrainingState:
-    """The whole network, as if nobody had ever stopped."""
+    """Return the state of the whole network after uninterrupted steps."""
     found = state(**options)
     for seed in range(steps):
         step(found, seed)

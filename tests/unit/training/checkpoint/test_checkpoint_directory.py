@@ -1,4 +1,4 @@
-"""The directory of checkpoints: whatever happens, the newest whole one is found."""
+"""The directory of checkpoints: the newest complete one is found after any failure."""
 
 import json
 import os
@@ -215,7 +215,7 @@ def test_sigkill_during_a_save_leaves_the_previous_checkpoint(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB."""
+    """Mount a file system of 2 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]

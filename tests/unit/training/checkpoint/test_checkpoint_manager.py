@@ -1,4 +1,4 @@
-"""When a run is saved, what proves it, and what it refuses to begin with."""
+"""Times of saves, the proof of a run, and checkpoints that are refused."""
 
 import time
 from pathlib import Path

@@ -13,7 +13,7 @@ from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
 from tests.support.checkpoint_ranks import restore_newest
-from tests.support.training_runs import PROCESSES, _free_port
+from tests.support.training_runs import PROCESSES, unused_port
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = pytest.mark.skipif(RELEASE < (2, 7), reason="torch 2.6 has no FSDP2 for CPUs")
@@ -21,7 +21,7 @@ STEPS = 2
 
 
 def network() -> torch.nn.Module:
-    """Of sizes that no number of ranks divides."""
+    """Return a network of sizes that no number of ranks divides."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(6, 5), torch.nn.LayerNorm(5), torch.nn.Tanh(), torch.nn.Linear(5, 2)
@@ -47,7 +47,7 @@ def make(mesh: Any) -> TrainingState:
 
 
 def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: int) -> None:
-    """One rank restores, trains and saves."""
+    """Restore, train and save on one rank."""
     log = os.open(root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 2)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
@@ -96,7 +96,7 @@ def test_checkpoints_pass_between_sharded_and_whole_models(tmp_path: Path) -> No
     alone = make(None)
     done = 0
     for size, replicas in ((1, 1), (3, 1), (4, 2), (1, 1)):
-        port = _free_port()
+        port = unused_port()
         ranks = [
             PROCESSES.Process(target=attempt, args=(r, size, port, tmp_path, replicas, done))
             for r in range(size)

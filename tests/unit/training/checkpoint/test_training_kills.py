@@ -1,4 +1,4 @@
-"""SIGKILL of any rank at any moment: what was published stays, and the result is the same."""
+"""SIGKILL of any rank at any point: published checkpoints stay, and the result is the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.training_runs import (
 EPOCHS = 5
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 #: A save is up to 30 operations on the directory, a start 450 lines of the library, a step with
-#: its save 1,700. A count beyond that just comes a step later.
+#: its save 1,700. A count beyond that is reached a step later.
 OPERATIONS, LINES_OF_A_START, LINES_OF_A_STEP = 30, 450, 1700
 KILL_WAIT_S = 2.0
 #: Ten kills in each of these.
@@ -47,7 +47,7 @@ TRAININGS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "directive": "1-8,parallel=pipeline", "background": True},
     {"optimizer": "adamw", "shard": True},
 ]
-#: How a rank ends that was not killed: it lost the others, was told to end, or was before `init`.
+#: Exit codes of ranks that are not killed: lost connection, SIGTERM, SIGTERM before `init`.
 ENDED = (1, STOPPED, -signal.SIGTERM)
 
 
@@ -56,12 +56,12 @@ class Kill:
     """One attempt and its end.
 
     Attributes:
-        size: ranks.
-        kill_point: kills at a moment of the program; None: at some time.
-        after: steps of the attempt begun before, if there is no kill_point.
-        delay_s: and then so much later.
-        victims: who dies.
-        told: whether the others are told to end, as by srun, or have to find out.
+        size: number of ranks.
+        kill_point: kills at a point of the program; None: at some time.
+        after: without a kill point, steps of the attempt that have begun before.
+        delay_s: without a kill point, delay after that.
+        victims: the ranks that are killed.
+        terminates: whether the others get SIGTERM, as from srun.
         every_s: between two checkpoints.
     """
 
@@ -70,17 +70,17 @@ class Kill:
     after: int
     delay_s: float
     victims: tuple[int, ...]
-    told: bool
+    terminates: bool
     every_s: float
 
     def __str__(self) -> str:
         when = self.kill_point or f"{self.delay_s:.3f} s after begin of step {self.after}"
-        how = "told" if self.told else "alone"
+        how = "SIGTERM for the others" if self.terminates else "no SIGTERM"
         return f"{self.size} ranks, kills {self.victims} at {when}, every {self.every_s} s, {how}"
 
 
 def kills(seed: int) -> list[Kill]:
-    """Ten moments: five operations on the checkpoints, three lines of the library, two times."""
+    """Return kills at five operations on checkpoints, three lines of the library, two times."""
     draw = random.Random(seed)
     kinds = ["file"] * 5 + ["line"] * 2 + ["start", "time", "early"]
     draw.shuffle(kinds)
@@ -111,25 +111,25 @@ def _kill(draw: random.Random, kind: str, operations: list[int]) -> Kill:
         after=0 if kind in ("early", "start") else step,
         delay_s=draw.uniform(0, 0.3 if kind == "early" else 0.05),
         victims=victims,
-        told=draw.random() < 0.9 or kind in ("early", "start"),
+        terminates=draw.random() < 0.9 or kind in ("early", "start"),
         every_s=0.0 if kind == "file" else draw.choice((0.0, 0.0, 0.05)),
     )
 
 
 @dataclass
 class KillHistory:
-    """What happened, also for the message of a test that fails."""
+    """Kills of a run, for the message of a test that fails."""
 
     runs: TrainingRuns
-    told: list[str]
+    events: list[str]
     published: int = 0
 
     def __str__(self) -> str:
-        return "\n".join([*self.told, self.runs.log()])
+        return "\n".join([*self.events, self.runs.log()])
 
 
 def attempt(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) -> None:
-    """One attempt that ends with this kill."""
+    """Run one attempt that ends with this kill."""
     # By the clock: slow steps, so that a fast machine is not done before.
     pace = {} if kill.kill_point else {"step_s": 0.05}
     runs.start(kill.size, kill_point=kill.kill_point, every_s=kill.every_s, **pace, **options)
@@ -143,11 +143,11 @@ def attempt(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any
 
 
 def ended(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) -> None:
-    """Wait until all have died or ended; what is published then is whole, and no older."""
+    """Wait until all ranks have ended, and check that the newest checkpoint is complete."""
     ranks = [process.sentinel for process in runs.ranks]
     assert connection.wait(ranks, PATIENCE_S), f"nobody died\n{kill}\n{history}"
     died = time.monotonic()
-    if kill.told:
+    if kill.terminates:
         runs.signal(signal.SIGTERM)
     several = "directive" in options or "shard" in options
     if several:
@@ -159,8 +159,8 @@ def ended(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) 
     took = time.monotonic() - died
     moment = runs.out / f"kill-point-{runs.attempts}"
     what = moment.read_text() if moment.exists() else ""
-    history.told.append(f"{runs.attempts}: {kill}: {what} -> {codes} in {took:.2f} s")
-    # A victim may be told before it is its turn.
+    history.events.append(f"{runs.attempts}: {kill}: {what} -> {codes} in {took:.2f} s")
+    # A victim may get SIGTERM before it is killed.
     assert any(codes[rank] == -signal.SIGKILL for rank in kill.victims), str(history)
     for rank, code in enumerate(codes):
         killed = several or rank in kill.victims
@@ -176,22 +176,22 @@ def ended(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) 
 
 
 def begun(runs: TrainingRuns, attempt: int, rank: int = 0) -> int:
-    """Steps that a rank has begun in this attempt."""
+    """Return the number of steps that a rank has begun in this attempt."""
     return sum(line["attempt"] == attempt for line in lines(runs.out / f"begun-rank{rank}.jsonl"))
 
 
 def newest(runs: TrainingRuns) -> CompleteCheckpoint | None:
-    """As a new start finds it; nothing may be torn."""
-    said: list[str] = []
-    found = CheckpointDirectory(runs.out / "ckpt", keep=2, log=said.append).newest()
-    assert said == []
-    return found
+    """Return the newest checkpoint; none may be incomplete."""
+    log_lines: list[str] = []
+    checkpoint = CheckpointDirectory(runs.out / "ckpt", keep=2, log=log_lines.append).newest()
+    assert log_lines == []
+    return checkpoint
 
 
 def effective(runs: TrainingRuns) -> list[Counter[int]]:
-    """How often each sample counts, by epoch: a step counts as last computed.
+    """Return how often each sample counts, by epoch: a step counts as last computed.
 
-    Checks that a step repeats the samples it had before.
+    Checks that a repeated step has the same samples.
     """
     last: dict[int, int] = {}
     shares: dict[tuple[int, int], list[int]] = {}
@@ -211,7 +211,7 @@ def effective(runs: TrainingRuns) -> list[Counter[int]]:
 
 
 def same(runs: TrainingRuns, plain: TrainingRuns, history: KillHistory) -> None:
-    """Losses, samples, parameters and optimizer state are those of the undisturbed run."""
+    """Check that losses, samples, parameters and optimizer state equal those of another run."""
     expected = plain.losses()
     assert sorted(runs.losses()) == list(range(1, STEPS + 1)), str(history)
     for line in lines(runs.out / "losses.jsonl"):  # repeated ones as well
@@ -232,7 +232,7 @@ def same(runs: TrainingRuns, plain: TrainingRuns, history: KillHistory) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingRuns]:
-    """One rank, nobody killed."""
+    """Runs of one rank without kills, by optimizer."""
     runs = {}
     for optimizer in ("adamw", "sgd"):
         runs[optimizer] = TrainingRuns(tmp_path_factory.mktemp(optimizer))
@@ -271,7 +271,7 @@ def test_a_training_with_five_kills_at_its_end_equals_an_undisturbed_one(
         count = draw.randint(1, LINES_OF_A_STEP if last else LINES_OF_A_START)
         victims = (victim,)
         kill_point = KillPoint(kind="line", count=count, step=last, victims=victims)
-        kill = Kill(2, kill_point, 0, 0.0, victims, told=True, every_s=0.0)
+        kill = Kill(2, kill_point, 0, 0.0, victims, terminates=True, every_s=0.0)
         attempt(runs, kill, history, **options)
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
@@ -284,14 +284,19 @@ def test_kills_of_ranks_that_wait_at_their_checkpoint(
     history = KillHistory(runs, [])
     options: dict[str, Any] = {"optimizer": "adamw", "epochs": EPOCHS, "padding_kb": 1}
     for notice, victim in enumerate((0, 1), start=1):
-        launcher.forget()
+        launcher.clear_reports()
         launcher.order("run")
         runs.start(2, launcher=launcher, step_s=0.01, **options)
         runs.wait_for_step(history.published + 2)
         launcher.order("notice", notice=notice)
         saved = launcher.wait_for("saved", notice=notice)["step"]
         runs.ranks[victim].kill()
-        ended(runs, Kill(2, None, 0, 0.0, (victim,), told=True, every_s=600.0), history, **options)
+        ended(
+            runs,
+            Kill(2, None, 0, 0.0, (victim,), terminates=True, every_s=600.0),
+            history,
+            **options,
+        )
         assert history.published == saved == max(runs.losses())
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
@@ -306,20 +311,20 @@ def test_kills_while_ranks_save_to_change_their_layout(
     options |= {"launcher": launcher, "directive": "1-8,parallel=hybrid"}
     now, then = "2x1", "1x2"
     for count, victim in ((4, 1), (12, 0), (15, 0), (16, 1)):
-        launcher.tell(layout=now)
+        launcher.set_orders(layout=now)
         kill_point = KillPoint(kind="file", count=count, step=1, victims=(victim,))
         runs.start(2, kill_point=kill_point, step_s=0.02, **options)
         wait(lambda: begun(runs, runs.attempts) > 1, f"a step\n{history}")
-        launcher.tell(layout=then)
+        launcher.set_orders(layout=then)
         ended(
             runs,
-            Kill(2, kill_point, 0, 0.0, (victim,), told=True, every_s=600.0),
+            Kill(2, kill_point, 0, 0.0, (victim,), terminates=True, every_s=600.0),
             history,
             **options,
         )
         now, then = then, now
     assert history.published > 0
-    launcher.tell(layout=now)
+    launcher.set_orders(layout=now)
     runs.start(2, **options)
     assert runs.join() == [0, 0], str(history)
     same(runs, undisturbed["sgd"], history)

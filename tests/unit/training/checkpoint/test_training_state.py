@@ -1,4 +1,4 @@
-"""What is gathered can be restored, into another layout of groups, bit for bit."""
+"""A gathered state is restored bit for bit, also into other parameter groups."""
 
 from collections.abc import Callable
 from typing import Any
@@ -167,7 +167,7 @@ def test_differences_compare_bits() -> None:
 
 
 def _cut() -> list[TrainingState]:
-    """A network in two parts with two groups each, of which some are empty."""
+    """Return a network in two parts with two parameter groups each, some of them empty."""
     whole = network()
     shapes = {k: tuple(v.shape) for k, v in whole.state_dict().items()}
     parts = []

@@ -1,4 +1,4 @@
-"""When layers count as converged: criteria, penalty and guards on made-up curves."""
+"""Criteria, penalty and safeguards of freezing on artificial curves."""
 
 import doctest
 import math
@@ -28,7 +28,7 @@ def look(frozen: int = 0, **fields) -> CriterionInputs:
 
 
 def passes(criterion: Plasticity, curve, frozen: int = 0) -> int | None:
-    """Number of the first reading after which the front layer has converged."""
+    """Return the number of the first reading after which the front layer has converged."""
     for count, value in enumerate(curve, start=1):
         if criterion.see(look(frozen, plasticity=value)) > frozen:
             return count

@@ -1,4 +1,4 @@
-"""The example whose layers freeze, started as a user starts it."""
+"""The example with freezing, started as by a user."""
 
 import json
 import os
@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).resolve().parents[4] / "docs" / "examples" / "train_cnn.
 
 
 def run(out: Path, directive: str, *options: str) -> tuple[list[dict], str]:
-    """The lines of epochs.jsonl, and stderr."""
+    """Return the lines of epochs.jsonl, and stderr."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     small = ("--samples", "64", "--epochs", "10", "--global-batch", "16")
     done = subprocess.run(

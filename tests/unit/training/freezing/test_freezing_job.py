@@ -1,4 +1,4 @@
-"""Freezing within a job: what stands still, what goes on, and what a checkpoint keeps of it."""
+"""Freezing within a job: parameters that do not change, training that continues, checkpoints."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STEPS = EPOCHS * SAMPLES // BATCH
 
 
 class Certain:
-    """A criterion that knows from the beginning."""
+    """Criterion with a fixed answer."""
 
     plastic = False
 
@@ -41,7 +41,7 @@ class Certain:
 
 
 def surely(layers: int, **options: Any) -> Freezing:
-    """Freezes so many layers as soon as the bootstrap period allows it, after 10 of 50 steps."""
+    """Return settings that freeze the layers after the bootstrap period, 10 of 50 steps."""
     certain = {"criterion": Certain(layers), "max_penalty": 1.0, "every": 1, "passes": 1}
     return Freezing(**(certain | {"begin": 0.0, "settled": 1e9, "alpha": 1.0} | options))
 
@@ -92,7 +92,7 @@ def make(out: Path, **options: Any) -> TrainingJob:
 def run(
     job: TrainingJob, each: Callable[[TrainingJob, int], None] | None = None
 ) -> tuple[list[float], list[int]]:
-    """Losses, and how many layers were frozen after each step."""
+    """Return losses, and the number of frozen layers after each step."""
     losses, frozen = [], []
     for batch in job:
         losses.append(job.step(batch))
@@ -255,7 +255,7 @@ def test_a_learning_rate_that_rises_or_falls_far_thaws_all_layers(tmp_path: Path
 
 
 def until(step: int, freeze: Any, out: Path, **options: Any) -> None:
-    """Train so far, then leave without a word, as a kill does."""
+    """Train up to a step, then stop without a save, as a kill does."""
     job = make(out, freeze=freeze, checkpoint_every_s=0.0, **options)
     for batch in job:
         job.step(batch)

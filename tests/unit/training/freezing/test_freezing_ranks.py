@@ -1,4 +1,4 @@
-"""Freezing with several ranks: all at the same step, less to send, the same in another world."""
+"""Freezing with several ranks: at the same step, with less to reduce, also after a resize."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from slurm_elastic.training import Freezing, init
-from tests.support.training_runs import PROCESSES, _free_port
+from tests.support.training_runs import PROCESSES, unused_port
 
 SAMPLES, BATCH, EPOCHS, WIDE = 60, 12, 8, 40
 STEPS = EPOCHS * SAMPLES // BATCH
 
 
 class Certain:
-    """Holds the first two layers for converged, from the beginning."""
+    """Criterion by which the first two layers have always converged."""
 
     plastic = False
 
@@ -79,9 +79,9 @@ def rank_main(rank: int, size: int, port: int, out: Path, options: dict[str, Any
 
 
 def run(out: Path, size: int, **options: Any) -> list[list[dict[str, Any]]]:
-    """What each rank wrote, by step."""
+    """Return the output of each rank, by step."""
     out.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = unused_port()
     ranks = [
         PROCESSES.Process(target=rank_main, args=(rank, size, port, out, options))
         for rank in range(size)

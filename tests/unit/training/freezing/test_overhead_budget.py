@@ -1,4 +1,4 @@
-"""How often something that only watches may be done."""
+"""The interval of checks whose cost is limited."""
 
 import doctest
 import itertools
@@ -18,7 +18,7 @@ def now(monkeypatch: pytest.MonkeyPatch):
 
 
 def run(budget: OverheadBudget, now: list[float], *, steps: int, look_s: float) -> list[int]:
-    """Steps of a second; the intervals between looks."""
+    """Run steps of one second; return the intervals between checks."""
     looks = [0]
     for step in range(1, steps + 1):
         now[0] += 1.0

@@ -1,4 +1,4 @@
-"""The layer profile that is measured while a model trains."""
+"""The layer profile, measured while a model trains."""
 
 import doctest
 import json
@@ -33,7 +33,7 @@ def profiled(
     steps: int = 3,
     size: int | None = None,
 ) -> LayerProfiler:
-    """After a few steps without profiling, as many with it, and two without."""
+    """Train without profiling, then for `steps` steps with it, and two without."""
     profiler = LayerProfiler(layers_of(model), device=CPU, earlier=earlier, skipped=2, steps=steps)
     for _ in range(2 + steps + 2):
         profiler.begin()
@@ -48,7 +48,7 @@ def hooks(model: nn.Module) -> int:
 
 
 def uneven() -> nn.Sequential:
-    """The second layer does about 60 times the work of its neighbours."""
+    """Return layers of which the second takes about 60 times as long as the others."""
     return nn.Sequential(nn.Linear(32, 512), nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 4))
 
 
@@ -156,7 +156,7 @@ def test_evaluations_do_not_count() -> None:
 
 
 class Script(nn.Module):
-    """As people write them: functions between the layers."""
+    """A usual module, with functions between the layers."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def test_a_single_layer_has_no_profile() -> None:
 
 
 class Pair(nn.Module):
-    """Takes and gives two tensors."""
+    """Layer that takes and returns two tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def test_frozen_layers_keep_their_earlier_backward_times() -> None:
 
 
 def test_profiles_of_stages_are_merged() -> None:
-    """Micro-batches in flight, as in 1F1B: forward 0, forward 1, backward 0, backward 1."""
+    """Run passes in the order of 1F1B: forward 0, forward 1, backward 0, backward 1."""
     whole = layers_of(uneven())
     stages = [whole[:2], whole[2:]]
     profilers = [LayerProfiler(s, device=CPU, skipped=0, steps=2) for s in stages]

@@ -1,4 +1,4 @@
-"""What a job measures of itself: times of a step's parts, and the noise of its gradient."""
+"""Measurements of a job: times of a step's parts, and gradient noise."""
 
 import doctest
 import json
@@ -40,7 +40,7 @@ SQR, TRACE = 4.0, float(DIMENSIONS)
 
 
 def sample_gradients(count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count, DIMENSIONS): gradients of single samples."""
+    """Return gradients of single samples, shape (count, DIMENSIONS)."""
     true = torch.full((DIMENSIONS,), (SQR / DIMENSIONS) ** 0.5)
     return true + torch.randn(count, DIMENSIONS, generator=generator)
 
@@ -228,7 +228,7 @@ def test_half_precision_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 4])
 def test_step_profiler_measures_times_and_noise(pieces: int) -> None:
-    """One rank, with and without micro-batches; the model's gradient is the mean of its inputs."""
+    """Use one rank, with and without micro-batches; the gradient is the mean of the inputs."""
     generator = torch.Generator().manual_seed(pieces)
     weights = torch.nn.Parameter(torch.zeros(DIMENSIONS))
     timer, noise = StepTimer(), GradientNoise(initial_batch=32)

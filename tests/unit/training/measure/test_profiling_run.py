@@ -1,4 +1,4 @@
-"""A profiled training: what each block takes and how long, by a clock that only plants move."""
+"""Profiling runs: samples and times of each block, with a simulated clock."""
 
 import json
 import subprocess
@@ -24,8 +24,8 @@ class SingleRankGroup:
         pass
 
 
-class Plants:
-    """A data set and a clock: preparing a sample takes `PREP`, reading it from storage `COLD`."""
+class SimulatedStorage:
+    """Data set with a simulated clock: preparing a sample takes `PREP`, a cold read `COLD`."""
 
     def __init__(self, samples=64):
         self.now, self.samples = 0.0, samples
@@ -45,62 +45,62 @@ class Plants:
 
 
 @pytest.fixture
-def plants(monkeypatch):
-    found = Plants()
+def storage(monkeypatch):
+    found = SimulatedStorage()
     monkeypatch.setattr(page_cache, "drop", lambda paths: found.cached.clear())
     return found
 
 
-def measure(plants, tmp_path, *blocks, steps=3, warm_up=1, batch=4):
-    """Seconds of each step by block; each step computes for `COMPUTE`."""
+def measure(storage, tmp_path, *blocks, steps=3, warm_up=1, batch=4):
+    """Return the seconds of each step by block; each step computes for `COMPUTE`."""
     asked = ProfileRequest(
         result=tmp_path / "answer.json", blocks=blocks, steps=steps, warm_up=warm_up, data=("/d",)
     )
     run = profiling_run.ProfilingRun(
         asked,
-        sampler=Sampler(samples=len(plants), global_batch=batch, epochs=1, seed=0),
-        loader=Loader(dataset=plants, workers=0, collate=None, pin=False, seed=0),
+        sampler=Sampler(samples=len(storage), global_batch=batch, epochs=1, seed=0),
+        loader=Loader(dataset=storage, workers=0, collate=None, pin=False, seed=0),
         rank_group=SingleRankGroup(),
         facts={},
-        clock=plants.clock,
+        clock=storage.clock,
     )
     for _ in run.batches(EvenSplit(rank=0, world_size=1)):
-        plants.now += COMPUTE
+        storage.now += COMPUTE
     return {row["block"]: row["seconds"] for row in run._done}
 
 
-def test_each_block_measures_its_own_delays(plants, tmp_path):
-    found = measure(plants, tmp_path, "synthetic", "cold", "warm")
+def test_each_block_measures_its_own_delays(storage, tmp_path):
+    found = measure(storage, tmp_path, "synthetic", "cold", "warm")
     assert found["synthetic"] == [COMPUTE] * 3
     assert found["cold"] == [COMPUTE + 4 * (PREP + COLD)] * 3
     assert found["warm"] == [COMPUTE + 4 * PREP] * 3
 
 
-def test_synthetic_data_repeat_the_first_batch(plants, tmp_path):
-    measure(plants, tmp_path, "synthetic", steps=5)
-    assert len(plants.taken) == 4
+def test_synthetic_data_repeat_the_first_batch(storage, tmp_path):
+    measure(storage, tmp_path, "synthetic", steps=5)
+    assert len(storage.taken) == 4
 
 
-def test_warm_data_are_read_once_before_a_warm_block(plants, tmp_path):
-    assert measure(plants, tmp_path, "warm")["warm"] == [COMPUTE + 4 * PREP] * 3
+def test_warm_data_are_read_once_before_a_warm_block(storage, tmp_path):
+    assert measure(storage, tmp_path, "warm")["warm"] == [COMPUTE + 4 * PREP] * 3
 
 
-def test_blocks_take_the_same_samples(plants, tmp_path):
-    measure(plants, tmp_path, "cold", "warm")
-    half = len(plants.taken) // 2
+def test_blocks_take_the_same_samples(storage, tmp_path):
+    measure(storage, tmp_path, "cold", "warm")
+    half = len(storage.taken) // 2
     assert half == 4 * 4
-    assert plants.taken[:half] == plants.taken[half:]
+    assert storage.taken[:half] == storage.taken[half:]
 
 
-def test_a_small_dataset_is_repeated_and_a_warning_is_logged(plants, tmp_path, capsys):
-    plants.samples = 9  # two full steps
-    found = measure(plants, tmp_path, "cold", steps=4, warm_up=0)
+def test_a_small_dataset_is_repeated_and_a_warning_is_logged(storage, tmp_path, capsys):
+    storage.samples = 9  # two full steps
+    found = measure(storage, tmp_path, "cold", steps=4, warm_up=0)
     assert found["cold"][2] == COMPUTE + 4 * PREP
     assert "has 2 steps, 4 are run" in capsys.readouterr().err
 
 
-def test_without_warm_up_the_first_step_counts(plants, tmp_path):
-    assert len(measure(plants, tmp_path, "synthetic", steps=2, warm_up=0)["synthetic"]) == 2
+def test_without_warm_up_the_first_step_counts(storage, tmp_path):
+    assert len(measure(storage, tmp_path, "synthetic", steps=2, warm_up=0)["synthetic"]) == 2
 
 
 def test_the_samples_per_gpu_are_those_of_the_largest_shape(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""FSDP2: the same training, in parts."""
+"""FSDP2 gives the result of replicas."""
 
 from __future__ import annotations
 

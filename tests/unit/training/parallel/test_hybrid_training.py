@@ -1,4 +1,4 @@
-"""A hybrid job measures its layers, and starts again in the layout that suits them."""
+"""A hybrid job measures its layers and restarts in a better layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients add up to those of the whole batch, however the ranks split it."""
+"""Gradients of any split of the batch add up to those of the whole batch."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from slurm_elastic.training.parallel.process_group import CONTROL, RankGroup, Reducer
-from tests.support.training_runs import PROCESSES, _free_port
+from tests.support.training_runs import PROCESSES, unused_port
 
 BATCH = 5
 
@@ -25,7 +25,7 @@ def network() -> torch.nn.ModuleDict:
 
 
 def gradients(rank: int, size: int) -> tuple[dict[str, torch.Tensor | None], list[float]]:
-    """What a rank has after reducing; rank 2 of 3 gets no samples at all."""
+    """Return gradients and control values after reducing; rank 2 of 3 has no samples."""
     model = network()
     world = RankGroup()
     world.connect()
@@ -62,7 +62,7 @@ def rank_main(rank: int, size: int, port: int, out: Path) -> None:
 def test_gradients_of_uneven_shares_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     running = []
     for size in (1, 2, 3):
-        port = _free_port()
+        port = unused_port()
         for rank in range(size):
             arguments = (rank, size, port, tmp_path)
             running.append(PROCESSES.Process(target=rank_main, args=arguments))

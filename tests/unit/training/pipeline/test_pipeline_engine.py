@@ -1,4 +1,4 @@
-"""A pipeline that drains between updates computes what one rank would."""
+"""A pipeline that drains between updates gives the result of one rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = dict[str, Any]
 
 
 def reference(count: int) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
-    """Losses and gradients of the whole model in a plain loop."""
+    """Return losses and gradients of the whole model in a plain loop."""
     model = cut(layers(), [7])[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     losses, gradients = [], []
@@ -83,7 +83,7 @@ def test_any_layout_gives_the_result_of_one_rank(size: int, tmp_path: Path) -> N
 
 
 class Fork(torch.nn.Module):
-    """Gives two tensors with a gradient and one without."""
+    """Layer that returns two tensors with a gradient and one without."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Fork(torch.nn.Module):
 
 
 class Between(torch.nn.Module):
-    """Hands one tensor on and does not use another."""
+    """Layer that passes one tensor on and does not use another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def forked() -> list[torch.nn.Module]:
 
 
 def several_tensors(rank: int) -> Found:
-    """Sizes differ too, within a batch and between batches; the divisor counts samples."""
+    """Use different sizes within a batch and between batches; the divisor counts samples."""
     run = engine(StageLayout.of(1, 1, 1), rank, forked(), micro_batches=4)
     total = []
     for step in range(2):
@@ -158,7 +158,7 @@ class Odd(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """Shares the embedding's matrix."""
+    """Layer that shares the embedding's matrix."""
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         super().__init__()

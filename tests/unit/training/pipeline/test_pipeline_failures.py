@@ -1,4 +1,4 @@
-"""Ranks that die, hang or disagree: the others end with one line."""
+"""Ranks that end, hang or disagree: the others end with a one-line error."""
 
 from __future__ import annotations
 

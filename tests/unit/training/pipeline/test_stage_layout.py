@@ -1,4 +1,4 @@
-"""The orders of all ranks, without any process: complete, bounded, and nobody waits for ever."""
+"""Schedules of all ranks, without processes: complete, bounded and free of deadlocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNEVEN = [
 
 
 def runs_dry(layout: StageLayout, schedule: str, count: int) -> str:
-    """Where ranks wait for each other for ever; "" if they all come to the end."""
+    """Return a description of a deadlock, or "" if all ranks reach the end."""
     left = [
         list(order(layout, schedule, rank=rank, count=count))[::-1]
         for rank in range(layout.world_size)

@@ -1,4 +1,4 @@
-"""PipeDream: each minibatch's gradient is that of one set of weights, to the last bit."""
+"""PipeDream: each minibatch's gradient belongs to one version of the weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def minibatches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def run(rank: int, layout: StageLayout, vertical: bool, stash: bool, rounds: int = 1) -> Found:
-    """Losses, and of each update of this rank the gradients and the weights after it."""
+    """Return losses, and for each update of this rank the gradients and the weights after it."""
     if not stash:
         # The control: passes go through the parameters themselves, which updates change.
         weight_stashing.StashedStage._snapshot = shared  # type: ignore[method-assign]
@@ -52,7 +52,7 @@ def shared(stage: weight_stashing.StashedStage) -> dict[str, torch.Tensor]:
 
 
 def version(layout: StageLayout, stage: int, micro: int, *, vertical: bool) -> int:
-    """Which weights the paper says a minibatch uses, written down anew.
+    """Return the version of the weights that a minibatch uses, computed directly from the paper.
 
     A straight pipeline of n stages is n - 1 - s updates behind on stage s (SOSP'19, 3.3); with
     replicas the same holds for rounds, with ceil(workers from s on / replicas) in flight.
@@ -68,7 +68,7 @@ def version(layout: StageLayout, stage: int, micro: int, *, vertical: bool) -> i
 def monolithic(
     layout: StageLayout, found: list[Found], micro: int, *, vertical: bool, round_: int = 0
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one minibatch by the whole model at the versions it met."""
+    """Return loss and gradients of one minibatch of the whole model at the versions it used."""
     model = cut(layers(), [7])[0]
     state = {}
     for stage, ranks in enumerate(layout.stages):
@@ -83,7 +83,7 @@ def monolithic(
 
 
 def check(layout: StageLayout, found: list[Found], *, vertical: bool, rounds: int = 1) -> bool:
-    """Whether all losses and gradients are those of the whole model, to the last bit."""
+    """Return whether all losses and gradients equal those of the whole model, bit for bit."""
     same = True
     for round_ in range(rounds):
         whole = [

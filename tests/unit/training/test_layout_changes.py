@@ -1,4 +1,4 @@
-"""A training that walks over layouts, from checkpoint to checkpoint, equals one that does not."""
+"""A training through a sequence of layouts equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDir
 from slurm_elastic.training.signals import STOPPED
 from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, TrainingRuns
 
-WALK = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
+LAYOUTS = ["1x1", "2x2", "1x3", "3x1", "1x2x2", "4x1", "2-1", "1x1"]
 DIRECTIVE = "1-8,parallel=hybrid"
 
 
-def leg(
+def run_attempt(
     runs: TrainingRuns,
     launcher: FakeLauncher,
     layout: str,
@@ -29,11 +29,11 @@ def leg(
     notice: int,
     **options: Any,
 ) -> None:
-    """Start in this layout; from step `until` on ask for a save, then end it as Slurm would."""
+    """Start in this layout; from step `until` on request a save, then end it as Slurm does."""
     size = LayoutText.parse(layout).world
-    launcher.forget()
+    launcher.clear_reports()
     launcher.order("run")
-    launcher.tell(layout=layout)
+    launcher.set_orders(layout=layout)
     runs.start(size, launcher=launcher, step_s=0.1, directive=DIRECTIVE, **options)
     runs.wait_for_step(until)
     launcher.order("notice", notice=notice)
@@ -43,7 +43,7 @@ def leg(
 
 
 def tensors(runs: TrainingRuns) -> dict[str, torch.Tensor]:
-    """Of the newest checkpoint."""
+    """Return the tensors of the newest checkpoint."""
     found = CheckpointDirectory(runs.out / "ckpt", keep=2, log=pytest.fail).newest()
     assert found is not None
     assert found.step == STEPS
@@ -51,7 +51,7 @@ def tensors(runs: TrainingRuns) -> dict[str, torch.Tensor]:
 
 
 def same(runs: TrainingRuns, plain: TrainingRuns) -> None:
-    """All that a training leaves is that of the uninterrupted one."""
+    """Check that losses, samples and tensors equal those of the uninterrupted training."""
     assert sorted(runs.losses()) == list(range(1, STEPS + 1))
     assert runs.losses() == pytest.approx(plain.losses(), rel=1e-5)
     assert runs.samples() == [Counter(range(SAMPLES))] * EPOCHS
@@ -80,14 +80,14 @@ def test_a_sequence_of_layouts_equals_an_uninterrupted_run(
     plain.run(1, **options)
     runs = TrainingRuns(tmp_path / "moved")
     options |= more
-    for number, layout in enumerate(WALK[:-1], start=1):
+    for number, layout in enumerate(LAYOUTS[:-1], start=1):
         until = max(runs.losses(), default=0) + 1
-        leg(runs, launcher, layout, until=until, notice=number, **options)
+        run_attempt(runs, launcher, layout, until=until, notice=number, **options)
     launcher.order("run")
-    launcher.tell(layout=WALK[-1])
+    launcher.set_orders(layout=LAYOUTS[-1])
     runs.start(1, launcher=launcher, directive=DIRECTIVE, **options)
     assert runs.join() == [0], runs.log()
-    assert runs.layouts() == WALK
+    assert runs.layouts() == LAYOUTS
     same(runs, plain)
 
 
@@ -100,12 +100,12 @@ def test_a_layout_ordered_during_the_training_restarts_the_job_in_it(
     runs = TrainingRuns(tmp_path / "moved")
     options |= {"launcher": launcher, "directive": DIRECTIVE}
     orders = ["2x1", "1x2", "1x2x2", "2x1"]
-    launcher.tell(layout=orders[0])
+    launcher.set_orders(layout=orders[0])
     for ordered in orders[1:]:
         until = max(runs.losses(), default=0) + 2
         runs.start(2, step_s=0.1, **options)
         runs.wait_for_step(until)
-        launcher.tell(layout=ordered)
+        launcher.set_orders(layout=ordered)
         assert runs.join() == [RESTART_CODE] * 2, runs.log()
         assert runs.saved_steps()[-1] == max(runs.losses())
         assert "restarting in another layout" in runs.log()
@@ -121,7 +121,7 @@ def test_a_withdrawn_notice_does_not_change_a_pipeline(
     plain = TrainingRuns(tmp_path / "plain")
     plain.run(1, model="tied", padding_kb=1)
     runs = TrainingRuns(tmp_path / "run")
-    launcher.tell(layout="1x3")
+    launcher.set_orders(layout="1x3")
     runs.start(3, launcher=launcher, directive=DIRECTIVE, step_s=0.1, model="tied", padding_kb=1)
     runs.wait_for_step(3)
     for notice in (1, 2):
@@ -139,9 +139,9 @@ def test_a_layout_for_another_number_of_ranks_is_ignored(
     tmp_path: Path, launcher: FakeLauncher
 ) -> None:
     runs = TrainingRuns(tmp_path / "run")
-    launcher.tell(layout="1x2")
+    launcher.set_orders(layout="1x2")
     runs.start(2, launcher=launcher, directive=DIRECTIVE, step_s=0.1)
     runs.wait_for_step(3)
-    launcher.tell(layout="2x2")
+    launcher.set_orders(layout="2x2")
     assert runs.join() == [0, 0], runs.log()
     assert runs.layouts() == ["1x2"]

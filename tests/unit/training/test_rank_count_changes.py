@@ -1,4 +1,4 @@
-"""A training that changes its world equals one that does not."""
+"""A training on changing numbers of ranks equals an uninterrupted one."""
 
 import signal
 from collections import Counter
@@ -13,8 +13,8 @@ from tests.support.training_runs import EPOCHS, SAMPLES, STEPS, FakeLauncher, Tr
 def move(
     runs: TrainingRuns, launcher: FakeLauncher, *, size: int, until: int, notice: int, **options
 ) -> None:
-    """Run with `size` ranks; from step `until` on ask for a save, then end it as Slurm would."""
-    launcher.forget()
+    """Run with `size` ranks; from step `until` on request a save, then end it as Slurm does."""
+    launcher.clear_reports()
     launcher.order("run")
     runs.start(size, launcher=launcher, step_s=0.01, **options)
     runs.wait_for_step(until)
