@@ -38,8 +38,7 @@ GPUS = {"A": 8, "B": 4}
 
 def configuration(mode: str) -> str:
     """Policy icefrog, as soon as it can; jobs of one name begin with each other's times."""
-    text = eager_config(mode=mode, extra="[sia]\nshare = true\n")
-    return text.replace("[controller]", '[controller]\npolicy = "icefrog"', 1)
+    return eager_config(mode=mode, policy="icefrog", extra="[sia]\nshare = true\n")
 
 
 @pytest.fixture

@@ -32,8 +32,7 @@ tolerance = 0.2
 
 def configuration(mode: str, policy: str = "fair") -> str:
     """Pending jobs are the controller's to start, and wait for a rack; moves have to gain a lot."""
-    text = eager_config(mode=mode, queue="controller", extra=PLACEMENT)
-    text = text.replace("[controller]", f'[controller]\npolicy = "{policy}"', 1)
+    text = eager_config(mode=mode, policy=policy, queue="controller", extra=PLACEMENT)
     return text.replace("min_interval_s = 2", "min_interval_s = 2\nmin_gain = 0.5")
 
 

@@ -5,7 +5,6 @@ of them.
 """
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,22 +12,17 @@ from tests.support.selasticd import (
     Daemon,
     gpus,
     held,
-    leaves_no_trace,
     run_concurrently,
     shown,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
 
+pytestmark = pytest.mark.usefixtures("no_trace")
+
 FIRST = 4_000_000_000
 #: After a requeue, unless it is told otherwise.
 SLURMS_OWN_WAIT_S = 120
 NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
-
-
-@pytest.fixture(autouse=True)
-def _clean(daemon: Daemon) -> Iterator[None]:
-    with leaves_no_trace(daemon):
-        yield
 
 
 def submit(cluster: SlurmCluster, node: str, *options: str, directive: str = "1-4") -> int:

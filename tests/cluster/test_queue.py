@@ -10,11 +10,12 @@ from tests.support.selasticd import (
     eager_config,
     gpus,
     held,
-    leaves_no_trace,
     running,
     shown,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
+
+pytestmark = pytest.mark.usefixtures("no_trace")
 
 FIRST = 4_000_000_000
 
@@ -23,12 +24,6 @@ FIRST = 4_000_000_000
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     with running(cluster, eager_config(queue="controller")) as daemon:
         yield daemon
-
-
-@pytest.fixture(autouse=True)
-def _clean(daemon: Daemon) -> Iterator[None]:
-    with leaves_no_trace(daemon):
-        yield
 
 
 def submit(cluster: SlurmCluster, *options: str, directive: str = "4-8,types=a100") -> int:

@@ -46,7 +46,7 @@ except frames.RequestRejectedError as error:
 
 def configuration(mode: str) -> str:
     """Policy sia, as soon as it can."""
-    return eager_config(mode=mode).replace("[controller]", '[controller]\npolicy = "sia"', 1)
+    return eager_config(mode=mode, policy="sia")
 
 
 @pytest.fixture
