@@ -71,7 +71,7 @@ def test_the_real_tree_with_who_sits_where_and_who_shares_which_link(
     )  # fmt: skip
     assert rows[first]["shared"] == ["g04", "switch:rack1", "switch:rack2"]
     assert answer["notes"] == [
-        "[topology] uplinks: g99 is neither a node nor a switch; mend or remove it"
+        "[topology] uplinks: g99 is neither a node nor a switch; correct or remove it"
     ]
 
 

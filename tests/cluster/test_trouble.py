@@ -269,7 +269,7 @@ def test_lies_harm_nobody(cluster: SlurmCluster, daemon: Daemon) -> None:
     answers = tell(cluster, "alice", *lies)
     assert [a.startswith("refused") for a in answers] == [False] * 4 + [True] * 5
     (answer,) = tell(cluster, "bob", {**fast, "phase": "saved", "notice": 1})
-    assert answer == f"refused: job {job} belongs to somebody else"
+    assert answer == f"refused: job {job} belongs to another user"
     daemon.wait_for(f"JobId={job} Uid=2002 Refused=report: not the owner")
     begun = len(daemon.log())
     honest = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", user="bob")

@@ -116,7 +116,7 @@ class ControllerUnderTest:
         )
         self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.desk, log)
         here: Any = _Here()
-        self.server._clerk = self.server._sealers = here
+        self.server._backend_thread = self.server._auth_pool = here
         self.loop = asyncio.new_event_loop()
         self.foreign = [j for j in jobs if j.uid != example_round.BOB]
 
