@@ -97,7 +97,7 @@ def test_stopped_in_a_change_and_started_again(
 
 @pytest.fixture
 def training(cluster: SlurmCluster) -> Iterator[int]:
-    """Trains for about half a minute on one emulated v100, faster on more."""
+    """Start a training of about half a minute on one emulated v100, less on more."""
     cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
     options = ["--samples=2048", "--epochs=2", "--rate=100", "--workers=0"]
     job = cluster.sbatch(

@@ -31,7 +31,7 @@ def submit(cluster: SlurmCluster, *options: str, directive: str = "4-8,types=a10
 
 
 def fill(cluster: SlurmCluster, *nodes: str) -> list[int]:
-    """Rigid jobs on whole nodes."""
+    """Submit rigid jobs on whole nodes."""
     jobs = [
         cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:4", "-w", node, user="bob")
         for node in nodes

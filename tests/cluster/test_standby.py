@@ -33,13 +33,13 @@ CONFIG = (
 
 
 class Second(Daemon):
-    """The one on g06."""
+    """The selasticd on g06."""
 
     NODE = "g06"
 
 
 class Pair:
-    """Both, and whoever is active."""
+    """Two selasticd, of which one is active."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -52,13 +52,13 @@ class Pair:
         self._reporter = cluster.exec(play, user="alice").stdout.strip()
 
     def roles(self) -> dict[str, str]:
-        """By address; "" for one that does not answer."""
+        """Return the role by address; "" for one that does not answer."""
         words = ["selastic", "--controller", BOTH, "ping", "--json"]
         done = self.cluster.exec(words, user="alice", check=False)
         return {c["address"]: c.get("role", "") for c in json.loads(done.stdout)["controllers"]}
 
     def active(self) -> tuple[Daemon, Daemon]:
-        """The one that is active, and the other; one that a failed test left paused goes on."""
+        """Return the active one and the other; resume one that a failed test left paused."""
         for one in self.all:
             self.cluster.exec(f"kill -CONT {one.pid}", node=one.NODE, check=False)
         wait(lambda: "active" in self.roles().values(), "nobody is active")
@@ -95,12 +95,12 @@ def pair(cluster: SlurmCluster) -> Iterator[Pair]:
 
 
 def wait(happens: Callable[[], bool], what: str) -> None:
-    """`until`, as long as a takeover may last."""
+    """Call `until` with the time that a takeover may take."""
     until(happens, seconds=LONG, what=what)
 
 
 def writes(log: str) -> list[str]:
-    """Calls of scontrol, beats of the lease left out."""
+    """Return the calls of scontrol, without renewals of the lease."""
     return [x for x in log.splitlines() if " scontrol words=" in x and "selastic_active_" not in x]
 
 
@@ -110,7 +110,7 @@ def leases(cluster: SlurmCluster) -> list[str]:
 
 
 def paused_in_a_start(cluster: SlurmCluster, active: Daemon) -> int:
-    """A job that grows, and a controller that sees no more of it: a third of a second to hit."""
+    """Pause the active one while it starts a growing job again; return that job."""
     for _ in range(5):
         job = submit_running(cluster)
         active.when(job, "VERIFY", f"kill -STOP {active.pid}")

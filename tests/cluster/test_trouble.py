@@ -40,7 +40,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def _clean(daemon: Daemon) -> Iterator[None]:
-    """Each test finds a running selasticd, and leaves one."""
+    """Make sure that selasticd runs before and after each test."""
     if not daemon.runs():
         daemon.start()
     with leaves_no_trace(daemon):
@@ -152,7 +152,7 @@ def test_munged_is_down(cluster: SlurmCluster, daemon: Daemon) -> None:
 
 @pytest.fixture
 def shm(cluster: SlurmCluster, daemon: Daemon) -> Iterator[str]:
-    """A state directory on a small file system of its own."""
+    """Yield a state folder on a small file system."""
     cluster.exec(f"mkdir -p {SHM}", user="selastic")
     daemon.stop()
     daemon.configure(eager_config().replace("{state}", SHM))
