@@ -32,7 +32,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 def again(cluster: SlurmCluster, job: int, run: int) -> None:
-    """Once a job is back in the queue, do not let it wait for two minutes."""
+    """Start a job at once when it is back in the queue, instead of after two minutes."""
 
     def back() -> bool:
         found = shown(cluster, job)
