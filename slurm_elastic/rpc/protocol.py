@@ -32,7 +32,7 @@ CODES: Mapping[str, str] = {
     "rate": "more requests than `[api] rate_per_user`, averaged over ten seconds, or too many open"
     " at once ([security.md](security.md))",
     "standby": "this controller is not the active one; the line names the active one: ask that",
-    "version": "another protocol",
+    "version": "a version of the protocol in which the controller does not answer this operation",
     "too_large": "the reply would be larger than 16 MiB",
     "internal": "a bug; the log has it",
 }
