@@ -149,8 +149,8 @@ def test_a_recorded_request_gets_an_answer_that_its_client_can_read(site, exchan
         assert mismatches(answer, OPERATIONS[op].answer_type(), op) == []
 
 
-def test_every_operation_was_recorded():
-    assert {e["request"]["op"] for e in EXCHANGES} == set(OPERATIONS)
+def test_every_recorded_operation_is_still_answered():
+    assert {e["request"]["op"] for e in EXCHANGES} <= set(OPERATIONS)
     assert {e["request"]["v"] for e in EXCHANGES} == {RECORDED["protocol"]}
     assert RECORDED["protocol"] in protocol.answered()
 
