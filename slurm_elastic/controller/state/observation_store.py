@@ -152,7 +152,7 @@ class ObservationStore:
 
     def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
         shared.version += 1
-        # The newest first: what a job that has not said anything yet is taken for.
+        # The newest first: a job without reports is taken for it.
         others = [(k, v) for k, v in lessons.items() if k != shared.stated][: _STATED - 1]
         self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
         self._dirty.add((job.user, job.name, shared.stated))

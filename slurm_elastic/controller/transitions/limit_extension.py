@@ -125,7 +125,7 @@ def _pace(
     if gpus >= wanted:  # more than MAX it never gets, whatever it was submitted with
         return 1.0
     asked = shape.submitted_type(job.submission.shape) if job.submission else ""
-    told = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
+    min_nodes = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
     kind, gpu_type = asked or gpu_type, gpu_type or asked
 
     def fewest(count: int, of: str) -> int:
@@ -133,6 +133,6 @@ def _pace(
 
     tree = Topology.of(snapshot)
     spread, racks = tree.spread(n for n in nodes if tree.has(n))
-    full = model.speed(kind, wanted, min(wanted, max(told, fewest(wanted, kind), 1)))
+    full = model.speed(kind, wanted, min(wanted, max(min_nodes, fewest(wanted, kind), 1)))
     here = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
     return here / full if full > 0 else 1.0
