@@ -130,11 +130,13 @@ def obey(
     # A library that accumulates splits a share that does not fit; others take it at once.
     if learned.observations and not learned.application.accumulation:
         reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
-    found = max(low, min(batch, high, max(reach, present)))
-    even = found - found % replicas
-    found = even if even >= low else found
+    next_batch = max(low, min(batch, high, max(reach, present)))
+    even = next_batch - next_batch % replicas
+    next_batch = even if even >= low else next_batch
     reason = Reason("batch-by-policy", batch=batch, gpus=held.gpus)
-    return BatchChoice(found, present, limits, reason=reason if found != present else None)
+    return BatchChoice(
+        next_batch, present, limits, reason=reason if next_batch != present else None
+    )
 
 
 def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:

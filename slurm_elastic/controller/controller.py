@@ -209,8 +209,8 @@ class Controller:
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
         self._per_node = snapshot.smallest
         if self.config.controller.mode == "act" and not self._notes["rival"]:
-            found = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
-            self.engine.reservations.adopt(found)
+            reservations = self.cleanup.sweep(snapshot, self.engine.live, per_node=self._per_node)
+            self.engine.reservations.adopt(reservations)
             self.cleanup.leases(snapshot.jobs, self.engine.live, retired=self.retired)
         self.report_handler.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
@@ -332,8 +332,8 @@ class Controller:
 
     def _notice_s(self, job: Job) -> float:
         directive = self.store.directive(job)
-        asked = directive.notice_s if directive else None
-        return float(asked or self.config.resize.notice_s)
+        notice_s = directive.notice_s if directive else None
+        return float(notice_s or self.config.resize.notice_s)
 
     # --- from outside ---
 

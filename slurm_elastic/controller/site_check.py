@@ -154,7 +154,9 @@ def _versions(facts: Facts, report: _Report) -> None:
         )
     for problem in answer.get("problems", ()):
         harm, _, remedy = problem.rpartition("; ")
-        report.warning("selasticd", f"reports: {harm or problem}", remedy if harm else "see its log")
+        report.warning(
+            "selasticd", f"reports: {harm or problem}", remedy if harm else "see its log"
+        )
 
 
 def _plugin(facts: Facts, report: _Report) -> None:

@@ -65,14 +65,14 @@ class LeaseMark:
     @property
     def holder(self) -> str:
         """The address of the holder; "" when the comment has none."""
-        found = _HOLDER.search(self.comment)
-        return found[1] if found else ""
+        match = _HOLDER.search(self.comment)
+        return match[1] if match else ""
 
     @property
     def id(self) -> str:
         """Id that distinguishes the processes of one holder."""
-        found = _ID.search(self.comment)
-        return found[1] if found else ""
+        match = _ID.search(self.comment)
+        return match[1] if match else ""
 
     @property
     def free(self) -> bool:

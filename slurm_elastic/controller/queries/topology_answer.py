@@ -37,7 +37,7 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
     snapshot, settings = view.snapshot, view.topology
     fabric = Fabric.of(snapshot, settings)
     tree = Topology.of(snapshot)
-    seen = links_seen(snapshot, view.records, fabric.speeds)
+    estimates = links_seen(snapshot, view.records, fabric.speeds)
     places = {
         job.job_id: job.allocation
         for job in snapshot.jobs
@@ -55,9 +55,9 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
                 "gbit_s": link.bytes_s / GBIT,
                 "jobs": link.jobs,
                 "owners": link.owners,
-                "counts": seen.counts(tier),
+                "counts": estimates.counts(tier),
             }
-            for tier, link in seen.links.items()
+            for tier, link in estimates.links.items()
         },
         "switches": [
             rows.switch(s.name, parents.get(s.name, ""), s.level)

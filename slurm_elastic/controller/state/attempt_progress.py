@@ -77,9 +77,9 @@ class AttemptProgress:
         """Return it from the ledger's JSON; unknown fields are ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-        found = cls(**{k: v for k, v in values.items() if k in known})
-        found.why = Reason.from_json(values.get("why"))
-        return found
+        progress = cls(**{k: v for k, v in values.items() if k in known})
+        progress.why = Reason.from_json(values.get("why"))
+        return progress
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""

@@ -65,9 +65,9 @@ class CrashLoopGuard:
             if not job.elastic or job.state is JobState.ENDED:
                 continue
             watch = self._store.entry(job).watch
-            before = watch.run
+            last_run = watch.run
             self._follow(watch, job, snapshot, ours=job.job_id in live)
-            if watch.run != before:
+            if watch.run != last_run:
                 self._store.touch(job)
             if not act:
                 self._advise(watch, job)

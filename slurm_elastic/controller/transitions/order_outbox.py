@@ -73,9 +73,11 @@ class DesiredSettings:
         fields = self._values.get(job_id)
         if not fields:
             return orders
-        found = {name: setting for name, runs in fields.items() if (setting := _latest(runs, run))}
-        seq = max([orders.seq, *(seq for seq, _ in found.values())])
-        values = {name: value for name, (_, value) in found.items()}
+        settings = {
+            name: setting for name, runs in fields.items() if (setting := _latest(runs, run))
+        }
+        seq = max([orders.seq, *(seq for seq, _ in settings.values())])
+        values = {name: value for name, (_, value) in settings.items()}
         return dataclasses.replace(orders, seq=seq, **values)
 
     def forget(self, alive: Collection[int]) -> None:

@@ -230,7 +230,7 @@ class TransitionEngine:
         """Advance one transition as far as it goes; an unwritten step is not begun."""
         job = site.job(transition)
         for _ in range(len(TransitionState)):
-            before = transition.state
+            last_state = transition.state
             try:
                 self._steps.advance(transition, job, site, self._enter)
             except ScontrolError as error:
@@ -241,7 +241,7 @@ class TransitionEngine:
             except LedgerError as error:
                 transition.state, transition.problem = TransitionState.UNDONE, Reason("not-written")
                 return transition, job, error
-            if transition.state is before or not transition.state.live:
+            if transition.state is last_state or not transition.state.live:
                 break
         return transition, job, None
 
