@@ -343,11 +343,11 @@ def measured(points: Iterable[ObservedTime]) -> dict[str, float]:
     if not every:
         return {}
     chosen = min(every, key=lambda m: (sum(distance(m, s) for s in by_type.values()), -m))
-    by_type = {}
+    rates = {}
     for name, sizes in by_type.items():
         nearest = min(sizes, key=lambda m: (abs(math.log(chosen / m)), -m))
-        by_type[name] = statistics.median(sizes[nearest])
-    return by_type
+        rates[name] = statistics.median(sizes[nearest])
+    return rates
 
 
 def estimated(
