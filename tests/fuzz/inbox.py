@@ -129,10 +129,10 @@ class ControllerUnderTest:
 
     def known(self) -> str:
         """Return all that is stored of other users' jobs, as text."""
-        book = self.controller.book
+        store = self.controller.store
         return repr(
             [
-                (book.entry(j).to_body(), self.controller.engine.outbox.orders(j.job_id, 0))
+                (store.entry(j).to_body(), self.controller.engine.outbox.orders(j.job_id, 0))
                 for j in self.foreign
             ]
         )
@@ -167,7 +167,7 @@ def run(seconds: float, seed: int) -> Tally:
     checked_log.quiet()
     tally = drive(one, seconds=seconds, seed=seed)
     if _place is not None:
-        counts = len(_place.controller.book._entries), len(_place.server._waiting)
+        counts = len(_place.controller.store._entries), len(_place.server._waiting)
         if max(counts) > 20:
             tally.crashes.append(f"memory grows: {counts} entries and waiters")
     return tally
