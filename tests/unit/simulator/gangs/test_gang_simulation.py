@@ -1,4 +1,4 @@
-"""Simulations of gangs: the published runs again, and what the files may not hold."""
+"""Simulations of gangs: the published runs repeated, and invalid files."""
 
 import csv
 import json
