@@ -79,7 +79,7 @@ def trained(rule: str, *, seed: int, batch: int) -> dict[str, Any]:
             scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * _FIRST),
             batch_rule=rule or "constant",
         )
-        orders = job._reporter.orders  # noqa: SLF001 - nobody else gives orders here
+        orders = job._reporter.orders  # noqa: SLF001 - no controller orders here
 
         def ordered(**options: Any) -> Any:
             late = rule and job.steps_done >= _FIRST

@@ -25,7 +25,7 @@ from slurm_elastic.simulator.workloads import application_profiles, cluster_text
 from tests.support import published_data
 
 WORKLOADS = tuple(("philly", i) for i in range(1, 5)) + tuple(("saturn", i) for i in range(1, 6))
-#: (policy, belief); "" where nobody freezes.
+#: (policy, belief); "" without freezing.
 ROWS = (
     ("sia", ""),
     *((p, b) for b in ("central", "optimistic", "pessimistic") for p in ("sia", "icefrog")),

@@ -115,8 +115,8 @@ def instance(rows: Rows, *, gpus: int, jobs: int, seed: int) -> AssignmentProgra
     goodput = rows.goodput[drawn] * rng.uniform(0.95, 1.05, size=(jobs, len(rows.gpus)))
     cost = _cost(goodput, rows.factor[drawn], rows.held[drawn])
     capacity = np.array([round(gpus * share) for share in _SHARES], dtype=np.int64)
-    nobody = np.full(jobs, -1, dtype=np.int64)
-    return _program(rows, cost, goodput > _FILLER, capacity, nobody)
+    none_held = np.full(jobs, -1, dtype=np.int64)
+    return _program(rows, cost, goodput > _FILLER, capacity, none_held)
 
 
 def _cost(goodput: Floats, factor: Floats, held: Ints) -> Floats:

@@ -3,15 +3,15 @@
     python -m benchmarks.transitions [--count 20] [--rivals 100] [--deaf 0.0] [--seed 1]
                                      [--json] [--keep] [--cluster farm64]
 
-The cluster is full. Pairs of elastic jobs hold some of its nodes and are dealt out anew among them,
-all of them in one transaction, as often as needed, while one-GPU jobs of another user pend for
-whatever gets free. The jobs (drivers/busy_job.sh) save when asked and go on from what they saved;
-`--deaf` is the share of notices that a job does not answer: those have to be rolled back.
+The cluster is full. Pairs of elastic jobs hold some of its nodes and are moved among them, all at
+once, as often as needed, while one-GPU jobs of another user wait for any GPU that becomes free. The
+jobs (drivers/busy_job.sh) save on a notice and continue from their save; `--deaf` is the share of
+notices that a job ignores: those transitions must be rolled back.
 
-Prints how many landed and how many were rolled back, how long Slurm's part took, and what an
-observer finds who knows nothing of the controller: jobs that lost work, rivals that got onto the
-jobs' nodes (without deaf jobs that must not be; one whose old place is taken by a job that
-landed goes back into the queue), and what was left behind. Exit code 1 if anything was.
+Prints how many transitions finished and how many were rolled back, how long Slurm's part took, and
+what Slurm alone shows: jobs that lost work, rivals that got onto the jobs' nodes (only after an
+ignored notice may that happen; a job whose old place is taken goes back into the queue), and what
+was left behind. Exit code 1 if anything was.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
     for step, attempt in mine.losses:
         last_of[attempt] = max(step, last_of.get(attempt, 0))
     if ended and last_of:
-        del last_of[max(last_of)]  # nobody has killed that one
+        del last_of[max(last_of)]  # that attempt was not killed
     differences = []
     for (step, attempt), counts in sorted(mine.samples.items()):
         who = f"step {step} of attempt {attempt[0]}"

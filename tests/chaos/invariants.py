@@ -74,7 +74,7 @@ class Rules:
     _healthy_s: float = 0.0
     _last: float = 0.0
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _said: set[tuple[str, str]] = field(default_factory=set)
+    _recorded: set[tuple[str, str]] = field(default_factory=set)
 
     def judge(self, sample: Mapping[str, Any], *, healthy: bool) -> None:
         """Look at one sample of drivers/observer.py; `healthy`: nothing of the controls is hit."""
@@ -99,15 +99,15 @@ class Rules:
         self._since = {k: self._since.get(k, self._healthy_s) for k in wrong}
         for (rule, who), (grace, text) in wrong.items():
             if self._healthy_s - self._since[rule, who] >= grace:
-                self._break(at, rule, who, text)
+                self._record(at, rule, who, text)
 
     def add(self, at: float, rule: str, who: str, text: str) -> None:
         """Add a breach that was found in another way."""
-        self._break(at, rule, who, text)
+        self._record(at, rule, who, text)
 
-    def _break(self, at: float, rule: str, who: str, text: str) -> None:
-        if (rule, who) not in self._said:
-            self._said.add((rule, who))
+    def _record(self, at: float, rule: str, who: str, text: str) -> None:
+        if (rule, who) not in self._recorded:
+            self._recorded.add((rule, who))
             self.breaches.append(Breach(at, rule, who, text))
 
     def _job(self, asked: Submission, job: Mapping[str, Any]) -> Collection[tuple[str, float, str]]:
