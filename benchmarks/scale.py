@@ -4,9 +4,9 @@
                                [--only with|without] [--out scale-results] [--cluster scale]
 
 Many slurmd run in one container. Simulated users keep so many jobs queued and running (three of
-five elastic), and submit, cancel, hold, update and look at them, at times drawn from the seed. Writes
-`with.json` and `without.json`, and from both `scale.json` and `scale.png`. Runs can be made one by
-one (`--only`). The benchmark's own cluster is removed at the end, also after an error.
+five elastic), and submit, cancel, hold, update and look at them, at times drawn from the seed.
+Writes `with.json` and `without.json`, and from both `scale.json` and `scale.png`. Runs can be made
+one by one (`--only`). The benchmark's own cluster is removed at the end, also after an error.
 """
 
 from __future__ import annotations
