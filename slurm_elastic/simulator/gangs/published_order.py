@@ -52,7 +52,7 @@ def _doubled(buckets: list[list[tuple[int, Key]]]) -> list[list[tuple[int, Key]]
 
 
 def _mixed(key: Key) -> int:
-    """Return a 32-bit mix of the exclusive or of the parts."""
+    """A 32-bit mix of the exclusive or of the parts."""
     word = 0
     for part in key:
         word ^= part
