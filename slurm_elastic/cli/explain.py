@@ -174,18 +174,18 @@ def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
     ]
     columns = tuple(Column(str(i), _cell(i), right=i == 0) for i in range(4))
     table = render(rows, columns, [c.header for c in columns], TableLayout(header=False))
-    kept = [
+    reservations = [
         f"  kept for {c['display_id']} until {formatting.clock(c['until'], answer['time'])}: "
         + ", ".join(f"{count} on {formatting.clean(node)}" for node, count in c["gpus"].items())
         for c in answer["claims"]
     ]
     notes = [f"note: {reason_text(n)}" for n in answer["notes"]]
-    return [*notes, head, *(f"  {line}" for line in table), *kept]
+    return [*notes, head, *(f"  {line}" for line in table), *reservations]
 
 
 def past(answer: HistoryAnswer, layout: TableLayout) -> list[str]:
     """Return the lines of `history`."""
-    since = formatting.kept(answer["kept_since"], answer["time"])
+    since = formatting.records_note(answer["kept_since"], answer["time"])
     if not answer["changes"] and layout.header and not layout.parsable:
         return [f"no changes; {since}" if since else "no changes yet"]
     # `now` is the controller's, as the answer may be shown after midnight.
@@ -205,8 +205,8 @@ def _state(answer: ExplainAnswer) -> str:
         if job["waiting"]["kept_until"]:
             text += f" Kept for it until {formatting.clock(job['waiting']['kept_until'], now)}."
         return text
-    where = formatting.spelled(job["where"])
-    text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {where}{since}."
+    placement = formatting.spelled(job["where"])
+    text = f"{name} holds {formatting.gpus(job['gpus'], job['gpu_type'])} on {placement}{since}."
     if job["unmanaged_reason"]:
         return f"{text} It is not managed: {reason_text(job['unmanaged_reason'])}."
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
@@ -289,8 +289,8 @@ def _last(change: ChangeRow, now: float) -> str:
         f" at {formatting.clock(change['time'], now)}"
     )
     if change["outcome"] not in ("", "done"):
-        why = reason_text(change["reason"]) or change["state"].lower()
-        return f"{text}, {change['outcome']}: {why}"
+        outcome_reason = reason_text(change["reason"]) or change["state"].lower()
+        return f"{text}, {change['outcome']}: {outcome_reason}"
     if change["total_s"]:
         end = "first step" if change["seconds"].get("startup") else "start"
         text += f", {formatting.span(change['total_s'])} from notice to {end}"

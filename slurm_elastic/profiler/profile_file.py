@@ -77,11 +77,11 @@ class ProfiledConfiguration:
         """Dally's s: fraction of the time in which the gang computes; None: stalls are unknown."""
         if self.gpus == 1:
             return 1.0
-        known = [t for t in (self.interconnect, self.network) if t is not None]
-        if not known or (self.nodes > 1 and self.network is None):
+        stalls = [t for t in (self.interconnect, self.network) if t is not None]
+        if not stalls or (self.nodes > 1 and self.network is None):
             return None
-        whole = self.compute.seconds + sum(t.seconds for t in known)
-        return self.compute.seconds / whole if whole else None
+        step_s = self.compute.seconds + sum(t.seconds for t in stalls)
+        return self.compute.seconds / step_s if step_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

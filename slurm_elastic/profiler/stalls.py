@@ -122,15 +122,15 @@ def _configured(
 
 def difference(longer: _Steps, shorter: _Steps) -> MeasuredTime | None:
     """Return the difference of two runs, 0 below its noise; None: they share no repeat."""
-    both = sorted(longer.keys() & shorter.keys())
-    if not both:
+    repeats = sorted(longer.keys() & shorter.keys())
+    if not repeats:
         return None
-    median = middle({r: longer[r] - shorter[r] for r in both})
-    step = statistics.fmean(max(longer[r], shorter[r]) for r in both)
-    if len(both) == 1:
+    median = middle({r: longer[r] - shorter[r] for r in repeats})
+    step = statistics.fmean(max(longer[r], shorter[r]) for r in repeats)
+    if len(repeats) == 1:
         least = FLOOR_ALONE * step
     else:
-        least = max(FLOOR * step, _T.get(len(both) - 1, _T_MANY) * median.spread)
+        least = max(FLOOR * step, _T.get(len(repeats) - 1, _T_MANY) * median.spread)
     return median if median.seconds >= least else MeasuredTime(0.0, median.spread)
 
 

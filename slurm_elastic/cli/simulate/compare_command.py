@@ -90,15 +90,17 @@ def compare(
         names = _policies(policies or (POLICIES if sacct is None else PAST_POLICIES))
         simulation_inputs.check(inputs, plot=plot, jobs_csv=jobs_csv)
         if sacct is None:
-            for given, option in (
+            for value, option in (
                 (scalings, "--scaling"), (grow, "--grow"), (completed_only, "--completed-only"),
             ):  # fmt: skip
-                if given:
+                if value:
                     raise CliError(f"{option} needs --sacct FILE", USAGE)
             machines = simulation_inputs.cluster(inputs, builtin=inputs.profiles is None)
             loaded = simulation_inputs.load(workloads, inputs, machines)
             tasks = [
-                simulation_inputs.task(one, machines, inputs, n) for n in names for one in loaded
+                simulation_inputs.task(workload, machines, inputs, n)
+                for n in names
+                for workload in loaded
             ]
             results = simulation_inputs.run(tasks, inputs)
             by_name = {
@@ -178,8 +180,10 @@ def compared_figures(results: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     }
 
 
-def _ratios(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, float]:
-    return {key: one[key] / first[key] if first[key] else math.nan for key in _RATIOS}
+def _ratios(run_figures: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: run_figures[key] / reference[key] if reference[key] else math.nan for key in _RATIOS
+    }
 
 
 def shown(results: Mapping[str, Sequence[Result]], answer: Mapping[str, Any]) -> list[str]:
@@ -262,7 +266,7 @@ def _past(
         simulation_inputs.task(
             curve_jobs.build(
                 f"{path.stem} {text}",
-                those,
+                scaled_jobs,
                 machines.types,
                 speeds=speeds,
                 keep_types=name in _PLAIN,
@@ -272,7 +276,7 @@ def _past(
             name,
         )
         for name in names
-        for text, those in jobs.items()
+        for text, scaled_jobs in jobs.items()
     ]
     results = iter(simulation_inputs.run(tasks, inputs))
     by_policy = {name: {text: next(results) for text in scalings} for name in names}
@@ -280,10 +284,10 @@ def _past(
         name: {text: dict(simulation_answer.elastic_figures((run,))) for text, run in runs.items()}
         for name, runs in by_policy.items()
     }
-    first = figures[names[0]]
+    reference = figures[names[0]]
     for runs in figures.values():
-        for text, one in runs.items():
-            one["ratio"] = _ratios(one, first[text])
+        for text, run_figures in runs.items():
+            run_figures["ratio"] = _ratios(run_figures, reference[text])
     accounted = _accounted(past)
     answer = {
         "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,

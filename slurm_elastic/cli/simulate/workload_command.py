@@ -136,13 +136,13 @@ def _asks(folder: str | None, mix: str | None, sizes: str | None) -> dict[str, A
     from slurm_elastic.simulator.workloads import builtin_profiles  # noqa: PLC0415
 
     asks = builtin_profiles.request_patterns() if folder is None else _foreign(Path(folder))
-    wanted = simulation_inputs.weights(mix, "--mix")
-    for name in wanted:
+    weights = simulation_inputs.weights(mix, "--mix")
+    for name in weights:
         if name not in asks:
-            known = ", ".join(sorted(asks))
-            raise CliError(f"--mix: {clean(name)} has no profile; known: {known}", USAGE)
-    if wanted:
-        asks = {n: dataclasses.replace(a, weight=wanted.get(n, 0.0)) for n, a in asks.items()}
+            known_names = ", ".join(sorted(asks))
+            raise CliError(f"--mix: {clean(name)} has no profile; known: {known_names}", USAGE)
+    if weights:
+        asks = {n: dataclasses.replace(a, weight=weights.get(n, 0.0)) for n, a in asks.items()}
     if sizes:
         sizes_ = []
         for name, weight in simulation_inputs.weights(sizes, "--sizes").items():
@@ -170,9 +170,9 @@ def _foreign(folder: Path) -> dict[str, Any]:
 
 
 def _classes(text: str | None) -> dict[str, float] | None:
-    given = simulation_inputs.weights(text, "--classes")
-    for name in given:
+    weights = simulation_inputs.weights(text, "--classes")
+    for name in weights:
         if name not in _CLASSES:
-            known = ", ".join(_CLASSES)
-            raise CliError(f'--classes: "{clean(name)}" is unknown; known: {known}', USAGE)
-    return {_CLASSES[n]: w for n, w in given.items()} or None
+            known_classes = ", ".join(_CLASSES)
+            raise CliError(f'--classes: "{clean(name)}" is unknown; known: {known_classes}', USAGE)
+    return {_CLASSES[n]: w for n, w in weights.items()} or None

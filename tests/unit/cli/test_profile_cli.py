@@ -183,12 +183,12 @@ def test_noise_is_shown_where_it_may_hide_a_stall():
             ),
         ),
     )  # fmt: skip
-    text = "\n".join(profile_report.lines(found, TableLayout(), cold=False, whole=False))
+    text = "\n".join(profile_report.lines(found, TableLayout(), cold=False, whole_runs=False))
     assert "\x1b" not in text
     assert "none +-20 ms" in text
     assert "50 +-1.0 ms 33%" in text
     assert "--repeats" in text
     row = profile_report.lines(
-        found, TableLayout(parsable=True, header=False), cold=False, whole=False
+        found, TableLayout(parsable=True, header=False), cold=False, whole_runs=False
     )
     assert row == ["2|1|a100|8|150 ms|100 +-1.0 ms 67%|none +-20 ms|none|50 +-1.0 ms 33%|-|1.00"]
