@@ -89,17 +89,17 @@ class ControllerClient:
     def _rest(self, seconds: float) -> None:
         """Wait before the next try; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + seconds
-        while not self._stopped.is_set() and (left := end - time.monotonic()) > 0:
+        while not self._stopped.is_set() and (remaining_s := end - time.monotonic()) > 0:
             self._state.expire_notice()
-            self._stopped.wait(min(left, 1.0))
+            self._stopped.wait(min(remaining_s, 1.0))
 
     def _wait(self) -> None:
         """Wait until the next report is due; withdraw an overdue notice meanwhile."""
         end = time.monotonic() + self._state.orders().report_every_s
         while True:
             self._state.expire_notice()
-            left = end - time.monotonic()
-            if left <= 0 or self._state.wait_urgent(min(left, 1.0)):
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0 or self._state.wait_urgent(min(remaining_s, 1.0)):
                 return
 
     def _poll(self) -> None:

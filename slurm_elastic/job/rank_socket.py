@@ -155,12 +155,12 @@ class RankSocket:
         self.orders()
         end = time.monotonic() + timeout_s
         while condition() and self.connected and self._sock is not None:
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0:
                 break
             poller = select.poll()
             poller.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            poller.poll(left * 1000)
+            poller.poll(remaining_s * 1000)
             self.orders()
 
     def _flush(self) -> None:

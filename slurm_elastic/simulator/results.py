@@ -105,7 +105,6 @@ class Result:
         segments: allocations of all jobs, in order of their ends.
         policy_s: wall seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
-        stages_s: CPU seconds by stage.
         crossing_gpu_s: GPU seconds lost to crossing racks (truth/rack_network.py).
         freezing: results of the jobs that may freeze layers.
         dropped: names of jobs that the policy dropped; `jobs` has the others.
@@ -120,7 +119,6 @@ class Result:
     segments: tuple[Segment, ...]
     policy_s: tuple[float, ...]
     cpu_s: float
-    stages_s: tuple[tuple[str, float], ...] = ()
     #: Unusual events of decisions, e.g. a solver's time limit.
     notes: tuple[Reason | str, ...] = ()
     crossing_gpu_s: float = 0.0
@@ -142,7 +140,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """
     jobs = [j for r in results for j in r.jobs]
     jct = sorted(j.jct_s / HOUR_S for j in jobs)
-    each = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
+    jct_by_workload = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
     rho = sorted(j.rho for j in jobs if not math.isnan(j.rho))
     policy = sorted(1000 * s for r in results for s in r.policy_s)
     busy = [(x.contention, s) for r in results for x, s in _lasting(r) if x.contention]
@@ -163,10 +161,10 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "jobs": len(jobs),
         **({"dropped": dropped} if dropped else {}),
         "avg_jct_h": mean(jct),
-        "avg_jct_std_h": _std([mean(one) for one in each]),
+        "avg_jct_std_h": _std([mean(one) for one in jct_by_workload]),
         "p50_jct_h": _rank(jct, 0.5),
         "p99_jct_h": _rank(jct, 0.99),
-        "p99_jct_mean_h": mean([_rank(one, 0.99) for one in each]),
+        "p99_jct_mean_h": mean([_rank(one, 0.99) for one in jct_by_workload]),
         "makespan_h": mean([_makespan_h(r) for r in results]),
         "makespan_std_h": _std([_makespan_h(r) for r in results]),
         "gpu_h_per_job": mean([j.gpu_s / HOUR_S for j in jobs]),
@@ -213,8 +211,8 @@ def _lasting(result: Result) -> Iterable[tuple[RoundResult, float]]:
     return zip(result.rounds, [*lasts, *(lasts[-1:] or [1.0])], strict=True)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else math.nan
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
 
 
 def _cell(value: object) -> object:

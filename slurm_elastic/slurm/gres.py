@@ -88,7 +88,7 @@ def _domains(graph: nx.Graph[int], gpus: int) -> Domains:
 def _lines(text: str) -> Iterator[dict[str, str]]:
     """Yield each line's `Key=value` pairs, keys in lower case."""
     for line in text.replace("\\\n", " ").splitlines():
-        words = line.partition("#")[0].split()
-        pairs = {k.lower(): v for k, eq, v in (w.partition("=") for w in words) if eq}
+        tokens = line.partition("#")[0].split()
+        pairs = {k.lower(): v for k, eq, v in (w.partition("=") for w in tokens) if eq}
         if pairs and "include" not in pairs:
             yield pairs

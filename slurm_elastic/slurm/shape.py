@@ -187,13 +187,13 @@ def submitted_type(shape: Mapping[str, int | str]) -> str:
 def _gpus_in(text: str) -> tuple[int, str]:
     """Return (count, type) of `gres/gpu:a100:4`, `gres/gpu:4`, `gres:gpu`; (0, "") without GPUs."""
     for item in text.split(","):
-        words = item.replace("=", ":").replace("/", ":").split(":")
-        if words[:2] != ["gres", "gpu"]:
+        parts = item.replace("=", ":").replace("/", ":").split(":")
+        if parts[:2] != ["gres", "gpu"]:
             continue
-        rest = words[2:]
-        counted = rest and re.fullmatch("[0-9]{1,9}", rest[-1])
-        count = int(rest.pop()) if counted else 1
-        return count, rest[0] if rest else ""
+        type_and_count = parts[2:]
+        counted = type_and_count and re.fullmatch("[0-9]{1,9}", type_and_count[-1])
+        count = int(type_and_count.pop()) if counted else 1
+        return count, type_and_count[0] if type_and_count else ""
     return 0, ""
 
 

@@ -1,4 +1,4 @@
-"""What reports say of freezing, as models take it: which prefixes are allowed, what they save.
+"""Freezing in reports, as models take it: allowed prefixes of layers, and what they save.
 
 A report counts the layers that freeze together; its profile may have more rows, since there every
 entry of a model is one, while a normalisation, and what has no parameters, freezes with the layer
@@ -20,7 +20,7 @@ from slurm_elastic.core.report import ProfileRow, Report
 def of(
     report: Report, directive: Directive | None, profile: StoredProfile | None
 ) -> Prefixes | None:
-    """What a job's library certifies and its user allows; None: nothing, or it does not say.
+    """Return the prefixes that the library certifies and the user allows; None: none are known.
 
     Args:
         report: the newest.
@@ -51,7 +51,7 @@ def of(
 
 
 def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
-    """The costs of the layers that freeze; () where the profile is of something else.
+    """Return the costs of the layers that freeze; () where the profile is of another model.
 
     >>> rows = [("conv", 1.0, 2.0, 8.0, 90.0), ("norm", 0.5, 0.5, 8.0, 2.0), ("fc", 1, 2, 1, 40)]
     >>> [(c.forward_s, c.parameter_bytes) for c in costs(rows, 2)]
@@ -76,9 +76,9 @@ def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
 
 
 def thawed(report: Report, profile: StoredProfile | None) -> Report:
-    """A report whose times are about those with nothing frozen, where the layers' costs are known.
+    """Return a report with times as without frozen layers, where the layers' costs are known.
 
-    Goodput models are fitted to those: what is frozen changes, and is counted by itself.
+    Goodput models are fitted to these times: frozen layers change, and are counted separately.
     """
     frozen, layers = report.frozen or 0, report.layers or 0
     if not frozen or frozen >= layers or profile is None or report.step_time_s is None:
@@ -101,13 +101,13 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
 
 
 class FreezingReports:
-    """Puts prefixes to what was learned; the same object while neither changes."""
+    """Learned data with prefixes; the same object while neither changes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Learned, Learned]] = {}
 
     def put(self, key: str, learned: Learned | None, prefixes: Prefixes | None) -> Learned | None:
-        """What was learned of a job, with what may be frozen of it.
+        """Return the learned data of a job, with the prefixes that may be frozen.
 
         Args:
             key: of the job.
@@ -124,10 +124,10 @@ class FreezingReports:
         return found
 
     def of(self, key: str) -> Learned | None:
-        """What was last put so; None: nothing that freezes."""
+        """Return the last data put for a job; None: no layers freeze."""
         found = self._kept.get(key)
         return found[1] if found else None
 
     def forget(self, alive: set[str]) -> None:
-        """Drop jobs that are gone."""
+        """Drop the data of jobs that are gone."""
         self._kept = {k: v for k, v in self._kept.items() if k in alive}

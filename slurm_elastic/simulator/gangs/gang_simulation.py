@@ -24,8 +24,9 @@ import numpy as np
 
 from slurm_elastic.models.communication import Communication, CommunicationError
 from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, NodeLayout, Place
-from slurm_elastic.policies.gangs.gang_policy import Gang, GangPolicy, Grant, Held, Offer
+from slurm_elastic.policies.dally.gang import Gang
 from slurm_elastic.simulator.gangs.gang_files import GangWorkload, SubmittedGang
+from slurm_elastic.simulator.gangs.gang_policy import GangPolicy, Grant, Held, Offer
 from slurm_elastic.simulator.gangs.gang_results import GangJobResult, GangResult
 from slurm_elastic.simulator.workloads.workload import WorkloadError
 
@@ -219,8 +220,8 @@ class _GangSimulation:
         self.offers += 1
         self._state = answer.state
         if answer.grants:
-            given = {grant.job_id for grant in answer.grants}
-            self._waiting = [entry for entry in self._waiting if entry[1].job_id not in given]
+            granted = {grant.job_id for grant in answer.grants}
+            self._waiting = [entry for entry in self._waiting if entry[1].job_id not in granted]
             for grant in answer.grants:
                 self._start(grant, now)
         if answer.wake_s is not None and now < answer.wake_s < self._wake_s:
@@ -305,9 +306,9 @@ class _GangSimulation:
             )
 
 
-def _sum(start: float, each: float, count: int) -> float:
-    """Return `start` plus `count` times `each`, added one by one."""
-    terms = np.full(count + 1, each)
+def _sum(start: float, increment: float, count: int) -> float:
+    """Return `start` plus `count` times `increment`, added one by one."""
+    terms = np.full(count + 1, increment)
     terms[0] = start
     return float(np.add.accumulate(terms)[-1])
 

@@ -93,10 +93,10 @@ class FreezingTruth:
         # The last layer never freezes.
         self._seen = noticed[:-1]
 
-    def certified(self, done: float) -> int:
+    def certified(self, progress: float) -> int:
         """Return the number of front layers that may be frozen at this fraction of the progress."""
-        began = max((t for t in self.belief.thaws if t <= done), default=0.0)
-        at = min(done, END)
+        began = max((t for t in self.belief.thaws if t <= progress), default=0.0)
+        at = min(progress, END)
         if at < began + BEGIN:
             return 0
         layers = sum(1 for noticed in self._seen if noticed <= at)

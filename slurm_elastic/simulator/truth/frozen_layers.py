@@ -49,9 +49,9 @@ class FrozenLayers:
         """Mean fraction of the layers that was frozen while it trained."""
         return self.layer_s / self.run_s / self._truth.layers if self.run_s else 0.0
 
-    def certify(self, done: float) -> bool:
+    def certify(self, progress: float) -> bool:
         """Update the certified layers at this part of the progress; return whether they changed."""
-        certified = self._truth.certified(done)
+        certified = self._truth.certified(progress)
         if certified == self.prefixes.certified:
             return False
         frozen = min(self.frozen, certified)

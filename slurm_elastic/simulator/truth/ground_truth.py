@@ -86,8 +86,8 @@ class GroundTruth:
         pipeline = self.profile.micro_batches
         if pipeline > 1:
             stages = self.profile.types[gpu_type].unit
-            whole = 3 * (stages - 1 + pipeline) * step
-            return whole, whole
+            iteration_s = 3 * (stages - 1 + pipeline) * step
+            return iteration_s, iteration_s
         return step, step - sync
 
     def most(self, gpu_type: str, shape: Iterable[int]) -> int:
@@ -170,8 +170,8 @@ class GroundTruth:
     def batch(self, gpu_type: str, shape: Shape, micro_batch: int, accumulation: int) -> int:
         """Return the global batch, bound by the largest one with a validation run."""
         replicas = self.replicas(gpu_type, shape)
-        whole = replicas * micro_batch * (accumulation + 1) * self.profile.micro_batches
-        return min(whole, self.largest)
+        requested = replicas * micro_batch * (accumulation + 1) * self.profile.micro_batches
+        return min(requested, self.largest)
 
     def single(self, gpu_type: str) -> float:
         """Return the samples/s of one replica: its largest micro-batch over its longest step."""

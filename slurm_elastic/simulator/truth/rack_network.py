@@ -90,17 +90,19 @@ def read_gradients(path: Path) -> dict[str, float]:
     columns = ("application", "bytes")
     shape = "must be application,bytes"
     for line, row in rows(path, columns, what="a CSV file application,bytes", header_line=shape):
-        where, name = f"{path.name}:{line}", row["application"]
+        location, name = f"{path.name}:{line}", row["application"]
         try:
             size = float(row["bytes"])
         except ValueError:
             size = -1.0
         if not 0 <= size <= _MOST_BYTES:
             raise WorkloadError(
-                f"{where}: bytes {row['bytes'][:40]!r} is invalid: expected a number from 0 on"
+                f"{location}: bytes {row['bytes'][:40]!r} is invalid: expected a number from 0 on"
             )
         if name in sizes:
-            raise WorkloadError(f"{where}: {name[:60]} occurs also in an earlier row; keep one row")
+            raise WorkloadError(
+                f"{location}: {name[:60]} occurs also in an earlier row; keep one row"
+            )
         sizes[name] = size
     if not sizes:
         raise WorkloadError(f"{path}: has no row; each line after the first is one")

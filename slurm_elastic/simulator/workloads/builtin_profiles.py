@@ -226,10 +226,10 @@ def _placements(model: Family, gpu: Gpu) -> Iterator[tuple[object, ...]]:
 
 
 def _scalability(model: Family, gpu: Gpu) -> Iterator[tuple[object, ...]]:
-    for nodes, each in product((1, 2, 4, 8, 16), (1, 2, 4, 8)):
+    for nodes, per_node in product((1, 2, 4, 8, 16), (1, 2, 4, 8)):
         for micro in micro_batches(model, gpu):
-            times = step(model, gpu, nodes=nodes, gpus=nodes * each, micro=micro)
-            yield (nodes, nodes * each, micro, *(f"{t:.6g}" for t in times))
+            times = step(model, gpu, nodes=nodes, gpus=nodes * per_node, micro=micro)
+            yield (nodes, nodes * per_node, micro, *(f"{t:.6g}" for t in times))
 
 
 def _validation(model: Family) -> Iterator[tuple[int, list[tuple[object, ...]]]]:

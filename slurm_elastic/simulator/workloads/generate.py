@@ -137,11 +137,11 @@ def _batch(ask: RequestPattern, gpus: int) -> int:
     return max(first << doublings, gpus)
 
 
-def _weights(given: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
-    unknown = sorted(set(given) - set(names))
+def _weights(weights_by_name: Mapping[str, float], names: Sequence[str]) -> NDArray[np.float64]:
+    unknown = sorted(set(weights_by_name) - set(names))
     if unknown:
         raise GenerateError(f'"{unknown[0]}" is unknown; known: {", ".join(names)}')
-    weights = np.array([given.get(n, 0.0) for n in names], dtype=float)
+    weights = np.array([weights_by_name.get(n, 0.0) for n in names], dtype=float)
     if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
         raise GenerateError("weights must not be negative, and not all of them 0")
     return np.asarray(weights / weights.sum(), dtype=float)
