@@ -251,12 +251,15 @@ def _next(answer: ExplainAnswer) -> str:
     transition = job["transition"]
     if transition:
         target = transition["target"] or "no GPUs"
-        ago = formatting.span(max(0.0, now - (transition["since"] or now)))
+        duration = formatting.span(max(0.0, now - (transition["since"] or now)))
         reason = f"; {reason_text(transition['reason'])}" if transition["reason"] else ""
-        return f"on its way to {target}, {formatting.phase(transition['state'])} for {ago}{reason}"
+        phase = formatting.phase(transition["state"])
+        return f"on its way to {target}, {phase} for {duration}{reason}"
     if decision is None or decision["action"] == "keep":
         return ""
-    at = f" at about {formatting.clock(answer['next_round'], now)}" if answer["next_round"] else ""
+    round_time = (
+        f" at about {formatting.clock(answer['next_round'], now)}" if answer["next_round"] else ""
+    )
     parts = [
         f"checkpoint {formatting.span(answer['checkpoint_s'])}" if answer["checkpoint_s"] else "",
         f"restart {formatting.span(answer['restart_s'])}" if answer["restart_s"] else "",
@@ -265,7 +268,7 @@ def _next(answer: ExplainAnswer) -> str:
     costs = ", ".join(p for p in parts if p)
     shape = _target(decision, job["gpu_type"])
     if answer["mode"] == "act":
-        text = f"{_VERBS[decision['action']]} {shape}".rstrip() + at
+        text = f"{_VERBS[decision['action']]} {shape}".rstrip() + round_time
     else:
         text = (
             f"would {_WOULD[decision['action']]} {shape}".rstrip()

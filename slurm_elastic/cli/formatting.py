@@ -71,14 +71,14 @@ def span(seconds: float) -> str:
     )
 
 
-def clock(when: float | None, now: float | None = None) -> str:
+def clock(time_s: float | None, now: float | None = None) -> str:
     """Return a time of today as `14:02:10`, of other days as `2026-11-20T14:02:10`."""
-    if when is None:
+    if time_s is None:
         return "-"
-    then, today = time.localtime(when), time.localtime(now)
-    if then[:3] == today[:3]:
-        return time.strftime("%H:%M:%S", then)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", then)
+    local_time, today = time.localtime(time_s), time.localtime(now)
+    if local_time[:3] == today[:3]:
+        return time.strftime("%H:%M:%S", local_time)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", local_time)
 
 
 def records_note(since: float, now: float) -> str:
@@ -162,12 +162,16 @@ def wrapped(lines: Iterable[str], indent: int) -> list[str]:
     if not sys.stdout.isatty():
         return list(lines)
     width = max(40, shutil.get_terminal_size().columns)
-    further = " " * indent
+    indentation = " " * indent
     return [
         part
         for line in lines
         for part in textwrap.wrap(
-            line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+            line,
+            width,
+            subsequent_indent=indentation,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     ]
 

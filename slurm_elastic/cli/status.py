@@ -152,7 +152,7 @@ def waits_for(waiting: Waiting) -> str:
     if givers:
         names = " and ".join(g["display_id"] for g in givers[:3])
         waits_s = [g["in_s"] for g in givers if g["in_s"] is not None]
-        soon = (
+        time_text = (
             f" in about {formatting.span(round(max(waits_s)))}"
             if len(waits_s) == len(givers)
             else ""
@@ -160,7 +160,7 @@ def waits_for(waiting: Waiting) -> str:
         verb = "gives" if len(givers) == 1 else "give"
         if not any(g["under_way"] for g in givers):
             verb = "is to give" if len(givers) == 1 else "are to give"
-        return f"{names} {verb} them{soon}"
+        return f"{names} {verb} them{time_text}"
     if waiting["kept"]:
         return f"{sum(waiting['kept'].values())} are kept for it"
     if waiting["leased"]:

@@ -84,9 +84,9 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) 
     last = max((i for i, text in enumerate(row) if text), default=0)
     texts = []
     for i, (text, column, width) in enumerate(zip(row, columns, widths, strict=True)):
-        room = column.most if i == last and column.width is None else width
-        cut = text if len(text) <= room else text[: room - 1] + "+"
-        texts.append(cut.rjust(width) if column.right else cut.ljust(width))
+        cell_width = column.most if i == last and column.width is None else width
+        shortened = text if len(text) <= cell_width else text[: cell_width - 1] + "+"
+        texts.append(shortened.rjust(width) if column.right else shortened.ljust(width))
     return "  ".join(texts).rstrip()
 
 

@@ -165,7 +165,7 @@ def _run_once(
             " would not be cold; leave out --data, or make the files readable on all nodes"
         )
         return Failure(launch, reason, (), log)
-    begun = time.monotonic()
+    start_s = time.monotonic()
     code = runner.run(
         request.program,
         launch.shape,
@@ -173,11 +173,11 @@ def _run_once(
         log=log,
         timeout_s=request.timeout_s,
     )
-    took = time.monotonic() - begun
+    duration_s = time.monotonic() - start_s
     answer: Any = store.read_answer(result)
     tail = _tail(log)
     if request.whole_runs and code == 0:
-        row = {"block": launch.blocks[0], "seconds": [took / request.steps] * request.steps}
+        row = {"block": launch.blocks[0], "seconds": [duration_s / request.steps] * request.steps}
         answer = {"blocks": [row]}
     elif answer is None:
         answer = profile_request.printed(tail, launch.blocks[0])

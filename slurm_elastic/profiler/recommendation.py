@@ -224,13 +224,13 @@ def as_good(
     value: Callable[[Recommendation, str], float] = getattr
     rivals = []
     for choice in choices:
-        doubt = math.hypot(
+        spread = math.hypot(
             best.spread * value(best, by), choice.spread * value(choice, by)
         )  # NaN: unknown, then there is no rival
-        near = value(choice, by) - value(best, by) < 2 * doubt
+        within_errors = value(choice, by) - value(best, by) < 2 * spread
         if (
             choice is not best
-            and near
+            and within_errors
             and value(choice, other_value) < 0.9 * value(best, other_value)
         ):
             rivals.append(choice)

@@ -128,7 +128,9 @@ class AllocationRunner:
             max(1, c // g) * t if t else c
             for c, g, t in zip(self._cpus, self.gpus, tasks, strict=True)
         )
-        command = srun.command(job, tasks, program, gpus=self._launch.gpus, extra=["--input=none"])
+        command = srun.command(
+            job, tasks, program, gpus=self._launch.gpus, user_options=["--input=none"]
+        )
         port = free_port(master_port(job.job_id, job.run, 1000 + self._attempt))
         env = srun.step_environment(
             self._env, job, tasks, port=port, socket="", step=f"{job.run_id}.profile"

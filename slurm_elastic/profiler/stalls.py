@@ -65,12 +65,12 @@ def configurations(
         NotMeasuredError: there is no measurement on one GPU.
     """
     base = SYNTHETIC if any(n.block == SYNTHETIC for n in steps) else WARM
-    alone = _of(steps, ONE, base)
-    if not alone:
+    one_gpu = _of(steps, ONE, base)
+    if not one_gpu:
         raise NotMeasuredError("no run on one GPU has succeeded")
     shapes = sorted({n.shape for n in steps})
     return tuple(
-        _configured(steps, shape, base, alone, gpu_type=gpu_type, batch=batch)
+        _configured(steps, shape, base, one_gpu, gpu_type=gpu_type, batch=batch)
         for shape in shapes
         if _of(steps, shape, base)
     )
@@ -90,32 +90,34 @@ def _configured(
     steps: Mapping[MissingTime, float],
     shape: ProfiledShape,
     base: str,
-    alone: _Steps,
+    one_gpu: _Steps,
     *,
     gpu_type: str,
     batch: int,
 ) -> ProfiledConfiguration:
-    together, warm, cold = (_of(steps, shape, block) for block in (base, WARM, COLD))
+    all_gpus, warm, cold = (_of(steps, shape, block) for block in (base, WARM, COLD))
     interconnect: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     network: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     if shape.nodes > 1:
-        near = reference(shape, steps, base)
-        interconnect = difference(_of(steps, near, base), alone) if near else None
-        network = difference(together, _of(steps, near, base)) if near else None
-        if near is None:  # the two cannot be separated: all of it is the network's
-            network = difference(together, alone)
+        one_node_shape = reference(shape, steps, base)
+        interconnect = (
+            difference(_of(steps, one_node_shape, base), one_gpu) if one_node_shape else None
+        )
+        network = difference(all_gpus, _of(steps, one_node_shape, base)) if one_node_shape else None
+        if one_node_shape is None:  # the two cannot be separated: all of it is the network's
+            network = difference(all_gpus, one_gpu)
     elif shape.gpus > 1:
-        interconnect = difference(together, alone)
+        interconnect = difference(all_gpus, one_gpu)
     return ProfiledConfiguration(
         gpu_type=gpu_type,
         nodes=shape.nodes,
         gpus=shape.gpus,
         batch=batch,
-        repeats=len(together),
-        compute=middle(alone),
+        repeats=len(all_gpus),
+        compute=middle(one_gpu),
         interconnect=interconnect,
         network=network,
-        prep=None if base == WARM else difference(warm, together),
+        prep=None if base == WARM else difference(warm, all_gpus),
         fetch=difference(cold, warm),
     )
 

@@ -116,15 +116,15 @@ def _directive(
     if application.micro_batches > 1:
         replicas = max(1, application.max_batch // application.micro_batches)
         most = min(most, max(least, *(u * replicas for u in units.values())))
-    some = len(gpus_by_type) < len(cluster.groups)
-    named = tuple((t, u) for t, u in units.items() if u > 1 and u <= most)
+    restricted = len(gpus_by_type) < len(cluster.groups)
+    units_by_type = tuple((t, u) for t, u in units.items() if u > 1 and u <= most)
     try:
         return Directive(
             min_gpus=least,
             max_gpus=most,
-            types=tuple(gpus_by_type) if some else (),
+            types=tuple(gpus_by_type) if restricted else (),
             parallel="hybrid" if application.micro_batches > 1 else "data",
-            units=named,
+            units=units_by_type,
         )
     except DirectiveError as error:
         raise WorkloadError(f"{job.source or job.name}: {job.name}: {error}") from None

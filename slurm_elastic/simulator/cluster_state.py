@@ -119,7 +119,7 @@ class SimulatedCluster:
 
 
 def _slurm_job(job: SimulatedJob) -> Job:
-    directive, held = job.described.directive, job.allocation
+    directive, allocation = job.described.directive, job.allocation
     least, gpu_type = directive.start()
     return Job(
         job_id=job.job_id,
@@ -127,17 +127,17 @@ def _slurm_job(job: SimulatedJob) -> Job:
         name=job.submitted.name,
         user=job.submitted.user,
         uid=1000,
-        state=JobState.RUNNING if held else JobState.PENDING,
-        reason="" if held else "Resources",
+        state=JobState.RUNNING if allocation else JobState.PENDING,
+        reason="" if allocation else "Resources",
         partition=_PARTITION,
         submit_time=job.submitted.time_s,
-        start_time=job.changed_s if held else None,
+        start_time=job.changed_s if allocation else None,
         # Slurm's count: a preempted job has been requeued once more.
-        run=job.restarts if held else job.starts,
+        run=job.restarts if allocation else job.starts,
         submission=Submission(directive),
-        allocation=held,
-        gpus=held.gpus if held else least,
-        gpu_type=held.gpu_type if held else gpu_type or "",
+        allocation=allocation,
+        gpus=allocation.gpus if allocation else least,
+        gpu_type=allocation.gpu_type if allocation else gpu_type or "",
         cpus_per_gpu=0.0,
     )
 

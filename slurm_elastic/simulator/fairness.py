@@ -48,11 +48,11 @@ def isolated_s(job: SimulatedJob, cluster: Cluster, contention: float) -> float:
             alone_s = _exactly(*placement, gpus) * max(1.0, gpus / share)
         else:
             least = float(type_profile.unit)
-            at = max(least, min(share, float(gpus)))
-            low, high = math.floor(at), math.ceil(at)
+            gpus_held = max(least, min(share, float(gpus)))
+            low, high = math.floor(gpus_held), math.ceil(gpus_held)
             alone_s = _at_most(*placement, low)
             if high > low:
-                alone_s += (at - low) * (_at_most(*placement, high) - alone_s)
+                alone_s += (gpus_held - low) * (_at_most(*placement, high) - alone_s)
             alone_s *= max(1.0, least / share)
         if math.isfinite(alone_s):
             total += group.gpus * (alone_s + job.restart_s)
@@ -87,9 +87,9 @@ def _exactly(truth: GroundTruth, gpu_type: str, per_node: int, batch: int, gpus:
 
 def _rates(truth: GroundTruth, gpu_type: str, shape: Shape, micro: int, steps: int) -> Floats:
     """Return the progress per second at every epoch."""
-    step, more = truth.iteration(gpu_type, shape, micro)
+    step_s, micro_step_s = truth.iteration(gpu_type, shape, micro)
     gains = truth.gains(truth.batch(gpu_type, shape, micro, steps))
-    return gains / (step + steps * more) * truth.profile.calibration
+    return gains / (step_s + steps * micro_step_s) * truth.profile.calibration
 
 
 def _splits(truth: GroundTruth, gpu_type: str, shape: Shape, batch: int) -> list[tuple[int, int]]:

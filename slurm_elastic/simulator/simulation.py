@@ -333,14 +333,14 @@ class _Run:
 
     def _cross(self, network: Network) -> None:
         """Set what crossing racks costs each job from now on."""
-        held = {
+        allocations = {
             j.job_id: (j.submitted.application, j.allocation)
             for j in self.active
             if j.allocation is not None
         }
-        extra = network.extra_s(held, self.cluster_state.rack_of)
+        extra_s = network.extra_s(allocations, self.cluster_state.rack_of)
         for job in self.active:
-            job.extra_s = extra.get(job.job_id, 0.0)
+            job.extra_s = extra_s.get(job.job_id, 0.0)
             allocation = job.allocation
             job.racks = (
                 len({self.cluster_state.rack_of[n] for n in allocation.nodes}) if allocation else 0

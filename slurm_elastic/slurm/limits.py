@@ -197,10 +197,10 @@ def _association_limits(rows: Iterable[AssociationRow], jobs: list[Job]) -> Iter
     parents = {r.account: r.parent for r in rows if not r.user}
     above: dict[str, set[str]] = {}
     for account in {j.account for j in jobs}:
-        chain, at = {account}, account
-        while parents.get(at) and parents[at] not in chain:
-            at = parents[at]
-            chain.add(at)
+        chain, ancestor = {account}, account
+        while parents.get(ancestor) and parents[ancestor] not in chain:
+            ancestor = parents[ancestor]
+            chain.add(ancestor)
         above[account] = chain
     for row in rows:
         if not (row.group or row.per_job or row.wall_s is not None):

@@ -359,10 +359,10 @@ def _most_used(past: AccountingTrace) -> str:
         edges = sorted(
             [(r.start, r.gpus) for r in runs] + [(r.start + r.seconds, -r.gpus) for r in runs]
         )
-        peak = held = 0
+        peak = gpus_held = 0
         for _, change in edges:
-            held += change
-            peak = max(peak, held)
+            gpus_held += change
+            peak = max(peak, gpus_held)
         peaks[kind] = (peak, max(math.ceil(r.gpus / r.nodes) for r in runs))
     used = ", ".join(f"{peak} {kind or 'GPUs'}" for kind, (peak, _) in peaks.items())
     example = ",".join(

@@ -232,12 +232,12 @@ class _GangSimulation:
         job, place = self._by_id[grant.job_id], grant.place
         assert sum(g for _, g in place) == job.gpus, "a gang never starts in part"
         self.room.take(place)
-        waited, renewed = now - job.since_s, place == job.last and now == job.since_s
+        waited_s, renewed = now - job.since_s, place == job.last and now == job.since_s
         if math.isnan(job.start_s):
             job.start_s = now
         else:
-            job.lost += waited > CHECKPOINT_S * job.gpus
-        job.queue_s += waited
+            job.lost += waited_s > CHECKPOINT_S * job.gpus
+        job.queue_s += waited_s
         moved_s = 0.0
         if self._policy.renews and job.last and not renewed:
             moved_s = CHECKPOINT_S * job.gpus
@@ -261,8 +261,8 @@ class _GangSimulation:
         ends[0] = now
         np.add.accumulate(ends, out=ends)
         limit = now + self._lease_s
-        over = ends[1:] >= limit
-        stops = np.flatnonzero(over | (ends[1:] + next_s > limit))
+        after_limit = ends[1:] >= limit
+        stops = np.flatnonzero(after_limit | (ends[1:] + next_s > limit))
         batches = int(stops[0]) + 1 if len(stops) else most
         return _Lease(
             end_s=float(ends[batches]),
@@ -271,7 +271,7 @@ class _GangSimulation:
                 job.service_gpu_s, job.gpus * (job.iteration_s / part) * BATCH, batches
             ),
             batches=batches,
-            late=bool(over[batches - 1]) or batches == job.batches,
+            late=bool(after_limit[batches - 1]) or batches == job.batches,
         )
 
     def _ends(self, job: _Run, place: Place, lease: _Lease) -> Callable[[float], None]:
@@ -285,8 +285,8 @@ class _GangSimulation:
             job.done = 1 - job.left / job.iterations
             # The author's code leaves out the cost of GPUs returned before their lease ended.
             costs = lease.late and not (self._policy.renews and job.batches)
-            again = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
-            self._at(again, _OFFER, self._offer)
+            offer_s = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
+            self._at(offer_s, _OFFER, self._offer)
             if job.batches:
                 job.since_s = now
                 self._waits(job)

@@ -89,10 +89,12 @@ class OwnDally:
                 choice.take(place)
                 grants.append(Grant(gang.job_id, place, choice.room.sites.tier(place)))
                 served.add(gang.job_id)
-        ended = ((now - g.since_s) / self._lease_s for g in offer.waiting if g.job_id in served)
-        waits += [[now, leases] for leases in ended if leases >= _NO_WAIT]
-        ahead = (g.since_s + timer_s for g in offer.waiting if g.job_id not in served)
-        wake_s = min((at for at in ahead if at > now), default=None)
+        waited_leases = (
+            (now - g.since_s) / self._lease_s for g in offer.waiting if g.job_id in served
+        )
+        waits += [[now, leases] for leases in waited_leases if leases >= _NO_WAIT]
+        timer_ends = (g.since_s + timer_s for g in offer.waiting if g.job_id not in served)
+        wake_s = min((end_s for end_s in timer_ends if end_s > now), default=None)
         return Answer(grants=tuple(grants), state={"waits": waits}, wake_s=wake_s)
 
     def _timer_s(
@@ -108,7 +110,7 @@ class OwnDally:
         if not due:
             return []
         due.sort(key=lambda g: (g.since_s, g.job_id))
-        ends = ((held.until_s, held.place) for held in offer.running.values())
+        ends = ((running.until_s, running.place) for running in offer.running.values())
         reserve = NodeReserve(choice.room, ends, offer.now_s)
         grants = []
         for gang in due[:_MOST_KEPT]:

@@ -96,11 +96,11 @@ class FreezingTruth:
     def certified(self, progress: float) -> int:
         """Return the number of front layers that may be frozen at this fraction of the progress."""
         began = max((t for t in self.belief.thaws if t <= progress), default=0.0)
-        at = min(progress, END)
-        if at < began + BEGIN:
+        capped_progress = min(progress, END)
+        if capped_progress < began + BEGIN:
             return 0
-        layers = sum(1 for noticed in self._seen if noticed <= at)
-        layers = min(layers, cap(self.layers, int(_CAP_EPOCHS * at + 1e-9)))
+        layers = sum(1 for noticed in self._seen if noticed <= capped_progress)
+        layers = min(layers, cap(self.layers, int(_CAP_EPOCHS * capped_progress + 1e-9)))
         while layers and self.penalty(layers) > MAX_PENALTY:
             layers -= 1
         return layers

@@ -121,11 +121,11 @@ class GroundTruth:
         gains = self._gains.get(batch)
         if gains is None:
             batches = self.profile.batches
-            at = min(max(batch, batches[0]), batches[-1])
-            high = max(1, bisect_left(batches, at)) if len(batches) > 1 else 0
+            known_batch = min(max(batch, batches[0]), batches[-1])
+            high = max(1, bisect_left(batches, known_batch)) if len(batches) > 1 else 0
             low = max(0, high - 1)
             span = batches[high] - batches[low]
-            part = (at - batches[low]) / span if span else 0.0
+            part = (known_batch - batches[low]) / span if span else 0.0
             sqr, var = (
                 (1 - part) * np.asarray(table[low]) + part * np.asarray(table[high])
                 for table in (self.profile.sqr, self.profile.var)
@@ -186,8 +186,8 @@ class GroundTruth:
         """Return iterations/s times calibration in a shape with a fixed batch (Gavel's measure)."""
         shape = canonical(shape)
         micro, accumulation = self.fixed_batch(gpu_type, shape, batch)
-        step, more = self.iteration(gpu_type, shape, micro)
-        return self.profile.calibration / (step + accumulation * more)
+        iteration_s, micro_step_s = self.iteration(gpu_type, shape, micro)
+        return self.profile.calibration / (iteration_s + accumulation * micro_step_s)
 
     def fixed_batch(
         self, gpu_type: str, shape: Shape, batch: int, *, alone: bool = True

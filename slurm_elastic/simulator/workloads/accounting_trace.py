@@ -237,9 +237,9 @@ def _rejoined(cells: list[str], header: list[str]) -> list[str]:
     surplus = len(cells) - len(header)
     if surplus <= 0 or "jobname" not in header:
         return cells
-    at = header.index("jobname")
-    name = "|".join(cells[at : at + surplus + 1])
-    return [*cells[:at], name, *cells[at + surplus + 1 :]]
+    name_index = header.index("jobname")
+    name = "|".join(cells[name_index : name_index + surplus + 1])
+    return [*cells[:name_index], name, *cells[name_index + surplus + 1 :]]
 
 
 def _text_row(row: Mapping[str, str], location: str) -> _Row:

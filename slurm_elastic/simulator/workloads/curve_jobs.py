@@ -290,8 +290,8 @@ class _CurveTimes(Mapping[Shape, Times]):
         compute_s = min(1.0 / (self.speed * gpus), step_s)
         sync = step_s - compute_s
         per_sample = compute_s * gpus / _BATCH
-        small = _BATCH // gpus
-        ends = (1, small, _BATCH) if 1 < small < _BATCH else (1, _BATCH)
+        per_gpu = _BATCH // gpus
+        ends = (1, per_gpu, _BATCH) if 1 < per_gpu < _BATCH else (1, _BATCH)
         return Times(ends, tuple(per_sample * m + sync for m in ends), (sync,) * len(ends))
 
     def __iter__(self) -> Iterator[Shape]:

@@ -60,7 +60,9 @@ def test_fewer_cpus_than_ranks() -> None:
 
 
 def test_the_users_options_come_last() -> None:
-    assert options(allocation(), (1, 1), extra=["--cpus-per-task=1"])[-1] == "--cpus-per-task=1"
+    assert (
+        options(allocation(), (1, 1), user_options=["--cpus-per-task=1"])[-1] == "--cpus-per-task=1"
+    )
 
 
 def test_without_gpus() -> None:
