@@ -68,7 +68,7 @@ def _ping_all(*, json_: bool) -> None:
     """Print each controller with its role, as `scontrol ping` does."""
     answers = client.roles()
     if json_:
-        options.put_json({"controllers": [_answered(w, a) for w, a in answers.items()]})
+        options.put_json({"controllers": [_answer_row(w, a) for w, a in answers.items()]})
     else:
         for address, answer in answers.items():
             if isinstance(answer, str):
@@ -85,7 +85,7 @@ def _ping_all(*, json_: bool) -> None:
         click.get_current_context().exit(SILENT)
 
 
-def _answered(address: str, answer: dict[str, Any] | str) -> dict[str, Any]:
+def _answer_row(address: str, answer: dict[str, Any] | str) -> dict[str, Any]:
     return {"address": address, **({"error": answer} if isinstance(answer, str) else answer)}
 
 

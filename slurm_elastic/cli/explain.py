@@ -122,7 +122,7 @@ def explained(answer: ExplainAnswer) -> list[str]:
         if decision["action"] == "keep" and (answer["model"] or not explained_):
             add("Why", reason_text(decision["reason"]))
         add("Held back", reason_text(decision["waiting_for"]))
-    add("Learned", _learned(answer["model"]))
+    add("Learned", _goodput(answer["model"]))
     add("Batch", _batch(answer))
     if job["elastic"] and job["waiting"] is None and not answer["proven"]:
         add("Not yet", "it is resized once it has written a checkpoint and read it back")
@@ -134,11 +134,11 @@ def explained(answer: ExplainAnswer) -> list[str]:
     if job["held"]:
         add("Held", f"nothing changes until `selastic release {job['display_id']}`")
     add("Time limit", _time_limit(answer))
-    add("Next", _next(answer))
+    add("Next", _next_change(answer))
     if decision and decision["action"] != "keep" and not job["transition"]:
         add("Because", reason_text(decision["reason"]))
     if answer["last"]:
-        add("Last resize", _last(answer["last"], answer["time"]))
+        add("Last resize", _last_change(answer["last"], answer["time"]))
     return lines
 
 
@@ -168,7 +168,7 @@ def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
         head = "no change would be made now."
     else:
         head = f"{count} change{'s' if count > 1 else ''} would be made now, nothing was done:"
-    rows = [(r["display_id"], _shape(r), reason_text(r["reason"]), _worth(r)) for r in changes]
+    rows = [(r["display_id"], _shape(r), reason_text(r["reason"]), _benefit(r)) for r in changes]
     rows += [
         (r["display_id"], "stays", reason_text(r["waiting_for"] or r["reason"]), "") for r in stays
     ]
@@ -212,7 +212,7 @@ def _state(answer: ExplainAnswer) -> str:
     return text if job["elastic"] else f"{text} It is not elastic: it keeps them until it ends."
 
 
-def _learned(model: ModelRow | None) -> str:
+def _goodput(model: ModelRow | None) -> str:
     """Return the expected goodput by GPU type: `4 a100: 160 samples/s (measured), ...`."""
     if model is None:
         return ""
@@ -246,7 +246,7 @@ def _batch(answer: ExplainAnswer) -> str:
     return f"{row['present']}{span}" + (f"; {reason}" if reason else "")
 
 
-def _next(answer: ExplainAnswer) -> str:
+def _next_change(answer: ExplainAnswer) -> str:
     job, decision, now = answer["job"], answer["decision"], answer["time"]
     transition = job["transition"]
     if transition:
@@ -286,7 +286,7 @@ def _target(decision: DecisionRow, present_type: str) -> str:
     return str(decision["gpus"])
 
 
-def _last(change: ChangeRow, now: float) -> str:
+def _last_change(change: ChangeRow, now: float) -> str:
     text = (
         f"{change['from'] or '-'} → {change['to'] or '-'}"
         f" at {formatting.clock(change['time'], now)}"
@@ -314,7 +314,7 @@ def _shape(row: PlanRow) -> str:
     return f"{row['from_gpus']} → {formatting.gpus(row['gpus'], kind)}"
 
 
-def _worth(row: PlanRow) -> str:
+def _benefit(row: PlanRow) -> str:
     parts = []
     if row["gain"] > 0 and row["steps_per_s"] and row["kind"] != "script":
         parts.append(f"gains {formatting.digits(row['gain'] * row['steps_per_s'])} it/s")

@@ -103,7 +103,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[list[Option], list[str]]:
 def script_options(script: str) -> list[Option]:
     """Return the options in a script's `#SBATCH` lines, up to its first command."""
     options: list[Option] = []
-    for line in _head(script):
+    for line in _header_lines(script):
         if line.startswith("#SBATCH"):
             try:
                 arguments = shlex.split(line[len("#SBATCH") :], comments=True)
@@ -118,7 +118,7 @@ def script_options(script: str) -> list[Option]:
 def without_elastic(script: str) -> str:
     """Return the script without `--elastic`; its lines keep their numbers."""
     lines = _LINE.findall(script)
-    for number, line in enumerate(_head(script)):
+    for number, line in enumerate(_header_lines(script)):
         if line.startswith("#SBATCH") and _IN_SCRIPT.search(line):
             stripped = _IN_SCRIPT.sub("", line)
             lines[number] = stripped if stripped.strip() != "#SBATCH" else f"#{line}"
@@ -317,7 +317,7 @@ def _comment(directive: Directive, own: str) -> str:
     return text
 
 
-def _head(script: str) -> list[str]:
+def _header_lines(script: str) -> list[str]:
     """Return the lines that sbatch reads: all before the first command."""
     lines = []
     for line in _LINE.findall(script):

@@ -195,9 +195,9 @@ class RankSocket:
                 return
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
-                self._take(line)
+                self._handle_line(line)
 
-    def _take(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         # A newer esrun may send what this library does not know: ignore it.
         with contextlib.suppress(ValueError, KeyError, TypeError, ReportError):
             message = json.loads(line)

@@ -140,7 +140,7 @@ def estimates(
             reasons.setdefault(str(error), []).append(shape)
     if not set(by_shape) - set(but):
         notes.append("nothing to extrapolate: no other model was profiled anywhere else")
-    notes += _outside(unseen, [k for e in extrapolated for k in e.stalls])
+    notes += _range_notes(unseen, [k for e in extrapolated for k in e.stalls])
     left_out = [f"{_shapes(shapes, unseen.batch)}: {why}" for why, shapes in reasons.items()]
     return Estimates(tuple(extrapolated), tuple(left_out), tuple(notes))
 
@@ -177,7 +177,7 @@ def _nearest_stalls(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape
         nearest = best.get(shape)
         if row.measured.s is None:
             continue
-        if nearest is None or _apart(row, batch) < _apart(nearest, batch):
+        if nearest is None or _batch_distance(row, batch) < _batch_distance(nearest, batch):
             best[shape] = row
     for shape, row in best.items():
         step = times(row.measured)
@@ -195,11 +195,11 @@ def _nearest_stalls(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape
         )
 
 
-def _apart(row: MeasuredConfiguration, batch: int) -> float:
+def _batch_distance(row: MeasuredConfiguration, batch: int) -> float:
     return abs(math.log(row.configuration.batch / batch))
 
 
-def _outside(unseen: NewModel, stalls: Sequence[ObservedStall]) -> list[str]:
+def _range_notes(unseen: NewModel, stalls: Sequence[ObservedStall]) -> list[str]:
     lines = []
     for field_name in ("layers", "gradient_bytes"):
         values = [getattr(k, field_name) for k in stalls]

@@ -104,13 +104,13 @@ def subjects(
     return {
         name: MeasuredModel(
             name=name,
-            layers=_first(p.layers for _, p in files),
-            gradient_bytes=_first(p.gradient_bytes for _, p in files),
+            layers=_first_value(p.layers for _, p in files),
+            gradient_bytes=_first_value(p.gradient_bytes for _, p in files),
             samples=samples or _samples(name, files),
             rows=tuple(MeasuredConfiguration(s, c) for s, p in files for c in p.configurations),
         )
         for shared, alike in by_name.items()
-        for name, files in _separate(shared, alike).items()
+        for name, files in _split_models(shared, alike).items()
     }
 
 
@@ -143,7 +143,7 @@ def comparable(
         rows = [r for r in rows if r.measured.repeats >= 2]
         if single:
             left_out.append(
-                f"{_several(single)}: measured once, so its spread is unknown; repeat it, or give"
+                f"{_row_list(single)}: measured once, so its spread is unknown; repeat it, or give"
                 " --once"
             )
     if not rows:
@@ -158,7 +158,7 @@ def comparable(
             f" {', '.join(map(str, other_sizes))} instead of {group}; choose with --batch or"
             " --global-batch"
         )
-    lacking = {r.configuration: list(_lacking(r.measured, in_group)) for r in in_group}
+    lacking = {r.configuration: list(_missing_stalls(r.measured, in_group)) for r in in_group}
     complete = [r for r in in_group if not lacking[r.configuration]]
     if not complete:
         raise ComparisonError(
@@ -177,7 +177,7 @@ def comparable(
         unknown=tuple(
             s for s in STALLS
             if all(getattr(r.measured, s) is None for r in in_group)
-            and any(_possible(r.measured, s) for r in in_group)
+            and any(_is_possible(r.measured, s) for r in in_group)
         ),
         left_out=tuple(left_out),
     )  # fmt: skip
@@ -259,7 +259,7 @@ def _copies(rows: Sequence[MeasuredConfiguration]) -> list[str]:
     return list(files)
 
 
-def _separate(
+def _split_models(
     name: str, files: Sequence[tuple[str, StepProfile]]
 ) -> dict[str, list[tuple[str, StepProfile]]]:
     """Return the files of one model, or of several if their sizes differ."""
@@ -289,7 +289,7 @@ def _samples(model: str, files: Sequence[tuple[str, StepProfile]]) -> int | None
     return counts[0][1] if counts else None
 
 
-def _first(values: Iterable[N | None]) -> N | None:
+def _first_value(values: Iterable[N | None]) -> N | None:
     return next((v for v in values if v is not None), None)
 
 
@@ -331,23 +331,23 @@ def _group(
     return min(counts, key=lambda g: (-counts[g], g.together, g.size))
 
 
-def _lacking(
+def _missing_stalls(
     measured: ProfiledConfiguration, group_rows: Sequence[MeasuredConfiguration]
 ) -> Iterator[str]:
     """Yield the stalls that are unknown here, but possible, and known for other configurations."""
     for stall in STALLS:
         elsewhere = any(getattr(o.measured, stall) is not None for o in group_rows)
-        if getattr(measured, stall) is None and _possible(measured, stall) and elsewhere:
+        if getattr(measured, stall) is None and _is_possible(measured, stall) and elsewhere:
             yield stall
 
 
-def _possible(measured: ProfiledConfiguration, stall: str) -> bool:
+def _is_possible(measured: ProfiledConfiguration, stall: str) -> bool:
     if stall == "interconnect":
         # Over several nodes the network's stall may include it, if they were not separated.
         return measured.gpus > measured.nodes and (measured.nodes == 1 or measured.network is None)
     return stall != "network" or measured.nodes > 1
 
 
-def _several(rows: Sequence[MeasuredConfiguration]) -> str:
+def _row_list(rows: Sequence[MeasuredConfiguration]) -> str:
     shown = ", ".join(f"{r.configuration} ({r.source})" for r in rows[:3])
     return shown + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

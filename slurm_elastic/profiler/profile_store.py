@@ -61,7 +61,7 @@ class ProfileStore:
             self.directory.mkdir(parents=True, exist_ok=True)
             if again:
                 self._clear()
-            self._settle(json.loads(json.dumps(settings)))
+            self._check_settings(json.loads(json.dumps(settings)))
             for path in sorted(self.directory.iterdir()):
                 if path.name.startswith(_ANSWER):
                     path.unlink()  # of a call that was killed
@@ -117,7 +117,7 @@ class ProfileStore:
         value = self.facts.get("batch")
         return value if type(value) is int and value > 0 else None
 
-    def _settle(self, settings: Mapping[str, Any]) -> None:
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
         path = self.directory / _SETTINGS
         earlier = _read_json(path) if path.exists() else None
         if earlier is None:

@@ -174,7 +174,7 @@ def pareto_front(choices: Iterable[Recommendation]) -> list[Recommendation]:
     front: list[Recommendation] = []
     for choice in sorted(choices, key=_by_time):
         last = front[-1] if front else None
-        if last is None or choice.cost < last.cost or _same(choice, last):
+        if last is None or choice.cost < last.cost or _is_tie(choice, last):
             front.append(choice)
     return front
 
@@ -267,5 +267,5 @@ def _by_cost(choice: Recommendation) -> tuple[float, float, int, Configuration]:
     return choice.cost, choice.time_s, configuration.gpus, configuration
 
 
-def _same(first: Recommendation, second: Recommendation) -> bool:
+def _is_tie(first: Recommendation, second: Recommendation) -> bool:
     return (first.time_s, first.cost) == (second.time_s, second.cost)

@@ -65,14 +65,14 @@ def configurations(
         NotMeasuredError: there is no measurement on one GPU.
     """
     base = SYNTHETIC if any(n.block == SYNTHETIC for n in steps) else WARM
-    one_gpu = _of(steps, ONE, base)
+    one_gpu = _steps_by_repeat(steps, ONE, base)
     if not one_gpu:
         raise NotMeasuredError("no run on one GPU has succeeded")
     shapes = sorted({n.shape for n in steps})
     return tuple(
         _configured(steps, shape, base, one_gpu, gpu_type=gpu_type, batch=batch)
         for shape in shapes
-        if _of(steps, shape, base)
+        if _steps_by_repeat(steps, shape, base)
     )
 
 
@@ -81,7 +81,7 @@ def reference(
 ) -> ProfiledShape | None:
     """Return the one-node shape with which a shape of several nodes is compared, or None."""
     for gpus in (shape.gpus, shape.per_node):
-        if _of(measured, ProfiledShape(1, gpus), base):
+        if _steps_by_repeat(measured, ProfiledShape(1, gpus), base):
             return ProfiledShape(1, gpus)
     return None
 
@@ -95,15 +95,21 @@ def _configured(
     gpu_type: str,
     batch: int,
 ) -> ProfiledConfiguration:
-    all_gpus, warm, cold = (_of(steps, shape, block) for block in (base, WARM, COLD))
+    all_gpus, warm, cold = (_steps_by_repeat(steps, shape, block) for block in (base, WARM, COLD))
     interconnect: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     network: MeasuredTime | None = MeasuredTime(0.0, 0.0)
     if shape.nodes > 1:
         one_node_shape = reference(shape, steps, base)
         interconnect = (
-            difference(_of(steps, one_node_shape, base), one_gpu) if one_node_shape else None
+            difference(_steps_by_repeat(steps, one_node_shape, base), one_gpu)
+            if one_node_shape
+            else None
         )
-        network = difference(all_gpus, _of(steps, one_node_shape, base)) if one_node_shape else None
+        network = (
+            difference(all_gpus, _steps_by_repeat(steps, one_node_shape, base))
+            if one_node_shape
+            else None
+        )
         if one_node_shape is None:  # the two cannot be separated: all of it is the network's
             network = difference(all_gpus, one_gpu)
     elif shape.gpus > 1:
@@ -145,5 +151,7 @@ def middle(steps: _Steps) -> MeasuredTime:
     return MeasuredTime(statistics.median(values), spread * (_MEDIAN if len(values) > 2 else 1.0))
 
 
-def _of(steps: Mapping[MissingTime, float], shape: ProfiledShape | None, block: str) -> _Steps:
+def _steps_by_repeat(
+    steps: Mapping[MissingTime, float], shape: ProfiledShape | None, block: str
+) -> _Steps:
     return {n.repeat: s for n, s in steps.items() if (n.shape, n.block) == (shape, block)}

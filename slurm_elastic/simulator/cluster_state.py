@@ -149,7 +149,7 @@ def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
     """
     pipeline = job.truth.profile.micro_batches
     if job.places:
-        return _placed(job, pipeline)
+        return _placed_measurements(job, pipeline)
     best: dict[tuple[str, int, int], Measurement] = {}
     for o in job.observations:
         shape = (o.gpu_type, o.gpus, o.nodes)
@@ -162,7 +162,7 @@ def _measurements(job: SimulatedJob) -> tuple[Measurement, ...]:
     return tuple(best.values())
 
 
-def _placed(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
+def _placed_measurements(job: SimulatedJob, pipeline: int) -> tuple[Measurement, ...]:
     best: dict[tuple[str, int, int, int], Measurement] = {}
     for (kind, nodes, gpus, micro_batch, racks), (step_s, micro_s) in job.places.items():
         unit = job.truth.profile.types[kind].unit

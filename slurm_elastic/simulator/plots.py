@@ -82,13 +82,13 @@ def draw_run(results: Sequence[Result], path: Path) -> None:
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(9, 8.5), layout="constrained")
         top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.1, 1.7, 1.0))
-        _cdf(top, [(_many(results), _jct(results), 0, 0)])
+        _cdf(top, [(_workload_label(results), _jct(results), 0, 0)])
         top.get_legend().remove()
-        top.set_title(f"Job completion times, policy {first.policy}, {_many(results)}")
+        top.set_title(f"Job completion times, policy {first.policy}, {_workload_label(results)}")
         _stack(middle, first)
         of = f" of {first.workload}" if len(results) > 1 else ""
         middle.set_title(f"GPUs held{of}, one band per job, coloured by application")
-        _use(bottom, first)
+        _draw_use(bottom, first)
         bottom.set_title(f"GPUs in use by type{of}")
         middle.sharex(bottom)
         middle.set_xlabel("")
@@ -129,7 +129,7 @@ def draw_comparison(drawn: Sequence[Drawn], path: Path, *, title: str = "") -> N
         figure = plt.figure(figsize=(9, 7.2), layout="constrained")
         top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
         _cdf(top, [(d.name, _jct(d.results), *_style(drawn, d)) for d in drawn])
-        top.set_title(f"Job completion times, {title or _many(drawn[0].results)}")
+        top.set_title(f"Job completion times, {title or _workload_label(drawn[0].results)}")
         _bars(bottom, drawn)
         save(figure, path)
         plt.close(figure)
@@ -171,7 +171,7 @@ def _jct(results: Sequence[Result]) -> list[float]:
     return sorted(j.jct_s / HOUR_S for r in results for j in r.jobs)
 
 
-def _many(results: Sequence[Result]) -> str:
+def _workload_label(results: Sequence[Result]) -> str:
     jobs = sum(len(r.jobs) for r in results)
     workloads = results[0].workload if len(results) == 1 else f"{len(results)} workloads"
     return f"{workloads} ({jobs} jobs)"
@@ -276,7 +276,7 @@ def _swatches(axes: Any, names: Sequence[str]) -> None:
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _use(axes: Any, result: Result) -> None:
+def _draw_use(axes: Any, result: Result) -> None:
     """Draw the part of each type's GPUs that is held, and the number of jobs."""
     edges = _edges(result, 120)
     hours = edges / HOUR_S

@@ -143,7 +143,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     jct_by_workload = [sorted(j.jct_s / HOUR_S for j in r.jobs) for r in results]
     rho = sorted(j.rho for j in jobs if not math.isnan(j.rho))
     policy = sorted(1000 * s for r in results for s in r.policy_s)
-    busy = [(x.contention, s) for r in results for x, s in _lasting(r) if x.contention]
+    busy = [(x.contention, s) for r in results for x, s in _with_durations(r) if x.contention]
     frozen = [f for r in results for f in r.freezing]
     freezing_figures = (
         {}
@@ -204,7 +204,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _lasting(result: Result) -> Iterable[tuple[RoundResult, float]]:
+def _with_durations(result: Result) -> Iterable[tuple[RoundResult, float]]:
     """Return the rounds, each with its seconds; the last is as long as the one before."""
     times = [r.time_s for r in result.rounds]
     lasts = [after - before for before, after in itertools.pairwise(times)]

@@ -126,11 +126,11 @@ def simulate(
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
         notes=(*run.notes, *job_factory.assumptions(run.jobs, options.belief)),
         dropped=tuple(job.submitted.name for job in run.dropped),
-        freezing=tuple(_frozen(job) for job in run.jobs if job.layers is not None),
+        freezing=tuple(_freezing_result(job) for job in run.jobs if job.layers is not None),
     )
 
 
-def _frozen(job: SimulatedJob) -> JobFreezing:
+def _freezing_result(job: SimulatedJob) -> JobFreezing:
     assert job.layers is not None
     return JobFreezing(job.submitted.name, job.layers.lost / job.truth.total, job.layers.mean)
 

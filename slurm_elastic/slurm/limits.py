@@ -64,18 +64,18 @@ class AccountingLimits:
     cluster: str = ""
     qos: tuple[QosRow, ...] = ()
     associations: tuple[AssociationRow, ...] = ()
-    _read: float | None = field(default=None, repr=False)
+    _read_s: float | None = field(default=None, repr=False)
 
     def limits(
         self, jobs: Iterable[Job], partition_qos: Mapping[str, str] | None = None
     ) -> tuple[Limit, ...]:
         """Return the caps that apply to jobs running or pending now."""
-        if self._read is None or time.monotonic() - self._read > self.refresh_s:
+        if self._read_s is None or time.monotonic() - self._read_s > self.refresh_s:
             self._refresh()
         return caps(self.qos, self.associations, jobs, partition_qos)
 
     def _refresh(self) -> None:
-        self._read = time.monotonic()
+        self._read_s = time.monotonic()
         filters = (f"cluster={self.cluster}",) if self.cluster else ()
         try:
             self.qos = parse_qos(self._show("qos", f"Name,GrpTRES,MaxTRESPU,MaxTRESPA,{_EACH}"))

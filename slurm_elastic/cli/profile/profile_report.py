@@ -122,7 +122,11 @@ def _notes(profile: StepProfile, *, cold: bool, whole_runs: bool) -> list[str]:
         )
     if not cold:
         notes.append("FETCH is unknown: name the files of the data set with --data.")
-    if any(0 < _SHOWN_ERROR * warm(c) < t.spread for c in profile.configurations for t in _none(c)):
+    if any(
+        0 < _SHOWN_ERROR * warm(c) < t.spread
+        for c in profile.configurations
+        for t in _zero_stalls(c)
+    ):
         notes.append(
             "`none +-X`: not above its noise; add --repeats, or check for other jobs on the nodes."
         )
@@ -133,7 +137,7 @@ def _notes(profile: StepProfile, *, cold: bool, whole_runs: bool) -> list[str]:
     return notes
 
 
-def _none(c: ProfiledConfiguration) -> list[MeasuredTime]:
+def _zero_stalls(c: ProfiledConfiguration) -> list[MeasuredTime]:
     """Return the stalls that were measured as 0."""
     times: list[MeasuredTime | None] = [getattr(c, name) for name in STALLS]
     return [t for t in times if t is not None and t.seconds == 0]

@@ -133,7 +133,7 @@ def shown(result: RecommendationAnswer, layout: TableLayout) -> list[str]:
         *_advice(result, unit),
     ]
     if result.estimated is not None:
-        lines += _errors(result.estimated)
+        lines += _error_table(result.estimated)
     types = {c.offer.configuration.gpu_type for c in result.choices}
     if result.prices is None and len(types) > 1:
         lines.append("note: an hour costs the same on all GPU types; --price sets other prices")
@@ -178,7 +178,7 @@ def _choice_text(choice: Recommendation, unit: str) -> str:
     return f"{configuration}{estimated}, {duration(choice.time_s)}, {_cost(choice.cost)}{unit}"
 
 
-def _errors(estimated: Estimates) -> list[str]:
+def _error_table(estimated: Estimates) -> list[str]:
     """Return the table of errors of extrapolated stalls."""
     rows = [_extrapolated(e) for e in estimated.estimates if e.fit is not None]
     if not rows:
@@ -248,7 +248,7 @@ def _cost(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _stalled(row: Mapping[str, Any]) -> str:
+def _stall_percent(row: Mapping[str, Any]) -> str:
     step = row["step"]
     waits = step["interconnect_s"] + step["network_s"] + step["prep_s"]
     return _percent(waits / (step["compute_s"] + waits))
@@ -276,7 +276,7 @@ _COLUMNS = (
     Column("TIME", lambda r: duration(r["time_s"]), right=True),
     Column("COST", lambda r: _cost(r["cost"]), right=True),
     Column("SPREAD", lambda r: _percent(r["spread"]), right=True),
-    Column("STALLED", _stalled, right=True),
+    Column("STALLED", _stall_percent, right=True),
     *(_ms(k) for k in ("compute_s", "interconnect_s", "network_s", "prep_s", "fetch_s")),
     Column("REPEATS", lambda r: "-" if r["repeats"] is None else str(r["repeats"]), right=True),
     Column("BASIS", lambda r: "extrapolated" if r["estimated"] else "measured"),

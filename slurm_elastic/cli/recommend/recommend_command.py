@@ -122,7 +122,7 @@ def recommend(
         epoch = options.whole_number(samples, "--samples") if samples else None
         models = profile_merge.subjects(_read((*profiles, *more)), samples=epoch)
         if model is not None and "=" in model:
-            unseen = _unseen(model, gpu_batch)
+            unseen = _described_model(model, gpu_batch)
             measured = profile_merge.MergedProfiles((), unknown=("prep", "fetch"))
             name = unseen.name
             estimated = _estimates(unseen, models, measured)
@@ -150,7 +150,7 @@ def recommend(
     except (profile_merge.ComparisonError, ExtrapolationError) as error:
         raise CliError(clean(error), USAGE) from None
     except NoConfigurationError as error:
-        _none_within(error, limits, unit="" if prices else " GPU h")
+        _refuse_limits(error, limits, unit="" if prices else " GPU h")
     if plot is not None:
         _draw(recommended, plot)
     if json_:
@@ -195,7 +195,7 @@ def _per_gpu(subject: MeasuredModel) -> int:
     return min(counts, key=lambda b: (-counts[b], b))
 
 
-def _unseen(text: str, batch: int | None) -> NewModel:
+def _described_model(text: str, batch: int | None) -> NewModel:
     """Parse `layers=50,gradient-bytes=102e6,batch=64,compute.a100=0.2`."""
     from slurm_elastic.profiler.new_model import NewModel  # noqa: PLC0415
     from slurm_elastic.profiler.recommendation import StepTimes  # noqa: PLC0415
@@ -303,7 +303,7 @@ def _prices(
     return prices
 
 
-def _none_within(error: NoConfigurationError, limits: Mapping[str, float], unit: str) -> NoReturn:
+def _refuse_limits(error: NoConfigurationError, limits: Mapping[str, float], unit: str) -> NoReturn:
     nearest: Recommendation = error.nearest
     name = clean(nearest.offer.configuration)
     hours = math.ceil(nearest.time_s / 36) / 100

@@ -116,7 +116,7 @@ def compare(
         else:
             if workloads:
                 raise CliError("name either WORKLOAD or --sacct FILE, not both", USAGE)
-            policy_runs, answer, lines = _past(
+            policy_runs, answer, lines = _compare_past(
                 Path(sacct), names, scalings or SCALINGS, inputs,
                 grow=grow, completed_only=completed_only,
             )  # fmt: skip
@@ -233,7 +233,7 @@ def _range(values: Sequence[float], places: int) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]}..{texts[-1]}"
 
 
-def _past(
+def _compare_past(
     path: Path,
     names: Sequence[str],
     scalings: Sequence[str],

@@ -244,7 +244,7 @@ def load(
                 (jobs_, application_profiles.read(folder, jobs_.applications, machines.types))
             )
         if not paths:
-            loaded.append(_invented(stack, inputs, machines))
+            loaded.append(_generated(stack, inputs, machines))
     return _with_unique_names(loaded, paths)
 
 
@@ -266,7 +266,7 @@ def _with_hint(text: str, inputs: Inputs) -> str:
     return clean(text)
 
 
-def _invented(
+def _generated(
     stack: contextlib.ExitStack, inputs: Inputs, machines: Cluster
 ) -> tuple[Workload, Profiles]:
     """Generate a workload of the built-in applications."""

@@ -136,7 +136,9 @@ def shares(row: SpreadRow, links: Mapping[str, LinkRow]) -> str:
         count = 1 + len(users) + link["others"]
         speed = link["gbit_s"]
         share_text = f" ({_speed(speed / count)} each)" if speed is not None else ""
-        alike.setdefault(f"with {_users(users, link['others'])}{share_text}", []).append(_end(link))
+        alike.setdefault(f"with {_users(users, link['others'])}{share_text}", []).append(
+            _lower_end(link)
+        )
     parts = [f"{fold(names)} {text}" for text, names in alike.items()]
     more = sum(len(names) for names in list(alike.values())[_MOST:])
     return ", ".join([*parts[:_MOST], *([f"and {more} more"] if more else [])])
@@ -224,7 +226,7 @@ def _tier_speed(answer: TopologyAnswer, tier: str) -> str:
     )
 
 
-def _end(link: LinkRow) -> str:
+def _lower_end(link: LinkRow) -> str:
     """Return the name of the lower end of a link."""
     return formatting.clean(link["link"].removeprefix("switch:"))
 

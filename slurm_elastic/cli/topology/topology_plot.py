@@ -80,7 +80,7 @@ def draw(answer: TopologyAnswer, path: Path) -> None:
                 corner = (rack.x + column * rack.column, -(row + 1) * _LINE_IN)
                 _node(axes, node, corner, rack)
                 for place, holder in _squares(node, corner[0] + rack.names):
-                    look = _look(node, holder, colours)
+                    look = _gpu_style(node, holder, colours)
                     squares.setdefault(look, []).append((place, corner[1]))
         _fill(axes, squares)
         _legend(axes, answer, colours)
@@ -150,7 +150,7 @@ def _squares(node: NodeRow, x: float) -> Iterator[tuple[float, int | None]]:
         x += _GPU_IN
 
 
-def _look(
+def _gpu_style(
     node: NodeRow, holder: int | None, colours: Mapping[int, tuple[str, str]]
 ) -> tuple[str, str]:
     """Return colour and hatch of a GPU."""

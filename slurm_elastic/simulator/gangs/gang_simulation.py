@@ -176,29 +176,29 @@ class _GangSimulation:
     def run(self, progress: Progress | None) -> None:
         """Process events until no gang is left."""
         for job in self.jobs:
-            self._at(job.arrival_s, _ARRIVAL, self._arrival(job))
+            self._schedule(job.arrival_s, _ARRIVAL, self._arrival(job))
         while self._events:
             now, _, _, event = heapq.heappop(self._events)
             event(now)
             if not self._events and self._waiting:
-                self._at(now + _AGAIN_S, _OFFER, self._offer)
-                self._stuck()
+                self._schedule(now + _AGAIN_S, _OFFER, self._offer)
+                self._check_progress()
             if progress is not None and self.offers % _TELL_EVERY == 0:
                 progress(self._done, len(self.jobs), now)
 
-    def _at(self, at_s: float, kind: int, event: Callable[[float], None]) -> None:
+    def _schedule(self, at_s: float, kind: int, event: Callable[[float], None]) -> None:
         self._count += 1
         heapq.heappush(self._events, (at_s, kind, self._count, event))
 
     def _arrival(self, job: _Run) -> Callable[[float], None]:
         def arrives(now: float) -> None:
-            self._waits(job)
+            self._enqueue(job)
             if self.room.free_total:
-                self._at(now, _OFFER, self._offer)
+                self._schedule(now, _OFFER, self._offer)
 
         return arrives
 
-    def _waits(self, job: _Run) -> None:
+    def _enqueue(self, job: _Run) -> None:
         bisect.insort(self._waiting, (self._policy.rank(job), job), key=lambda entry: entry[0])
 
     def _offer(self, now: float) -> None:
@@ -226,7 +226,7 @@ class _GangSimulation:
                 self._start(grant, now)
         if answer.wake_s is not None and now < answer.wake_s < self._wake_s:
             self._wake_s = answer.wake_s
-            self._at(answer.wake_s, _OFFER, self._offer)
+            self._schedule(answer.wake_s, _OFFER, self._offer)
 
     def _start(self, grant: Grant, now: float) -> None:
         job, place = self._by_id[grant.job_id], grant.place
@@ -249,7 +249,7 @@ class _GangSimulation:
         job.tier_grants[tier] += 1
         job.tier_s[tier] += lease.ran_s - job.ran_s
         self._running[job.job_id] = Held(job, place, lease.end_s)
-        self._at(lease.end_s, _END, self._ends(job, place, lease))
+        self._schedule(lease.end_s, _END, self._ends(job, place, lease))
 
     def _lease(self, job: _Run, now: float, part: float) -> _Lease:
         """Return the outcome of a lease that begins now."""
@@ -286,17 +286,17 @@ class _GangSimulation:
             # The author's code leaves out the cost of GPUs returned before their lease ended.
             costs = lease.late and not (self._policy.renews and job.batches)
             offer_s = now + (CHECKPOINT_S * job.gpus if costs else 0.0)
-            self._at(offer_s, _OFFER, self._offer)
+            self._schedule(offer_s, _OFFER, self._offer)
             if job.batches:
                 job.since_s = now
-                self._waits(job)
+                self._enqueue(job)
             else:
                 job.finish_s = now
                 self._done += 1
 
         return ends
 
-    def _stuck(self) -> None:
+    def _check_progress(self) -> None:
         self._idle = 0 if self._running else self._idle + 1
         if self._idle > _MOST_IDLE:
             job = self._waiting[0][1]

@@ -61,16 +61,18 @@ class NodeReserve:
         per_node, remainder = divmod(gpus, count)
         need = per_node + bool(remainder)
         open_nodes = [n for n in range(len(sites.rack_of)) if n not in self._kept]
-        times = {n: free_at_s for n in open_nodes if (free_at_s := self._when(n, need)) < math.inf}
+        times = {
+            n: free_at_s for n in open_nodes if (free_at_s := self._free_from(n, need)) < math.inf
+        }
         racks = (sorted((times[n], n) for n in nodes if n in times) for nodes in sites.nodes_of)
         chosen = min((r[:count] for r in racks if len(r) >= count), key=lambda r: r[-1], default=[])
         if not chosen:
             chosen = sorted((free_at_s, n) for n, free_at_s in times.items())[:count]
         if len(chosen) == count:
             return tuple((n, per_node + (i < remainder)) for i, (_, n) in enumerate(chosen))
-        return self._whole(gpus, open_nodes)
+        return self._largest_nodes(gpus, open_nodes)
 
-    def _whole(self, gpus: int, nodes: Sequence[int]) -> Wanted:
+    def _largest_nodes(self, gpus: int, nodes: Sequence[int]) -> Wanted:
         """Return whole nodes of different sizes, the largest first."""
         size = {n: sum(count for _, count in self._free_at[n]) for n in nodes}
         shares = []
@@ -83,7 +85,7 @@ class NodeReserve:
                 return tuple(shares)
         return ()
 
-    def _when(self, node: int, gpus: int) -> float:
+    def _free_from(self, node: int, gpus: int) -> float:
         free = 0
         for at_s, count in self._free_at[node]:
             free += count

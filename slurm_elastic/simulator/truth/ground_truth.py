@@ -256,7 +256,7 @@ class _Table:
     def _step(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         curve = self._table.curves.get(shape)
         if curve is None:
-            return self._between(shape, micro_batch)
+            return self._interpolated(shape, micro_batch)
         # Fewer samples than were measured are taken to need as long as the fewest measured.
         if micro_batch > curve.micro_batches[-1]:
             raise ApplicationProfileError(
@@ -285,17 +285,17 @@ class _Table:
         rows += [r[2] for r in self._table.scalability if r[1] == gpus]
         return int(max(rows)) if rows else self._table.most
 
-    def _between(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
+    def _interpolated(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         if self._interpolator is None:
-            self._interpolator = _interpolator(self._table) or _nowhere
+            self._interpolator = _interpolator(self._table) or _no_time
         nodes = min(len(shape), _MOST_NODES)
         micro_batch = max(micro_batch, self._table.least)
         step, sync = np.ravel(self._interpolator([nodes, sum(shape), micro_batch]))
         if math.isfinite(step):
             return float(step), float(sync)
-        return self._beyond(shape, micro_batch)
+        return self._extrapolated(shape, micro_batch)
 
-    def _beyond(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
+    def _extrapolated(self, shape: Shape, micro_batch: int) -> tuple[float, float]:
         """Return times outside of all rows: no faster than the largest placement within it."""
         within = [
             nearest
@@ -316,7 +316,7 @@ class _Table:
         return longer, longer - (step - sync)
 
 
-def _nowhere(_: Any) -> tuple[float, float]:
+def _no_time(_: Any) -> tuple[float, float]:
     return math.nan, math.nan
 
 

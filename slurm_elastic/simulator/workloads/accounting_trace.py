@@ -312,25 +312,25 @@ def _from_json(text: str, name: str) -> Iterator[_Row]:
 def _json_row(job: Mapping[str, Any]) -> _Row:
     times = _mapping(job.get("time"))
     array = _mapping(job.get("array"))
-    task = _plain(array.get("task_id"))
-    master = _plain(array.get("job_id"))
+    task = _number(array.get("task_id"))
+    master = _number(array.get("job_id"))
     job_id = f"{master:g}_{task:g}" if master and task is not None else str(job["job_id"])
-    if _plain(_mapping(job.get("het")).get("job_id")):
+    if _number(_mapping(job.get("het")).get("job_id")):
         job_id += "+"
     state = _mapping(job.get("state")).get("current", job.get("state"))
     if isinstance(state, list):
         state = state[0] if state else ""
-    start = _plain(times.get("start")) or None
+    start = _number(times.get("start")) or None
     tres = _mapping(job.get("tres"))
-    nodes = _plain(job.get("allocation_nodes"))
+    nodes = _number(job.get("allocation_nodes"))
     return _Row(
         job_id=job_id,
         name=str(job.get("name") or ""),
         user=str(job.get("user") or ""),
-        submit=_plain(times.get("submission")) or None,
+        submit=_number(times.get("submission")) or None,
         start=start,
-        end=_plain(times.get("end")) or None,
-        seconds=_plain(times.get("elapsed")),
+        end=_number(times.get("end")) or None,
+        seconds=_number(times.get("elapsed")),
         state=_word(str(state or "")),
         tres=_tres(tres.get("allocated")),
         nodes=int(nodes or 1),
@@ -342,7 +342,7 @@ def _tres(items: Any) -> str:
     parts = []
     for item in items if isinstance(items, list) else ():
         entry = _mapping(item)
-        count = _plain(entry.get("count"))
+        count = _number(entry.get("count"))
         if entry.get("type") == "gres" and count:
             parts.append(f"gres/{entry.get('name')}={count:.0f}")
     return ",".join(parts)
@@ -357,7 +357,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _plain(value: Any) -> float | None:
+def _number(value: Any) -> float | None:
     """Return a number from 0 on, also from {"set": true, "number": 3}; None if there is none."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else None

@@ -86,10 +86,10 @@ def from_accounting(
         ScalingError: a job without a curve.
     """
     begin = min(j.submit for j in past.jobs)
-    return [_stated(job, rules.of(job.name), begin, grow, speeds or {}) for job in past.jobs]
+    return [_curve_job(job, rules.of(job.name), begin, grow, speeds or {}) for job in past.jobs]
 
 
-def _stated(
+def _curve_job(
     job: PastJob, scaling: ScalingCurve, begin: float, grow: float, speeds: Mapping[str, float]
 ) -> CurveJob:
     work = sum(r.seconds * scaling.speed(r.gpus) * speeds.get(r.gpu_type, 1.0) for r in job.runs)
