@@ -1,6 +1,6 @@
 """Settings of running jobs that need no restart: the batch, and how many layers to freeze.
 
-Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the best goodput on
+Batch: with `batch=MIN-MAX`, unless the policy leaves it alone, the one with the best goodput on
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
 changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
 measured: models are accurate only near what was measured. A change without a restart loses only
@@ -127,14 +127,16 @@ def obey(
     profile = learned.application.on(held.gpu_type)
     replicas = max(1, held.gpus // (profile.unit if profile else 1))
     reach = _STRETCH * max(present, learned.application.initial_batch)
-    # A library that says what fits splits the rest; any other takes its share at once.
+    # A library that accumulates splits a share that does not fit; others take it at once.
     if learned.observations and not learned.application.accumulation:
         reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
-    found = max(low, min(batch, high, max(reach, present)))
-    even = found - found % replicas
-    found = even if even >= low else found
+    next_batch = max(low, min(batch, high, max(reach, present)))
+    even = next_batch - next_batch % replicas
+    next_batch = even if even >= low else next_batch
     reason = Reason("batch-by-policy", batch=batch, gpus=held.gpus)
-    return BatchChoice(found, present, limits, reason=reason if found != present else None)
+    return BatchChoice(
+        next_batch, present, limits, reason=reason if next_batch != present else None
+    )
 
 
 def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:
@@ -273,7 +275,7 @@ class BatchTuner:
         Returns:
             New settings that were sent now.
         """
-        self.choices, told = {}, []
+        self.choices, sent = {}, []
         for job in snapshot.jobs:
             record, report = records.get(job.job_id), reports.get(job.job_id)
             if record is None or report is None or job.state is not JobState.RUNNING:
@@ -294,8 +296,8 @@ class BatchTuner:
             self.choices[job.job_id] = choice
             changes = act and choice.batch != choice.present
             if changes and self._tell(job.job_id, run=job.run, batch=choice.batch):
-                told.append((job, choice))
-        return told
+                sent.append((job, choice))
+        return sent
 
     def ahead(
         self,

@@ -41,9 +41,9 @@ def find(view: View, name: str) -> tuple[int, ...]:
 
     Empty when the snapshot has none.
     """
-    found = view.snapshot.named.get(name)
-    if found:
-        return found
+    ids = view.snapshot.named.get(name)
+    if ids:
+        return ids
     raw = int(name) if name.isascii() and name.isdigit() else 0
     return (raw,) if raw in view.snapshot.job else ()
 

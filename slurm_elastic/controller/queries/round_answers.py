@@ -21,12 +21,12 @@ from slurm_elastic.rpc.answers import (
 def plan(view: View, viewer: Viewer) -> PlanAnswer:
     """Return what the last round decided."""
     rows = JobRows(view, viewer)
-    made = view.plan
+    last_plan = view.plan
     shown = {j.job_id for j in viewer.jobs(view)}
-    decisions = [d for d in made.decisions if d.job_id in shown] if made else []
+    decisions = [d for d in last_plan.decisions if d.job_id in shown] if last_plan else []
     return {
         "time": view.snapshot.time,
-        "planned": made.time if made else None,
+        "planned": last_plan.time if last_plan else None,
         "mode": view.mode,
         "policy": view.policy,
         "changes": [_row(rows, d) for d in decisions if d.action is not Action.KEEP],
@@ -39,7 +39,7 @@ def plan(view: View, viewer: Viewer) -> PlanAnswer:
                 "since": c.since,
                 "until": c.until,
             }
-            for c in (made.claims if made else ())
+            for c in (last_plan.claims if last_plan else ())
             if c.job_id in shown
         ],
         "notes": rows.notes(),
@@ -83,9 +83,9 @@ def usage(
     users: dict[str, UserUsage] = {}
     counted: list[RunUsage] = []
     for segment in segments:
-        who, kind = segment.get("user", ""), segment.get("gpu_type", "")
+        owner, kind = segment.get("user", ""), segment.get("gpu_type", "")
         job_id = segment["job_id"]
-        if (user and who != user) or not viewer.sees_usage(
+        if (user and owner != user) or not viewer.sees_usage(
             _owner(view, job_id, segment.get("uid"))
         ):
             continue
@@ -102,7 +102,7 @@ def usage(
             {
                 "job_id": job_id,
                 "display_id": rows.display(job_id),
-                "user": who,
+                "user": owner,
                 "run": segment.get("run", 0),
                 "gpu_type": kind,
                 "gpus": segment["gpus"],
@@ -118,7 +118,7 @@ def usage(
             {
                 "job_id": job_id,
                 "display_id": rows.display(job_id),
-                "user": who,
+                "user": owner,
                 "gpu_type": kind,
                 "gpu_seconds": 0.0,
                 "seconds": 0.0,
@@ -128,7 +128,7 @@ def usage(
         row["gpu_seconds"] += spent
         row["seconds"] += seconds
         row["shapes"] += 1
-        total = users.setdefault(who, {"user": who, "gpu_seconds": 0.0, "types": {}})
+        total = users.setdefault(owner, {"user": owner, "gpu_seconds": 0.0, "types": {}})
         total["gpu_seconds"] += spent
         total["types"][kind] = total["types"].get(kind, 0.0) + spent
     return {

@@ -37,13 +37,13 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
     snapshot, settings = view.snapshot, view.topology
     fabric = Fabric.of(snapshot, settings)
     tree = Topology.of(snapshot)
-    seen = links_seen(snapshot, view.records, fabric.speeds)
+    estimates = links_seen(snapshot, view.records, fabric.speeds)
     places = {
         job.job_id: job.allocation
         for job in snapshot.jobs
         if job.allocation and job.state in HOLDING and _present(job.allocation, snapshot.node)
     }
-    people = _People(view, viewer, fabric, tree, places)
+    rows = _LinkRows(view, viewer, fabric, tree, places)
     parents = {c: s.name for s in snapshot.switches for c in s.children}
     shown = [j for j in viewer.jobs(view) if j.job_id in places]
     return {
@@ -55,16 +55,16 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
                 "gbit_s": link.bytes_s / GBIT,
                 "jobs": link.jobs,
                 "owners": link.owners,
-                "counts": seen.counts(tier),
+                "counts": estimates.counts(tier),
             }
-            for tier, link in seen.links.items()
+            for tier, link in estimates.links.items()
         },
         "switches": [
-            people.switch(s.name, parents.get(s.name, ""), s.level)
+            rows.switch(s.name, parents.get(s.name, ""), s.level)
             for s in sorted(snapshot.switches, key=lambda s: (-s.level, s.name))
         ],
-        "nodes": [people.node(n) for n in snapshot.nodes if n.gpus],
-        "jobs": [people.spread(j) for j in sorted(shown, key=lambda j: order(j.display_id))],
+        "nodes": [rows.node(n) for n in snapshot.nodes if n.gpus],
+        "jobs": [rows.spread(j) for j in sorted(shown, key=lambda j: order(j.display_id))],
     }
 
 
@@ -76,7 +76,7 @@ def network_problems(view: View) -> list[str]:
     return [*problems(snapshot.switches), *Fabric.of(snapshot, view.topology).problems]
 
 
-class _People:
+class _LinkRows:
     """Rows about jobs and links, as one viewer may see them."""
 
     def __init__(

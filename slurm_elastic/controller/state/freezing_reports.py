@@ -63,16 +63,16 @@ def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
         return ()
     extra = sorted(range(1, len(rows)), key=lambda i: (rows[i][4], i))[: len(rows) - layers]
     joins = set(extra)
-    found: list[LayerCost] = []
+    layer_costs: list[LayerCost] = []
     for i, (_, forward, backward, _, size) in enumerate(rows):
         if i in joins:
-            last = found[-1]
-            found[-1] = LayerCost(
+            last = layer_costs[-1]
+            layer_costs[-1] = LayerCost(
                 last.forward_s + forward, last.backward_s + backward, last.parameter_bytes + size
             )
         else:
-            found.append(LayerCost(forward, backward, size))
-    return tuple(found) if sum(c.forward_s + c.backward_s for c in found) > 0 else ()
+            layer_costs.append(LayerCost(forward, backward, size))
+    return tuple(layer_costs) if sum(c.forward_s + c.backward_s for c in layer_costs) > 0 else ()
 
 
 def thawed(report: Report, profile: StoredProfile | None) -> Report:
@@ -83,8 +83,8 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
     frozen, layers = report.frozen or 0, report.layers or 0
     if not frozen or frozen >= layers or profile is None or report.step_time_s is None:
         return report
-    found = costs(profile.rows, layers)
-    if not found:
+    layer_costs = costs(profile.rows, layers)
+    if not layer_costs:
         return report
     if report.micro_step_s is None:
         return dataclasses.replace(report, step_time_s=None)
@@ -92,7 +92,7 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
     from slurm_elastic.models import effective_progress  # noqa: PLC0415
 
     left = effective_progress.part(
-        Prefixes(layers=layers, certified=frozen, max_penalty=1.0, costs=found), frozen
+        Prefixes(layers=layers, certified=frozen, max_penalty=1.0, costs=layer_costs), frozen
     )
     more = report.accumulation or 0
     micro = report.micro_step_s / left.compute
@@ -125,8 +125,8 @@ class FreezingReports:
 
     def of(self, key: str) -> Learned | None:
         """Return the last data put for a job; None: no layers freeze."""
-        found = self._kept.get(key)
-        return found[1] if found else None
+        kept = self._kept.get(key)
+        return kept[1] if kept else None
 
     def forget(self, alive: set[str]) -> None:
         """Drop the data of jobs that are gone."""

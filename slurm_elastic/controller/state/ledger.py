@@ -266,7 +266,7 @@ class Ledger:
             ).fetchall()
         return _transitions(rows)
 
-    # --- who held what, when ---
+    # --- allocations over time ---
 
     def begin_segment(self, row: Mapping[str, Any]) -> None:
         """Begin a segment of GPUs held. Keys: the columns of `segments` but `end`."""
@@ -294,22 +294,22 @@ class Ledger:
     def settle(self, job_id: int, run: int, start: float, *, end: float, seconds: int) -> bool:
         """Set end and length of a segment by accounting; return whether it exists."""
         with self._open() as db:
-            found = db.execute(
+            cursor = db.execute(
                 "UPDATE segments SET end = ?, seconds = ? "
                 "WHERE job_id = ? AND run = ? AND start BETWEEN ? AND ?",
                 (end, seconds, job_id, run, start - 1, start + 1),
             )
-        return found.rowcount > 0
+        return cursor.rowcount > 0
 
     def add_settled(self, row: Mapping[str, Any]) -> int:
         """Add a segment that only accounting has; return how many were added."""
         with self._open() as db:
-            found = db.execute(
+            cursor = db.execute(
                 "INSERT OR IGNORE INTO segments VALUES (:key, :job_id, :user, '', :run, "
                 ":gpu_type, :gpus, '', :start, :end, :seconds)",
                 dict(row),
             )
-        return found.rowcount
+        return cursor.rowcount
 
     def open_segments(self) -> dict[str, dict[str, Any]]:
         """Return the segments that have not ended, by job key."""

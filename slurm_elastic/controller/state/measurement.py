@@ -54,14 +54,14 @@ def measured(
     compute_s, sync_s, reports = None, None, 0
     if known is not None:
         compute_s, sync_s, reports = known.compute_s, known.sync_s, known.reports
-    told = _parts(report)
-    if told is not None:
-        near = compute_s is not None and compute_s / _OTHER < told[0] < compute_s * _OTHER
+    parts = _parts(report)
+    if parts is not None:
+        near = compute_s is not None and compute_s / _OTHER < parts[0] < compute_s * _OTHER
         if compute_s is None or sync_s is None or not near:
-            compute_s, sync_s, reports = *told, 0
+            compute_s, sync_s, reports = *parts, 0
         weight = 1.0 / min(reports + 1, _MEAN_OF)
-        compute_s += weight * (told[0] - compute_s)
-        sync_s += weight * (told[1] - sync_s)
+        compute_s += weight * (parts[0] - compute_s)
+        sync_s += weight * (parts[1] - sync_s)
         reports += 1
     return Measurement(
         gpu_type=held.gpu_type,

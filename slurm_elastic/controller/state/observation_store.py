@@ -152,7 +152,7 @@ class ObservationStore:
 
     def _changed(self, job: Job, lessons: Mapping[str, Observations], shared: Observations) -> None:
         shared.version += 1
-        # The newest first: what a job that has not said anything yet is taken for.
+        # The newest first: a job without reports is taken for it.
         others = [(k, v) for k, v in lessons.items() if k != shared.stated][: _STATED - 1]
         self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
         self._dirty.add((job.user, job.name, shared.stated))
@@ -208,13 +208,13 @@ class ObservationStore:
         kept = self._kept.get(job.key)
         if kept and kept.state == state and kept.settings == settings:
             return kept.found
-        found = self._learned(job, lesson, shared, directive, cluster)
+        data = self._learned(job, lesson, shared, directive, cluster)
         if kept is None or kept.settings != settings:
-            kept = self._kept[job.key] = _Kept(state, settings, found, at=now)
-        elif found == kept.found:
+            kept = self._kept[job.key] = _Kept(state, settings, data, at=now)
+        elif data == kept.found:
             kept.state = state  # others know it by its identity
-        elif kept.takes(found, now):
-            kept.state, kept.found = state, found
+        elif kept.takes(data, now):
+            kept.state, kept.found = state, data
         return kept.found
 
     def shared(self, job: Job, lesson: Observations) -> Observations | None:
@@ -343,11 +343,11 @@ def measured(points: Iterable[ObservedTime]) -> dict[str, float]:
     if not every:
         return {}
     chosen = min(every, key=lambda m: (sum(distance(m, s) for s in by_type.values()), -m))
-    found = {}
+    rates = {}
     for name, sizes in by_type.items():
         nearest = min(sizes, key=lambda m: (abs(math.log(chosen / m)), -m))
-        found[name] = statistics.median(sizes[nearest])
-    return found
+        rates[name] = statistics.median(sizes[nearest])
+    return rates
 
 
 def estimated(
@@ -369,9 +369,9 @@ def estimated(
         Relative speeds, if nothing was measured.
     """
     configured = {t: stated.get(t, 1.0) for t in types}
-    seen = {**earlier, **measured(points)}
-    configured |= {t: stated.get(t, 1.0) for t in seen}
-    every = scaled(seen, configured) if seen else configured
+    rates = {**earlier, **measured(points)}
+    configured |= {t: stated.get(t, 1.0) for t in rates}
+    every = scaled(rates, configured) if rates else configured
     return {t: every[t] for t in types}
 
 
@@ -379,13 +379,13 @@ def _rates(
     points: Iterable[ObservedTime], directive: Directive, batch: int, single: Mapping[str, float]
 ) -> dict[str, float]:
     """Return samples/s in the one size of a rigid job; of unmeasured types by `single`."""
-    gpus, seen = directive.min_gpus, {}
+    gpus, rates = directive.min_gpus, {}
     for p in points:
         if p.gpus == gpus and p.gpu_type in single:
             replicas = max(1, gpus // directive.unit_for(p.gpu_type))
             micro_steps = max(1, round(batch / (p.micro_batch * replicas)))
-            seen[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
-    return scaled(seen, single) if seen else {t: gpus * s for t, s in single.items()}
+            rates[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
+    return scaled(rates, single) if rates else {t: gpus * s for t, s in single.items()}
 
 
 def scaled(seen: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:

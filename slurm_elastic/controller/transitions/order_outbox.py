@@ -62,7 +62,9 @@ class DesiredSettings:
             if _same(_at(runs, run), value) and all(r <= run for r in runs):
                 continue
             # What was meant for later attempts is void.
-            fields[name] = {r: told for r, told in runs.items() if r < run} | {run: (seq, value)}
+            fields[name] = {r: setting for r, setting in runs.items() if r < run} | {
+                run: (seq, value)
+            }
             news = True
         return news
 
@@ -71,9 +73,11 @@ class DesiredSettings:
         fields = self._values.get(job_id)
         if not fields:
             return orders
-        found = {name: told for name, runs in fields.items() if (told := _told(runs, run))}
-        seq = max([orders.seq, *(seq for seq, _ in found.values())])
-        values = {name: value for name, (_, value) in found.items()}
+        settings = {
+            name: setting for name, runs in fields.items() if (setting := _latest(runs, run))
+        }
+        seq = max([orders.seq, *(seq for seq, _ in settings.values())])
+        values = {name: value for name, (_, value) in settings.items()}
         return dataclasses.replace(orders, seq=seq, **values)
 
     def forget(self, alive: Collection[int]) -> None:
@@ -81,15 +85,15 @@ class DesiredSettings:
         self._values = {k: v for k, v in self._values.items() if k in alive}
 
 
-def _told(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
+def _latest(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
     """Return number and value of the latest attempt up to this one."""
     known = [r for r in runs if r <= run]
     return runs[max(known)] if known else None
 
 
 def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
-    told = _told(runs, run)
-    return told[1] if told else None
+    setting = _latest(runs, run)
+    return setting[1] if setting else None
 
 
 def _same(one: Any, other: Any) -> bool:
