@@ -87,12 +87,16 @@ def test_repeats_go_through_all_shapes_and_a_shape_is_run_once_each_time(tmp_pat
     assert run(request(["2", "2@2"]), fake, store, quiet) == []
     both = ("synthetic", "warm")
     assert fake.launches == [(s, both) for s in ("1", "2", "2@2")] * 2
-    found = outcome(store)
-    assert [(c.gpus, c.nodes, c.batch) for c in found.configurations] == [
+    step_profile = outcome(store)
+    assert [(c.gpus, c.nodes, c.batch) for c in step_profile.configurations] == [
         (1, 1, 8), (2, 1, 8), (2, 2, 8),
     ]  # fmt: skip
-    assert (found.layers, found.gradient_bytes, found.samples) == (3, 4096, 100)
-    assert found.configurations[1].prep.seconds == pytest.approx(0.5)
+    assert (step_profile.layers, step_profile.gradient_bytes, step_profile.samples) == (
+        3,
+        4096,
+        100,
+    )
+    assert step_profile.configurations[1].prep.seconds == pytest.approx(0.5)
 
 
 def test_a_second_call_makes_only_missing_runs(tmp_path):
@@ -161,8 +165,8 @@ def test_a_script_may_print_its_times(tmp_path):
     fake = FakeRunner(says="selastic-profile: steps=10 seconds=2.5 batch=16")
     store = ProfileStore(tmp_path, {}, again=False)
     assert run(request(["1"], repeats=1), fake, store, quiet) == []
-    (one,) = outcome(store).configurations
-    assert (one.compute.seconds, one.batch) == (0.25, 16)
+    (configuration,) = outcome(store).configurations
+    assert (configuration.compute.seconds, configuration.batch) == (0.25, 16)
 
 
 def test_a_script_that_reports_no_steps_is_a_failure_unless_run_as_a_whole(tmp_path):
@@ -217,19 +221,22 @@ def test_default_shapes_and_invalid_shapes():
 def test_invalid_profile_files_are_refused(tmp_path):
     store = ProfileStore(tmp_path, {}, again=False)
     run(request(["1"]), FakeRunner(), store, quiet)
-    found = outcome(store)
-    body = json.loads(json.dumps(to_body(found)))
-    assert from_body(body) == found
-    one = body["configurations"][0]
+    step_profile = outcome(store)
+    body = json.loads(json.dumps(to_body(step_profile)))
+    assert from_body(body) == step_profile
+    configuration = body["configurations"][0]
     for wrong, named in (
         ({"profile": 2}, "profile: 2 is invalid"),
         ({"configurations": []}, "configurations"),
-        ({"configurations": [one, one]}, r"\[1\]: type, shape and batch of \[0\]"),
-        ({"configurations": [one | {"gpus": 0}]}, r"configurations\[0\].gpus"),
-        ({"configurations": [one | {"nodes": 9}]}, "gpus: 1 is invalid"),
-        ({"configurations": [one | {"compute": {"seconds": 0}}]}, "compute"),
-        ({"configurations": [one | {"prep": {"seconds": -1}}]}, "prep.seconds"),
-        ({"configurations": [one | {"prep": [1]}]}, "prep"),
+        (
+            {"configurations": [configuration, configuration]},
+            r"\[1\]: type, shape and batch of \[0\]",
+        ),
+        ({"configurations": [configuration | {"gpus": 0}]}, r"configurations\[0\].gpus"),
+        ({"configurations": [configuration | {"nodes": 9}]}, "gpus: 1 is invalid"),
+        ({"configurations": [configuration | {"compute": {"seconds": 0}}]}, "compute"),
+        ({"configurations": [configuration | {"prep": {"seconds": -1}}]}, "prep.seconds"),
+        ({"configurations": [configuration | {"prep": [1]}]}, "prep"),
         ({"model": "a\x1b[31m"}, "model"),
         ({"layers": True}, "layers"),
     ):
