@@ -88,7 +88,7 @@ def plan(all_: bool, json_: bool) -> None:
     if json_:
         options.put_json(answer)
     else:
-        options.put(planned(answer, everything=all_))
+        options.put(planned(answer, all_jobs=all_))
 
 
 @options.verb
@@ -157,12 +157,12 @@ def _time_limit(answer: ExplainAnswer) -> str:
     return f"{limit}, extended by {extension} {reason}"
 
 
-def planned(answer: PlanAnswer, *, everything: bool = False) -> list[str]:
+def planned(answer: PlanAnswer, *, all_jobs: bool = False) -> list[str]:
     """Return the lines of `plan`."""
     if answer["planned"] is None:
         return ["no round yet; repeat in a moment"]
     changes = answer["changes"]
-    stays = [s for s in answer["stays"] if everything or s["waiting_for"]]
+    stays = [s for s in answer["stays"] if all_jobs or s["waiting_for"]]
     count = len(changes)
     if not count:
         head = "no change would be made now."

@@ -297,13 +297,13 @@ def _running_pairs(answer: ShowAnswer) -> list[dict[str, object]]:
     return rows
 
 
-def _status_answer(everything: bool) -> StatusAnswer:
-    answer: Any = client.ask("status", all=everything)
+def _status_answer(all_jobs: bool) -> StatusAnswer:
+    answer: Any = client.ask("status", all=all_jobs)
     answer["notes"] = [*client.role_notes(), *answer["notes"]]
     return answer  # type: ignore[no-any-return]
 
 
-def _redraw(everything: bool, layout: TableLayout, seconds: float) -> None:
+def _redraw(all_jobs: bool, layout: TableLayout, seconds: float) -> None:
     """Redraw the newest state in place, until Ctrl-C."""
     from rich.live import Live  # noqa: PLC0415 - slow to import
     from rich.text import Text  # noqa: PLC0415
@@ -311,7 +311,7 @@ def _redraw(everything: bool, layout: TableLayout, seconds: float) -> None:
     with Live(screen=True, auto_refresh=False) as live:
         while True:
             try:
-                text = "\n".join(lines(_status_answer(everything), layout))
+                text = "\n".join(lines(_status_answer(all_jobs), layout))
             except CliError as error:
                 if error.exit_code != SILENT:
                     raise

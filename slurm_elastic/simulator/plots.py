@@ -159,7 +159,7 @@ def save(figure: Any, path: Path) -> None:
     Raises:
         PlotError: it cannot be written.
     """
-    # No time of drawing inside: it would differ without a difference.
+    # No creation time: equal figures give equal files.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     try:
         figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix.lower()))

@@ -150,8 +150,8 @@ def _write(runs: Sequence[_PolicyRuns], jobs_csv: str | None, plot: str | None, 
     from slurm_elastic.simulator.results import jobs_csv as rows  # noqa: PLC0415
 
     if jobs_csv is not None:
-        everything = [r for one in runs for r in one.results]
-        simulation_inputs.write_text(jobs_csv, rows(everything), "--jobs-csv")
+        results = [r for policy_runs in runs for r in policy_runs.results]
+        simulation_inputs.write_text(jobs_csv, rows(results), "--jobs-csv")
     if plot is not None:
         first = runs[0].policy
         jobs = f"{title} ({len(runs[0].results[0].jobs)} jobs)" if title else ""
@@ -293,7 +293,7 @@ def _compare_past(
         "file": str(path), "read": past.summary(), "cluster": str(machines), "grow": factor,
         "scalings": list(scalings), "first": names[0], "as_it_was": accounted, "policies": figures,
     }  # fmt: skip
-    everything = [
+    policy_runs = [
         _PolicyRuns(
             f"{name} ({text})" if len(scalings) > 1 else name,
             name,
@@ -304,7 +304,7 @@ def _compare_past(
         for name, runs in by_policy.items()
         for text, result in runs.items()
     ]
-    return everything, answer, _past_lines(answer, machines, path)
+    return policy_runs, answer, _past_lines(answer, machines, path)
 
 
 def _past_lines(answer: Mapping[str, Any], machines: Cluster, path: Path) -> list[str]:

@@ -68,7 +68,7 @@ def topology(
     if json_:
         options.put_json(answer)
     else:
-        options.put(lines(answer, layout, everybody=all_))
+        options.put(lines(answer, layout, all_jobs=all_))
 
 
 def _check(path: str) -> None:
@@ -91,10 +91,10 @@ def _draw(answer: TopologyAnswer, path: str) -> None:
         raise CliError(formatting.clean(error), USAGE) from None
 
 
-def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = False) -> list[str]:
+def lines(answer: TopologyAnswer, layout: TableLayout, *, all_jobs: bool = False) -> list[str]:
     """Return notes, speeds, the tree, and the table of jobs."""
     links = {row["link"]: row for row in (*answer["switches"], *answer["nodes"])}
-    jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or everybody]
+    jobs = [{**j, "shares": shares(j, links)} for j in answer["jobs"] if j["elastic"] or all_jobs]
     table = render(jobs, _COLUMNS, [c.header for c in _COLUMNS], layout)
     if layout.parsable or not layout.header:
         return table
@@ -103,7 +103,7 @@ def lines(answer: TopologyAnswer, layout: TableLayout, *, everybody: bool = Fals
     if speeds:
         out.append("LINKS   " + "   ".join(speeds))
     out += tree(answer)
-    missing = "no jobs hold GPUs" if everybody else "no elastic jobs hold GPUs"
+    missing = "no jobs hold GPUs" if all_jobs else "no elastic jobs hold GPUs"
     return [*out, "", *(table if jobs else [missing])]
 
 

@@ -11,7 +11,7 @@ computes the largest part of its time; among equals the tightest. It accepts one
 distance start at once, the others wait, while those behind them are served.
 
 *Timer*: a gang that has waited T is *due*. No gang is made to spread: the nodes on which its GPUs
-come free first are kept for it (reserve.py). T is tuned,
+become free first are kept for it (reserve.py). T is tuned,
 
     T = min(96, max(3, mean + 2 std)) leases
 
@@ -19,7 +19,7 @@ over the waits of at least one lease that ended within the last 24 leases, and t
 on, of all gangs together; so it grows when all gangs wait, and reservations stay the exception.
 
 *Longest wait* (checked by a property test). With k gangs that are due before it, lease L, longest
-batch of iterations B and restart R, a gang that wants GPUs gets them within
+batch of iterations B and restart R, a waiting gang gets its GPUs within
 
     96 L + (k + 1) (L + B + R)
 

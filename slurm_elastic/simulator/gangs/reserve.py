@@ -1,6 +1,6 @@
 """Nodes kept for gangs that have waited too long, so that their wait ends.
 
-A gang that has waited long enough gets the nodes on which its GPUs come free first: one node if
+A gang that has waited long enough gets the nodes on which its GPUs become free first: one node if
 it fits into one, else as many as it needs in one rack, else anywhere. What is free on them, up to
 its share, is given to no other gang; as every lease ends, it has its GPUs within one lease and one
 batch.
@@ -19,7 +19,7 @@ Wanted = tuple[tuple[int, int], ...]
 
 
 class NodeReserve:
-    """Times at which GPUs come free on each node, and the nodes kept already."""
+    """Times at which GPUs become free on each node, and the nodes kept already."""
 
     def __init__(self, room: FreeMap, ends: Iterable[tuple[float, Place]], now_s: float) -> None:
         """Prepare.

@@ -62,12 +62,12 @@ def read(path: Path) -> RestartCosts:
     for location, row in rows:
         total = sum(_seconds(row.get(part), part, location) for part in PARTS)
         by_name.setdefault(str(row.get("application") or ""), []).append(total)
-    everything = [s for seconds in by_name.values() for s in seconds]
-    if not everything:
+    all_seconds = [s for seconds in by_name.values() for s in seconds]
+    if not all_seconds:
         raise RestartCostError(f"{path}: has no transition; each row needs {', '.join(PARTS)}")
     return RestartCosts(
         {name: sum(s) / len(s) for name, s in by_name.items() if name},
-        sum(everything) / len(everything),
+        sum(all_seconds) / len(all_seconds),
     )
 
 

@@ -141,7 +141,7 @@ def test_nodes_below_no_switch_and_nodes_that_are_down_are_marked():
 
 def test_rigid_jobs_are_in_the_table_when_asked_for():
     assert " 4700  rigid " not in shown(ask())
-    assert " 4700  rigid " in shown(ask(), everybody=True)
+    assert " 4700  rigid " in shown(ask(), all_jobs=True)
 
 
 def test_only_the_table_for_scripts():
@@ -167,7 +167,7 @@ def test_links_shared_with_jobs_that_are_not_shown_are_counted():
     assert row["shared"] == ["switch:rack1", "switch:rack2"]
     (rack1,) = [s for s in answer["switches"] if s["name"] == "rack1"]
     assert (rack1["users"], rack1["others"]) == (["4700"], 2)
-    table = shown(answer, TableLayout(columns="shares", header=False), everybody=True)
+    table = shown(answer, TableLayout(columns="shares", header=False), all_jobs=True)
     assert table == "rack[1-2] with 2 others (33 Gbit/s each)\n"
 
 
