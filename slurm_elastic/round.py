@@ -210,7 +210,7 @@ class _PolicyQuestions:
         any_shrinks = any(o.shrinks for o in assignment.outcomes.values())
         if any_shrinks and assignment.welfare() <= _EPSILON:
             assignment.later, assignment.outcomes = saved_later, saved_outcomes
-            assignment.place([self._kept(p) for p in proposals], self._round_jobs)
+            assignment.place([self._without_shrinking(p) for p in proposals], self._round_jobs)
             consolidate(assignment)
         for _ in range(_MOST_OFFERS):
             if not self._offer_again(assignment):
@@ -269,7 +269,7 @@ class _PolicyQuestions:
         proposals, _ = self._ask(assignment.frame.snapshot, willing, idle)
         return assignment.grow(proposals)
 
-    def _kept(self, proposal: Proposal) -> Proposal:
+    def _without_shrinking(self, proposal: Proposal) -> Proposal:
         """Return a proposal without giving up GPUs."""
         round_job, wished = self._round_jobs[proposal.job_id], proposal.alternatives[0]
         current = round_job.current

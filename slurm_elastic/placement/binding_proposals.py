@@ -32,7 +32,7 @@ Ask = Callable[[Sequence[int]], tuple[Sequence[Proposal], Mapping[str, Any]]]
 
 def carry_out(
     assignment: Assignment,
-    asked: Sequence[int],
+    job_ids: Sequence[int],
     proposals: Sequence[Proposal],
     round_jobs: Mapping[int, RoundJob],
     ask: Ask,
@@ -43,7 +43,7 @@ def carry_out(
 
     Args:
         assignment: nothing of these jobs is on it yet.
-        asked: the jobs of the proposals.
+        job_ids: the jobs of the proposals.
         proposals: the policy's first answer.
         round_jobs: all elastic jobs.
         ask: for further answers.
@@ -61,14 +61,19 @@ def carry_out(
         for outcome in waiting.values():
             if outcome.target is None:
                 outcome.reason = outcome.waits
-        others = [j for j in asked if j not in waiting]
+        not_waiting = [j for j in job_ids if j not in waiting]
         idle = any(assignment.idle().values())
-        if offers == _MOST_OFFERS or len(others) == len(asked) or not others or not idle:
+        if (
+            offers == _MOST_OFFERS
+            or len(not_waiting) == len(job_ids)
+            or not not_waiting
+            or not idle
+        ):
             break
-        asked = others
+        job_ids = not_waiting
         assignment.later, assignment.outcomes = saved_later.copy(), {**saved_outcomes, **waiting}
         saved_outcomes = dict(assignment.outcomes)
-        proposals, _ = ask(asked)
+        proposals, _ = ask(job_ids)
     if not assignment.gate.open:
         consolidate(assignment)
 
@@ -110,11 +115,11 @@ def _swap(assignment: Assignment, giver: JobOutcome, mover: JobOutcome) -> bool:
     later.give(giver.round_job.need, gives)
     later.give(mover.round_job.need, leaves)
     target = assignment.find(mover.round_job, wants.gpu_type, wants.gpus)
-    after = None
+    giver_target = None
     if target is not None:
         later.take(mover.round_job.need, target)
-        after = assignment.find(giver.round_job, back.gpu_type, back.gpus)
-    if target is None or after is None:
+        giver_target = assignment.find(giver.round_job, back.gpu_type, back.gpus)
+    if target is None or giver_target is None:
         if target is not None:
             later.give(mover.round_job.need, target)
         later.take(giver.round_job.need, gives)

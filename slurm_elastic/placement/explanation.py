@@ -168,6 +168,6 @@ class Explainer:
         racks = tree.racks_of(nodes)
         if len(racks) == 1:
             return Reason("nodes-share-rack", count=len(nodes)) if racks[0] else None
-        here = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), len(racks))
-        there = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), 1)
-        return Reason("across-racks", racks=len(racks), speed=here / there)
+        speed_here = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), len(racks))
+        speed_one_rack = round_job.model.speed(holds.gpu_type, holds.gpus, len(nodes), 1)
+        return Reason("across-racks", racks=len(racks), speed=speed_here / speed_one_rack)

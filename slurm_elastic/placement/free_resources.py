@@ -104,12 +104,12 @@ class FreeResources:
 
     def meet(self, other: FreeResources) -> FreeResources:
         """Return what is free on both."""
-        both = self.copy()
-        both.gpus = np.minimum(self.gpus, other.gpus)
-        both.cpus = np.minimum(self.cpus, other.cpus)
-        both.memory = np.minimum(self.memory, other.memory)
-        both.left = [min(a, b) for a, b in zip(self.left, other.left, strict=True)]
-        return both
+        common = self.copy()
+        common.gpus = np.minimum(self.gpus, other.gpus)
+        common.cpus = np.minimum(self.cpus, other.cpus)
+        common.memory = np.minimum(self.memory, other.memory)
+        common.left = [min(a, b) for a, b in zip(self.left, other.left, strict=True)]
+        return common
 
     def take(self, need: ResourceNeed, allocation: Allocation | None) -> None:
         """Allocate to a job, unchecked."""

@@ -43,12 +43,12 @@ class NodeReserve:
 
         Kept GPUs are taken from the room, a returned place is not.
         """
-        wanted = self._soonest(gpus)
-        self._kept.update(node for node, _ in wanted)
-        if wanted and all(self.room.node[node] >= share for node, share in wanted):
-            shares = (self.room.in_node(node, share) for node, share in wanted)
+        soonest = self._soonest(gpus)
+        self._kept.update(node for node, _ in soonest)
+        if soonest and all(self.room.node[node] >= share for node, share in soonest):
+            shares = (self.room.in_node(node, share) for node, share in soonest)
             return tuple(sorted(pair for share in shares for pair in share))
-        for node, share in wanted:
+        for node, share in soonest:
             free = min(share, self.room.node[node])
             if free:
                 self.room.take(self.room.in_node(node, free))
@@ -61,32 +61,32 @@ class NodeReserve:
         each, more = divmod(gpus, count)
         need = each + bool(more)
         open_nodes = [n for n in range(len(sites.rack_of)) if n not in self._kept]
-        times = {n: at for n in open_nodes if (at := self._when(n, need)) < math.inf}
+        times = {n: at for n in open_nodes if (at := self._free_time(n, need)) < math.inf}
         racks = (sorted((times[n], n) for n in nodes if n in times) for nodes in sites.nodes_of)
         chosen = min((r[:count] for r in racks if len(r) >= count), key=lambda r: r[-1], default=[])
         if not chosen:
             chosen = sorted((at, n) for n, at in times.items())[:count]
         if len(chosen) == count:
             return tuple((n, each + (i < more)) for i, (_, n) in enumerate(chosen))
-        return self._whole(gpus, open_nodes)
+        return self._whole_nodes(gpus, open_nodes)
 
-    def _whole(self, gpus: int, nodes: Sequence[int]) -> Wanted:
+    def _whole_nodes(self, gpus: int, nodes: Sequence[int]) -> Wanted:
         """Return whole nodes of different sizes, the largest first."""
         size = {n: sum(count for _, count in self._free_at[n]) for n in nodes}
-        found = []
+        shares = []
         for node in sorted(nodes, key=lambda n: (-size[n], n)):
             share = min(size[node], gpus)
             if share:
-                found.append((node, share))
+                shares.append((node, share))
                 gpus -= share
             if not gpus:
-                return tuple(found)
+                return tuple(shares)
         return ()
 
-    def _when(self, node: int, gpus: int) -> float:
-        got = 0
+    def _free_time(self, node: int, gpus: int) -> float:
+        free_gpus = 0
         for at_s, count in self._free_at[node]:
-            got += count
-            if got >= gpus:
+            free_gpus += count
+            if free_gpus >= gpus:
                 return at_s
         return math.inf

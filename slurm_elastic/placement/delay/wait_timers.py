@@ -192,15 +192,15 @@ class WaitTimers:
 
     def _remembered(self, ended: Sequence[tuple[str, str, int, float]]) -> Mapping[str, Any]:
         waits = {
-            tier: {name: [[*e] for e in self._recent(entries)] for name, entries in known.items()}
-            for tier, known in self._waits.items()
+            tier: {name: [[*e] for e in self._recent(entries)] for name, entries in by_gpus.items()}
+            for tier, by_gpus in self._waits.items()
         }
         for tier, _, gpus, seconds in ended:
             leases = seconds / self.settings.lease_s
             if leases >= _NO_WAIT:
                 at = waits.setdefault(tier, {}).setdefault(demand(gpus), [])
                 at.append([self.now, leases])
-        return {tier: {n: e for n, e in known.items() if e} for tier, known in waits.items()}
+        return {tier: {n: e for n, e in by_gpus.items() if e} for tier, by_gpus in waits.items()}
 
 
 def demand(gpus: int) -> str:

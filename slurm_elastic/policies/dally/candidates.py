@@ -139,7 +139,7 @@ class _Layout:
         self.at = {i: at for at, i in enumerate(order)}
         self.names = [frame.names[i] for i in order]
         self.most = frame.per_node.get(gpu_type, 0)
-        self._taken = _taken(frame, fabric, order)
+        self._taken = _used_per_domain(frame, fabric, order)
 
     def room(self, free: Ints) -> FreeMap:
         """Return a free map with this many GPUs free on each node of the frame."""
@@ -365,20 +365,20 @@ def _domain_sizes(node: Node, fabric: Fabric) -> list[int]:
     return sizes if sizes and sum(sizes) == node.gpus else [node.gpus]
 
 
-def _taken(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list[int]]:
+def _used_per_domain(frame: NodeArrays, fabric: Fabric, order: Sequence[int]) -> list[list[int]]:
     """Return the GPUs in use of each domain of each node, as far as known."""
     used: dict[str, set[int]] = {}
     for job in frame.snapshot.jobs:
         for name, text in job.devices if job.allocation else ():
             used.setdefault(name, set()).update(_indexes(text))
-    taken = []
+    used_per_domain = []
     for i in order:
         node = frame.snapshot.nodes[i]
         domains = fabric.domains(node.name)
         used_here = used.get(node.name, set())
         counts = [len(used_here & set(d)) for d in domains]
-        taken.append(counts or [0])
-    return taken
+        used_per_domain.append(counts or [0])
+    return used_per_domain
 
 
 @lru_cache(maxsize=4096)

@@ -59,9 +59,9 @@ class ShrinkCandidates:
 
     def put(self, bidder: GangState, has: Allocation | None) -> None:
         """Set a gang's present allocation; None: it has nothing to give."""
-        before = self._type.pop(bidder.job_id, None)
-        if before is not None:
-            del self._by_type[before][bidder.job_id]
+        old_type = self._type.pop(bidder.job_id, None)
+        if old_type is not None:
+            del self._by_type[old_type][bidder.job_id]
         if has is None or (bidder.held is not None and self._now < bidder.firm_s):
             return
         gives = _gives(bidder, has)
@@ -110,13 +110,13 @@ def collect(
             )
             share = min(more, need)
             taken_of_giver = taken.setdefault(giver.bidder.job_id, {})
-            whole = (
+            taken_here = (
                 giver.gives[name]
                 if name in _leaving(giver)
                 else taken_of_giver.get(name, 0) + share
             )
-            need -= whole - taken_of_giver.get(name, 0)
-            taken_of_giver[name] = whole
+            need -= taken_here - taken_of_giver.get(name, 0)
+            taken_of_giver[name] = taken_here
     shrunk = []
     for giver in pool:
         taken_of_giver = taken.get(giver.bidder.job_id, {})

@@ -100,9 +100,9 @@ def greedy(rows: Floats, capacity: int) -> Division | None:
         return None
     gpus = least.copy()
     for _ in range(left):
-        after = np.minimum(gpus + 1, rows.shape[1] - 1)
+        next_gpus = np.minimum(gpus + 1, rows.shape[1] - 1)
         at = np.arange(len(rows))
-        gains = np.where(after > gpus, rows[at, after] - rows[at, gpus], -np.inf)
+        gains = np.where(next_gpus > gpus, rows[at, next_gpus] - rows[at, gpus], -np.inf)
         best = int(gains.argmax())
         if not gains[best] > 0:
             break
@@ -133,11 +133,11 @@ def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
 def _concave(extra: Floats) -> NDArray[np.bool_]:
     """Return (jobs,) whether a row has no gap and its gains do not rise with each further GPU."""
     finite = np.isfinite(extra)
-    whole = (finite[:, 1:] <= finite[:, :-1]).all(axis=1)
+    contiguous = (finite[:, 1:] <= finite[:, :-1]).all(axis=1)
     with np.errstate(invalid="ignore"):
         gains = np.diff(extra, axis=1)
         falling = (gains[:, 1:] <= gains[:, :-1]) | ~finite[:, 2:]
-    return np.asarray(whole & falling.all(axis=1))
+    return np.asarray(contiguous & falling.all(axis=1))
 
 
 def _merge(extra: Floats, left: int) -> tuple[Floats, Ints]:

@@ -72,8 +72,8 @@ class ValueRow:
 
     def within(self, gpus: int) -> int:
         """Return the largest possible size within a number of GPUs; 0: there is none."""
-        found = np.flatnonzero(np.isfinite(self.value[: max(0, gpus) + 1]))
-        return int(found[-1]) if len(found) else 0
+        finite = np.flatnonzero(np.isfinite(self.value[: max(0, gpus) + 1]))
+        return int(finite[-1]) if len(finite) else 0
 
 
 @dataclass(frozen=True, slots=True)

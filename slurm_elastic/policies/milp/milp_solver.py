@@ -154,7 +154,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
     allowed = gap * min(abs(offset - profit), abs(offset - bound))
     # Within one grain of the bound there is no better multiple of it.
     allowed = max(allowed, c.grain * (1 - _NOTHING) - 2 * c.ties * profit) + _NOTHING
-    how = "relaxation"
+    method = "relaxation"
     widest = bound - profit - allowed
     alternatives = np.sort(regret[(regret > _GAIN) & (regret <= widest)])
     size, slack = _FIRST_CORE, -math.inf
@@ -162,7 +162,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
         slack = float(alternatives[size]) if size < len(alternatives) else widest
         size *= _WIDER_CORE
         # Outside of the core nothing has more profit than outside.
-        how, outside = "branch and bound", _worth(c, best, prices) - slack
+        method, outside = "branch and bound", _worth(c, best, prices) - slack
         core = _restrict(c, regret <= slack, best <= slack)
         if core is not None:
             picked, inside = _branch(c, core, picked, allowed=allowed, clock=clock)
@@ -170,7 +170,7 @@ def search(columns: Columns, *, offset: float, gap: float, clock: Clock) -> Sear
             outside = max(outside, inside)
         bound = min(bound, max(outside, profit))
     is_over = bound - profit > allowed and clock.left <= 0
-    return SearchResult(picked=picked, bound=bound, limit_hit=is_over, how=how)
+    return SearchResult(picked=picked, bound=bound, limit_hit=is_over, how=method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,10 +298,10 @@ def _greedy(c: Columns, *, passes: int = 1) -> Ints:
         steps = steps[_first(c.row[steps])]
         steps = steps[np.argsort(-density[steps], kind="stable")]
         for kind in range(len(free)):
-            mine = steps[c.kind[steps] == kind]
-            mine = mine[np.cumsum(extra[mine]) <= free[kind]]
-            at[c.row[mine]] = mine
-            free[kind] -= extra[mine].sum()
+            of_type = steps[c.kind[steps] == kind]
+            of_type = of_type[np.cumsum(extra[of_type]) <= free[kind]]
+            at[c.row[of_type]] = of_type
+            free[kind] -= extra[of_type].sum()
         if not len(steps):
             break
     return at[at >= 0]

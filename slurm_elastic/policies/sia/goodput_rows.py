@@ -52,10 +52,10 @@ class Candidate:
     def measured(self) -> int:
         """Most replicas that it was measured with; 0 before that."""
         unit = self.directive.unit_for
-        seen: Sequence[Observation | Measurement] = self.record.measurements
+        measurements: Sequence[Observation | Measurement] = self.record.measurements
         if self.learned is not None:
-            seen = self.learned.observations
-        return max((m.gpus // unit(m.gpu_type) for m in seen), default=0)
+            measurements = self.learned.observations
+        return max((m.gpus // unit(m.gpu_type) for m in measurements), default=0)
 
 
 class Goodputs:

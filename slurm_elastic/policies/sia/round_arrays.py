@@ -190,7 +190,7 @@ def _add(
     held = np.full(len(jobs), -1, dtype=np.int64)
     for i, (kind, nodes, gpus) in held_at.items():
         held[i] = column_of[kind, nodes, gpus]
-        same = (columns.kind == kind) & (columns.gpus == gpus)
-        valid[i, same] = False
+        same_shape = (columns.kind == kind) & (columns.gpus == gpus)
+        valid[i, same_shape] = False
         valid[i, held[i]] = True
     return valid, held
