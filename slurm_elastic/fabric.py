@@ -1,8 +1,8 @@
-"""The network as `[topology]` of elastic.toml completes it: link speeds and GPU link domains.
+"""Link speeds and GPU link domains of the cluster, from `[topology]` of elastic.toml.
 
-Links are named as in `topology.Topology.links`: a node's own link to its rack by
-the node, a switch's link upwards by `switch:NAME`. What names nothing that the
-cluster has is left out, and told by `problems`.
+Links are named as in `topology.Topology.links`: a node's link to its rack by the node, a switch's
+uplink by `switch:NAME`. Settings for nodes, switches or types that the cluster does not have are
+left out and reported in `problems`.
 
 >>> from slurm_elastic.core.cluster import Node, Switch
 >>> nodes = (Node(name="a", gpu_type="a100", gpus=4), Node(name="b", gpu_type="v100", gpus=4))
@@ -15,7 +15,7 @@ cluster has is left out, and told by `problems`.
 >>> fabric.domains("a"), fabric.domains("b")
 (((0, 1), (2, 3)), ())
 >>> fabric.problems
-('[topology] domains: c is neither a node nor a GPU type; mend or remove it',)
+('[topology] domains: c is neither a node nor a GPU type; correct or remove it',)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Domains = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Speeds in Gbit/s, GPUs of a node by their index.
+    """Speeds in Gbit/s, GPUs of a node by index.
 
     Attributes:
-        speeds: by tier, `domain`, `node`, `rack` or `spine`; only those that are known.
-        problems: what is wrong with the configuration, a line each.
+        speeds: by tier, `domain`, `node`, `rack` or `spine`; unknown ones are left out.
+        problems: errors of the configuration, one line each.
     """
 
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Fabric:
 
     @classmethod
     def of(cls, snapshot: Snapshot, settings: schema.TopologySettings) -> Fabric:
-        """Settings as they apply to this cluster."""
+        """Apply the settings to this cluster."""
         uplinks: dict[str, float] = {}
         domains = {n.name: n.domains for n in snapshot.nodes if n.domains}
         problems = [*_uplinks(snapshot, settings, uplinks), *_domains(snapshot, settings, domains)]
@@ -57,16 +57,16 @@ class Fabric:
         )
 
     def gbit_s(self, link: str) -> float | None:
-        """Speed of a link; None when it is not known."""
+        """Return the speed of a link; None if it is not known."""
         tier = "spine" if link.startswith(_SWITCH) else "rack"
         return self._uplinks.get(link, self.speeds.get(tier))
 
     def domains(self, node: str) -> Domains:
-        """Indexes of the GPUs of each link domain of a node; () when they are not known."""
+        """Return the indexes of the GPUs of each link domain of a node; () if not known."""
         return self._domains.get(node, ())
 
     def in_one_domain(self, node: str, gpus: tuple[int, ...]) -> bool:
-        """Whether these GPUs of a node are linked to each other; False when that is not known."""
+        """Return whether these GPUs of a node are in one link domain; False if not known."""
         return any(set(gpus) <= set(domain) for domain in self.domains(node)) if gpus else False
 
 
@@ -92,19 +92,19 @@ def _domains(
     snapshot: Snapshot, settings: schema.TopologySettings, found: dict[str, Domains]
 ) -> Iterator[str]:
     types = {n.gpu_type for n in snapshot.nodes}
-    # Types first: what is said of a single node counts more.
+    # Types first, so that settings of single nodes override them.
     for text, size in sorted(settings.domains.items(), key=lambda item: item[0] not in types):
         names = (text,) if text in types else _names(text)
         if not names:
             yield _unreadable("domains", text)
-        meant = {*names}
-        nodes = [n for n in snapshot.nodes if n.gpus and (n.name in meant or n.gpu_type == text)]
+        named = {*names}
+        nodes = [n for n in snapshot.nodes if n.gpus and (n.name in named or n.gpu_type == text)]
         found |= {n.name: _even(n, size) for n in nodes if n.gpus % size == 0}
         uneven = [n for n in nodes if n.gpus % size]
         if uneven:
             yield (
                 f"[topology] domains: {fold(n.name for n in uneven)} has {uneven[0].gpus} GPUs,"
-                f" which domains of {size} do not divide; write another number for {text}"
+                f" not divisible by {size}; change the number for {text}"
             )
         unknown = [n for n in names if n not in snapshot.node and n not in types]
         if unknown:
@@ -124,8 +124,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _unknown(key: str, names: Sequence[str], other: str) -> str:
     verb = "is" if len(names) == 1 else "are"
-    return f"[topology] {key}: {fold(names)} {verb} neither a node nor a {other}; mend or remove it"
+    return (
+        f"[topology] {key}: {fold(names)} {verb} neither a node nor a {other}; correct or remove it"
+    )
 
 
 def _unreadable(key: str, text: str) -> str:
-    return f'[topology] {key}: "{text}" is no list of nodes; write e.g. g[01-04]'
+    return f'[topology] {key}: "{text}" is invalid: expected a list of nodes, e.g. g[01-04]'

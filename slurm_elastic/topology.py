@@ -1,10 +1,9 @@
-"""The switch tree: which rack a node is in, and how near to each other an allocation's nodes are.
+"""The switch tree: the rack of each node, and the distance between nodes of an allocation.
 
-The graph is Slurm's own (topology/tree or block): an edge leads from a switch
-to each child switch and from the lowest switches to their nodes. A *rack* is
-what hangs below one lowest switch. Without any switch all nodes count as one
-rack; a node that no switch names is a rack of its own, as Slurm cannot reach
-it from the others either.
+The graph is Slurm's own (topology/tree or block): an edge leads from a switch to each child switch
+and from the lowest switches to their nodes. A *rack* is the nodes of one lowest switch. Without
+switches all nodes are one rack; a node that no switch names is a rack of its own, as Slurm does
+not connect it with the others either.
 
 >>> from slurm_elastic.core.cluster import Switch
 >>> tree = Topology(
@@ -36,11 +35,11 @@ from slurm_elastic.core.errors import InvalidInputError
 
 
 class TopologyError(InvalidInputError):
-    """A switch tree that cannot be; the message names culprit and remedy."""
+    """An invalid switch tree; the message names the switch or node and the remedy."""
 
 
 class Tier(enum.IntEnum):
-    """The highest link that an allocation's communication crosses; lower is faster."""
+    """Highest link that an allocation's communication crosses; lower is faster."""
 
     DOMAIN = 0
     NODE = 1
@@ -49,7 +48,7 @@ class Tier(enum.IntEnum):
 
 
 class Topology:
-    """One switch tree; immutable once built.
+    """A switch tree; immutable.
 
     Attributes:
         graph: the directed networkx graph; nodes and switches carry `kind`.
@@ -82,27 +81,27 @@ class Topology:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Topology:
-        """The tree of a snapshot; kept between rounds while switches and nodes are the same."""
+        """Return the tree of a snapshot; cached while switches and nodes are the same."""
         return _cached(snapshot.switches, tuple(n.name for n in snapshot.nodes))
 
     def has(self, node: str) -> bool:
-        """Whether this is a node of the cluster."""
+        """Return whether this is a node of the cluster."""
         return node in self._rack_of
 
     def rack_of(self, node: str) -> str:
-        """Name of the rack that a node is in; "" where there are no switches."""
+        """Return the name of a node's rack; "" without switches."""
         return self.racks[self._rack_of[node]]
 
     def racks_of(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Names of the racks that these nodes are in, in the tree's order."""
+        """Return the names of the racks of these nodes, in the tree's order."""
         return tuple(self.racks[i] for i in sorted({self._rack_of[n] for n in nodes}))
 
     def tier(self, where: Allocation | Iterable[str], *, linked: bool = False) -> Tier:
-        """The tier of an allocation or of a set of nodes.
+        """Return the tier of an allocation or of a set of nodes.
 
         Args:
-            where: its nodes.
-            linked: its GPUs are known to be in one link domain (fabric.Fabric.in_one_domain).
+            where: allocation or node names.
+            linked: whether its GPUs are known to be in one link domain (`Fabric.in_one_domain`).
         """
         nodes = where.nodes if isinstance(where, Allocation) else tuple(where)
         if len(nodes) <= 1:
@@ -110,14 +109,14 @@ class Topology:
         return Tier.RACK if len({self._rack_of[n] for n in nodes}) == 1 else Tier.SPINE
 
     def spread(self, where: Allocation | Iterable[str]) -> tuple[int, int]:
-        """(nodes, racks) that an allocation spans."""
+        """Return the numbers of nodes and racks that an allocation spans."""
         nodes = where.nodes if isinstance(where, Allocation) else tuple(where)
         return len(nodes), len({self._rack_of[n] for n in nodes})
 
     def distance(self, one: str, other: str) -> int:
-        """Links on the way between two nodes: 0 within a node, 2 within a rack, 4 or more beyond.
+        """Return the links between two nodes: 0 for the same node, 2 within a rack, else 4 or more.
 
-        Nodes that no switch connects are as far apart as the tree is high.
+        For nodes that no switch connects it is the sum of their depths.
         """
         if one == other:
             return 0
@@ -130,10 +129,10 @@ class Topology:
         return int(below.above[i] + below.above[j]) - 2 * shared + 2
 
     def links(self, where: Allocation | Iterable[str]) -> tuple[str, ...]:
-        """The uplinks that an allocation's communication crosses, named by their lower end.
+        """Return the uplinks that an allocation's communication crosses, named by their lower end.
 
-        A node's own link, and that of each switch with some, but not all, of its nodes below it.
-        Switches are `switch:NAME`.
+        These are the link of each node, and that of each switch with some, but not all, of the
+        nodes below it. Switches are named `switch:NAME`.
         """
         nodes = where.nodes if isinstance(where, Allocation) else tuple(dict.fromkeys(where))
         if len(nodes) <= 1:
@@ -144,15 +143,15 @@ class Topology:
         return (*sorted(nodes), *(below.names[i] for i in crossed))
 
     def users(self, wheres: Mapping[int, Allocation | Iterable[str]]) -> dict[str, tuple[int, ...]]:
-        """Who crosses each uplink that anybody does: the jobs by link, both sorted."""
-        found: dict[str, list[int]] = {}
+        """Return the jobs that communicate over each uplink in use; links and jobs sorted."""
+        users: dict[str, list[int]] = {}
         for job_id, where in sorted(wheres.items()):
             for link in self.links(where):
-                found.setdefault(link, []).append(job_id)
-        return {link: tuple(jobs) for link, jobs in sorted(found.items())}
+                users.setdefault(link, []).append(job_id)
+        return {link: tuple(jobs) for link, jobs in sorted(users.items())}
 
     def link_speed(self, link: str) -> int:
-        """Slurm's LinkSpeed of a switch's uplink; 1 for a node's own link."""
+        """Return Slurm's LinkSpeed of a switch's uplink; 1 for a node's own link."""
         return self._speed.get(link, 1)
 
     @cached_property
@@ -160,14 +159,14 @@ class Topology:
         names = [v for v, data in self.graph.nodes(data=True) if data.get("kind") == "switch"]
         member = np.zeros((len(names), len(self._nodes)), dtype=bool)
         for row, name in enumerate(names):
-            found = nx.descendants(self.graph, name)
-            member[row, [i for v in found if (i := self._index.get(v)) is not None]] = True
+            descendants = nx.descendants(self.graph, name)
+            member[row, [i for v in descendants if (i := self._index.get(v)) is not None]] = True
         return _Below(tuple(names), member, member.sum(axis=1), member.sum(axis=0))
 
 
 @dataclass(frozen=True)
 class _Below:
-    """Which nodes hang below which switch.
+    """Nodes below each switch.
 
     Attributes:
         names: [S] vertices of the switches.
@@ -183,9 +182,9 @@ class _Below:
 
 
 def problems(switches: Sequence[Switch]) -> tuple[str, ...]:
-    """What is wrong with a switch tree, a line each; () when it is one.
+    """Return the errors of a switch tree, one line each; () if it is valid.
 
-    Checked are loops, switches below two others, switches that are not there, and nodes below two
+    Errors are loops, switches below two others, switches that do not exist, and nodes below two
     lowest switches.
     """
     names = {s.name for s in switches}
@@ -202,11 +201,11 @@ def problems(switches: Sequence[Switch]) -> tuple[str, ...]:
     if not nx.is_directed_acyclic_graph(graph):
         loop = [one for one, _ in nx.find_cycle(graph)]
         found.append(
-            f"switches {' > '.join([*loop, loop[0]])} form a loop; take one out of Switches="
+            f"switches {' > '.join([*loop, loop[0]])} form a loop; remove one from Switches="
         )
     for child, above in sorted(parents.items()):
         if child not in names:
-            found.append(f"switch {above[0]} names {child}, which is no switch; add or remove it")
+            found.append(f"switch {above[0]} names {child}, which does not exist; add or remove it")
         elif len(above) > 1:
             found.append(
                 f"switch {child} is below {' and '.join(sorted(above))}; name it in one of them"
@@ -220,7 +219,7 @@ def problems(switches: Sequence[Switch]) -> tuple[str, ...]:
 
 
 def check(switches: Sequence[Switch]) -> None:
-    """Refuse a tree with `problems`.
+    """Reject a tree with `problems`.
 
     Raises:
         TopologyError: the first of them.
@@ -230,7 +229,7 @@ def check(switches: Sequence[Switch]) -> None:
 
 
 def _vertex(switch: str) -> str:
-    """A switch may carry the name of a node."""
+    """Return the vertex of a switch, which may have the same name as a node."""
     return f"switch:{switch}"
 
 

@@ -1,11 +1,10 @@
-"""What a job trains, and what has been measured of it: the values that models are fitted to.
+"""The training of a job and its measurements: the values that models are fitted to.
 
-An `Application` is what stays the same from attempt to attempt: which class of
-job it is, how far its batch may go, what one GPU of each type does. `Learned`
-adds what the job's reports (or the simulator's truth) have shown so far.
-Frozen and hashable: equal knowledge gives the same, cached model.
+An `Application` is the same in all attempts: the class of the job, the range of its batch, the
+speed of one GPU of each type. `Learned` adds the measurements of the job's reports, or of the
+simulator. Both are frozen and hashable: equal values give the same, cached model.
 
-Words: a *micro-batch* is what one replica computes at once; one optimiser step
+Terms: a *micro-batch* is computed by one replica at once; one optimiser step
 takes `1 + accumulation` of them on each replica; *global batch* = replicas times
 micro-batch times (1 + accumulation). A replica is one GPU unless `units` says more.
 """
@@ -18,7 +17,7 @@ from itertools import pairwise
 
 
 class JobClass(enum.Enum):
-    """What a scheduler may choose (Sia, section 3.2)."""
+    """Properties that a scheduler may choose (Sia, section 3.2)."""
 
     #: GPUs, type and batch.
     ADAPTIVE = "adaptive"
@@ -33,8 +32,8 @@ class Observation:
     """Times measured in one configuration.
 
     Attributes:
-        gpu_type: of all its GPUs.
-        nodes: nodes it ran on.
+        gpu_type: type of all GPUs.
+        nodes: number of nodes.
         gpus: GPUs over all nodes.
         micro_batch: samples per replica and micro-step.
         step_s: one optimiser step without accumulation.
@@ -80,19 +79,19 @@ class TypeProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """What is known of a job's training before it runs.
+    """A job's training, as known before it runs.
 
     Attributes:
-        name: jobs of the same name share what was learned of GPU types.
-        job_class: what may be chosen for it.
+        name: jobs of the same name share measurements of GPU types.
+        job_class: properties that may be chosen.
         initial_batch: global batch at which `Noise` is stated and progress counts 1 per step.
         max_batch: largest global batch that a policy may count on.
         batch: global batch that the user asked for.
         gpus: GPUs that the user asked for.
         accumulation: whether micro-batches may be accumulated.
         micro_batches: micro-batches in flight per replica and step; > 1 only with pipelines.
-        types: what is known of each type; a type that is missing cannot run it.
-        profiled: what they say of `single` was measured; else it is relative.
+        types: profile of each type; the job cannot run on a type that is missing.
+        profiled: whether their `single` was measured; else it is relative.
     """
 
     name: str
@@ -107,13 +106,13 @@ class Application:
     profiled: bool = False
 
     def on(self, gpu_type: str) -> TypeProfile | None:
-        """What is known of it on a type; None: it cannot run there."""
+        """Return the profile on a type; None: the job cannot run there."""
         return next((t for t in self.types if t.gpu_type == gpu_type), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer costs; times in any unit, as long as all layers of a job share it.
+    """Cost of one layer; times in any unit that all layers of a job share.
 
     Attributes:
         forward_s, backward_s: seconds of the passes.
@@ -127,19 +126,19 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefixes:
-    """Which front layers of a job may be frozen, as its training library says.
+    """Front layers of a job that may be frozen, as its training library reports.
 
     Attributes:
-        layers: of the model.
-        certified: from the front, that may be frozen.
-        frozen: that are frozen now.
-        penalties: (layers, fraction of useful progress lost), ascending in the layers; a prefix
-            that is not named has no known penalty, 0 layers cost nothing.
-        max_penalty: the largest that the user accepts; 0 to 1.
-        costs: of each layer, from the front; () if not measured.
+        layers: number of layers of the model.
+        certified: layers from the front that may be frozen.
+        frozen: layers that are frozen now.
+        penalties: (layers, fraction of useful progress lost), ascending in the layers; the
+            penalty of other prefixes is unknown, that of 0 layers is 0.
+        max_penalty: the largest penalty that the user accepts; 0 to 1.
+        costs: cost of each layer, from the front; () if not measured.
 
     Raises:
-        ValueError: what cannot be, or contradicts itself.
+        ValueError: a value is out of range, or values contradict each other.
     """
 
     layers: int
@@ -178,13 +177,13 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """An application and what has been seen of one of its jobs.
+    """An application and the measurements of one of its jobs.
 
     Attributes:
-        application: what was known before.
+        application: as known before.
         observations: at most one per configuration, in the order of their measurement.
         noise: the latest; None: not measured, the batch's efficiency is unknown.
-        prefixes: what may be frozen of it; None: nothing.
+        prefixes: layers that may be frozen; None: none.
     """
 
     application: Application

@@ -1,9 +1,7 @@
 """The cluster at one instant, as frozen values.
 
-A `Snapshot` is everything a decision may look at: nodes with what is used on
-them, jobs, the switch tree, partitions and limits. The live adapter
-(`slurm_elastic.slurm.pyslurm_reader`) and the simulator both build it; nothing in
-this module knows where it came from.
+A `Snapshot` holds all input of a decision: nodes with their use, jobs, the switch tree, partitions
+and limits. The live reader (`slurm_elastic.slurm.pyslurm_reader`) and the simulator both build it.
 
 >>> a = Allocation.of("a100", {"g02": 4, "g01": 4})
 >>> a.gpus, a.nodes
@@ -72,16 +70,16 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node and what is in use on it.
+    """One node and its use.
 
     Attributes:
         gpu_type: its one GPU type ("" when untyped or without GPUs; a node with several types
             has `gpus` 0 and is left to rigid jobs).
         available: up, not drained, draining, down, planned for maintenance or in a foreign
             reservation: elastic jobs may be placed here.
-        planned: Slurm's backfill has it in store for a pending job (PLANNED): no growth into it.
+        planned: reserved by Slurm's backfill for a pending job (PLANNED): no growth into it.
         used_gpus, used_cpus, used_memory_mb: in use by all jobs, completing ones included.
-        domains: indexes of the GPUs of each link domain, as gres.conf tells; () when it does not.
+        domains: indexes of the GPUs of each link domain, from gres.conf; () if not stated there.
     """
 
     name: str
@@ -101,7 +99,7 @@ class Node:
 
     @property
     def free_gpus(self) -> int:
-        """GPUs that nobody uses; 0 on a node that is not available."""
+        """GPUs that are not in use; 0 on a node that is not available."""
         return max(0, self.gpus - self.used_gpus) if self.available else 0
 
 
@@ -110,27 +108,27 @@ class Job:
     """One job (or array task), elastic or not.
 
     Attributes:
-        job_id: Slurm's raw id; `display_id` is what people type (`4711`, `4711_3`).
+        job_id: Slurm's raw id; `display_id` as people name it (`4711`, `4711_3`).
         submission: directive and submitted shape from AdminComment; None for a rigid job.
         override: directive of `selastic update`, which replaces the submitted one; None: none.
         managed: False when an elastic job must be left alone; `unmanaged_reason` says why
             (interactive, heterogeneous, held by its owner, …).
         run: restart count; together with `key` it names one attempt.
         submit_time: of the present attempt: Slurm sets it anew at a requeue.
-        allocation: what it holds (also while COMPLETING); None while pending.
-        gpus: GPUs held or, while pending, asked for.
-        cpus_per_gpu, memory_per_gpu_mb: what grows with each GPU on a node, from its own
-            submission (allocation-derived while running).
+        allocation: GPUs held (also while COMPLETING); None while pending.
+        gpus: GPUs held or, while pending, requested.
+        cpus_per_gpu, memory_per_gpu_mb: CPUs and memory for each GPU on a node, from the
+            submission (from the allocation while running).
         time_limit_s: of the present run; None for unlimited.
         begin_time: earliest start (epoch s) when a pending job has one ahead, else None.
         required_nodes, excluded_nodes, features: the constraints in force now; the user's own
             are in `submission`.
-        gpu_type: the type a pending job asks for, "" for any.
-        min_nodes: nodes a pending job asks for at least.
-        exit_code: of a job that has failed and was put back into the queue for that: of its last
-            attempt, 128 + n for signal n; else 0.
-        devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); what it
-            does not tell is left out.
+        gpu_type: type that a pending job requests, "" for any.
+        min_nodes: fewest nodes that a pending job requests.
+        exit_code: of the last attempt of a job that failed and was requeued for that, 128 + n for
+            signal n; else 0.
+        devices: indexes of the GPUs held on each node, as Slurm writes them (`0-2,5`); nodes
+            without this information are left out.
     """
 
     job_id: int
@@ -175,14 +173,14 @@ class Job:
 
     @property
     def indexes(self) -> Mapping[str, tuple[int, ...]]:
-        """`devices` by node; what cannot be read is left out."""
-        found = {}
+        """`devices` by node; entries that cannot be read are left out."""
+        indexes = {}
         for node, text in self.devices:
             try:
-                found[node] = tuple(int(i) for i in expand(f"[{text}]"))
+                indexes[node] = tuple(int(i) for i in expand(f"[{text}]"))
             except ValueError:
                 continue
-        return found
+        return indexes
 
     @property
     def elastic(self) -> bool:
@@ -196,9 +194,9 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Names this job across requeues and across restarts of slurmctld, which may reuse ids.
+        """Identifier of this job over requeues and restarts of slurmctld, which may reuse ids.
 
-        Slurm's own submit time will not do: a requeue sets it anew.
+        It does not use Slurm's submit time, as a requeue changes that.
         """
         return f"{self.job_id}@{self.submission.submitted if self.submission else self.uid}"
 
@@ -216,7 +214,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition and the limits that bind what the controller asks for."""
+    """One partition and its limits."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -239,7 +237,7 @@ class Limit:
         resource: "gpu", "gpu:TYPE", "node", "cpu" or "mem" (MB).
         cap: largest sum over `jobs`.
         jobs: ids of jobs counted against it, running or pending.
-        spared: GPUs of each job that do not count.
+        spared: GPUs of each job that are not counted.
     """
 
     name: str
@@ -290,7 +288,7 @@ class Snapshot:
 
     @cached_property
     def named(self) -> Mapping[str, tuple[int, ...]]:
-        """Raw ids by what people type: `4711`, `4711_3`, an array's number for all its tasks."""
+        """Raw ids by the names in use: `4711`, `4711_3`, an array's number for all its tasks."""
         exact: dict[str, list[int]] = {}
         arrays: dict[str, list[tuple[int, str, int]]] = {}
         for job in self.jobs:
@@ -310,7 +308,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """One of Slurm's reservations; `ours` when the controller made it."""
+    """One of Slurm's reservations; `ours`: made by the controller."""
 
     name: str
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The directive: what a user asks with ``--elastic=MIN-MAX[,key=value…]``, counted in GPUs.
+"""The directive: ``--elastic=MIN-MAX[,key=value…]``, counted in GPUs.
 
     >>> directive = Directive.parse("2-16,types=a100:v100,unit=a100:2/v100:8")
     >>> directive.min_gpus, directive.max_gpus, directive.types
@@ -32,7 +32,7 @@ MAX_GPUS = 65536
 MAX_BATCH = 1_000_000_000
 #: Longest notice, in seconds.
 MAX_NOTICE = 86400
-#: The fraction of useful progress that freezing may cost when the directive does not say.
+#: Default fraction of useful progress that freezing may cost.
 DEFAULT_MAX_PENALTY = 0.005
 
 Parallel = Literal["data", "pipeline", "hybrid"]
@@ -122,7 +122,7 @@ class Directive:
             raise DirectiveError(error.part, error.reason, text) from None
 
     def __str__(self) -> str:
-        """The canonical form: fixed order, defaults left out; parses to an equal directive."""
+        """Return the canonical form: fixed order, no defaults; it parses to an equal directive."""
         words = [_range(self.min_gpus, self.max_gpus)]
         if self.types:
             words.append("types=" + ":".join(self.types))
@@ -143,22 +143,22 @@ class Directive:
         return ",".join(words)
 
     def unit_for(self, gpu_type: str) -> int:
-        """GPUs per replica on this type."""
+        """Return the GPUs per replica on this type."""
         return self.unit or dict(self.units).get(gpu_type, 1)
 
     def sizes(self, gpu_type: str) -> range:
-        """The legal numbers of GPUs on this type, ascending; empty if the type is not allowed."""
+        """Return the legal numbers of GPUs on this type, ascending; empty if it is not allowed."""
         if self.types and gpu_type not in self.types:
             return range(0)
         unit = self.unit_for(gpu_type)
         return range(_round_up(self.min_gpus, unit), self.max_gpus + 1, unit)
 
     def allows(self, gpus: int, gpu_type: str) -> bool:
-        """Whether the job may run on this many GPUs of this type."""
+        """Return whether the job may run on this many GPUs of this type."""
         return gpus in self.sizes(gpu_type)
 
     def start(self) -> tuple[int, str | None]:
-        """The GPUs and their type to ask for when the job names no shape of its own.
+        """Return the GPUs and their type to request for a job that names no shape of its own.
 
         No type (None) if the smallest size that every allowed type shares exists, so that the
         preference does not delay the start; else the most preferred type's smallest size.

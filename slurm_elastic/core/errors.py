@@ -25,8 +25,8 @@
     │   ├── ComparisonError             profiler.profile_merge
     │   ├── StoreError                  profiler.profile_store
     │   ├── PlanError                   profiler.profiling_plan
-    │   ├── NoConfigurationError                 profiler.recommendation
-    │   ├── NotMeasuredError             profiler.stalls
+    │   ├── NoConfigurationError        profiler.recommendation
+    │   ├── NotMeasuredError            profiler.stalls
     │   ├── PlotError                   simulator.plots
     │   ├── SimulationError             simulator.simulation
     │   ├── RestartCostError            simulator.truth.restart_costs

@@ -1,4 +1,4 @@
-"""The layer profile: what each layer of a model costs, and which layer feeds which.
+"""The layer profile: the cost of each layer of a model, and the graph of the layers.
 
 Shared by the partitioner (models/pipedream/partitioner.py), the training library and the profiler.
 Times are seconds per minibatch on one GPU, sizes bytes; a layer's `activation_bytes`
@@ -12,33 +12,30 @@ are those of its output for that minibatch, counted once however many layers rea
 >>> LayerProfile(net.layers, (("conv", "fc"), ("fc", "conv")))
 Traceback (most recent call last):
     ...
-slurm_elastic.core.layers.LayerError: layers form a cycle: conv -> fc -> conv; remove one of these
-edges
+slurm_elastic.core.layers.LayerError: layers form a cycle: conv -> fc -> conv; remove an edge
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 from itertools import pairwise
 
 from slurm_elastic.core.errors import InvalidInputError
 
-#: No time or size is larger, so that sums of them are finite.
+#: Largest time or size, so that sums are finite.
 _MOST = 1e18
-
-
-#: Characters of a refusal: names of layers come from files.
+#: Longest message in characters: names of layers come from files.
 _LONGEST = 300
 
 
 class LayerError(InvalidInputError):
-    """A profile that cannot be.
+    """An invalid profile.
 
     Attributes:
-        layers: names of the layers at fault, for readers that know their lines.
+        layers: names of the faulty layers, so that a reader of files can name their lines.
     """
 
     def __init__(self, text: str, *layers: str) -> None:
@@ -59,7 +56,7 @@ class Layer:
         description: for people.
 
     Raises:
-        LayerError: a time or size that is negative, absurd or NaN.
+        LayerError: a time or size that is negative, too large or NaN.
     """
 
     name: str
@@ -74,13 +71,13 @@ class Layer:
             value = getattr(self, field.name)
             if not 0 <= value <= _MOST:
                 raise LayerError(
-                    f"layer {self.name}: {field.name} is {value:g}: must be from 0 to {_MOST:g}",
+                    f"layer {self.name}: {field.name} {value:g} is invalid: expected 0-{_MOST:g}",
                     self.name,
                 )
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward."""
+        """Seconds of the forward and the backward pass."""
         return self.forward_s + self.backward_s
 
 
@@ -93,8 +90,8 @@ class LayerProfile:
         edges: (from, to) by name: `to` reads the output of `from`; each pair once.
 
     Raises:
-        LayerError: no layers, a name twice, an unknown one, a cycle, or layers that nothing
-            connects with the first.
+        LayerError: no layers, a duplicate or unknown name, a cycle, or layers that are not
+            connected with the first.
     """
 
     layers: tuple[Layer, ...]
@@ -102,20 +99,20 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise LayerError("no layers: a profile needs at least one")
+            raise LayerError("the profile has no layers: expected at least one")
         names: set[str] = set()
         for layer in self.layers:
             if layer.name in names:
-                raise LayerError(f"layer {layer.name} stands there twice", layer.name)
+                raise LayerError(f"duplicate layer {layer.name}", layer.name)
             names.add(layer.name)
         known: set[tuple[str, str]] = set()
         for edge in self.edges:
             for name in edge:
                 if name not in names:
                     pair = " -> ".join(edge)
-                    raise LayerError(f"the edge {pair} names no layer {name!r}", *edge)
+                    raise LayerError(f"edge {pair}: layer {name!r} does not exist", *edge)
             if edge in known:
-                raise LayerError(f"the edge {edge[0]} -> {edge[1]} stands there twice", *edge)
+                raise LayerError(f"duplicate edge {edge[0]} -> {edge[1]}", *edge)
             known.add(edge)
         self._check_cycles()
         self._check_connected()
@@ -131,7 +128,7 @@ class LayerProfile:
         return math.fsum(layer.parameter_bytes for layer in self.layers)
 
     def successors(self) -> list[list[int]]:
-        """Of each layer the layers that read it, as indices in `layers`."""
+        """Return, for each layer, the layers that read its output, as indices in `layers`."""
         index = {layer.name: i for i, layer in enumerate(self.layers)}
         found: list[list[int]] = [[] for _ in self.layers]
         for source, target in self.edges:
@@ -139,7 +136,7 @@ class LayerProfile:
         return found
 
     def topological(self) -> list[int]:
-        """Indices in `layers`, each after all that it reads from; else in the given order."""
+        """Return a topological order as indices in `layers`; ties keep the given order."""
         successors = self.successors()
         waits = self._waits(successors)
         ready = [i for i, n in enumerate(waits) if n == 0]
@@ -166,7 +163,7 @@ class LayerProfile:
             return
         successors = self.successors()
         stuck = set(range(len(self.layers))).difference(order)
-        # Backwards from a layer that waits for ever only such layers follow, so a name repeats.
+        # Predecessors of a layer on a cycle lead back to it: walking backwards, a layer repeats.
         predecessors: list[list[int]] = [[] for _ in self.layers]
         for i, targets in enumerate(successors):
             for target in targets:
@@ -177,9 +174,7 @@ class LayerProfile:
         loop = walk[walk.index(walk[-1]) :][::-1]
         named = [self.layers[i].name for i in loop]
         shown = named if len(named) <= 7 else [*named[:3], "...", *named[-3:]]
-        raise LayerError(
-            f"layers form a cycle: {' -> '.join(shown)}; remove one of these edges", *named
-        )
+        raise LayerError(f"layers form a cycle: {' -> '.join(shown)}; remove an edge", *named)
 
     def _check_connected(self) -> None:
         neighbours: list[list[int]] = [[] for _ in self.layers]
@@ -203,6 +198,6 @@ class LayerProfile:
 
 
 def chain(layers: Iterable[Layer]) -> LayerProfile:
-    """The profile of layers that each read the one before."""
-    row: Sequence[Layer] = tuple(layers)
-    return LayerProfile(tuple(row), tuple((a.name, b.name) for a, b in pairwise(row)))
+    """Return the profile of layers that each read the output of the one before."""
+    sequence = tuple(layers)
+    return LayerProfile(sequence, tuple((a.name, b.name) for a, b in pairwise(sequence)))

@@ -1,9 +1,8 @@
-"""The text of a layout: how many replicas of how many stages a job runs as.
+"""The text of a layout: the replicas and pipeline stages of a job.
 
-Three forms: `RxS` is R replicas of a pipeline of S stages, `RxSxC` the same with
-C chunks (parts of the model) on every rank, and `R1-R2-…` stages of their own
-numbers of replicas each. Data parallelism is `Rx1`, a plain pipeline `1xS`.
-Which rank does what is the training library's matter.
+Three forms: `RxS` is R replicas of a pipeline of S stages, `RxSxC` the same with C chunks (parts
+of the model) on every rank, and `R1-R2-…` stages with different numbers of replicas. Data
+parallelism is `Rx1`, a plain pipeline `1xS`. The training library assigns the ranks.
 
 >>> layout = LayoutText.parse("2x2")
 >>> layout.replicas, layout.chunks, layout.world
@@ -13,8 +12,7 @@ Which rank does what is the training library's matter.
 >>> LayoutText.parse("4")
 Traceback (most recent call last):
     ...
-slurm_elastic.core.layout.LayoutTextError: layout '4' is none: write RxS, e.g. 4x1, or RxSxC or
-R1-R2
+slurm_elastic.core.layout.LayoutTextError: layout '4' is invalid: expected RxS, RxSxC or R1-R2-...
 
 Code inside jobs imports this module: standard library only.
 """
@@ -39,17 +37,17 @@ _STAGES = re.compile(rf"{_NUMBER}(?:-{_NUMBER})+", re.ASCII)
 
 
 class LayoutTextError(InvalidInputError):
-    """A text that is no layout; one line with culprit and remedy."""
+    """An invalid layout; the message is one line with value and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutText:
-    """What the text of a layout says; `str` is its canonical text, which parses to an equal one.
+    """A parsed layout; `str` gives its canonical text, which parses to an equal layout.
 
     Attributes:
-        replicas: of each stage, from the input on; every replica is one rank.
-        chunks: parts of the model on each rank; above 1 all stages have equally many replicas,
-            and the model passes every rank that often (interleaving).
+        replicas: of each stage, from the input on; each replica is one rank.
+        chunks: parts of the model on each rank; above 1 all stages have equally many replicas
+            (interleaved pipeline).
 
     Raises:
         LayoutTextError: no stages, a number below 1, too large ones, or chunks with unequal
@@ -63,32 +61,38 @@ class LayoutText:
         if not self.replicas or min(self.replicas) < 1 or self.chunks < 1:
             raise LayoutTextError("a layout has stages, replicas and chunks of at least 1")
         if self.chunks > 1 and not self.even:
-            raise LayoutTextError(f"layout {self}: chunks need equally many replicas everywhere")
+            raise LayoutTextError(
+                f"layout {self} is invalid: chunks need equal replicas in all stages"
+            )
         if len(self.replicas) * self.chunks > MAX_STAGES:
             parts = len(self.replicas) * self.chunks
-            raise LayoutTextError(f"a layout of {parts} stages: at most {MAX_STAGES} can be")
+            raise LayoutTextError(
+                f"a layout of {parts} stages is invalid: expected at most {MAX_STAGES}"
+            )
         if self.world > MAX_WORLD:
-            raise LayoutTextError(f"a layout of {self.world} ranks: at most {MAX_WORLD} can be")
+            raise LayoutTextError(
+                f"a layout of {self.world} ranks is invalid: expected at most {MAX_WORLD}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> LayoutText:
-        """Read a text.
+        """Parse the text of a layout.
 
         Raises:
-            LayoutTextError: it is none.
+            LayoutTextError: it is invalid.
         """
         grid = _GRID.fullmatch(text)
         if grid and len(text) <= MAX_TEXT:
             replicas, stages, chunks = (int(number or 1) for number in grid.groups())
             if stages * chunks > MAX_STAGES:
                 raise LayoutTextError(
-                    f"layout {text}: {stages * chunks} stages are more than {MAX_STAGES}"
+                    f"layout {text}: {stages * chunks} stages; expected at most {MAX_STAGES}"
                 )
             return cls((replicas,) * stages, chunks)
         if _STAGES.fullmatch(text) and len(text) <= MAX_TEXT:
             return cls(tuple(map(int, text.split("-"))))
         shown = text if len(text) <= 40 else f"{text[:40]}..."
-        raise LayoutTextError(f"layout {shown!r} is none: write RxS, e.g. 4x1, or RxSxC or R1-R2")
+        raise LayoutTextError(f"layout {shown!r} is invalid: expected RxS, RxSxC or R1-R2-...")
 
     def __str__(self) -> str:
         if not self.even:

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable
 from typing import NoReturn
 
-#: Names that one list may hold, four times the nodes of the largest clusters: a range that a user
-#: wrote must not fill the memory.
+#: Most names in one list, four times the nodes of the largest clusters: a range that a user wrote
+#: must not fill the memory.
 MOST = 65536
-#: Characters of one word of a list, ranges included; names of nodes have at most 255.
+#: Longest element of a list in characters, ranges included; node names have at most 255.
 _LONGEST = 4096
 
 _WORD = re.compile(r"(?:[^,\s\[]|\[[^\]]*\])+")
@@ -27,15 +27,15 @@ _PART = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Names in a folded list, in its order; an empty or "(null)" list has none.
+    """Return the names in a folded list, in its order; an empty or "(null)" list has none.
 
     Raises:
-        ValueError: a range that is none, as `g[1-x]`, or more than `MOST` names.
+        ValueError: an invalid range, as `g[1-x]`, or more than `MOST` names.
     """
     if not text or text == "(null)":
         return ()
     if text.count("[") != text.count("]"):
-        raise ValueError("a node list with half a pair of brackets")
+        raise ValueError("node list with unbalanced brackets")
     names: list[str] = []
     for word in _WORD.findall(text):
         names += _expand_word(word, MOST - len(names))
@@ -48,12 +48,16 @@ def _expand_word(word: str, room: int) -> list[str]:
         return [word] if room > 0 else _too_many()
     prefix, ranges, suffix = match.groups()
     if len(word) > _LONGEST:
-        raise ValueError(f"a node list with a name of {len(word)} characters")
+        raise ValueError(
+            f"node list with a name of {len(word)} characters; expected at most {_LONGEST}"
+        )
     numbers: list[str] = []
     for part in ranges.split(","):
         found = _PART.fullmatch(part)
         if found is None:
-            raise ValueError(f"{part[:40]!r} in a node list is no number and no range")
+            raise ValueError(
+                f"{part[:40]!r} in a node list is invalid: expected a number or a range"
+            )
         low, high = found[1], found[2] or found[1]
         if int(high) - int(low) >= room - len(numbers):
             _too_many()
@@ -63,11 +67,11 @@ def _expand_word(word: str, room: int) -> list[str]:
 
 
 def _too_many() -> NoReturn:
-    raise ValueError(f"a node list of more than {MOST} names")
+    raise ValueError(f"node list with more than {MOST} names")
 
 
 def fold(names: Iterable[str]) -> str:
-    """The shortest list that Slurm prints the same way: one range of trailing numbers a prefix."""
+    """Return the list as Slurm prints it: the trailing numbers of each prefix as ranges."""
     groups: dict[tuple[str, int], list[int]] = {}
     plain = []
     for name in sorted(set(names)):

@@ -1,8 +1,7 @@
-"""From wishes to decisions: what policy, placement and controller hand to each other.
+"""Values between policy, placement and controller: proposals, decisions, plans.
 
-A policy answers with a `Proposal` for each elastic job: alternatives, best
-first. Placement turns them into a `Plan`: for each job one `Decision` that
-says which GPUs it shall hold, why, and what that gains and costs.
+A policy returns a `Proposal` for each elastic job: alternatives, best first. Placement turns them
+into a `Plan`: for each job one `Decision` with the GPUs it gets, the reason, gain and cost.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ class Alternative:
 
     Attributes:
         gpu_type: "" only on clusters without types.
-        gpus: 0 means: let it wait (it keeps its checkpoint and a lease).
+        gpus: 0: the job waits (it keeps its checkpoint and a lease).
         value: the policy's own measure, comparable within one round only.
-        reason: why, for `selastic explain`; None: nothing to say.
-        shares: a finished place, (node, GPUs) pairs: exactly that one or none; (): placement
-            looks for one.
-        batch: samples per step that go with it, where the policy chooses batches itself.
-        dropped: with no GPUs: it was turned away for good, and is left pending (the simulator
-            counts it as dropped).
+        reason: shown by `selastic explain`; None: no reason.
+        shares: fixed nodes, (node, GPUs) pairs: these or none; (): placement chooses.
+        batch: samples per step, where the policy chooses batches itself.
+        dropped: with 0 GPUs: rejected for good, and left pending (the simulator counts it as
+            dropped).
     """
 
     gpu_type: str
@@ -43,7 +41,7 @@ class Alternative:
 
     @property
     def place(self) -> Allocation | None:
-        """The finished place; None: placement looks for one."""
+        """The allocation of `shares`; None: placement chooses."""
         return Allocation.of(self.gpu_type, dict(self.shares)) if self.shares else None
 
 
@@ -60,8 +58,8 @@ class FreeCapacity:
     """Free resources of each node, in the order of `Snapshot.nodes`.
 
     Attributes:
-        gpus, cpus, memory_mb: negative where more is promised than is there.
-        limits: what is left of each of `Snapshot.limits`, in their order and units.
+        gpus, cpus, memory_mb: negative where more is promised than exists.
+        limits: the rest of each of `Snapshot.limits`, in their order and units.
     """
 
     gpus: tuple[int, ...]
@@ -71,7 +69,7 @@ class FreeCapacity:
 
 
 class Action(enum.Enum):
-    """What a decision does to a job."""
+    """Effect of a decision on a job."""
 
     KEEP = "keep"
     START = "start"
@@ -79,24 +77,24 @@ class Action(enum.Enum):
     SHRINK = "shrink"
     MOVE = "move"
     PREEMPT = "preempt"
-    #: No decision of a round: the progress guard's (docs/reliability.md).
+    #: Not decided by a round but by the crash-loop guard (docs/reliability.md).
     HOLD = "hold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one elastic job shall hold.
+    """Decision for one elastic job.
 
     Attributes:
-        target: None: it shall wait.
+        target: allocation it gets; None: it waits.
         reason: why it gets this.
-        why_not_more, why_not_fewer, why_here: for `selastic explain`; None: nothing to say.
-        gain: relative speed after against before, 0.25 = a quarter faster (negative when it
-            gives way to somebody).
+        why_not_more, why_not_fewer, why_here: shown by `selastic explain`; None: no reason.
+        gain: relative change of speed, 0.25 = a quarter faster (negative when it gives GPUs to
+            other jobs).
         cost_s: expected seconds without training, times GPUs held: GPU seconds.
-        waiting_for: what holds a better allocation back, or None.
-        batch: samples per step that it is to have with the target, where the policy chooses them.
-        dropped: it was turned away for good.
+        waiting_for: what prevents a better allocation at present, or None.
+        batch: samples per step with the target, where the policy chooses batches.
+        dropped: rejected for good.
     """
 
     job_id: int
@@ -116,9 +114,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """GPUs kept for a pending job that is not ours to start (rigid, or below its own MIN).
+    """GPUs kept for a pending job that Slurm starts (rigid, or below its own MIN).
 
-    Nobody grows into them until the job runs or `until` (epoch s) has passed.
+    No job grows into them until that job runs or `until` (epoch s) has passed.
     """
 
     job_id: int
@@ -129,11 +127,11 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One round's outcome.
+    """Result of one round.
 
     Attributes:
-        wake: when to decide again at the latest (epoch s): a job that waits for a near place
-            then takes a farther one; None: nobody's wait ends.
+        wake: latest time of the next round (epoch s): a job that waits for near nodes then takes
+            farther ones; None: no wait ends.
     """
 
     time: float
@@ -149,19 +147,19 @@ class Plan:
 
     @property
     def changes(self) -> tuple[Decision, ...]:
-        """Decisions that do something."""
+        """Decisions that change an allocation."""
         return tuple(d for d in self.decisions if d.action is not Action.KEEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Speed seen in one shape: `samples_per_s` over `steps` steps.
+    """Speed measured in one shape: `samples_per_s` over `steps` steps.
 
     Attributes:
-        racks: that its nodes were in.
-        compute_s: of one step there, forward, backward and optimizer; None: not told.
-        sync_s: what a step stood still for the others, waiting for slower ranks included.
-        reports: that told these two, which are running means over about five of them.
+        racks: number of racks of its nodes.
+        compute_s: seconds of forward, backward and optimizer in one step; None: not reported.
+        sync_s: seconds of one step spent waiting for other ranks.
+        reports: reports with these two, which are running means over about five of them.
     """
 
     gpu_type: str
@@ -177,26 +175,26 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What is known of a job beyond the snapshot: from reports, people and past transitions.
+    """Data of a job beside the snapshot: from reports, commands and past transitions.
 
     Attributes:
         measurements: at most one per (type, GPUs, nodes, racks), the latest.
-        proven: it has written a checkpoint and read it back: it may be resized.
+        proven: it has written a checkpoint and read it back, so it may be resized.
         reporting: it has reported during the present attempt.
         checkpoint_s, restart_s: measured cost of a save, and from notice to first step in the
-            new shape; None until seen.
-        last_change: when its allocation last changed through us or by starting (epoch s).
+            new shape; None until measured.
+        last_change: when its allocation last changed by a transition or start (epoch s).
         changes: times (epoch s) of past resizes, oldest first, for the budget.
-        held: `selastic hold`: leave it as it is.
-        deaf_until: it did not save in time when it was asked, and is left alone until then.
+        held: `selastic hold`: its allocation is not changed.
+        deaf_until: it did not save in time after a notice; no notice is sent until then.
         in_transition: a transition is under way towards `target`.
         leased: the controller makes it wait (preempted, or not yet started) by BeginTime.
-        resizes: changes made to it in its life.
+        resizes: number of changes in its life.
         stopped: why the crash-loop guard holds it; None: it does not.
-        learned: what goodput models are fitted to; None: nothing is known but `measurements`.
-        gradient_bytes: what its ranks reduce in each step: bytes of the parameters that are
-            trained; None: not told, or it is not data-parallel alone.
-        extended_s: by how much its present time limit is longer than what it would have left.
+        learned: input of the goodput models; None: only `measurements` are known.
+        gradient_bytes: bytes that the ranks reduce in each step (of the parameters that are
+            trained); None: not reported, or the job is not purely data-parallel.
+        extended_s: seconds by which its time limit was extended.
     """
 
     job_id: int
@@ -220,10 +218,10 @@ class JobRecord:
     extended_s: int = 0
 
     def change_s(self, assumed_s: float) -> float:
-        """Seconds without training that a change costs: a save, and a restart.
+        """Return the seconds without training of a change: a save and a restart.
 
         Args:
-            assumed_s: for the restart, until one was measured.
+            assumed_s: seconds of a restart that has not been measured.
         """
         restart_s = assumed_s if self.restart_s is None else self.restart_s
         return restart_s + (self.checkpoint_s or 0.0)

@@ -1,12 +1,10 @@
-"""What a running job tells the controller, and what it is told in return.
+"""Reports of a running job to the controller, and the orders in reply.
 
-Both travel as JSON objects (`to_wire`, `from_wire`); the transport and its
-munge seal are in `slurm_elastic.job`. Standard library only: this module is
-imported inside jobs.
+Both travel as JSON objects (`to_wire`, `from_wire`) over `slurm_elastic.rpc`. Standard library
+only: this module is imported inside jobs.
 
-A report is hostile input: `from_wire` checks every field's type and range and
-raises `ReportError` naming the field. What a report claims can only ever
-affect the job that its sender owns.
+A report is hostile input: `from_wire` checks the type and range of every field and raises
+`ReportError` with the name of the field. A report can only affect the job that its sender owns.
 
 >>> r = Report(job_id=7, run=0, phase="training", step=12, gpus=4, step_time_s=0.25)
 >>> Report.from_wire(r.to_wire()) == r
@@ -24,11 +22,11 @@ from slurm_elastic.core.directive import MAX_BYTES
 from slurm_elastic.core.errors import InvalidInputError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 
-#: Phases of one attempt, in order. `saved` acknowledges a notice and means that the job waits,
-#: at a checkpoint, to be killed or told to go on.
+#: Phases of one attempt, in order. `saved` acknowledges a notice: the job waits, at a checkpoint,
+#: to be requeued or to continue.
 PHASES = ("starting", "training", "saving", "saved", "ended")
 
-#: `run`: nothing to do. `notice`: save, report `saved`, wait. `resume`: go on, the notice is
+#: `run`: nothing to do. `notice`: save, report `saved`, wait. `resume`: continue, the notice is
 #: withdrawn. `rehearse`: after the next checkpoint restart in place once, to prove a resume.
 ACTIONS = ("run", "notice", "resume", "rehearse")
 
@@ -37,7 +35,7 @@ _MAX_TEXT = 200
 #: One layer as it travels: name, forward_s, backward_s, activation_bytes, parameter_bytes.
 ProfileRow = tuple[str, float, float, float, float]
 #: Most layers of a profile, characters of a layer's name, and bytes of a profile's JSON. A whole
-#: report has to stay below the 64 KiB that the controller takes.
+#: report has to stay below the 64 KiB of a request.
 MAX_LAYERS, MAX_LAYER_NAME, MAX_PROFILE_BYTES = 1000, 100, 48 * 1024
 _MOST_S, _MOST_BYTES = 1e6, 1e15
 
@@ -45,7 +43,7 @@ T = TypeVar("T")
 
 
 class ReportError(InvalidInputError):
-    """A report or an order whose `field` is missing, of the wrong type or out of range."""
+    """A field of a report or of orders is missing, of the wrong type or out of range."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"field {field}: {reason}")
@@ -61,22 +59,22 @@ class Report:
         job_id, run: raw job id and restart count of the attempt.
         phase: one of `PHASES`.
         kind: "library" (slurm_elastic.training) or "script" (esrun --checkpoint).
-        gpus, gpu_type, nodes: the world this attempt runs with; type "" if not known inside.
+        gpus, gpu_type, nodes: allocation of this attempt; type "" if the job does not have it.
         step: global optimisation step, or for a script the count of complete checkpoints.
-        progress: fraction done, 0-1, if the job knows.
+        progress: fraction done, 0-1; None if not known.
         step_time_s: median seconds per step in this shape since the last report.
-        steps_measured: steps behind that median.
+        steps_measured: number of steps in that median.
         global_batch: samples per optimisation step.
-        micro_batch: samples that a rank puts through the model at once.
+        micro_batch: samples that a rank computes at once.
         accumulation: micro-batches of a rank beyond the first in one step.
         micro_step_s: one micro-batch without gradient synchronisation (docs/training.md,
             "What is measured"), in this shape since the last report.
         grad_sqr, grad_var: squared norm of the gradient, and its variance at `initial_batch`.
         initial_batch: global batch that the training was begun with.
-        max_micro_batch: most samples that a rank may put through the model at once.
-        application: what the script calls what it trains; "" leaves it to the job's name.
+        max_micro_batch: most samples that a rank can compute at once.
+        application: name of the training as the script states it; "": the job's name.
         checkpoint_step, checkpoint_age_s: newest complete checkpoint.
-        checkpoint_s: how long training stood still for the last save.
+        checkpoint_s: seconds that training waited for the last save.
         startup_s: from process start to the first step of this attempt, restore included.
         restore_s: of that, loading the checkpoint.
         resumed_from: step this attempt resumed from; None when it started afresh.
@@ -84,18 +82,18 @@ class Report:
             docs/esrun.md).
         notice: id of the notice being acknowledged (phases `saving` and `saved`).
         exit_code: of the child, in phase `ended`.
-        layout: replicas and stages that this attempt runs as (`slurm_elastic.core.layout`); "" if
-            the program does not say.
+        layout: replicas and stages of this attempt (`slurm_elastic.core.layout`); "" if not
+            reported.
         layers, frozen: layers of the model, and how many from the front are frozen now.
-        certified: how many the library says may be frozen.
+        certified: how many may be frozen by the library's criteria.
         penalty, certified_penalty: fraction, 0-1, of useful progress lost at `frozen` and at
             `certified` layers.
         data_s, forward_s, backward_s, sync_s, optimizer_s: a step's parts, medians in seconds:
             waiting for data, the passes, waiting for other ranks, the optimizer.
-        peak_memory_bytes: most memory that a rank has used.
+        peak_memory_bytes: largest memory use of a rank.
         profile: each layer's costs in seconds and bytes for `profile_batch` samples, in the
             order of the model; () if not measured. Sent once per attempt.
-        profile_batch: samples that went through the model at once when `profile` was measured.
+        profile_batch: samples computed at once when `profile` was measured.
     """
 
     job_id: int
@@ -143,7 +141,7 @@ class Report:
     profile_batch: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """A JSON object; fields that are None are left out, and so is a profile of no layers."""
+        """Return a JSON object without fields that are None, and without an empty profile."""
         wire = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
         if not self.profile:
             del wire["profile"]
@@ -151,7 +149,7 @@ class Report:
 
     @classmethod
     def from_wire(cls, data: Any) -> Report:
-        """Check and build. Unknown fields are ignored, so that newer jobs can talk to us."""
+        """Check and build. Unknown fields are ignored, so that newer launchers are understood."""
         report = _build(cls, data, _REPORT_BOUNDS)
         if report.phase not in PHASES:
             raise ReportError("phase", f"{report.phase!r} is none of {', '.join(PHASES)}")
@@ -162,17 +160,17 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """The answer to a report, and what a long poll waits for.
+    """The reply to a report or a long poll.
 
     Attributes:
-        seq: rises whenever the orders of this job change; a poll names the last it has seen.
+        seq: rises whenever the orders of this job change; a poll names the last one received.
         action: one of `ACTIONS`.
-        notice: id of the transition that asks for a save; repeated in the acknowledgement.
+        notice: id of the transition that requests a save; repeated in the acknowledgement.
         deadline_s: seconds, from the moment of sending, until the controller gives up waiting.
         report_every_s: how often to report while training.
-        reason: in words, for the job's log.
-        layout: replicas and stages to run as (`slurm_elastic.core.layout`); "": the job's own
-            choice. One for another number of ranks than the job has waits until it has them.
+        reason: text for the job's log.
+        layout: replicas and stages to run in (`slurm_elastic.core.layout`); "": the job's own
+            choice. A layout for another number of ranks waits until the job has them.
         batch: samples per optimisation step; None: the job's own choice.
         frozen: layers from the front to freeze, at most the certified; None: the job's own choice.
         directive: the directive in force if it is not the submitted one, else "".
@@ -190,19 +188,19 @@ class Orders:
     directive: str = ""
 
     def to_wire(self) -> dict[str, Any]:
-        """A JSON object; fields that are None are left out."""
+        """Return a JSON object without fields that are None."""
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
 
     @classmethod
     def from_wire(cls, data: Any) -> Orders:
-        """Check and build; an unknown action is an error, because ignoring it may lose state."""
+        """Check and build; an unknown action is an error, because ignoring it could lose state."""
         orders = _build(cls, data, _ORDERS_BOUNDS)
         if orders.action not in ACTIONS:
             raise ReportError("action", f"{orders.action!r} is none of {', '.join(ACTIONS)}")
         return orders
 
 
-#: Largest values believed; the smallest is 0 throughout.
+#: Largest accepted values; the smallest is 0.
 _REPORT_BOUNDS = {
     "job_id": 2**32 - 1,
     "run": 2**31,
@@ -266,15 +264,15 @@ def _build(cls: type[T], data: Any, bounds: dict[str, float]) -> T:
 
 
 def profile_rows(value: Any) -> tuple[ProfileRow, ...]:
-    """A layer profile as it travels: times of six digits, whole bytes.
+    """Return a layer profile in its wire form: times of six digits, whole bytes.
 
     Args:
         value: a list of rows as in `Report.profile`.
 
     Raises:
         ReportError: for field `profile`: no such list, more than `MAX_LAYERS` rows or
-            `MAX_PROFILE_BYTES`, names that are long, unprintable or given twice, numbers that are
-            negative, absurd or not finite.
+            `MAX_PROFILE_BYTES`; names that are long, unprintable or duplicate; numbers that are
+            negative, too large or not finite.
     """
     if not isinstance(value, list | tuple) or len(value) > MAX_LAYERS:
         raise ReportError("profile", f"must be a list of at most {MAX_LAYERS} layers")
@@ -282,7 +280,7 @@ def profile_rows(value: Any) -> tuple[ProfileRow, ...]:
     names: set[str] = set()
     for name, *_ in rows:
         if name in names:
-            raise ReportError("profile", f"layer {name!r} stands there twice")
+            raise ReportError("profile", f"duplicate layer {name!r}")
         names.add(name)
     size = len(json.dumps(rows))
     if size > MAX_PROFILE_BYTES:

@@ -1,4 +1,4 @@
-r"""What a user submitted: the directive and the shape asked for, as job_submit.lua recorded it.
+r"""A submission: the directive and the requested shape, as recorded by job_submit.lua.
 
     >>> text = '{"elastic":"2-16","shape":{"req_nodes":"g01","time_limit":60},"v":1}'
     >>> submission = parse_admin_comment(text)
@@ -11,11 +11,11 @@ r"""What a user submitted: the directive and the shape asked for, as job_submit.
     >>> str(parse_comment("elastic:2-16 first try").directive)
     '2-16'
 
-The record stands in AdminComment, which users cannot write. Comment, the portable form, can be
-changed by the job's owner at any time: it says nothing that could harm anybody else's job.
+The record is in AdminComment, which users cannot write. Comment, the portable form, can be changed
+by the job's owner at any time; nothing in it can affect other users' jobs.
 Fields of `shape` are named as in job_submit.lua and hold Slurm's own units: minutes for
 `time_limit`, megabytes for `min_mem_per_node`, 4294967295 for "unlimited", `nice` as typed.
-A field that is missing was not given. Standard library only.
+Fields that the user did not give are missing. Standard library only.
 """
 
 import json
@@ -48,12 +48,12 @@ _STRINGS = frozenset(
         tres_per_task
     """)
 )
-_OURS = re.compile(r'\s*\{\s*(?:"at"\s*:\s*[0-9]+\s*,\s*)?"elastic"')
+_RECORD = re.compile(r'\s*\{\s*(?:"at"\s*:\s*[0-9]+\s*,\s*)?"elastic"')
 _COMMENT = re.compile(r"elastic:(\S+)")
 
 
 class SubmissionError(InvalidInputError):
-    """A record that is ours by its form but cannot be read.
+    """A record of job_submit.lua that is damaged or of another version.
 
     Attributes:
         part: The faulty part: a field's name, or "AdminComment" or "Comment".
@@ -71,15 +71,15 @@ class SubmissionError(InvalidInputError):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A directive and the shape its job was submitted with.
+    """A directive and the shape that its job was submitted with.
 
     Attributes:
-        directive: What the user asked.
+        directive: As submitted.
         shape: The fields of the job that the user gave, by their names in job_submit.lua; empty
             when only Comment carries the directive.
-        other: What stood in AdminComment before, written by the site's own script.
-        submitted: When, in epoch seconds, 0 when only Comment carries the directive. Tells jobs
-            apart whose id slurmctld has used twice.
+        other: Earlier content of AdminComment, written by the site's own script.
+        submitted: Epoch seconds; 0 when only Comment carries the directive. Distinguishes jobs
+            whose id slurmctld has used twice.
     """
 
     directive: Directive
@@ -88,7 +88,7 @@ class Submission:
     submitted: int = 0
 
     def admin_comment(self) -> str:
-        """The record, as job_submit.lua writes it."""
+        """Return the record as job_submit.lua writes it."""
         record: dict[str, object] = {"elastic": str(self.directive), "v": VERSION}
         if self.submitted:
             record["at"] = self.submitted
@@ -113,7 +113,7 @@ def parse_admin_comment(text: str | None) -> Submission | None:
     Raises:
         SubmissionError: It is one, but damaged or of another version.
     """
-    if not text or not _OURS.match(text):
+    if not text or not _RECORD.match(text):
         return None
     if len(text) > MAX_BYTES:
         raise SubmissionError("AdminComment", f"{len(text)} characters are more than {MAX_BYTES}")

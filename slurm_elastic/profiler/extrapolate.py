@@ -127,11 +127,11 @@ class PredictedStall:
         return error_s / (self.known.compute_s + self.known.stall_s)
 
 
-def predict(found: Fit, known: ObservedStall) -> PredictedStall:
+def predict(stall_fit: Fit, known: ObservedStall) -> PredictedStall:
     """Return the stall of a model as observed and as a fit predicts it."""
     return PredictedStall(
         known,
-        found.stall_s(
+        stall_fit.stall_s(
             layers=known.layers, gradient_bytes=known.gradient_bytes, compute_s=known.compute_s
         ),
     )

@@ -69,7 +69,7 @@ class Estimate:
 class Estimates:
     """All estimates, sorted by configuration, with lines about configurations without one."""
 
-    found: tuple[Estimate, ...]
+    estimates: tuple[Estimate, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -89,11 +89,11 @@ def from_subject(subject: MeasuredModel, batch: int) -> NewModel:
     assert subject.layers is not None
     assert subject.gradient_bytes is not None
     alone: dict[str, StepTimes] = {}
-    rows = [r for r in merged(subject.name, subject.rows) if r.place.batch == batch]
-    for row in sorted(rows, key=lambda r: (r.place.gpus, r.place)):
-        if row.place.gpu_type not in alone:
-            whole = times(row.found)
-            alone[row.place.gpu_type] = replace(whole, interconnect_s=0.0, network_s=0.0)
+    rows = [r for r in merged(subject.name, subject.rows) if r.configuration.batch == batch]
+    for row in sorted(rows, key=lambda r: (r.configuration.gpus, r.configuration)):
+        if row.configuration.gpu_type not in alone:
+            whole = times(row.measured)
+            alone[row.configuration.gpu_type] = replace(whole, interconnect_s=0.0, network_s=0.0)
     return NewModel(
         name=subject.name,
         layers=subject.layers,
@@ -124,7 +124,7 @@ def estimates(
             continue
         for shape, one in _known(subject, unseen.batch):
             by_shape.setdefault(shape, []).append(one)
-    found = []
+    extrapolated = []
     for shape in sorted(set(by_shape) - set(but)):
         known, gpu_type = by_shape[shape], shape[0]
         if gpu_type not in unseen.alone:
@@ -133,14 +133,14 @@ def estimates(
             ).append(shape)
             continue
         try:
-            found.append(_estimate(unseen, shape, known))
+            extrapolated.append(_estimate(unseen, shape, known))
         except ExtrapolationError as error:
             reasons.setdefault(str(error), []).append(shape)
     if not set(by_shape) - set(but):
         notes.append("nothing to extrapolate: no other model was profiled anywhere else")
-    notes += _outside(unseen, [k for e in found for k in e.known])
+    notes += _outside(unseen, [k for e in extrapolated for k in e.known])
     left_out = [f"{_shapes(shapes, unseen.batch)}: {why}" for why, shapes in reasons.items()]
-    return Estimates(tuple(found), tuple(left_out), tuple(notes))
+    return Estimates(tuple(extrapolated), tuple(left_out), tuple(notes))
 
 
 def _estimate(unseen: NewModel, shape: _Shape, known: Sequence[ObservedStall]) -> Estimate:
@@ -162,14 +162,14 @@ def _known(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape, Observe
     """Yield one stall for each shape, of the batch nearest to the given one."""
     best: dict[_Shape, MeasuredConfiguration] = {}
     for row in merged(subject.name, subject.rows):
-        shape = (row.place.gpu_type, row.place.nodes, row.place.gpus)
+        shape = (row.configuration.gpu_type, row.configuration.nodes, row.configuration.gpus)
         before = best.get(shape)
-        if row.found.s is None:
+        if row.measured.s is None:
             continue
         if before is None or _apart(row, batch) < _apart(before, batch):
             best[shape] = row
     for shape, row in best.items():
-        step = times(row.found)
+        step = times(row.measured)
         assert subject.layers is not None
         assert subject.gradient_bytes is not None
         yield (
@@ -185,7 +185,7 @@ def _known(subject: MeasuredModel, batch: int) -> Iterable[tuple[_Shape, Observe
 
 
 def _apart(row: MeasuredConfiguration, batch: int) -> float:
-    return abs(math.log(row.place.batch / batch))
+    return abs(math.log(row.configuration.batch / batch))
 
 
 def _outside(unseen: NewModel, known: Sequence[ObservedStall]) -> list[str]:

@@ -42,12 +42,12 @@ class MeasuredConfiguration:
     """One configuration in one file; `source` is its name, for messages."""
 
     source: str
-    found: ProfiledConfiguration
+    measured: ProfiledConfiguration
 
     @property
-    def place(self) -> Configuration:
+    def configuration(self) -> Configuration:
         """GPUs, nodes and batch."""
-        c = self.found
+        c = self.measured
         return Configuration(c.gpu_type, c.nodes, c.gpus, c.batch)
 
 
@@ -139,8 +139,8 @@ def comparable(
     if copies:
         left_out.append(f"{', '.join(copies)}: a copy of measurements in another file")
     if not once:
-        single = [r for r in rows if r.found.repeats < 2]
-        rows = [r for r in rows if r.found.repeats >= 2]
+        single = [r for r in rows if r.measured.repeats < 2]
+        rows = [r for r in rows if r.measured.repeats >= 2]
         if single:
             left_out.append(
                 f"{_several(single)}: measured once, so its spread is unknown; repeat it, or give"
@@ -150,34 +150,34 @@ def comparable(
         raise ComparisonError(f"{subject.name}: {left_out[0]}")
     everything = merged(subject.name, rows)
     group = _group(everything, batch, global_batch)
-    same = [r for r in everything if group.has(r.place)]
+    same = [r for r in everything if group.has(r.configuration)]
     if len(same) < len(everything):
-        others = sorted({group.of(r.place) for r in everything} - {group.size})
+        others = sorted({group.of(r.configuration) for r in everything} - {group.size})
         left_out.append(
             f"{len(everything) - len(same)} of {len(everything)} configurations, with"
             f" {', '.join(map(str, others))} instead of {group}; choose with --batch or"
             " --global-batch"
         )
-    lacking = {r.place: list(_lacking(r.found, same)) for r in same}
-    whole = [r for r in same if not lacking[r.place]]
+    lacking = {r.configuration: list(_lacking(r.measured, same)) for r in same}
+    whole = [r for r in same if not lacking[r.configuration]]
     if not whole:
         raise ComparisonError(
             f"{subject.name}: no configuration has all stalls that others have; profile them with"
             " the same options"
         )
     left_out += [
-        f"{r.place}: {' and '.join(lacking[r.place])} unknown, but known for others"
+        f"{r.configuration}: {' and '.join(lacking[r.configuration])} unknown, but known for others"
         for r in same
-        if lacking[r.place]
+        if lacking[r.configuration]
     ]
     return MergedProfiles(
-        offers=tuple(ConfigurationCost(r.place, times(r.found)) for r in whole),
+        offers=tuple(ConfigurationCost(r.configuration, times(r.measured)) for r in whole),
         batch=str(group),
-        repeats={r.place: r.found.repeats for r in whole},
+        repeats={r.configuration: r.measured.repeats for r in whole},
         unknown=tuple(
             s for s in STALLS
-            if all(getattr(r.found, s) is None for r in same)
-            and any(_possible(r.found, s) for r in same)
+            if all(getattr(r.measured, s) is None for r in same)
+            and any(_possible(r.measured, s) for r in same)
         ),
         left_out=tuple(left_out),
     )  # fmt: skip
@@ -192,20 +192,20 @@ def merged(model: str, rows: Iterable[MeasuredConfiguration]) -> list[MeasuredCo
     by_place: dict[Configuration, MeasuredConfiguration] = {}
     seen: dict[Configuration, list[ProfiledConfiguration]] = {}
     for row in rows:
-        before = by_place.get(row.place)
+        before = by_place.get(row.configuration)
         if before is None:
-            by_place[row.place] = row
-        elif row.found not in seen[row.place]:
-            by_place[row.place] = _both(model, before, row)
-        seen.setdefault(row.place, []).append(row.found)
+            by_place[row.configuration] = row
+        elif row.measured not in seen[row.configuration]:
+            by_place[row.configuration] = _both(model, before, row)
+        seen.setdefault(row.configuration, []).append(row.measured)
     return [by_place[place] for place in sorted(by_place)]
 
 
-def times(found: ProfiledConfiguration) -> StepTimes:
+def times(measured: ProfiledConfiguration) -> StepTimes:
     """Return the times of a step; unknown stalls count as 0."""
-    known = [t for _, t in _timed(found)]
-    warm = [t.spread for name, t in _timed(found) if name != "fetch"]
-    seconds = {f"{name}_s": t.seconds for name, t in _timed(found)}
+    known = [t for _, t in _timed(measured)]
+    warm = [t.spread for name, t in _timed(measured) if name != "fetch"]
+    seconds = {f"{name}_s": t.seconds for name, t in _timed(measured)}
     return StepTimes(**seconds, spread_s=math.hypot(*warm) if known else math.nan)
 
 
@@ -213,11 +213,11 @@ def _both(
     model: str, one: MeasuredConfiguration, other: MeasuredConfiguration
 ) -> MeasuredConfiguration:
     """Return two measurements as one, over all repeats together."""
-    n, m = one.found.repeats, other.found.repeats
-    step = max(times(one.found).warm_s, times(other.found).warm_s)
-    parts: dict[str, Any] = dict(_timed(other.found)) | dict(_timed(one.found))
-    for name, a in _timed(one.found):
-        b = getattr(other.found, name)
+    n, m = one.measured.repeats, other.measured.repeats
+    step = max(times(one.measured).warm_s, times(other.measured).warm_s)
+    parts: dict[str, Any] = dict(_timed(other.measured)) | dict(_timed(one.measured))
+    for name, a in _timed(one.measured):
+        b = getattr(other.measured, name)
         if b is None:
             continue
         doubt = math.hypot(a.spread, b.spread)
@@ -227,7 +227,7 @@ def _both(
         if abs(a.seconds - b.seconds) > allowed:
             raise ComparisonError(
                 f"{one.source} and {other.source} contradict each other: {name} of {model} on"
-                f" {one.place} takes {a.seconds * 1e3:.4g} ms a step in one and"
+                f" {one.configuration} takes {a.seconds * 1e3:.4g} ms a step in one and"
                 f" {b.seconds * 1e3:.4g} ms in the other, a difference beyond their spread; leave"
                 " out the wrong one, or measure again"
             )
@@ -237,13 +237,13 @@ def _both(
             for t, k in ((a, n), (b, m))
         )
         parts[name] = MeasuredTime(mean, math.sqrt(squares / ((n + m - 1) * (n + m))))
-    whole = dataclasses.replace(one.found, repeats=n + m, **parts)
+    whole = dataclasses.replace(one.measured, repeats=n + m, **parts)
     return MeasuredConfiguration(one.source, whole)
 
 
-def _timed(found: ProfiledConfiguration) -> Iterator[tuple[str, MeasuredTime]]:
+def _timed(measured: ProfiledConfiguration) -> Iterator[tuple[str, MeasuredTime]]:
     for name in ("compute", *STALLS):
-        timed = getattr(found, name)
+        timed = getattr(measured, name)
         if timed is not None:
             yield name, timed
 
@@ -253,9 +253,9 @@ def _copies(rows: Sequence[MeasuredConfiguration]) -> list[str]:
     first: dict[Configuration, list[ProfiledConfiguration]] = {}
     files: dict[str, None] = {}
     for row in rows:
-        if row.found in first.get(row.place, []):
+        if row.measured in first.get(row.configuration, []):
             files[row.source] = None
-        first.setdefault(row.place, []).append(row.found)
+        first.setdefault(row.configuration, []).append(row.measured)
     return list(files)
 
 
@@ -269,13 +269,13 @@ def _separate(
     ):
         return {name: list(files)}
     applications = [p.application for _, p in files]
-    found: dict[str, list[tuple[str, StepProfile]]] = {}
+    by_model: dict[str, list[tuple[str, StepProfile]]] = {}
     for source, profile in files:
         same = [p for _, p in files if p.application == profile.application]
         alike = len({(p.layers, p.gradient_bytes) for p in same}) == 1
         own = profile.application if alike and len({*applications}) > 1 else source
-        found.setdefault(f"{name} of {own}", []).append((source, profile))
-    return found
+        by_model.setdefault(f"{name} of {own}", []).append((source, profile))
+    return by_model
 
 
 def _samples(model: str, files: Sequence[tuple[str, StepProfile]]) -> int | None:
@@ -313,8 +313,8 @@ class _Group:
 def _group(
     rows: Sequence[MeasuredConfiguration], batch: int | None, global_batch: int | None
 ) -> _Group:
-    counts = Counter(_Group(r.place.batch, together=False) for r in rows)
-    counts.update(_Group(r.place.batch * r.place.gpus, together=True) for r in rows)
+    counts = Counter(_Group(r.configuration.batch, together=False) for r in rows)
+    counts.update(_Group(r.configuration.batch * r.configuration.gpus, together=True) for r in rows)
     for size, together, option in (
         (batch, False, "--batch"),
         (global_batch, True, "--global-batch"),
@@ -332,22 +332,22 @@ def _group(
 
 
 def _lacking(
-    found: ProfiledConfiguration, others: Sequence[MeasuredConfiguration]
+    measured: ProfiledConfiguration, others: Sequence[MeasuredConfiguration]
 ) -> Iterator[str]:
     """Yield the stalls that are unknown here, but possible, and known for other configurations."""
     for stall in STALLS:
-        elsewhere = any(getattr(o.found, stall) is not None for o in others)
-        if getattr(found, stall) is None and _possible(found, stall) and elsewhere:
+        elsewhere = any(getattr(o.measured, stall) is not None for o in others)
+        if getattr(measured, stall) is None and _possible(measured, stall) and elsewhere:
             yield stall
 
 
-def _possible(found: ProfiledConfiguration, stall: str) -> bool:
+def _possible(measured: ProfiledConfiguration, stall: str) -> bool:
     if stall == "interconnect":
         # Over several nodes the network's stall may include it, if they were not separated.
-        return found.gpus > found.nodes and (found.nodes == 1 or found.network is None)
-    return stall != "network" or found.nodes > 1
+        return measured.gpus > measured.nodes and (measured.nodes == 1 or measured.network is None)
+    return stall != "network" or measured.nodes > 1
 
 
 def _several(rows: Sequence[MeasuredConfiguration]) -> str:
-    shown = ", ".join(f"{r.place} ({r.source})" for r in rows[:3])
+    shown = ", ".join(f"{r.configuration} ({r.source})" for r in rows[:3])
     return shown + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

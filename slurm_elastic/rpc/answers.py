@@ -111,7 +111,7 @@ class CheckAnswer(TypedDict):
 
 
 class ChangeSeconds(TypedDict, total=False):
-    """How long the parts of a change took, in seconds; parts not measured are left out or None."""
+    """Seconds of the parts of a change; parts not measured are left out or None."""
 
     checkpoint: float | None
     slurm: float | None

@@ -1,20 +1,18 @@
 """Requests to the controller and their replies: JSON, sealed by munge, over TCP.
 
-One connection carries one request and one reply. Each is a frame: four bytes
-of length (big-endian, the rest of the frame), then what `munge_auth.seal` makes of
-the JSON object. A request's purpose is `request`, its nonce random; the reply
-has the purpose `reply` and the same nonce. `{"error": "…"}` is a refusal.
+One connection carries one request and one reply. Each is a frame: four bytes of length
+(big-endian, without these four), then the JSON object as sealed by `munge_auth.seal`. A request
+has the purpose `request` and a random nonce; the reply has the purpose `reply` and the same nonce.
+`{"error": "…"}` is a refusal.
 
-Only root, the controller's account and the caller's own user may answer, so
-that no other user of the cluster can stand in for the controller and stop
-somebody's job. (The own user may: he can stop his job anyway, and can try a
-controller of his own.)
+Replies are accepted from root, the controller's account and the caller's own user, so that no
+other user of the cluster can pretend to be the controller and stop jobs. (The own user can stop
+the job anyway, and may test a controller.)
 
-Of several controllers one is active; the others refuse with the code `standby`,
-and `call` goes on to the next.
+One of several controllers is active; the others refuse with the code `standby`, and `call` tries
+the next.
 
-Used by esrun and the command line (`call`), and from the other side by the
-controller's API (`read_frame` or `frame_size`, `decode`, `encode`).
+Clients (esrun, the command line) use `call`; the server uses `frame_size`, `decode` and `encode`.
 
 Exceptions, all `ChannelError`: `ControllerUnreachableError` (no answer, or not in time),
 `ControllerUntrustedError` (the seal or its owner is wrong), `RequestRejectedError` (refused).
@@ -39,33 +37,33 @@ from slurm_elastic.core.errors import SlurmElasticError
 from slurm_elastic.rpc import munge_auth
 from slurm_elastic.rpc.protocol import MAX_REPLY, MAX_REQUEST
 
-#: Where jobs find the controller; overrides the site's configuration.
+#: Address of the controller; overrides the site's configuration.
 ADDRESS_VARIABLE = "SLURM_ELASTIC_CONTROLLER"
 CONFIGURATION = Path("/etc/slurm-elastic/elastic.toml")
 DEFAULT_PORT = 7321
 
-#: Seconds for a connection when there is another address to go on to.
+#: Seconds for a connection when there is another address to try.
 _CONNECT_S = 5.0
-#: Addresses as configured → the one that was active last.
+#: Configured addresses → the one that was active last.
 _active: dict[str, str] = {}
 
 _HEADER = struct.Struct("!I")
 
 
 class ChannelError(SlurmElasticError):
-    """The controller cannot be used; one clear line."""
+    """The controller cannot be used; the message is one line."""
 
 
 class ControllerUnreachableError(ChannelError):
-    """Nobody answers, or not in time."""
+    """No answer, or not in time."""
 
 
 class ControllerUntrustedError(ChannelError):
-    """Something answers that is not the controller, or munge cannot tell."""
+    """The answer is not from the controller, or munge cannot prove that it is."""
 
 
 class RequestRejectedError(ChannelError):
-    """The controller says no, with its reason; `code` is the reason in one word, if it has one."""
+    """A refusal by the controller; `code` is one of `protocol.CODES`, or ""."""
 
     def __init__(self, reason: str, code: str = "") -> None:
         super().__init__(reason)
@@ -73,7 +71,7 @@ class RequestRejectedError(ChannelError):
 
 
 class Message(NamedTuple):
-    """An opened frame: who sent it, the JSON object, and the nonce a reply has to repeat."""
+    """An opened frame: the sender, the JSON object, and the nonce that a reply has to repeat."""
 
     uid: int
     gid: int
@@ -82,35 +80,35 @@ class Message(NamedTuple):
 
 
 def call(address: str, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-    """Ask the controller.
+    """Send a request to the controller and return its answer.
 
     Args:
-        address: `host:port`; several, separated by commas: the first that is active, begun
-            with the one that was so last.
+        address: `host:port`; of several, separated by commas, the active one is used; the one
+            that was active last is tried first.
         request: of `requests.build`.
-        timeout_s: for all of it, a long poll's waiting included; for each address anew.
+        timeout_s: for everything, the wait of a long poll included; for each address anew.
 
     Raises:
         ChannelError: no answer, one that cannot be trusted, or a refusal.
     """
-    named = addresses(address)
-    if len(named) == 1:
-        return _call(named[0], request, timeout_s=timeout_s, connect_s=timeout_s)
-    troubles = []
-    for one in sorted(named, key=lambda a: a != _active.get(address)):
+    candidates = addresses(address)
+    if len(candidates) == 1:
+        return _call(candidates[0], request, timeout_s=timeout_s, connect_s=timeout_s)
+    failures = []
+    for one in sorted(candidates, key=lambda a: a != _active.get(address)):
         try:
             reply = _call(one, request, timeout_s=timeout_s, connect_s=min(timeout_s, _CONNECT_S))
         except RequestRejectedError as error:
             if error.code != "standby":
                 _active[address] = one
                 raise
-            troubles.append(f"{one}: {error}")
+            failures.append(f"{one}: {error}")
         except (ControllerUnreachableError, ControllerUntrustedError) as error:
-            troubles.append(str(error).removeprefix("controller "))
+            failures.append(str(error).removeprefix("controller "))
         else:
             _active[address] = one
             return reply
-    raise ControllerUnreachableError(f"controller {address}: {'; '.join(troubles)}")
+    raise ControllerUnreachableError(f"controller {address}: {'; '.join(failures)}")
 
 
 def _call(
@@ -140,18 +138,18 @@ def _call(
 
 
 def controller_address() -> str | None:
-    """Where the controller is said to be, or None: jobs run without one."""
+    """Return the configured address of the controller; None: jobs run without one."""
     from_environment = os.environ.get(ADDRESS_VARIABLE)
     return from_environment or _configured().get("controller") or None
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Those of `[api] controller`, which separates them by commas."""
+    """Return the addresses in a text that separates them by commas."""
     return tuple(a.strip() for a in text.split(",") if a.strip()) or (text,)
 
 
 def trusted_uids() -> set[int]:
-    """Who may answer for the controller."""
+    """Return the uids whose replies are accepted."""
     uids = {0, os.getuid()}
     with contextlib.suppress(KeyError):  # without the account it can only be root's
         uids.add(pwd.getpwnam(_configured().get("user", "selastic")).pw_uid)
@@ -159,7 +157,7 @@ def trusted_uids() -> set[int]:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[ipv6]:port`.
+    """Return host and port of `host`, `host:port` or `[ipv6]:port`.
 
     Raises:
         ControllerUnreachableError: it is none of them.
@@ -176,11 +174,11 @@ def parse_address(address: str) -> tuple[str, int]:
 def encode(
     content: dict[str, Any], *, purpose: str, nonce: str, limit: int, uid: int | None = None
 ) -> bytes:
-    """A whole frame, ready to send.
+    """Return a whole frame, ready to send.
 
     Raises:
         ChannelError: it would be larger than `limit`.
-        seal.SealError: munge does not work here.
+        munge_auth.SealError: munge does not work here.
     """
     body = json.dumps(content, separators=(",", ":")).encode()
     frame = munge_auth.seal(body, purpose=purpose, nonce=nonce, uid=uid)
@@ -193,7 +191,7 @@ def decode(frame: bytes, *, purpose: str, nonce: str | None = None) -> Message:
     """Open a frame (without its length) and read its JSON.
 
     Raises:
-        seal.SealError: see `munge_auth.unseal`; also when the body is not a JSON object.
+        munge_auth.SealError: see `munge_auth.unseal`; or the body is no JSON object.
     """
     sealed = munge_auth.unseal(frame, purpose=purpose, nonce=nonce)
     try:
@@ -205,15 +203,15 @@ def decode(frame: bytes, *, purpose: str, nonce: str | None = None) -> Message:
     return Message(sealed.uid, sealed.gid, content, sealed.nonce)
 
 
-#: Bytes before a frame that tell its length.
+#: Bytes of the length before a frame.
 HEADER_SIZE = _HEADER.size
 
 
 def frame_size(header: bytes, *, limit: int) -> int:
-    """How many bytes follow this header.
+    """Return the number of bytes that follow this header.
 
     Raises:
-        EOFError: more than `limit`, or the header is cut: the connection is of no use.
+        EOFError: more than `limit`, or an incomplete header: the connection cannot be used.
     """
     if len(header) != HEADER_SIZE:
         raise EOFError("the connection was closed before a message")
@@ -224,7 +222,7 @@ def frame_size(header: bytes, *, limit: int) -> int:
 
 
 def read_frame(receive: Callable[[int], bytes], *, limit: int) -> bytes:
-    """Read one frame with something like `socket.recv`.
+    """Read one frame with a function like `socket.recv`.
 
     Raises:
         EOFError: the connection ends before, or the frame is too large.
@@ -243,7 +241,7 @@ def _exactly(receive: Callable[[int], bytes], size: int) -> bytes:
 
 
 def _receiver(sock: socket.socket, end: float) -> Callable[[int], bytes]:
-    """`sock.recv` under one deadline for all calls together."""
+    """Return `sock.recv` with one deadline for all calls together."""
 
     def receive(size: int) -> bytes:
         left = end - time.monotonic()
@@ -256,7 +254,7 @@ def _receiver(sock: socket.socket, end: float) -> Callable[[int], bytes]:
 
 
 def _configured() -> dict[str, Any]:
-    """The site's `[api]`, leniently: a job must not fail for the controller's configuration."""
+    """Return the site's `[api]`; {} if it cannot be read, as no job may fail because of it."""
     try:
         section = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8")).get("api")
     except (OSError, ValueError):

@@ -1,19 +1,18 @@
-"""Seals by munge: who sent a message, that it is whole, and that it is not an old one.
+"""Seals by munge: the sender of a message, and that it is complete and recent.
 
-A sealed frame is one line, the munge credential, and the body in clear. The
-credential's payload is the message's purpose, its nonce and the body's
-SHA-256, so that
+A sealed frame is one line, the munge credential, and the body in clear. The credential's payload
+is the message's purpose, its nonce and the body's SHA-256, so that
 
 - a body may be larger than munge's limit of 1 MiB,
 - a request cannot be sent back as a reply (the purpose differs),
 - a reply answers exactly one request (it repeats the nonce),
-- a credential is opened once per munged, and only for five minutes.
+- a credential is opened once per munged, within five minutes.
 
-The seal says who wrote; it hides nothing.
+The seal proves the sender; nothing is encrypted.
 
-Exceptions: `SealError`, of it `MungeError` (munged cannot be asked) and
-`UnsealError` (munged or the payload says no). Nothing here takes longer than
-`TIMEOUT_S`; libmunge itself would wait ten seconds for a stopped munged.
+Exceptions: `SealError`, of it `MungeError` (munged cannot be reached) and `UnsealError` (munged or
+the payload refutes the message). Nothing here takes longer than `TIMEOUT_S`; libmunge itself would
+wait ten seconds for a stopped munged.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from slurm_elastic.core.errors import SlurmElasticError
 
 TIMEOUT_S = 4.0
 
-#: Where munged listens; for tests and unusual sites.
+#: Socket of munged; for tests and unusual sites.
 SOCKET_VARIABLE = "SLURM_ELASTIC_MUNGE_SOCKET"
 
 _DEFAULT_SOCKET = "/run/munge/munge.socket.2"
 _FORMAT = "slurm-elastic-1"
 _MAX_CREDENTIAL = 4096
 
-# munge.h: options and the error codes that deserve words of their own
+# munge.h: options and the error codes with messages of our own
 _OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9
 _ERR_SOCKET, _ERR_TIMEOUT = 6, 7
 _ERR_EXPIRED, _ERR_REWOUND, _ERR_REPLAYED, _ERR_UNAUTHORIZED = 15, 16, 17, 18
@@ -54,19 +53,19 @@ T = TypeVar("T")
 
 
 class SealError(SlurmElasticError):
-    """A message cannot be sealed or opened; one clear line."""
+    """A message cannot be sealed or opened; one line."""
 
 
 class MungeError(SealError):
-    """munge cannot be asked."""
+    """munge cannot be reached."""
 
 
 class UnsealError(SealError):
-    """The seal is broken, old, or of another message."""
+    """The seal is invalid, too old, or of another message."""
 
 
 class SealedMessage(NamedTuple):
-    """An opened message: its author, its text, and the nonce that a reply has to repeat."""
+    """An opened message: its sender, its text, and the nonce that a reply has to repeat."""
 
     uid: int
     gid: int
@@ -79,7 +78,7 @@ def seal(body: bytes, *, purpose: str, nonce: str, uid: int | None = None) -> by
 
     Args:
         body: the message.
-        purpose: what it is for, one word.
+        purpose: one word, `request` or `reply`.
         nonce: of the request; one word.
         uid: only this user can open it; None: anyone.
 
@@ -95,7 +94,7 @@ def unseal(frame: bytes, *, purpose: str, nonce: str | None = None) -> SealedMes
 
     Args:
         frame: what `seal` made.
-        purpose: what it must be for.
+        purpose: the expected one.
         nonce: the request that it must answer; None: any.
 
     Raises:
@@ -125,33 +124,33 @@ def _payload(purpose: str, nonce: str, body: bytes) -> bytes:
 
 
 def _bounded(work: Callable[[], T]) -> T:
-    """Do something that may hang in C for up to `TIMEOUT_S`."""
-    box: list[T | SealError] = []
+    """Return the result of a call that may hang in C, within `TIMEOUT_S`."""
+    results: list[T | SealError] = []
 
     def run() -> None:
         try:
-            box.append(work())
+            results.append(work())
         except SealError as error:
-            box.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=run, name="munge", daemon=True)
     thread.start()
     thread.join(TIMEOUT_S)
-    if not box:
-        raise _silent()
-    if isinstance(box[0], SealError):
-        raise box[0]
-    return box[0]
+    if not results:
+        raise _no_answer()
+    if isinstance(results[0], SealError):
+        raise results[0]
+    return results[0]
 
 
-def _silent() -> MungeError:
+def _no_answer() -> MungeError:
     where = os.environ.get(SOCKET_VARIABLE) or _DEFAULT_SOCKET
     return MungeError(f"munge: socket {where} does not answer: is munged running?")
 
 
 @functools.cache
 def _library() -> Any:
-    """The C library with its prototypes, or None."""
+    """Load the C library and its prototypes; None if it is missing."""
     try:
         lib = ctypes.CDLL("libmunge.so.2")
     except OSError:
@@ -216,7 +215,7 @@ def _decode(credential: bytes) -> tuple[int, int, bytes]:
 
 def _error(lib: Any, code: int) -> SealError:
     if code in (_ERR_SOCKET, _ERR_TIMEOUT):
-        return _silent()
+        return _no_answer()
     words = _REFUSALS.get(code) or (lib.munge_strerror(code) or b"").decode("ascii", "replace")
     return UnsealError(f"munge: {words}")
 
@@ -237,19 +236,19 @@ def _command(*words: str, data: bytes) -> bytes:
             f"munge: neither libmunge.so.2 nor the command {words[0]} is installed"
         ) from None
     except subprocess.TimeoutExpired:
-        raise _silent() from None
-    said = done.stderr.decode("ascii", "replace").strip()
-    if "munged" in said or "socket" in said.lower():
-        raise _silent()
+        raise _no_answer() from None
+    stderr = done.stderr.decode("ascii", "replace").strip()
+    if "munged" in stderr or "socket" in stderr.lower():
+        raise _no_answer()
     if done.returncode:
         code = done.returncode
-        raise UnsealError(f"munge: {_REFUSALS.get(code) or said or f'exit code {code}'}")
+        raise UnsealError(f"munge: {_REFUSALS.get(code) or stderr or f'exit code {code}'}")
     return done.stdout
 
 
 def _decode_by_command(credential: bytes) -> tuple[int, int, bytes]:
-    """`unmunge` prints what it knows in the order of its keys, a blank line, and the payload."""
+    """Parse the output of `unmunge`: fields in the order of `--keys`, a blank line, the payload."""
     text = _command("unmunge", "--keys=UID,GID", "--numeric", data=credential)
     head, _, payload = text.partition(b"\n\n")
-    found = dict(line.split(b":", 1) for line in head.splitlines() if b":" in line)
-    return int(found[b"UID"]), int(found[b"GID"]), payload
+    fields = dict(line.split(b":", 1) for line in head.splitlines() if b":" in line)
+    return int(fields[b"UID"]), int(fields[b"GID"]), payload

@@ -15,13 +15,12 @@ understood. Standard library only: imported inside jobs.
 from __future__ import annotations
 
 import enum
+import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_elastic.core.report import Report, ReportError
-from slurm_elastic.rpc import answers
 from slurm_elastic.rpc.protocol import VERSION, RequestError
 
 #: Most jobs named in one request, and characters of a text.
@@ -55,8 +54,7 @@ class Kind(enum.Enum):
     COPY = "copy of the ledger"
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """One argument of an operation.
 
     Attributes:
@@ -74,19 +72,24 @@ class Argument:
     default: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """One operation of the socket.
 
     Attributes:
-        answer: TypedDict of the answer in `rpc.answers`.
+        answer: name of the answer's TypedDict in `rpc.answers`.
     """
 
     name: str
     kind: Kind
     audience: Audience
-    answer: type
+    answer: str
     arguments: tuple[Argument, ...] = ()
+
+    def answer_type(self) -> type:
+        """Return the TypedDict of the answer; jobs never import these."""
+        answers = importlib.import_module("slurm_elastic.rpc.answers")
+        answer_type: type = getattr(answers, self.answer)
+        return answer_type
 
 
 def build(op: str, **arguments: Any) -> dict[str, Any]:
@@ -198,34 +201,34 @@ _JOBS = Argument("jobs", _jobs, 'ids as people type them: `["4711", "4712_3"]`')
 _DRY_RUN = Argument("dry_run", _flag, "say what would be done, and do nothing", default=False)
 
 
-def _question(name: str, answer: type, *arguments: Argument) -> Operation:
+def _question(name: str, answer: str, *arguments: Argument) -> Operation:
     return Operation(name, Kind.QUESTION, Audience.ANYONE, answer, arguments)
 
 
 def _job_command(name: str, *arguments: Argument) -> Operation:
     audience = Audience.OWNER_OR_OPERATOR
     arguments = (_JOBS, *arguments, _DRY_RUN)
-    return Operation(name, Kind.COMMAND, audience, answers.CommandAnswer, arguments)
+    return Operation(name, Kind.COMMAND, audience, "CommandAnswer", arguments)
 
 
 def _site_command(name: str) -> Operation:
-    return Operation(name, Kind.COMMAND, Audience.OPERATOR, answers.TextAnswer, (_DRY_RUN,))
+    return Operation(name, Kind.COMMAND, Audience.OPERATOR, "TextAnswer", (_DRY_RUN,))
 
 
 _ALL = (
-    Operation("ping", Kind.PING, Audience.ANYONE, answers.PingAnswer),
+    Operation("ping", Kind.PING, Audience.ANYONE, "PingAnswer"),
     Operation(
         "report",
         Kind.DIALOGUE,
         Audience.JOB_OWNER,
-        answers.OrdersAnswer,
+        "OrdersAnswer",
         (Argument("report", _report, "fields of `core/report.py`, `Report`", required=True),),
     ),
     Operation(
         LONG_POLL,
         Kind.DIALOGUE,
         Audience.JOB_OWNER,
-        answers.OrdersAnswer,
+        "OrdersAnswer",
         (
             Argument("job_id", _whole, "raw id of the job", required=True),
             Argument("run", _whole, "restart count of the attempt", required=True),
@@ -233,26 +236,26 @@ _ALL = (
             Argument("wait_s", _seconds, "longest wait for newer orders, at most 30 s", default=0),
         ),
     ),
-    _question("status", answers.StatusAnswer, Argument("all", _flag, "rigid jobs, too")),
+    _question("status", "StatusAnswer", Argument("all", _flag, "rigid jobs, too")),
     _question(
         "show",
-        answers.ShowAnswer,
+        "ShowAnswer",
         _JOBS,
         Argument("profile", _flag, "the layer profile, too"),
     ),
-    _question("explain", answers.ExplainAnswer, _JOBS),
-    _question("history", answers.HistoryAnswer, _JOBS),
-    _question("plan", answers.PlanAnswer),
+    _question("explain", "ExplainAnswer", _JOBS),
+    _question("history", "HistoryAnswer", _JOBS),
+    _question("plan", "PlanAnswer"),
     _question(
         "usage",
-        answers.UsageAnswer,
+        "UsageAnswer",
         Argument("user", _user, "of this user only"),
         Argument("start", _time, "allocations that end later (epoch s)"),
         Argument("end", _time, "allocations that start earlier (epoch s)"),
         Argument("runs", _flag, "each allocation, too"),
     ),
-    _question("topology", answers.TopologyAnswer),
-    _question("check", answers.CheckAnswer),
+    _question("topology", "TopologyAnswer"),
+    _question("check", "CheckAnswer"),
     _job_command("hold"),
     _job_command("release"),
     _job_command(
@@ -267,7 +270,7 @@ _ALL = (
         "copy",
         Kind.COPY,
         Audience.CONTROLLER,
-        answers.CopyAnswer,
+        "CopyAnswer",
         (Argument("since", _object, "`since` of the answer before, `{}` for all", required=True),),
     ),
 )

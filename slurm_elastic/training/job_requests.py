@@ -147,7 +147,7 @@ class JobRequests:
     def _restart(self, cursor: Cursor) -> None:
         """Save, and exit on all ranks with the code that makes esrun start the step again."""
         self._pauses += 1
-        key = f"again/{self._pauses}"
+        key = f"restart/{self._pauses}"
         with self._signals.tolerate_ending_peers():
             saved = self._checkpoint_manager.save(cursor)
             if self._rank_group.rank == 0:

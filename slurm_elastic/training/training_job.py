@@ -77,11 +77,8 @@ class TrainingJob:
         profiled: ProfilingRun | None = None,
     ) -> None:
         self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
-        self.rank, self.world_size, self.device = (
-            rank_group.rank,
-            rank_group.size,
-            rank_group.device,
-        )
+        self.rank, self.world_size = rank_group.rank, rank_group.size
+        self.device = rank_group.device
         self.layout = strategy.layout
         self._strategy = strategy
         self._layout_agreement = layout_agreement
@@ -257,11 +254,8 @@ class TrainingJob:
 
     def _restore_manifest_values(self) -> None:
         """Restore what goes into the manifest, and register it for the next ones."""
-        noise, restored, kept = (
-            self._reporter.noise,
-            self._checkpoint_manager.restored,
-            self._checkpoint_manager.kept,
-        )
+        noise = self._reporter.noise
+        restored, kept = self._checkpoint_manager.restored, self._checkpoint_manager.kept
         noise.restore(restored.get("noise"))
         kept["noise"] = noise.state
         self._batch_size.load_state_dict(restored.get("batch"))

@@ -1,4 +1,4 @@
-"""The fault campaign: random faults at random moments on the container cluster.
+"""Fault campaigns: random faults at random times on the container cluster.
 
     python -m tests.chaos --minutes 5 --seed 1
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`, better known as `make chaos`."""
+"""Command line of the fault campaign: `python -m tests.chaos`, as `make chaos` calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UP = ("up", "--small-disk", "32", "--conf", "RequeueExit=137")
 
 
 def main() -> int:
-    """0: nothing was broken; 1: something was; 2: wrong usage or the campaign's own trouble."""
+    """Return 0: no rule was broken; 1: at least one; 2: wrong usage or an error of the campaign."""
     args = _arguments()
     try:
         plan = schedule(args.seed, args.minutes, only=args.only)
@@ -56,7 +56,7 @@ def _interrupt() -> None:
 
 
 def _cluster(name: str, *words: str) -> int:
-    """`contrib/cluster/cluster`, in a session of its own: Ctrl-C is for the campaign alone."""
+    """Run `contrib/cluster/cluster` in a new session: Ctrl-C is for the campaign only."""
     command = [str(CLUSTER_DIR / "cluster"), "--name", name, *words]
     return subprocess.run(command, check=False, start_new_session=True).returncode
 
@@ -88,7 +88,7 @@ def _campaign(args: argparse.Namespace, plan: Schedule) -> int:
 
 
 def _keep(campaign: Campaign, folder: Path) -> None:
-    """What one needs to find out how an invariant was broken."""
+    """Save the logs that show how a rule was broken."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "selasticd.log").write_text(campaign.log)
     for name, (node, command) in EVIDENCE.items():
@@ -97,7 +97,7 @@ def _keep(campaign: Campaign, folder: Path) -> None:
 
 
 def _commit() -> str:
-    """Of the tree under test; with a `+` when it has changes of its own."""
+    """Return the commit of the tree under test, with a `+` if it has changes."""
     words = ["git", "-C", str(CLUSTER_DIR), "describe", "--always", "--dirty=+", "--abbrev=7"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -105,7 +105,7 @@ def _commit() -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make chaos ARGS=…",
-        description="Random faults at random moments, and invariants that nobody may break.",
+        description="Random faults at random times, and rules that must hold throughout.",
         epilog=f"Kinds of fault: {', '.join(KINDS)}.",
     )
     parser.add_argument("--minutes", type=float, default=5.0, help="of faults (%(default)g)")

@@ -1,4 +1,4 @@
-"""One campaign: load, faults and the eye on them, then the verdict."""
+"""One campaign: jobs, faults and observation, then the final checks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.chaos import verdict
+from tests.chaos import final_checks
+from tests.chaos.chaos_site import ChaosSite
 from tests.chaos.faults import Faults
 from tests.chaos.invariants import GUARDED, HELD, LAUNCH_FAILED, Rules
 from tests.chaos.load import TRAININGS, Load
 from tests.chaos.schedule import Event, Schedule, Submission
-from tests.chaos.surroundings import Site
 from tests.support.slurm_cluster import SlurmCluster
 
-#: After the last fault: Slurm's own wait for a requeued job is two minutes, a job a minute long.
+#: After the last fault: Slurm delays a requeued job for two minutes, a job takes a minute.
 SETTLE_S = 420.0
-#: selasticd was started and is not there.
+#: Seconds without a process until selasticd counts as dead.
 _GONE_S = 3.0
 
 
 @dataclass
-class Hit:
-    """A fault that has happened. Times are epoch seconds."""
+class FaultRecord:
+    """A fault that was carried out. Times are epoch seconds."""
 
     kind: str
     begun: float
@@ -37,26 +37,26 @@ class Hit:
 
 @dataclass
 class Campaign:
-    """Runs a schedule on a cluster.
+    """Execution of a schedule on a cluster.
 
     Args:
-        cluster: its own; nothing else may run there.
-        plan: what to do.
-        say: told a line at a time.
+        cluster: cluster on which nothing else runs.
+        plan: schedule.
+        say: prints a line.
     """
 
     cluster: SlurmCluster
     plan: Schedule
     say: Callable[[str], None]
-    hits: list[Hit] = field(default_factory=list)
+    hits: list[FaultRecord] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
     guarded: set[str] = field(default_factory=set)
     _stop: bool = False
 
     def run(self) -> dict[str, Any]:
-        """Everything; returns the record for the results file."""
-        self.site = Site(self.cluster, self.plan.queue)
+        """Run the whole campaign and return its record for the results file."""
+        self.site = ChaosSite(self.cluster, self.plan.queue)
         self.load = Load(self.cluster)
         gpus = {f"g{n:02d}": 4 for n in range(1, 7)}
         self.rules = Rules(self.load.jobs, gpus, self.site.excused)
@@ -67,10 +67,10 @@ class Campaign:
         try:
             self.site.start_daemon()
             watcher.start()
-            self._play()
+            self._carry_out()
             self._settle()
-            self.say("looking at what the jobs have left behind")
-            found = verdict.final(self.site, self.load, self.rules, self.plan.abandoned)
+            self.say("checking the logs of the jobs")
+            figures = final_checks.final(self.site, self.load, self.rules, self.plan.abandoned)
         finally:
             self._stop = True
             self.cluster.cancel()
@@ -86,20 +86,22 @@ class Campaign:
             "seconds": round(time.time() - begun),
             "jobs": len(self.load.accepted),
             "samples": len(self.site.samples),
-            "faults": [asdict(h) | verdict.aftermath(h, log, self.site.samples) for h in self.hits],
+            "faults": [
+                asdict(h) | final_checks.aftermath(h, log, self.site.samples) for h in self.hits
+            ],
             "breaches": [asdict(b) for b in self.rules.breaches],
             "troubles": self.troubles,
             "launch_failed": sorted(self.released),
             "guarded": sorted(self.guarded),
-            **found,
+            **figures,
         }
         self.log = log
         return record
 
     # --- load and faults ---
 
-    def _play(self) -> None:
-        """Submissions and faults at their times, each in a thread of its own."""
+    def _carry_out(self) -> None:
+        """Start submissions and faults at their times, each in a thread."""
         faults = Faults(self.site, self.load)
         coming: list[Event | Submission] = [*self.plan.submissions, *self.plan.events]
         coming.sort(key=lambda c: c.at)
@@ -111,7 +113,7 @@ class Campaign:
             thread.start()
             threads.append(thread)
         time.sleep(max(0.0, begun + self.plan.minutes * 60 - time.monotonic()))
-        self.say("no more faults; everybody may come to an end")
+        self.say("no more faults; waiting for the jobs to end")
         for thread in threads:
             thread.join(timeout=180)
 
@@ -138,7 +140,7 @@ class Campaign:
 
     def _hit(self, event: Event, faults: Faults) -> None:
         log = max((s["log"] for s in self.site.samples), default=0)  # 0 while it is dead
-        hit = Hit(event.kind, time.time(), log)
+        hit = FaultRecord(event.kind, time.time(), log)
         self.hits.append(hit)
         with self.site.fault(event.kind):
             try:
@@ -148,10 +150,10 @@ class Campaign:
                 raise
             finally:
                 hit.healed = time.time()
-        self.say(f"{event.kind} {hit.whom or '(nobody there)'} {hit.healed - hit.begun:.1f} s")
+        self.say(f"{event.kind} {hit.whom or '(no target)'} {hit.healed - hit.begun:.1f} s")
         faults.afterwards(event)
 
-    # --- the eye ---
+    # --- observation ---
 
     def _watch(self) -> None:
         gone = 0.0
@@ -161,15 +163,15 @@ class Campaign:
             before = len(self.rules.breaches)
             self.rules.judge(sample, healthy=self.site.healthy() and sample["alive"])
             gone = gone or sample["at"] if self.site.wanted and not sample["alive"] else 0.0
-            if gone and sample["at"] - gone > _GONE_S and not self._mending():
+            if gone and sample["at"] - gone > _GONE_S and not self._fault_in_progress():
                 self.rules.add(sample["at"], "died", f"pid {self.site.pid}", "selasticd is gone")
                 self.site.start_daemon()
                 gone = 0.0
             for breach in self.rules.breaches[before:]:
                 self.say(f"BROKEN {breach.rule}: {breach.who}: {breach.text}")
 
-    def _hurry(self) -> None:
-        """What is left to people: rigid jobs wait two minutes, some are held for a reason."""
+    def _help_jobs_on(self) -> None:
+        """Do what is left to users: start rigid jobs that wait, release jobs held for a reason."""
 
         def held(job: dict[str, Any]) -> bool:
             return job["reason"] in HELD and job["comment"].startswith(GUARDED)
@@ -182,21 +184,21 @@ class Campaign:
                 (self.guarded if held(job) else self.released).add(job["name"])
                 self.cluster.exec(["scontrol", "release", str(job["id"])], check=False)
 
-    def _mending(self) -> bool:
-        """Whether a fault has selasticd in its hands."""
+    def _fault_in_progress(self) -> bool:
+        """Return whether a fault is stopping or starting selasticd now."""
         return self.site.lock("selasticd").locked()
 
     def _settle(self) -> None:
-        """Wait until all jobs are through; maybe without a controller."""
+        """Wait until all jobs have ended; in abandoned campaigns without a controller."""
         if self.plan.abandoned:
-            self.say("selasticd is killed and will not come back")
+            self.say("selasticd is killed and not started again")
             self.site.kill_daemon()
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             last = self.site.samples[-1] if self.site.samples else {"jobs": None}
             if last["jobs"] is not None and not self.site.jobs():
                 return
-            self._hurry()
+            self._help_jobs_on()
             time.sleep(1)
         left = ", ".join(f"{j['name']} {j['state']} {j['reason']}" for j in self.site.jobs())
         self.say(f"still there: {left}")

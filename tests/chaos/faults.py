@@ -1,4 +1,4 @@
-"""Each kind of fault: what is done, and how it is undone. Runs in threads of the campaign."""
+"""Kinds of fault: each is carried out, and undone. Runs in threads of the campaign."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.chaos.chaos_site import UNSAVED_S, ChaosSite
 from tests.chaos.load import Load
 from tests.chaos.schedule import Event, Submission
-from tests.chaos.surroundings import UNSAVED_S, Site
 
 _UPDATES = ("StartTime=now", "Nice=50", "TimeLimit=15", "ExcNodeList=g03", "Comment=mine",
             "ReservationName=", "ReqNodeList=")  # fmt: skip
 
 
 class Faults:
-    """All kinds, by name; `run` does one of them and undoes it.
+    """Faults by kind; `run` carries one out and undoes it.
 
     Args:
         site: the cluster.
         load: where jobs are submitted.
     """
 
-    def __init__(self, site: Site, load: Load) -> None:
+    def __init__(self, site: ChaosSite, load: Load) -> None:
         self.site, self.load = site, load
         self._exec = site.cluster.exec
         self._extra = 0
@@ -63,19 +63,19 @@ class Faults:
         }
 
     def run(self, event: Event) -> str:
-        """Do it, undo it; says to whom. "" when there was nobody."""
+        """Carry out a fault and undo it; return its target, "" if there was none."""
         return self._kinds[event.kind](event)
 
     # --- choosing ---
 
     def _node(self, event: Event) -> str:
-        """A node, most often one on which somebody runs."""
+        """Return a node, mostly one on which jobs run."""
         busy = sorted({n for j in self.site.jobs() for n in j["held"]})
         nodes = busy if busy and event.size < 0.8 else [f"g{n:02d}" for n in range(1, 7)]
         return nodes[int(event.pick * len(nodes))]
 
     def _job(self, event: Event, *, rigid: bool = False) -> dict[str, Any] | None:
-        """An elastic job, if possible one on its way."""
+        """Return an elastic job, preferably one in transition."""
         jobs = [j for j in self.site.jobs() if rigid or not j["name"].startswith("rigid")]
         if event.size < 0.7:
             moving = self.site.moving()
@@ -87,7 +87,7 @@ class Faults:
         return self.load.jobs[job["name"]].user
 
     def _on(self, node: str) -> None:
-        """Whoever runs there, or was just started there, may be started again."""
+        """Note that jobs on this node, or just started there, may be restarted."""
         self.site.hit[node] = time.time()
         here = [j["name"] for j in self.site.jobs() if node in j["held"] or not j["held"]]
         self.site.disturb(here)
@@ -111,7 +111,7 @@ class Faults:
         return "slurmctld"
 
     def _forget(self) -> None:
-        """slurmctld is about to forget its last seconds."""
+        """Note that slurmctld is about to lose the changes of its last seconds."""
         now = time.time()
         since = (self._stopped if self._woken > now - UNSAVED_S else now) - UNSAVED_S
         young = [n for n, (_, at) in self.load.accepted.items() if at > since]
@@ -121,7 +121,7 @@ class Faults:
         self.site.disturb([j["name"] for j in self.site.jobs()] + young)
 
     def _release_again(self) -> None:
-        """A slurmctld that forgets its last seconds holds again whom people had just released."""
+        """Repeat releases that a killed slurmctld has lost."""
         since = time.time() - 60
         for number, (at, user) in list(self._released.items()):
             if at > since:
@@ -152,7 +152,7 @@ class Faults:
         return f"{what} on {node}"
 
     def _start(self, what: str, node: str) -> None:
-        """As systemd would; tried again while something else of it is dead."""
+        """Start a daemon as systemd would; repeat while another part of it is dead."""
         for _ in range(5):
             if self._exec(f"cluster-start {what}", node=node, check=False).returncode == 0:
                 return
@@ -162,7 +162,7 @@ class Faults:
         return [j for j in self.site.jobs() if j["name"].startswith("real") and j["held"]]
 
     def _process(self, event: Event, pattern: str) -> str:
-        """One process of a training."""
+        """Kill one process of a training."""
         jobs = self._trainings()
         if not jobs:
             return ""
@@ -177,13 +177,13 @@ class Faults:
         return f"{job['name']} on {node}"
 
     def _esrun(self, event: Event) -> str:
-        """The batch process itself: Slurm calls the job failed."""
+        """Kill the batch process itself: Slurm then calls the job failed."""
         whom = self._process(event, "bin/esrun")
         self._failed[event] = [whom.split(" ")[0]] if whom else []
         return whom
 
     def afterwards(self, event: Event) -> None:
-        """Owners requeue trainings that failed by this fault, as Slurm calls it."""
+        """Requeue, as their owners, trainings that Slurm calls failed because of this fault."""
         for name in self._failed.pop(event, ()):
             number, user = self.load.accepted[name][0], self.load.jobs[name].user
             failed = f"squeue -h -t all -j {number} -o %T | grep -q FAILED"
@@ -227,7 +227,7 @@ class Faults:
         return host
 
     def _orphan(self, event: Event) -> str:
-        """A node is lost while nobody looks."""
+        """Lose a node while selasticd does not run."""
         with self.site.lock("selasticd"):
             self.site.kill_daemon()
             node = self._node_kill(event)
@@ -252,7 +252,7 @@ class Faults:
         return path
 
     def _truncated(self, event: Event) -> str:
-        """An administrator reads the one line, moves the file away, and starts it again."""
+        """Truncate the ledger; if selasticd refuses it, move it away and start again."""
         with self.site.lock("selasticd"):
             self.site.kill_daemon()
             ledger = f"{self.site.state}/ledger.sqlite"

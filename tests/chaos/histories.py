@@ -1,4 +1,4 @@
-"""Whether a training that was interrupted did what an undisturbed one did. Pure.
+"""Comparison of an interrupted training with an undisturbed one. Pure.
 
 docs/examples/train_library.py writes, per step and rank, the samples it has trained on, and per
 step the loss. Which samples a step takes does not depend on the number of ranks; so every step of
@@ -23,7 +23,7 @@ Attempt = tuple[int, int]
 
 @dataclass
 class History:
-    """What one training has left behind.
+    """Logs of one training.
 
     Attributes:
         samples: (step, attempt) → samples, as often as they were trained on.
@@ -40,7 +40,7 @@ class History:
 
     @classmethod
     def read(cls, samples: Iterable[Iterable[str]], losses: Iterable[str]) -> History:
-        """From the lines of each of samples-rank*.jsonl, and of losses.jsonl."""
+        """Read the lines of each of samples-rank*.jsonl, and of losses.jsonl."""
         history = cls()
         for rank in samples:
             for attempt, row in _numbered(rank):
@@ -51,16 +51,16 @@ class History:
 
     @property
     def steps(self) -> set[int]:
-        """Those that some attempt has computed on all ranks, as far as can be told."""
+        """Steps that an attempt has computed on all ranks, as far as the logs show."""
         return {step for step, _ in self.losses}
 
     def lost_steps(self) -> int:
-        """Steps that were computed more than once."""
+        """Return the number of repeated computations of steps."""
         return len(self.losses) - len(self.steps)
 
 
 def _rows(lines: Iterable[str]) -> Iterable[Mapping[str, Any]]:
-    """A kill may have torn a line; its step was then not finished either."""
+    """Yield parsed lines; a kill may have cut a line, whose step was then not finished."""
     for line in lines:
         try:
             yield json.loads(line)
@@ -69,7 +69,7 @@ def _rows(lines: Iterable[str]) -> Iterable[Mapping[str, Any]]:
 
 
 def _numbered(lines: Iterable[str]) -> Iterable[tuple[Attempt, Mapping[str, Any]]]:
-    """Each row of one file, with its attempt: a step that comes again is another attempt's."""
+    """Yield each row of one file with its attempt: a repeated step belongs to another attempt."""
     seen: Counter[tuple[int, int]] = Counter()
     for row in _rows(lines):
         key = row["step"], row["run"]
@@ -78,7 +78,7 @@ def _numbered(lines: Iterable[str]) -> Iterable[tuple[Attempt, Mapping[str, Any]
 
 
 def faults(mine: History, reference: History, *, ended: bool) -> list[str]:
-    """What differs from the undisturbed run.
+    """Return the differences from the undisturbed run.
 
     A rank writes its samples when the step is done: one that is killed in that moment leaves an
     attempt whose last step has a loss, and not all samples.

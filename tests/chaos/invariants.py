@@ -1,17 +1,17 @@
-"""What must never be seen from outside, whatever has been killed. Pure: fed with samples.
+"""Rules that must hold at all times, whatever has been killed. Pure: works on samples.
 
-A rule that mending takes time for has a grace, counted only while selasticd and slurmctld are
-both there and answer:
+Rules whose repair takes time have a grace period, counted only while selasticd and slurmctld both
+run and answer:
 
 | rule | broken when |
 |---|---|
-| range | an elastic job runs outside its MIN-MAX, or a rigid one not as it asked |
+| range | an elastic job runs outside its MIN-MAX, or a rigid one in another size than requested |
 | twice | two running jobs hold one GPU, or GPUs that run plus those promised exceed a node |
-| held | a job is held and nobody of the campaign has held it |
+| held | a job is held, and not by the campaign |
 | pinned | a pending job stays bound to nodes, or any job to a reservation or a priority of ours |
-| reservation | one of ours is named by nobody for long, or does not end by itself |
-| rigid | a job without the directive bears our mark |
-| restarted | one was started again, and no fault has hit it |
+| reservation | no job names one of ours for long, or it does not end by itself |
+| rigid | a job without the directive has marks of selasticd |
+| restarted | such a job was restarted without a fault |
 | vanished | a job that had not ended is not known any more |
 """
 
@@ -28,27 +28,27 @@ from tests.chaos.schedule import Submission
 #: The priority of a job that selasticd is starting.
 FIRST = 4_000_000_000
 OURS = "selastic_"
-#: By which several controllers agree who is active; keeps nothing from anybody.
+#: Reservation that marks the active controller; it blocks no job.
 LEASE = "selastic_active_"
-#: Seconds in which selasticd has to have cleared its marks: it gives a start up after 25 s, the
-#: way back takes as long, 15 s is its longest silence after slurmctld did not answer; and slack.
+#: Seconds within which selasticd must clear its marks: it gives up a start after 25 s, the way back
+#: takes as long, and it pauses up to 15 s after slurmctld did not answer.
 GRACE_S = 90.0
-#: A hold is none of ours at any time: only a sample that is torn between two states is forgiven.
+#: selasticd never holds a job: this allows only for a sample taken between two states.
 HOLD_GRACE_S = 3.0
 #: A crash of slurmctld gives GPUs back to a job that had left them: it takes 6 s to be sure.
 PROMISE_GRACE_S = 12.0
 #: Longest that a reservation may reach ahead: lease_s = 60 in the campaign, rounded by Slurm.
 AHEAD_S = 135.0
 HELD = ("JobHeldUser", "JobHeldAdmin")
-#: The progress guard holds a job that got nowhere twice, and says so; a person releases it.
+#: Comment of a job that the crash-loop guard holds; a user releases it.
 GUARDED = "selastic: held, "
-#: Slurm itself holds a job whose launch failed, as it would have without us.
+#: Description of a job that Slurm itself holds because its launch failed.
 LAUNCH_FAILED = "launch failed requeued held"
 
 
 @dataclass(frozen=True)
 class Breach:
-    """A rule that was broken: when (epoch), which, by whom, how."""
+    """A broken rule: when (epoch s), which, on what, and how."""
 
     at: float
     rule: str
@@ -58,12 +58,12 @@ class Breach:
 
 @dataclass
 class Rules:
-    """Judges one sample after the other.
+    """Check of one sample after the other.
 
     Args:
         jobs: submissions by name.
-        gpus: of each node.
-        excused: (rule, job name) → whether the campaign itself has done this.
+        gpus: GPUs of each node.
+        excused: (rule, job name) → whether the campaign itself caused this.
     """
 
     jobs: Mapping[str, Submission]
@@ -102,7 +102,7 @@ class Rules:
                 self._break(at, rule, who, text)
 
     def add(self, at: float, rule: str, who: str, text: str) -> None:
-        """Something that was found out in another way."""
+        """Add a breach that was found in another way."""
         self._break(at, rule, who, text)
 
     def _break(self, at: float, rule: str, who: str, text: str) -> None:
@@ -128,7 +128,7 @@ class Rules:
             f"reservation {job['reservation']}" if job["reservation"].startswith(OURS) else "",
             f"priority {job['priority']}" if job["priority"] >= FIRST else "",
         ]
-        # one that a lost node has not let go of yet is pending already, and nobody can change it
+        # A job that a lost node still holds is pending already, and cannot be changed.
         pending = job["state"] == "PENDING" and "COMPLETING" not in job["flags"]
         pinned = pending and job["required"]
         marks += [f"nodes {','.join(job['required'])}"] if pinned else []
@@ -189,7 +189,7 @@ class Rules:
 
 
 def overlaps(beats: Mapping[int, list[tuple[float, str]]]) -> list[tuple[int, int, str, float]]:
-    """Attempts of one job that ran at the same time.
+    """Return attempts of one job that ran at the same time.
 
     Args:
         beats: attempt → (epoch, host) that it wrote about every second.

@@ -1,4 +1,4 @@
-"""The jobs of a campaign: submitted as people do it, and what their own logs say at the end."""
+"""Jobs of a campaign: their submission by users, and their own logs at the end."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ HOME = "/shared/scratch/chaos"
 SMALL = f"{HOME}/small"
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 DRIVER = f"{HOME}/train.py"
-#: Jobs speak to selasticd through drivers/proxy.py.
+#: Jobs reach selasticd through drivers/proxy.py.
 PROXY = "ctld:7331"
 #: 128 steps; about 100 s on one emulated v100.
 STEPS = 128
 TRAINING = "--samples 1024 --epochs 4 --global-batch 32"
 RATE = 40
-#: As many trainings at once as two cores can bear.
+#: Trainings at once that two cores can run.
 TRAININGS = 2
 
-#: Says every second that it is there; one whose batch script is gone says nothing more.
+#: Logs a beat every second while the batch script runs.
 _BEATS = """\
 beat() { echo "$(date +%s.%N) ${SLURM_RESTART_COUNT:-0} ${SLURMD_NODENAME:-$(hostname)}"; }
 ( while kill -0 $$ 2>/dev/null; do beat; sleep 1; done ) >>@/beats 2>/dev/null &
 """
-#: What was slept counts over all attempts: the sum of its own beats.
+#: Sleep counts over all attempts: the number of beats.
 _SLEEP = """\
 while [ $(wc -l <@/beats) -lt WORK ]; do sleep 1; done
 echo done >@/done
@@ -43,7 +43,7 @@ exec esrun python3 DRIVER --out @ TRAINING --rate RATE --checkpoint-every 5
 
 
 def script(job: Submission) -> str:
-    """Its batch script, without the #! line."""
+    """Return the batch script of a job, without the #! line."""
     body = _TRAIN if job.kind == "train" else _SLEEP
     words = {
         "WORK": str(job.work),
@@ -61,7 +61,7 @@ def script(job: Submission) -> str:
 
 
 def options(job: Submission) -> list[str]:
-    """What sbatch is given."""
+    """Return the options of sbatch for a job."""
     shape = ["--nodes=1", f"--gres=gpu:{job.least}", "--time=20", "--requeue"]
     if job.kind == "train":
         shape.append(f"--ntasks-per-node={job.least}")
@@ -76,7 +76,7 @@ def options(job: Submission) -> list[str]:
 
 
 class Load:
-    """Jobs that were submitted, by name.
+    """Submitted jobs, by name.
 
     Attributes:
         jobs: name → what was asked for.
@@ -94,7 +94,7 @@ class Load:
         self._lock = threading.Lock()
 
     def submit(self, job: Submission) -> bool:
-        """As a person would: tried again for a while when slurmctld does not answer."""
+        """Submit a job as a user would, again for a while when slurmctld does not answer."""
         self.asking.add(job.name)
         try:
             return self._submit(job)
@@ -127,18 +127,18 @@ class Load:
         return False
 
     def _there(self, job: Submission) -> str:
-        """Its id, if it was accepted although sbatch has not heard so; waits for an answer."""
+        """Return a job's id if it was accepted although sbatch got no answer."""
         look = f"squeue -h -t all -n {job.name} -o %i"
         script = f"for _ in $(seq 20); do {look} && break; sleep 1; done"
         return self.cluster.exec(script, check=False, timeout=600).stdout.strip()
 
     def done(self) -> set[str]:
-        """Jobs that say themselves that they have reached their end."""
+        """Return the jobs that have logged their completion."""
         found = self.cluster.exec(f"cd {HOME} && ls -d */done 2>/dev/null || true").stdout
         return {line.partition("/")[0] for line in found.split()}
 
     def beats(self) -> dict[str, dict[int, list[tuple[float, str]]]]:
-        """Name → attempt → (epoch, host)."""
+        """Return name → attempt → (epoch, host)."""
         text = self.cluster.exec(f"cd {HOME} && grep -H . */beats 2>/dev/null || true").stdout
         found: dict[str, dict[int, list[tuple[float, str]]]] = {}
         for line in text.splitlines():
@@ -150,7 +150,7 @@ class Load:
         return found
 
     def history(self, name: str) -> History:
-        """What a training has left."""
+        """Return the logs of a training."""
         home = f"{HOME}/{name}"
         named = f"cd {home} && grep -H . samples-rank*.jsonl 2>/dev/null || true"
         ranks: dict[str, list[str]] = defaultdict(list)
@@ -161,11 +161,11 @@ class Load:
         return History.read(ranks.values(), losses.splitlines())
 
     def log(self, name: str) -> str:
-        """The end of a job's own log."""
+        """Return the end of a job's log."""
         return self.cluster.exec(f"tail -n 15 {HOME}/{name}/log 2>/dev/null || true").stdout
 
     def reference(self) -> str:
-        """The name under which an undisturbed run of the training lies."""
+        """Return the name of an undisturbed run of the training."""
         name = f"reference-{STEPS}"
         out = f"{HOME}/{name}"
         self.cluster.exec(
@@ -178,7 +178,7 @@ class Load:
         return name
 
     def accounted(self) -> dict[str, list[tuple[str, float, float]]]:
-        """Name → (state, start, end) of each attempt, from sacct; only those with an end."""
+        """Return name → (state, start, end) of each attempt that has ended, from sacct."""
         ids = ",".join(str(number) for number, _ in self.accepted.values())
         if not ids:
             return {}

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def lines(records: Sequence[Record]) -> list[str]:
-    """Markdown."""
+    """Return the table as Markdown."""
     faults = [f for r in records for f in r["faults"] if f["whom"] and not f["trouble"]]
     sums = {k: sum(r["transitions"][k] for r in records) for k in ("DONE", "UNDONE", "ENDED")}
     head = [

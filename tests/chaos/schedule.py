@@ -1,4 +1,4 @@
-"""What happens in a campaign and when, all of it drawn from one seed before it begins.
+"""Schedule of a campaign, drawn from one seed before it begins.
 
 The same seed, minutes and `only` give the same schedule. Whom a fault hits depends on what runs
 at that moment: `pick` chooses among those.
@@ -68,7 +68,7 @@ _WARM_UP_S = 15.0
 
 @dataclass(frozen=True)
 class Event:
-    """A fault that is to come. `at`: seconds from the beginning; `pick`, `size`: in [0, 1)."""
+    """A scheduled fault. `at`: seconds from the start; `pick`, `size`: in [0, 1)."""
 
     at: float
     kind: str
@@ -79,11 +79,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that is to come.
+    """A scheduled job.
 
     Attributes:
-        kind: "train" (the library), "sleep" (reported by tests/cluster/drivers/crew.py), "rigid".
-        name: unique in its campaign; crew.py reads it.
+        kind: "train" (the library), "sleep" (reported by drivers/reporter.py), "rigid".
+        name: unique in its campaign; reporter.py reads it.
         work: seconds of sleep; trainings are all of one length.
     """
 
@@ -98,21 +98,21 @@ class Submission:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A whole campaign."""
+    """Schedule of a whole campaign."""
 
     seed: int
     minutes: float
     queue: str
-    abandoned: bool  # the controller is killed at the end and never comes back
+    abandoned: bool  # the controller is killed at the end for good
     submissions: tuple[Submission, ...]
     events: tuple[Event, ...]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the schedule as text."""
         head = (
             f"seed {self.seed}, {self.minutes:g} min, queue = {self.queue!r}, "
             f"{len(self.submissions)} jobs, {len(self.events)} faults"
-            + (", the controller never comes back at the end" if self.abandoned else "")
+            + (", the controller is killed at the end for good" if self.abandoned else "")
         )
         return [head, *(f"{e.at:7.1f} s  {e.kind:18} {e.outage_s:5.1f} s" for e in self.events)]
 
@@ -121,8 +121,8 @@ def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedu
     """Draw a campaign.
 
     Args:
-        seed: of everything.
-        minutes: that faults and submissions go on for.
+        seed: seed of all random numbers.
+        minutes: minutes with faults and submissions.
         only: kinds of fault; empty: all.
 
     Raises:
@@ -150,7 +150,7 @@ def schedule(seed: int, minutes: float, *, only: Collection[str] = ()) -> Schedu
 
 
 def _kinds(rng: random.Random, kinds: Collection[str]) -> Iterator[str]:
-    """From a shuffled deck, for ever: within one deck, about five minutes, each kind comes."""
+    """Yield kinds from shuffled decks: within one deck, of about five minutes, each kind occurs."""
     while True:
         deck = [kind for kind in kinds for _ in range(KINDS[kind].cards)]
         rng.shuffle(deck)

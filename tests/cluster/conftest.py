@@ -1,4 +1,4 @@
-"""The container cluster (contrib/cluster) as a fixture, and how tests are dealt to clusters."""
+"""Fixtures of the cluster tests, and the distribution of tests over clusters."""
 
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.support.selasticd import Daemon, running
 from tests.support.slurm_cluster import (
     CLUSTER_DIR,
     FIRST_WORKER,
-    PATIENCE,
+    WAIT_FACTOR,
     SlurmCluster,
     cluster_name,
     worker_name,
@@ -38,7 +38,7 @@ TIMEOUT_S = 300.0
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[SlurmCluster]:
-    """The cluster, brought up if it is down (see the class `Cluster`); skips without Docker.
+    """Yield the cluster, started if it is down; skip without Docker.
 
     A cluster that is up is taken as it is: after an edit of the project, run
     `contrib/cluster/cluster sync` first. With `pytest -n` each worker beyond the first has one
@@ -68,7 +68,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 @pytest.fixture(autouse=True)
 def _cancel_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No job outlives the test that submitted it."""
+    """Cancel the jobs that a test submitted when it ends."""
     yield
     if "cluster" in request.fixturenames:
         request.getfixturevalue("cluster").cancel()
@@ -81,11 +81,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(PATIENCE * TIMEOUT_S, func_only=True))
+            item.add_marker(pytest.mark.timeout(WAIT_FACTOR * TIMEOUT_S, func_only=True))
 
 
 class FileScheduling(LoadScopeScheduling):
-    """Scheduling of whole files, in their order, and of single tests where that costs nothing."""
+    """Scheduling of whole files, in order, and of single tests where that costs nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]

@@ -1,4 +1,4 @@
-"""A short fault campaign (tests/chaos): one seed, the faults that a minute has room for."""
+"""A short fault campaign (tests/chaos): one seed, the faults of a minute."""
 
 import pytest
 

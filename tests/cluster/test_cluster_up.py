@@ -1,4 +1,4 @@
-"""The container cluster is what the other cluster tests believe it to be."""
+"""The container cluster has the nodes, users and services that other cluster tests expect."""
 
 import json
 

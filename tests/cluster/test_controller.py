@@ -1,11 +1,11 @@
-"""selasticd on a real cluster: neighbours, limits, users' constraints, people who interfere."""
+"""selasticd on a real cluster: other jobs, limits, constraints, changes by administrators."""
 
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, gpus, held, running, shown, sound
+from tests.support.selasticd import Daemon, gpus, held, leaves_no_trace, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 SLEEP = "exec sleep 600"
@@ -42,7 +42,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 @pytest.fixture(autouse=True)
 def _clean(daemon: Daemon) -> Iterator[None]:
-    with sound(daemon):
+    with leaves_no_trace(daemon):
         yield
 
 
@@ -219,8 +219,8 @@ def test_array_tasks_are_resized_one_by_one(daemon: Daemon, cluster: SlurmCluste
     array = elastic(cluster, "--array=1-3", "-C", "v100", "-Jraw")
     tasks = [f"{array}_{i}" for i in (1, 2, 3)]
     until(lambda: all(gpus(cluster, t) for t in tasks))
-    until(lambda: tasks[2] in daemon.ask("status"))
-    daemon.ask("hold", tasks[0], tasks[1])
+    until(lambda: tasks[2] in daemon.selastic("status"))
+    daemon.selastic("hold", tasks[0], tasks[1])
     cluster.exec(["scontrol", "update", f"jobid={tasks[2]}", "JobName=now"])
     until(lambda: gpus(cluster, tasks[2]) == 8)
     assert [shown(cluster, t)["restart_cnt"] for t in tasks] == [0, 0, 1]

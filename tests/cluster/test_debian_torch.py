@@ -1,4 +1,4 @@
-"""The training library under Debian's own torch: the walk over layouts, and weight stashing."""
+"""The training library with Debian's torch: layout changes, and weight stashing."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""`make demo`, once as it is meant and once for each way of breaking it."""
+"""`make demo`, and each of its options that damage a job."""
 
 import re
 import subprocess

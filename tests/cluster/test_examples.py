@@ -1,4 +1,4 @@
-"""docs/examples, submitted as a user submits them, beside a controller that resizes what it can.
+"""docs/examples, submitted as a user does, while a controller resizes them.
 
 They train at the same time; the tests look at what they have left behind.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager
+from tests.support.selasticd import Daemon, eager_config
 from tests.support.slurm_cluster import SlurmCluster
 
 PROJECT = "/opt/src/slurm-elastic"
@@ -91,9 +91,9 @@ class Examples:
             assert time.monotonic() < end, f"{running}\n{self.daemon.log()}"
             if "unmodified" in running and "Not yet" not in self.explained:
                 job = str(self.jobs["unmodified"])
-                self.explained = self.daemon.ask("explain", job, check=False)
+                self.explained = self.daemon.selastic("explain", job, check=False)
             if not ordered and re.fullmatch(r"RUNNING,\S*:2", running.get("gpt", "")):
-                self.daemon.ask("update", str(self.jobs["gpt"]), "--layout", "1x2")
+                self.daemon.selastic("update", str(self.jobs["gpt"]), "--layout", "1x2")
                 ordered = True
             time.sleep(1)
 
@@ -140,7 +140,7 @@ def examples(cluster: SlurmCluster) -> Iterator[Examples]:
         names.remove("lightning")
     for name in names:
         cluster.exec(f"cat >{STAGE}/paced/train_{name}.py", stdin=PACED.read_text(), user="alice")
-    daemon = Daemon(cluster, eager().replace("notice_s = 10", "notice_s = 30"), crew=())
+    daemon = Daemon(cluster, eager_config().replace("notice_s = 10", "notice_s = 30"), reporters=())
     examples = Examples(cluster, daemon)
     try:
         daemon.start()

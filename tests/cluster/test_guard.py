@@ -1,11 +1,11 @@
-"""No endless requeue, and limits of the site: who is held back says why, and by whom."""
+"""Jobs that make no progress are held, and limits of the site; each with its reason."""
 
 import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, held, running, shown
+from tests.support.selasticd import Daemon, eager_config, held, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 #: Fails as soon as it runs, and sends itself back.
@@ -27,7 +27,7 @@ sleep 60
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, crew=("alice",)) as daemon:
+    with running(cluster, reporters=("alice",)) as daemon:
         yield daemon
 
 
@@ -55,14 +55,14 @@ def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(
     assert (found["state_reason"], found["restart_cnt"]) == ("JobHeldUser", 2)
     why = "no progress in 2 attempts in a row: it has told of no checkpoint; exit code 3"
     assert found["comment"] == "selastic: held, no-progress attempts=2 exit_code=3"
-    until(lambda: why in daemon.ask("explain", str(hopeless)))
-    assert f"held: {why}" in daemon.ask("status")
-    assert f"Stopped={why}" in daemon.ask("show", str(hopeless))
-    (row,) = json.loads(daemon.ask("history", str(hopeless), "--json"))["changes"]
+    until(lambda: why in daemon.selastic("explain", str(hopeless)))
+    assert f"held: {why}" in daemon.selastic("status")
+    assert f"Stopped={why}" in daemon.selastic("show", str(hopeless))
+    (row,) = json.loads(daemon.selastic("history", str(hopeless), "--json"))["changes"]
     assert (row["action"], row["reason"]["text"], row["outcome"]) == ("hold", why, "done")
     for run in (1, 2):
         again(cluster, stubborn, run)
-    said = daemon.ask("release", str(hopeless))
+    said = daemon.selastic("release", str(hopeless))
     assert said == f"{hopeless}: released: Slurm may start it again\n"
     daemon.wait_for(f"JobId={hopeless} Hold=released")
     found = shown(cluster, hopeless)
@@ -74,7 +74,7 @@ def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(
 
 def test_limits_hold_and_are_read_again(cluster: SlurmCluster, daemon: Daemon) -> None:
     def limit(text: str) -> None:
-        daemon.configure(eager(extra=f"[limits]\n{text}\n"))
+        daemon.configure(eager_config(extra=f"[limits]\n{text}\n"))
         cluster.exec(["selastic", "--config", f"{daemon.home}/elastic.toml", "reconfigure"])
 
     limit("share = 0.0")
@@ -82,10 +82,10 @@ def test_limits_hold_and_are_read_again(cluster: SlurmCluster, daemon: Daemon) -
     job = cluster.sbatch("exec sleep 600", *shape)
     cluster.wait(job, "RUNNING")
     why = "elasticity may have 0 GPUs above MIN ([limits]), and 0 are in use"
-    until(lambda: why in " ".join(daemon.ask("explain", str(job), check=False).split()))
+    until(lambda: why in " ".join(daemon.selastic("explain", str(job), check=False).split()))
     limit("resizes_per_user = 0")
     why = "would grow to 4 a100, but alice has used 0 of 0 resizes this hour"
-    until(lambda: why in " ".join(daemon.ask("explain", str(job), check=False).split()))
+    until(lambda: why in " ".join(daemon.selastic("explain", str(job), check=False).split()))
     assert sum(held(cluster, job).values()) == 1
     limit("resizes_per_user = 1")
     until(lambda: sum(held(cluster, job).values()) == 4, seconds=60)
@@ -104,7 +104,7 @@ def test_limits_hold_and_are_read_again(cluster: SlurmCluster, daemon: Daemon) -
 def test_a_shrunk_job_gets_a_longer_limit_and_gives_it_back(
     cluster: SlurmCluster, daemon: Daemon
 ) -> None:
-    stated = eager(extra="[limits]\nvain_attempts = 0\n")
+    stated = eager_config(extra="[limits]\nvain_attempts = 0\n")
     stated = stated.replace("[resize]", "[resize]\nextend_time = true")
     stated = stated.replace("[speedup]", "[speedup]\nloss_in_node = 0.0")
     daemon.configure(stated)
@@ -126,8 +126,8 @@ def test_a_shrunk_job_gets_a_longer_limit_and_gives_it_back(
     ran = (shown(cluster, job)["start_time"]["number"] - begun) / 60
     assert 2 * (60 - ran) - 1 <= longer <= 120
     why = "since it runs on 2 of 4 GPUs"
-    until(lambda: why in " ".join(daemon.ask("explain", str(job)).split()))
-    assert "ExtendedBy=" in daemon.ask("show", str(job))
+    until(lambda: why in " ".join(daemon.selastic("explain", str(job)).split()))
+    assert "ExtendedBy=" in daemon.selastic("show", str(job))
     daemon.wait_for(rf"JobId={job} Transition=\d+ TimeLimit={60 * longer} Extended=\d+")
     try:
         cluster.exec(["scontrol", "update", "PartitionName=gpu", "MaxTime=100"])

@@ -39,7 +39,7 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\S* (debug|info|warnin
 @pytest.fixture(scope="module")
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     cluster.exec(f"cat >{PLACE}", stdin=DRIVER.read_text())
-    with running(cluster, crew=()) as daemon:
+    with running(cluster, reporters=()) as daemon:
         yield daemon
     cluster.exec("rm -rf /shared/scratch/hostile*")
 

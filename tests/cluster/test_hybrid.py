@@ -1,4 +1,4 @@
-"""A job walks over layouts, stage by stage and size by size, because the controller says so."""
+"""A job changes its layout, by stages and replicas, as the controller orders."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, gpus, running
+from tests.support.selasticd import Daemon, eager_config, gpus, running
 from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
@@ -19,7 +19,7 @@ OUT = "/shared/home/alice/hybrid"
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, eager(), crew=()) as daemon:
+    with running(cluster, eager_config(), reporters=()) as daemon:
         yield daemon
 
 
@@ -38,7 +38,7 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
     for count, layout in [(1, "1x1"), *WALK]:
         if count > 1 or layout != "1x1" or losses(cluster, OUT):
             change = (f"--elastic={count},parallel=hybrid", "--layout", layout)
-            daemon.ask("update", str(job), *change)
+            daemon.selastic("update", str(job), *change)
 
         def arrived(layout: str = layout) -> bool:
             found = losses(cluster, OUT)
@@ -50,7 +50,7 @@ def test_the_controller_walks_a_job_over_layouts(cluster: SlurmCluster, daemon: 
         assert gpus(cluster, job) == count
 
     def shown() -> bool:
-        running = json.loads(daemon.ask("show", str(job), "--json"))["running"]
+        running = json.loads(daemon.selastic("show", str(job), "--json"))["running"]
         return bool(running) and running["layout"] == "1x1"
 
     until(shown, what="show does not tell the layout")

@@ -1,4 +1,4 @@
-"""Policy icefrog on a real cluster: what a frozen job no longer needs goes to its neighbour.
+"""Policy icefrog on a real cluster: GPUs that a frozen job no longer needs go to another job.
 
 Two pairs of equal jobs side by side, one on v100, one on a100, which are equally fast here. In each
 A holds 8 GPUs and B 4. In the first A freezes twelve of its fifteen layers, after which 8 GPUs
@@ -14,8 +14,8 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, gpus, reservations, running
-from tests.support.slurm_cluster import PATIENCE, SlurmCluster, until
+from tests.support.selasticd import Daemon, eager_config, gpus, reservations, running
+from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
 HOME = "/shared/home/alice/icefrog"
@@ -38,13 +38,13 @@ GPUS = {"A": 8, "B": 4}
 
 def configuration(mode: str) -> str:
     """Policy icefrog, as soon as it can; jobs of one name begin with each other's times."""
-    text = eager(mode=mode, extra="[sia]\nshare = true\n")
+    text = eager_config(mode=mode, extra="[sia]\nshare = true\n")
     return text.replace("[controller]", '[controller]\npolicy = "icefrog"', 1)
 
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, configuration("observe"), crew=()) as daemon:
+    with running(cluster, configuration("observe"), reporters=()) as daemon:
         yield daemon
 
 
@@ -72,7 +72,7 @@ def train(
 
 def measured(daemon: Daemon, job: int) -> bool:
     """Whether its times have been reported."""
-    text = daemon.ask("explain", str(job), "--json", check=False)
+    text = daemon.selastic("explain", str(job), "--json", check=False)
     model = json.loads(text).get("model") if text.startswith("{") else None
     return bool(model and model["observed"])
 
@@ -141,7 +141,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
     # Watched until all have ended.
     seen: dict[tuple[str, str], list[int]] = {key: [] for key in jobs}
     said: list[str] = []
-    end = time.monotonic() + 200 * PATIENCE
+    end = time.monotonic() + 200 * WAIT_FACTOR
     while any(cluster.state(job) != "COMPLETED" for job in jobs.values()):
         assert time.monotonic() < end, daemon.log()
         for key, job in jobs.items():
@@ -150,7 +150,7 @@ def test_what_a_frozen_job_frees_goes_to_its_neighbour(
                 seen[key].append(count)
         said += [
             line
-            for line in daemon.ask("explain", str(frozen), check=False).splitlines()
+            for line in daemon.selastic("explain", str(frozen), check=False).splitlines()
             if "frozen" in line and line not in said
         ]
         time.sleep(1)

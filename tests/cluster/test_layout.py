@@ -1,4 +1,4 @@
-"""What the `cluster` command generates, without Docker. Its modules are on the path by conftest."""
+"""Files that the `cluster` command generates, without Docker."""
 
 import pytest
 from clusterlib.compose import compose_file

@@ -1,11 +1,20 @@
-"""selasticd is started, stopped, killed and told to read its file again; jobs come to no harm."""
+"""Start, stop, kill and reload of selasticd; jobs are not affected."""
 
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, gpus, held, reservations, running, shown, sound
+from tests.support.selasticd import (
+    Daemon,
+    eager_config,
+    gpus,
+    held,
+    leaves_no_trace,
+    reservations,
+    running,
+    shown,
+)
 from tests.support.slurm_cluster import SlurmCluster, until
 
 FIRST = 4_000_000_000
@@ -14,19 +23,19 @@ SCRATCH = "/shared/scratch/life"
 
 @pytest.fixture(scope="module")
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, eager(mode="observe")) as daemon:
+    with running(cluster, eager_config(mode="observe")) as daemon:
         yield daemon
 
 
 @pytest.fixture(autouse=True)
 def _clean(daemon: Daemon) -> Iterator[None]:
-    with sound(daemon):
+    with leaves_no_trace(daemon):
         yield
 
 
 @pytest.fixture
 def act(daemon: Daemon) -> None:
-    daemon.configure(eager())
+    daemon.configure(eager_config())
     daemon.signal("HUP")
 
 
@@ -45,20 +54,20 @@ def test_observe_changes_nothing_advise_only_says_act_acts(
     daemon: Daemon, cluster: SlurmCluster
 ) -> None:
     begun = len(daemon.log())
-    daemon.configure(eager(mode="observe"))
+    daemon.configure(eager_config(mode="observe"))
     daemon.signal("HUP")
     daemon.wait_for("configuration read again: Mode=observe", after=begun)
     begun = len(daemon.log())
     job = submit(cluster)
     before = cluster.exec(f"scontrol show job {job} | grep -v RunTime").stdout
     time.sleep(5)
-    daemon.configure(eager(mode="advise"))
+    daemon.configure(eager_config(mode="advise"))
     daemon.signal("HUP")
     daemon.wait_for("configuration read again: Mode=advise", after=begun)
     daemon.wait_for(f"JobId={job} Action=grow .* Mode=advise", after=begun)
     assert cluster.exec(f"scontrol show job {job} | grep -v RunTime").stdout == before
     assert "scontrol words=" not in daemon.log()[begun:]
-    daemon.configure(eager(mode="act"))
+    daemon.configure(eager_config(mode="act"))
     daemon.signal("HUP")
     until(lambda: gpus(cluster, job) == 4)
 
@@ -75,7 +84,7 @@ def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: Slur
         daemon.wait_for(f"error: configuration not changed: {complaint}", after=begun)
         done = cluster.exec(["selastic", "reconfigure"], user="root", check=False)
         assert complaint in done.stdout + done.stderr
-    daemon.configure(eager())
+    daemon.configure(eager_config())
     daemon.signal("HUP")
 
 
@@ -155,7 +164,7 @@ def test_without_a_controller_nobody_waits_for_ever(
 ) -> None:
     """One job has a lease: Slurm starts it at its MIN. One has saved and waits: it goes on."""
     begun = len(daemon.log())
-    daemon.configure(eager(mode="advise"))
+    daemon.configure(eager_config(mode="advise"))
     daemon.signal("HUP")
     rigid = cluster.sbatch("exec sleep 600", "-o/dev/null", "-wg04", "--gres=gpu:4", user="bob")
     leased = cluster.sbatch("exec sleep 600", "-o/dev/null", "--elastic=2-8", "-Ca100&rack2")
@@ -164,7 +173,7 @@ def test_without_a_controller_nobody_waits_for_ever(
     step = cluster.exec(f"squeue -hs -j {training} -o %i | grep -E '[.][0-9]+$'").stdout.strip()
     rank = f"scancel {step} --signal"
     cluster.exec(f"{rank} STOP")
-    daemon.configure(eager(queue="controller"))
+    daemon.configure(eager_config(queue="controller"))
     lease = f"for _ in $(seq 80); do squeue -hj {leased} -o %r | grep -q BeginTime && break; done"
     daemon.when(
         training,
@@ -186,5 +195,5 @@ def test_without_a_controller_nobody_waits_for_ever(
         assert held(cluster, leased) == {"g04": 2}
     finally:
         daemon.kill()
-        daemon.configure(eager())
+        daemon.configure(eager_config())
         daemon.start()

@@ -1,4 +1,4 @@
-"""Twenty resizes at once on a full cluster of 64 nodes, with a hundred jobs waiting for a gap."""
+"""Twenty resizes at once on a full cluster of 64 nodes, with a hundred jobs waiting."""
 
 import json
 import os
@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tests.support.slurm_cluster import CLUSTER_DIR, PATIENCE, SlurmCluster
+from tests.support.slurm_cluster import CLUSTER_DIR, WAIT_FACTOR, SlurmCluster
 
 ROOT = CLUSTER_DIR.parents[1]
 #: On a calm machine it takes half as long.
-TIMEOUT_S = 250 * PATIENCE
+TIMEOUT_S = 250 * WAIT_FACTOR
 
 
 def test_all_land_as_planned_and_nobody_steals(cluster: SlurmCluster) -> None:

@@ -1,4 +1,4 @@
-"""Who waits for a rack, who moves into one, and why: `[placement] mode = "delay"`, and `dally`.
+"""Jobs that wait for a rack or move into one, with `[placement] mode = "delay"` and policy `dally`.
 
 `chatty` stands still six times as long as it computes when its GPUs are in two racks, `quiet`
 never does (docs/examples/emulate.py). All are on v100: g03 in one rack, g05 and g06 in the other.
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, held, reservations, running
+from tests.support.selasticd import Daemon, eager_config, held, reservations, running
 from tests.support.slow_links import slow
 from tests.support.slurm_cluster import SlurmCluster, until
 
@@ -32,14 +32,14 @@ tolerance = 0.2
 
 def configuration(mode: str, policy: str = "fair") -> str:
     """Pending jobs are the controller's to start, and wait for a rack; moves have to gain a lot."""
-    text = eager(mode=mode, queue="controller", extra=PLACEMENT)
+    text = eager_config(mode=mode, queue="controller", extra=PLACEMENT)
     text = text.replace("[controller]", f'[controller]\npolicy = "{policy}"', 1)
     return text.replace("min_interval_s = 2", "min_interval_s = 2\nmin_gain = 0.5")
 
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, configuration("observe"), crew=()) as daemon:
+    with running(cluster, configuration("observe"), reporters=()) as daemon:
         yield daemon
 
 
@@ -80,7 +80,7 @@ def racks(cluster: SlurmCluster, job: int) -> set[str]:
 
 def shown(daemon: Daemon, job: int) -> dict[str, Any]:
     """What `selastic show` knows; {} while the job is not known."""
-    text = daemon.ask("show", str(job), "--json", check=False)
+    text = daemon.selastic("show", str(job), "--json", check=False)
     return json.loads(text) if text.startswith("{") else {}
 
 
@@ -107,8 +107,8 @@ def act(daemon: Daemon, policy: str = "fair") -> None:
 def sides(daemon: Daemon, cluster: SlurmCluster, wish: str, near: int) -> int:
     """Two GPUs are free in each rack: chatty waits, quiet starts. Then `near` goes; chatty's id."""
     chatty = train(cluster, "chatty", "--gres=gpu:v100:4")
-    until(lambda: wish in daemon.ask("explain", str(chatty), check=False), what=wish)
-    assert re.search(r"over 2 racks", daemon.ask("explain", str(chatty)))
+    until(lambda: wish in daemon.selastic("explain", str(chatty), check=False), what=wish)
+    assert re.search(r"over 2 racks", daemon.selastic("explain", str(chatty)))
     quiet = train(cluster, "quiet", "--gres=gpu:v100:4")
     until(lambda: racks(cluster, quiet) == {"rack1", "rack2"}, what=daemon.log)
     assert cluster.state(chatty) == "PENDING"
@@ -142,7 +142,7 @@ def test_waits_for_a_rack_and_moves_into_one(daemon: Daemon, cluster: SlurmClust
     until(lambda: racks(cluster, chatty) == {"rack2"}, seconds=60, what=daemon.log)
     until(lambda: 0 < step_s(daemon, chatty) < spread_s / 1.5, seconds=90)
     print(f"chatty: {spread_s:.2f} s a step over two racks, {step_s(daemon, chatty):.2f} s in one")
-    until(lambda: "stays spread over 2 racks" in daemon.ask("explain", str(quiet)))
+    until(lambda: "stays spread over 2 racks" in daemon.selastic("explain", str(quiet)))
     assert racks(cluster, quiet) == {"rack1", "rack2"}
     assert "its GPUs come together on one rack" in daemon.log()
 
@@ -200,5 +200,5 @@ def test_a_round_is_held_when_a_wait_ends(daemon: Daemon, cluster: SlurmCluster)
     options = ("--elastic=4-4,types=v100", "--gres=gpu:v100:4", "-t10", "--requeue")
     job = cluster.sbatch("exec sleep 600", "-o/dev/null", *options)
     said = "waits for a nearer place"
-    until(lambda: said in daemon.ask("explain", str(job), check=False), what=daemon.log)
+    until(lambda: said in daemon.selastic("explain", str(job), check=False), what=daemon.log)
     until(lambda: racks(cluster, job) == {"rack1", "rack2"}, seconds=60, what=daemon.log)

@@ -1,4 +1,4 @@
-"""Owners and administrators interfere with their jobs: selasticd sees it, and leaves it to them.
+"""Changes of jobs by owners and administrators during a transition; selasticd accepts them.
 
 Each scene plays several jobs at once, each on a node of its own; the tests look at what became
 of them.
@@ -13,9 +13,9 @@ from tests.support.selasticd import (
     Daemon,
     gpus,
     held,
+    leaves_no_trace,
+    run_concurrently,
     shown,
-    sound,
-    together,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
 
@@ -27,7 +27,7 @@ NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
 
 @pytest.fixture(autouse=True)
 def _clean(daemon: Daemon) -> Iterator[None]:
-    with sound(daemon):
+    with leaves_no_trace(daemon):
         yield
 
 
@@ -68,7 +68,7 @@ def test_while_a_job_cools_down_its_owner_may_do_anything(
         name: submit(cluster, node, *(least if name == "least" else ()))
         for name, node in zip(acts, NODES, strict=True)
     }
-    together(
+    run_concurrently(
         *(
             lambda name=name, act=act: daemon.when(
                 job[name], "COOL", act.format(job[name]), user="alice"
@@ -108,8 +108,8 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> Non
         f"scontrol update jobid={hidden} Comment=x; scontrol update jobid={hidden} AdminComment=x"
     )
     fixed = job["not requeueable"]
-    no = f"scontrol update jobid={fixed} Requeue=0; touch /tmp/save-{fixed}"  # drivers/crew.py
-    together(
+    no = f"scontrol update jobid={fixed} Requeue=0; touch /tmp/save-{fixed}"  # drivers/reporter.py
+    run_concurrently(
         lambda: daemon.when(first, "RELEASE", hold, user="alice"),
         lambda: daemon.when(hidden, "VERIFY", hide),
         lambda: daemon.when(fixed, "NOTIFY", no, user="alice"),
@@ -129,9 +129,9 @@ def test_before_and_after_a_change(daemon: Daemon, cluster: SlurmCluster) -> Non
     assert "no-checkpoint notice_s=2" in ended(daemon, job["deaf"])
     time.sleep(3)
     assert daemon.log().count(f"JobId={job['deaf']} Action=") == 1
-    assert "it did not save in time" in daemon.ask("explain", str(job["deaf"]))
+    assert "it did not save in time" in daemon.selastic("explain", str(job["deaf"]))
     # A job that its owner holds while it runs would land held in the queue.
-    assert "held by" in daemon.ask("show", str(job["held"]))
+    assert "held by" in daemon.selastic("show", str(job["held"]))
     for name in ("not requeueable", "deaf", "held"):
         assert shown(cluster, job[name])["restart_cnt"] == 0, name
     cluster.exec(["scontrol", "release", str(job["held"])], user="alice")
@@ -144,7 +144,7 @@ def test_administrators_may_do_anything_too(daemon: Daemon, cluster: SlurmCluste
     stays = submit(cluster, "g04", directive="1-2")
     robbed = submit(cluster, "g05", "-Jraw")
     try:
-        together(
+        run_concurrently(
             lambda: daemon.when(moving, "COOL", "scontrol update node=g02 state=drain reason=x"),
             lambda: until(lambda: gpus(cluster, stays) == 2),
         )
@@ -187,15 +187,15 @@ def test_requeued_by_its_owner_it_starts_as_submitted(
 def test_hold_release_and_update(daemon: Daemon, cluster: SlurmCluster) -> None:
     job = submit(cluster, "g04")
     until(lambda: gpus(cluster, job) == 4)
-    daemon.ask("update", str(job), "--elastic=1-2")
+    daemon.selastic("update", str(job), "--elastic=1-2")
     until(lambda: gpus(cluster, job) == 2)
-    daemon.ask("hold", str(job))
-    daemon.ask("update", str(job), "--elastic=1-4")
+    daemon.selastic("hold", str(job))
+    daemon.selastic("update", str(job), "--elastic=1-4")
     time.sleep(4)
     assert gpus(cluster, job) == 2
-    assert "1-4" in daemon.ask("update", str(job), "--elastic=4-1", check=False)
-    assert "held" in daemon.ask("status")
-    daemon.ask("release", str(job))
+    assert "1-4" in daemon.selastic("update", str(job), "--elastic=4-1", check=False)
+    assert "held" in daemon.selastic("status")
+    daemon.selastic("release", str(job))
     until(lambda: gpus(cluster, job) == 4)
 
 
@@ -211,8 +211,8 @@ def test_others_are_left_alone_and_selastic_says_why(daemon: Daemon, cluster: Sl
         squeue = "until j=$(squeue -h -n shell -t R -o %i | grep .); do sleep 0.2; done; echo $j"
         shell = cluster.exec(squeue).stdout.strip()
         cluster.jobs.append(int(shell))
-        until(lambda: "interactive" in daemon.ask("show", shell, check=False))
-        until(lambda: "--no-requeue" in daemon.ask("show", str(stays), check=False))
+        until(lambda: "interactive" in daemon.selastic("show", shell, check=False))
+        until(lambda: "--no-requeue" in daemon.selastic("show", str(stays), check=False))
         time.sleep(3)
         for job in (rigid, stays, int(shell)):
             assert shown(cluster, job)["restart_cnt"] == 0

@@ -1,4 +1,4 @@
-"""`selastic profile` finds what was planted, and nothing else."""
+"""`selastic profile` finds known delays, and no others."""
 
 import json
 from pathlib import Path

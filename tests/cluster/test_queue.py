@@ -1,11 +1,19 @@
-"""queue = "controller": pending elastic jobs wait for selasticd, never without end."""
+"""queue = "controller": pending elastic jobs wait for selasticd, but not for ever."""
 
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, gpus, held, running, shown, sound
+from tests.support.selasticd import (
+    Daemon,
+    eager_config,
+    gpus,
+    held,
+    leaves_no_trace,
+    running,
+    shown,
+)
 from tests.support.slurm_cluster import SlurmCluster, until
 
 FIRST = 4_000_000_000
@@ -13,13 +21,13 @@ FIRST = 4_000_000_000
 
 @pytest.fixture(scope="module")
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, eager(queue="controller")) as daemon:
+    with running(cluster, eager_config(queue="controller")) as daemon:
         yield daemon
 
 
 @pytest.fixture(autouse=True)
 def _clean(daemon: Daemon) -> Iterator[None]:
-    with sound(daemon):
+    with leaves_no_trace(daemon):
         yield
 
 
@@ -102,10 +110,10 @@ def test_held_and_retired_jobs_are_given_to_slurm(daemon: Daemon, cluster: Slurm
     rigid = fill(cluster, "g01", "g02", "g04")
     job, other = submit(cluster), submit(cluster)
     until(lambda: leased(cluster, job) and leased(cluster, other))
-    daemon.ask("hold", str(job))
+    daemon.selastic("hold", str(job))
     until(lambda: not leased(cluster, job))
     try:
-        assert "1 waiting jobs" in daemon.ask("retire", "--yes", user="root")
+        assert "1 waiting jobs" in daemon.selastic("retire", "--yes", user="root")
         until(lambda: not leased(cluster, other))
         cluster.exec(["scancel", *map(str, rigid)])
         until(lambda: gpus(cluster, job) == gpus(cluster, other) == 4)
@@ -113,7 +121,7 @@ def test_held_and_retired_jobs_are_given_to_slurm(daemon: Daemon, cluster: Slurm
         time.sleep(5)
         assert (gpus(cluster, job), gpus(cluster, other)) == (4, 4)
     finally:
-        daemon.ask("reconfigure", user="root")
+        daemon.selastic("reconfigure", user="root")
 
 
 def test_the_queue_goes_back_to_slurm_when_the_configuration_says_so(
@@ -122,10 +130,10 @@ def test_the_queue_goes_back_to_slurm_when_the_configuration_says_so(
     fill(cluster, "g01", "g02", "g04")
     job = submit(cluster)
     until(lambda: leased(cluster, job))
-    daemon.configure(eager(queue="slurm"))
+    daemon.configure(eager_config(queue="slurm"))
     daemon.signal("HUP")
     until(lambda: not leased(cluster, job))
-    daemon.configure(eager(queue="controller"))
+    daemon.configure(eager_config(queue="controller"))
     daemon.signal("HUP")
     until(lambda: leased(cluster, job))
 

@@ -1,4 +1,4 @@
-"""What selastic's account may do, uses, and what users are not told."""
+"""Rights of selastic's account that are documented and used, and data hidden from users."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, gpus
+from tests.support.selasticd import Daemon, eager_config, gpus
 from tests.support.slurm_cluster import SlurmCluster, until
 
 CONF = "/etc/slurm/slurm.conf"
@@ -39,7 +39,7 @@ def used(log: str) -> set[str]:
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    daemon = Daemon(cluster, eager())
+    daemon = Daemon(cluster, eager_config())
     try:
         yield daemon
     finally:
@@ -60,7 +60,7 @@ def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: SlurmC
     daemon.stop()
     daemon.start()
     until(lambda: gpus(cluster, job) == 4, seconds=90)
-    daemon.ask("update", str(job), "--elastic=1-2")
+    daemon.selastic("update", str(job), "--elastic=1-2")
     until(lambda: gpus(cluster, job) == 2, seconds=90)
     more = used(daemon.log()) - documented()
     assert not more, f"docs/security.md does not list {more}"
@@ -88,7 +88,7 @@ def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: SlurmClus
     )
     daemon.start()
     until(lambda: gpus(cluster, job) == 4, seconds=90)
-    until(lambda: str(job) in daemon.ask("history", user="root"), seconds=60)
+    until(lambda: str(job) in daemon.selastic("history", user="root"), seconds=60)
     listed = cluster.exec("sacct -nXP -u bob -S now-2days -o jobidraw").stdout
     bobs = {mine, *map(int, re.findall(r"\d+", listed))}  # usage knows of earlier ones, too
     asked = (
@@ -99,8 +99,8 @@ def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: SlurmClus
         ("show", "job", str(job), "--profile"),
     )  # fmt: skip
     for words in asked:
-        said = daemon.ask(*words, user="bob", check=False)
-        as_json = daemon.ask(*words, "--json", user="bob", check=False)
+        said = daemon.selastic(*words, user="bob", check=False)
+        as_json = daemon.selastic(*words, "--json", user="bob", check=False)
         for text in (said, as_json):
             assert "alice" not in text.replace("alice", "", words.count("alice")), (words, text)
             assert "secretive" not in text, (words, text)
@@ -108,12 +108,12 @@ def test_private_data_is_obeyed_by_every_verb(daemon: Daemon, cluster: SlurmClus
         assert job not in named, (words, as_json)
         assert named <= bobs, (words, as_json)
     nobody, missing = (
-        daemon.ask("explain", number, user="bob", check=False).replace(number, "N")
+        daemon.selastic("explain", number, user="bob", check=False).replace(number, "N")
         for number in (str(job), "999999")
     )
     assert nobody == missing, "a hidden job reads as one that does not exist"
-    assert str(mine) in daemon.ask("status", user="bob")
-    assert "nodes are private here" in daemon.ask("topology", user="bob", check=False)
+    assert str(mine) in daemon.selastic("status", user="bob")
+    assert "nodes are private here" in daemon.selastic("topology", user="bob", check=False)
     for words in (("status",), ("history",), ("usage",), ("topology",), ("explain", str(job))):
-        assert str(job) in daemon.ask(*words, user="root"), words
-        assert str(job) in daemon.ask(*words, user="alice", check=False) or "topology" in words
+        assert str(job) in daemon.selastic(*words, user="root"), words
+        assert str(job) in daemon.selastic(*words, user="alice", check=False) or "topology" in words

@@ -1,4 +1,4 @@
-"""Policy sia on a real cluster: each application ends on the type that suits it, and why.
+"""Policy sia on a real cluster: each application ends on the GPU type that suits it.
 
 `typed` trains twice as fast on an a100, `even` equally fast on both (docs/examples/emulate.py). Two
 a100 (g01) and three v100 (g03) are free; everything else is taken.
@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import ADDRESS, PYTHON, Daemon, eager, held, reservations, running
+from tests.support.selasticd import (
+    ADDRESS,
+    PYTHON,
+    Daemon,
+    eager_config,
+    held,
+    reservations,
+    running,
+)
 from tests.support.slurm_cluster import SlurmCluster, until
 
 EXAMPLES = "/opt/src/slurm-elastic/docs/examples"
@@ -38,12 +46,12 @@ except frames.RequestRejectedError as error:
 
 def configuration(mode: str) -> str:
     """Policy sia, as soon as it can."""
-    return eager(mode=mode).replace("[controller]", '[controller]\npolicy = "sia"', 1)
+    return eager_config(mode=mode).replace("[controller]", '[controller]\npolicy = "sia"', 1)
 
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, configuration("observe"), crew=()) as daemon:
+    with running(cluster, configuration("observe"), reporters=()) as daemon:
         yield daemon
 
 
@@ -63,7 +71,7 @@ def train(cluster: SlurmCluster, application: str, kind: str, *options: str) -> 
 
 def explained(daemon: Daemon, job: int) -> dict[str, Any]:
     """What `explain` knows; {} while the job is not known."""
-    text = daemon.ask("explain", str(job), "--json", check=False)
+    text = daemon.selastic("explain", str(job), "--json", check=False)
     return json.loads(text) if text.startswith("{") else {}
 
 
@@ -117,11 +125,11 @@ def test_each_application_ends_on_the_type_that_suits_it(
 
     # Why, in words and in numbers.
     for job, name in ((typed, "typed"), (even, "even")):
-        until(lambda job=job: "would give" in daemon.ask("explain", str(job)), what=name)
-        text = daemon.ask("explain", str(job))
+        until(lambda job=job: "would give" in daemon.selastic("explain", str(job)), what=name)
+        text = daemon.selastic("explain", str(job))
         for kinds in ("a100", "v100"):
             assert re.search(rf"Learned: .*\d {kinds}: \S+ samples/s \(", text), text
-        shown = daemon.ask("show", str(job))
+        shown = daemon.selastic("show", str(job))
         assert f"Application={name} Class=strong-scaling Batch=32" in shown
     assert ratio(daemon, typed) > 1.5
     assert ratio(daemon, even) < 1.5  # the configuration says 2
@@ -139,7 +147,7 @@ def test_each_application_ends_on_the_type_that_suits_it(
     until(lambda: 0 < ratio(daemon, even) < 1.5)
     late = train(cluster, "even", "v100", "--begin=now+1hour")
     until(lambda: 0 < ratio(daemon, late) < 1.5)
-    assert "nothing measured yet" in daemon.ask("explain", str(late))
+    assert "nothing measured yet" in daemon.selastic("explain", str(late))
     until(
         lambda: (kind(cluster, typed), kind(cluster, even)) == ("a100", "v100"),
         what=daemon.log,

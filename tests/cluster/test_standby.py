@@ -1,4 +1,4 @@
-"""Two controllers, in ctld and on g06: one acts, whatever happens to the other."""
+"""Two controllers, in ctld and on g06: one acts, whatever fault the other has."""
 
 import json
 import re
@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.selasticd import CREW, PYTHON, Daemon, eager, gpus, held, reservations, shown
+from tests.support.selasticd import (
+    PYTHON,
+    REPORTER,
+    Daemon,
+    eager_config,
+    gpus,
+    held,
+    reservations,
+    shown,
+)
 from tests.support.slurm_cluster import SlurmCluster, until
 
 BOTH = "ctld:7321,g06:7321"
@@ -16,7 +25,7 @@ TAKEOVER_S, LONG = 6, 90
 FIRST = 4_000_000_000
 
 CONFIG = (
-    eager()
+    eager_config()
     .replace('"ctld:7321"', f'"{BOTH}"')
     .replace("poll_s", f"takeover_s = {TAKEOVER_S}\npoll_s")
 )
@@ -34,12 +43,12 @@ class Pair:
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
         self.all = [
-            Daemon(cluster, CONFIG, crew=()),
-            Second(cluster, CONFIG, crew=()),
+            Daemon(cluster, CONFIG, reporters=()),
+            Second(cluster, CONFIG, reporters=()),
         ]
-        play = f"{PYTHON} /tmp/crew.py {BOTH} </dev/null >/tmp/crew-two 2>&1 & echo $!"
-        cluster.exec("cat >/tmp/crew.py", user="alice", stdin=CREW.read_text())
-        self._crew = cluster.exec(play, user="alice").stdout.strip()
+        play = f"{PYTHON} /tmp/reporter.py {BOTH} </dev/null >/tmp/reporter-two 2>&1 & echo $!"
+        cluster.exec("cat >/tmp/reporter.py", user="alice", stdin=REPORTER.read_text())
+        self._reporter = cluster.exec(play, user="alice").stdout.strip()
 
     def roles(self) -> dict[str, str]:
         """By address; "" for one that does not answer."""
@@ -55,14 +64,14 @@ class Pair:
         first = self.roles()["ctld:7321"] == "active"
         return (self.all[0], self.all[1]) if first else (self.all[1], self.all[0])
 
-    def ask(self, *words: str, check: bool = True) -> str:
+    def selastic(self, *words: str, check: bool = True) -> str:
         done = self.cluster.exec(
             ["selastic", "--controller", BOTH, *words], user="alice", check=check
         )
         return done.stdout + done.stderr
 
     def close(self) -> None:
-        self.cluster.exec(f"kill {self._crew}", user="alice", check=False)
+        self.cluster.exec(f"kill {self._reporter}", user="alice", check=False)
         for one in self.all:
             self.cluster.exec(f"kill -CONT {one.pid}", node=one.NODE, check=False)
             one.close()
@@ -146,8 +155,8 @@ def test_a_paused_controller_is_replaced_and_does_not_write_again(
 def test_what_people_ordered_outlives_the_controller(cluster: SlurmCluster, pair: Pair) -> None:
     active, other = pair.active()
     job = submit(cluster, "1-1")
-    wait(lambda: f" {job} " in pair.ask("status"), "it is not shown")
-    assert "held" in pair.ask("hold", str(job))
+    wait(lambda: f" {job} " in pair.selastic("status"), "it is not shown")
+    assert "held" in pair.selastic("hold", str(job))
     record = f"select record from jobs where job_id = {job}"
     look = (
         "import sqlite3; "
@@ -160,8 +169,8 @@ def test_what_people_ordered_outlives_the_controller(cluster: SlurmCluster, pair
     before, begun = held(cluster, job), len(other.log())
     active.kill()
     other.wait_for("taken over from", timeout=LONG, after=begun)
-    wait(lambda: f" {job} " in pair.ask("status", check=False), "it is not shown")
-    assert re.search(r"HELD\n\s*yes", pair.ask("status", "-o", "HELD"))
+    wait(lambda: f" {job} " in pair.selastic("status", check=False), "it is not shown")
+    assert re.search(r"HELD\n\s*yes", pair.selastic("status", "-o", "HELD"))
     assert held(cluster, job) == before
     begun = len(active.log())
     active.start()
@@ -176,6 +185,6 @@ def test_an_orderly_stop_hands_over(cluster: SlurmCluster, pair: Pair) -> None:
     active.stop()
     assert "State=given back" in active.log()
     other.wait_for(r"Lease=\d+ State='taken'", after=begun, timeout=LONG)
-    assert f"{other.NODE}:7321 is UP (active)" in pair.ask("ping")
+    assert f"{other.NODE}:7321 is UP (active)" in pair.selastic("ping")
     job = submit(cluster)
     wait(lambda: gpus(cluster, job) == 4, "it does not grow")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.selasticd import Daemon, eager, running
+from tests.support.selasticd import Daemon, eager_config, running
 from tests.support.slurm_cluster import SlurmCluster, until
 
 NETWORK = """
@@ -20,7 +20,7 @@ SLEEP = "exec sleep 300"
 
 @pytest.fixture(scope="module")
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, eager(mode="observe", extra=NETWORK), crew=()) as daemon:
+    with running(cluster, eager_config(mode="observe", extra=NETWORK), reporters=()) as daemon:
         yield daemon
 
 
@@ -37,7 +37,7 @@ def jobs(cluster: SlurmCluster) -> tuple[int, int, int]:
 
 
 def _answer(daemon: Daemon) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(daemon.ask("topology", "--json"))
+    found: dict[str, Any] = json.loads(daemon.selastic("topology", "--json"))
     return found
 
 
@@ -71,7 +71,7 @@ def test_the_real_tree_with_who_sits_where_and_who_shares_which_link(
     )  # fmt: skip
     assert rows[first]["shared"] == ["g04", "switch:rack1", "switch:rack2"]
     assert answer["notes"] == [
-        "[topology] uplinks: g99 is neither a node nor a switch; mend or remove it"
+        "[topology] uplinks: g99 is neither a node nor a switch; correct or remove it"
     ]
 
 
@@ -79,15 +79,15 @@ def test_people_read_it_and_check_tells_what_is_wrong(
     daemon: Daemon, jobs: tuple[int, int, int]
 ) -> None:
     elastic, first, other = jobs
-    until(lambda: f"{other}: 1" in daemon.ask("topology"))
-    text = daemon.ask("topology")
+    until(lambda: f"{other}: 1" in daemon.selastic("topology"))
+    text = daemon.selastic("topology")
     assert "LINKS   inside a rack 200 Gbit/s   between racks 100 Gbit/s\nspine\n" in text
     assert f"  rack1   up 100 Gbit/s   crossed by {first} and {other}\n" in text
     (table,) = [line for line in text.splitlines() if line.split()[:1] == [str(elastic)]]
     assert "rack1:g01" in table
-    rigid = daemon.ask("topology", "-a", "-P", "-h", "-o", "jobid,tier,shares")
+    rigid = daemon.selastic("topology", "-a", "-P", "-h", "-o", "jobid,tier,shares")
     assert f"{first}|spine|g04 with {other} (100 Gbit/s each), rack[1-2] with" in rigid
-    assert "uplinks: g99 is neither" in daemon.ask("check", check=False)
+    assert "uplinks: g99 is neither" in daemon.selastic("check", check=False)
 
 
 def test_a_picture_where_matplotlib_is_and_a_clear_line_where_not(
@@ -95,13 +95,13 @@ def test_a_picture_where_matplotlib_is_and_a_clear_line_where_not(
 ) -> None:
     python = "/opt/slurm-elastic/bin/python -c 'import matplotlib'"
     there = cluster.exec(python, check=False).returncode == 0
-    said = daemon.ask("topology", "--plot", "/tmp/network.svg", check=False)
+    said = daemon.selastic("topology", "--plot", "/tmp/network.svg", check=False)
     assert ("spine" in said) is there
     assert ("--plot needs matplotlib: python3 -m pip install" in said) is not there
 
 
 def test_a_broken_speed_changes_nothing(daemon: Daemon, cluster: SlurmCluster) -> None:
-    good = eager(mode="observe", extra=NETWORK)
+    good = eager_config(mode="observe", extra=NETWORK)
     daemon.configure(good.replace("rack = 200", "rack = -1"))
     try:
         done = cluster.exec(["selastic", "reconfigure"], user="selastic", check=False)

@@ -1,4 +1,4 @@
-"""The example job on real Slurm: started by esrun, told by signals, requeued in other shapes."""
+"""The example job on real Slurm: started by esrun, notified, requeued in other shapes."""
 
 import time
 

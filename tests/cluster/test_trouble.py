@@ -1,4 +1,4 @@
-"""Bad input and broken surroundings: selasticd says one line, stays up, and harms no job."""
+"""Invalid input and faults of the host: selasticd logs one line and stays up."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import PYTHON, Daemon, eager, gpus, shown, sound
+from tests.support.selasticd import PYTHON, Daemon, eager_config, gpus, leaves_no_trace, shown
 from tests.support.slurm_cluster import SlurmCluster, until
 
 SHM = "/dev/shm/selastic"
 FILL = "cat /dev/zero >/dev/shm/fill 2>/dev/null || true"
-#: What a job named `late` waits for before it saves, see drivers/crew.py.
+#: What a job named `late` waits for before it saves, see drivers/reporter.py.
 SAVE = "/tmp/save-{}"
 
 NEWER = "import sqlite3; sqlite3.connect('{}').execute('PRAGMA user_version = 9')"
@@ -35,7 +35,7 @@ def _clean(daemon: Daemon) -> Iterator[None]:
     """Each test finds a running selasticd, and leaves one."""
     if not daemon.runs():
         daemon.start()
-    with sound(daemon):
+    with leaves_no_trace(daemon):
         yield
         if not daemon.runs():
             daemon.start()
@@ -114,7 +114,7 @@ def test_slurmctld_is_down_at_the_start(cluster: SlurmCluster, daemon: Daemon) -
     try:
         daemon.start()
         daemon.wait_for("error: slurmctld: .*nothing is changed", after=begun)
-        assert "note: slurmctld" in daemon.ask("status")
+        assert "note: slurmctld" in daemon.selastic("status")
         time.sleep(5)
     finally:
         cluster.exec("cluster-start slurmctld")
@@ -155,26 +155,26 @@ def shm(cluster: SlurmCluster, daemon: Daemon) -> Iterator[str]:
     """A state directory on a small file system of its own."""
     cluster.exec(f"mkdir -p {SHM}", user="selastic")
     daemon.stop()
-    daemon.configure(eager().replace("{state}", SHM))
+    daemon.configure(eager_config().replace("{state}", SHM))
     daemon.start()
     yield SHM
     daemon.stop()
     cluster.exec(f"rm -rf /dev/shm/* {SAVE.format('*')}")
-    daemon.configure(eager())
+    daemon.configure(eager_config())
     daemon.start()
 
 
 def test_the_disk_is_full(cluster: SlurmCluster, daemon: Daemon, shm: str) -> None:
     """What has begun ends well, who was only asked to save goes on, and nothing new is begun."""
     begun = len(daemon.log())
-    daemon.configure(eager(mode="advise").replace("{state}", SHM))
+    daemon.configure(eager_config(mode="advise").replace("{state}", SHM))
     daemon.signal("HUP")
     job = submit(cluster)
     asked = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jlate", "-wg05")
     for ready in (job, asked):
         daemon.wait_for(f"JobId={ready} Action=grow .* Mode=advise", after=begun)
     # both begin in one round; the disk is full when the second one has saved
-    patient = eager().replace("{state}", SHM).replace("notice_s = 10", "notice_s = 60")
+    patient = eager_config().replace("{state}", SHM).replace("notice_s = 10", "notice_s = 60")
     daemon.configure(patient)
     daemon.when(job, "COOL", f"{FILL}; touch {SAVE.format(asked)}", first=f"kill -HUP {daemon.pid}")
     until(lambda: gpus(cluster, job) == 4)
@@ -189,11 +189,11 @@ def test_the_disk_is_full(cluster: SlurmCluster, daemon: Daemon, shm: str) -> No
         assert shown(cluster, untouched)["restart_cnt"] == 0
     complaints = lines(daemon.log(), "error: ledger .*no new change is begun")
     assert 1 <= len(complaints) <= 2, complaints
-    assert "ledger" in daemon.ask("status")
+    assert "ledger" in daemon.selastic("status")
     cluster.exec("rm /dev/shm/fill")
     daemon.wait_for("the ledger can be written again", after=begun)
     until(lambda: gpus(cluster, other) == gpus(cluster, asked) == 4)
-    assert "done" in daemon.ask("history", str(job))
+    assert "done" in daemon.selastic("history", str(job))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_ledger_that_cannot_be_used_is_one_line(
     whole = f"c('{daemon.home}/ledger.sqlite').backup(c('{state}/ledger.sqlite'))"  # WAL included
     cluster.exec(f'{PYTHON} -c "from sqlite3 import connect as c; {whole}"', user="selastic")
     cluster.exec(spoil.replace("{}", f"{state}/ledger.sqlite"))
-    text = eager().replace("{state}", state)
+    text = eager_config().replace("{state}", state)
     cluster.exec(f"cat >{state}/elastic.toml", stdin=text, user="selastic")
     command = f"timeout 20 selasticd --config {state}/elastic.toml"
     done = cluster.exec(command, user="selastic", check=False)
@@ -236,8 +236,8 @@ def test_rubbish_within_the_ledger_is_left_out(cluster: SlurmCluster, daemon: Da
     cluster.exec([PYTHON, "-c", f"from sys import argv; {spoil}", f"{daemon.home}/ledger.sqlite"])
     begun = len(daemon.log())
     daemon.start()
-    daemon.ask("history", str(job))
-    until(lambda: f"{job} " in daemon.ask("status"))
+    daemon.selastic("history", str(job))
+    until(lambda: f"{job} " in daemon.selastic("status"))
     assert len(lines(daemon.log()[begun:], "unreadable|cannot be read")) >= 1
     assert gpus(cluster, job) == 4
 
@@ -253,7 +253,7 @@ def tell(cluster: SlurmCluster, user: str, *reports: dict) -> list[str]:
 
 def test_lies_harm_nobody(cluster: SlurmCluster, daemon: Daemon) -> None:
     job = submit(cluster)
-    until(lambda: f"JobId={job}" in daemon.ask("show", str(job), check=False))
+    until(lambda: f"JobId={job}" in daemon.selastic("show", str(job), check=False))
     fast = {"job_id": job, "run": 0, "phase": "training", "proven": True, "gpus": 1}
     lies = [
         {**fast, "step_time_s": 5e-324, "global_batch": 2**31, "steps_measured": 99},
@@ -269,10 +269,10 @@ def test_lies_harm_nobody(cluster: SlurmCluster, daemon: Daemon) -> None:
     answers = tell(cluster, "alice", *lies)
     assert [a.startswith("refused") for a in answers] == [False] * 4 + [True] * 5
     (answer,) = tell(cluster, "bob", {**fast, "phase": "saved", "notice": 1})
-    assert answer == f"refused: job {job} belongs to somebody else"
+    assert answer == f"refused: job {job} belongs to another user"
     daemon.wait_for(f"JobId={job} Uid=2002 Refused=report: not the owner")
     begun = len(daemon.log())
     honest = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", user="bob")
     until(lambda: gpus(cluster, honest) == 4, seconds=60)
     assert "error" not in daemon.log()[begun:]
-    assert json.loads(daemon.ask("status", "--json"))["jobs"]
+    assert json.loads(daemon.selastic("status", "--json"))["jobs"]

@@ -11,7 +11,7 @@ from tests.support.slurm_cluster import SlurmCluster, until
 
 @pytest.fixture
 def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
-    with running(cluster, crew=("alice",)) as daemon:
+    with running(cluster, reporters=("alice",)) as daemon:
         yield daemon
         cluster.exec("scontrol update nodename=g05 state=resume", check=False)
 
@@ -56,7 +56,7 @@ def test_usage_and_sacct_agree(cluster: SlurmCluster, daemon: Daemon) -> None:
     assert states["requeued"].startswith("REQUEUED")
     assert states["lost"].startswith("NODE_FAIL")
     assert int(words.split()[0]) >= 8, words
-    used = json.loads(daemon.ask("usage", "--json", "-S", begun))["jobs"]
+    used = json.loads(daemon.selastic("usage", "--json", "-S", begun))["jobs"]
     mine = {row["job_id"]: row["gpu_seconds"] for row in used}
     for job in (growing, requeued, lost, suspended, unseen):
         fields = [row.split("|") for row in rows(job)]

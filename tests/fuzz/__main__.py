@@ -23,7 +23,7 @@ RESULTS = Path(__file__).resolve().parent / "results.jsonl"
 
 
 def surfaces() -> list[str]:
-    """Modules that have `run`."""
+    """Return the names of the modules that have `run`."""
     here = Path(__file__).parent
     names = (m.name for m in pkgutil.iter_modules([str(here)]))
     return [n for n in names if "\ndef run(seconds" in (here / f"{n}.py").read_text("utf-8")]
@@ -46,7 +46,7 @@ def total(path: Path) -> str:
 
 
 def main() -> int:
-    """Run; 1 when anything crashed."""
+    """Run; return 1 if any input crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--surface", action="append", choices=surfaces(), help="default: all")
     parser.add_argument("--minutes", type=float, default=1.0, help="for each surface")

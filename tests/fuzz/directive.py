@@ -1,4 +1,4 @@
-"""The directive: Lua and Python must accept, refuse and understand the same texts."""
+"""Directives: Lua and Python must accept, refuse and read the same texts."""
 
 import subprocess
 import tempfile

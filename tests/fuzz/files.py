@@ -1,4 +1,4 @@
-"""Files that people hand to `selastic`: traces, workloads, profiles, tables, configurations."""
+"""Input files of `selastic`: traces, workloads, profiles, tables, configurations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slurm_elastic.profiler import profile_file
 from slurm_elastic.simulator.gangs import gang_files
 from slurm_elastic.simulator.truth import rack_network, restart_costs
 from slurm_elastic.simulator.workloads import accounting_trace, workload
-from tests.fuzz import scene, texts
+from tests.fuzz import checked_log, texts
 from tests.fuzz.tally import Tally, drive
 
 _DATA = Path(__file__).parents[1] / "data"
 
 
 class Reader(NamedTuple):
-    """One reader: its seeds are whole files."""
+    """A reader of files; its seeds are whole files."""
 
     read: Callable[[Path], Any]
     refuses: tuple[type[Exception], ...]
@@ -61,7 +61,7 @@ _folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def one(rng: random.Random) -> str:
-    """One file through one reader."""
+    """Read one file with one reader."""
     global _folder  # noqa: PLW0603 - one a process
     if _folder is None:
         _folder = tempfile.TemporaryDirectory(prefix="fuzz-")
@@ -79,6 +79,6 @@ def one(rng: random.Random) -> str:
 
 
 def run(seconds: float, seed: int) -> Tally:
-    """See `tally.drive`."""
-    scene.quiet()
+    """Run for some seconds; see `tally.drive`."""
+    checked_log.quiet()
     return drive(one, seconds=seconds, seed=seed)

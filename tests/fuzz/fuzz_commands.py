@@ -1,4 +1,4 @@
-"""Runs commands that standard input lists, several at a time; inside the cluster, as some user.
+"""Runs the commands of standard input, several at a time; inside the cluster, as some user.
 
 In: one JSON list of {"argv": [hex …], "env": {hex: hex}, "stdin": hex}. Out: one JSON list of
 [exit code, standard error as hex, standard output as hex]; -99 stands for a command that hung.

@@ -1,4 +1,4 @@
-"""Directives as people, scripts and attackers write them: bytes, from a seed."""
+"""Directives as bytes, drawn from a seed: valid, nearly valid and hostile ones."""
 
 import random
 import tomllib
@@ -49,7 +49,7 @@ BREAKERS = (
 
 
 def examples() -> list[bytes]:
-    """Every example in tests/data/directives.toml that a command line can carry."""
+    """Return every example of tests/data/directives.toml that a command line can carry."""
     table = tomllib.loads(EXAMPLES.read_text("utf-8"))
     texts = [_octets(row) for row in table["valid"] + table["invalid"]]
     return [text for text in texts if b"\0" not in text]
@@ -64,7 +64,7 @@ def _octets(row: dict[str, Any]) -> bytes:
 
 
 class Directives:
-    """An endless supply.
+    """Endless sequence of directives.
 
     Args:
         seed: what they are made from.

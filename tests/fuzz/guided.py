@@ -1,4 +1,4 @@
-"""Coverage leads: a surface's `one` under atheris, which chooses the bytes behind its random draws.
+"""Fuzzing guided by coverage: atheris chooses the bytes behind a surface's random draws.
 
 In a process of its own, since libFuzzer ends the one that it runs in.
 """
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Drawn(random.Random):
-    """Draws from given bytes; when they are used up, from a generator seeded by them."""
+    """Random draws from given bytes; then from a generator seeded by them."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -70,9 +70,9 @@ def main(surface: str, options: Sequence[str]) -> None:
 
     with atheris.instrument_imports(include=["slurm_elastic"]):
         module = importlib.import_module(f"tests.fuzz.{surface}")
-    from tests.fuzz import scene
+    from tests.fuzz import checked_log
 
-    scene.quiet()
+    checked_log.quiet()
     atheris.Setup([surface, *options], lambda data: module.one(Drawn(data)) and None)
     atheris.Fuzz()
 

@@ -1,8 +1,8 @@
-"""The controller's socket: frames, seals, reports, questions, commands, long polls.
+"""The controller's socket: frames, authentication, reports, questions, commands, long polls.
 
-Each request goes through the server's own `_reply` to the real desk, book, engine and ledger, as
-bob. Whatever he sends, he gets an answer that is JSON and of one line where it is words; nothing
-is written to Slurm, and nothing that is known of alice's jobs changes.
+Each request goes as bob through the server's `_reply` to the real request handler, job store, engine
+and ledger. The answer must be JSON, with messages of one line; nothing may be written to Slurm, and
+nothing stored of alice's jobs may change.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from slurm_elastic.core.report import Report, ReportError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import frames, munge_auth, protocol
 from slurm_elastic.rpc.requests import OPERATIONS
-from tests.fuzz import inputs, scene
+from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
-from tests.support import example_round as ux_scene
+from tests.support import example_round
 
 #: bob's own job, and numbers that JSON can name.
 _JOBS = ("4722", "4711", "4700", "4711_3", "99999", "0", "4294967295")
@@ -72,7 +72,7 @@ _REQUESTS: tuple[dict[str, Any], ...] = (
 
 
 class _Here(Executor):
-    """Calls at once, in this thread."""
+    """Executor that runs calls at once, in this thread."""
 
     def submit(self, fn: Any, /, *args: Any, **named: Any) -> Future[Any]:  # type: ignore[override]
         future: Future[Any] = Future()
@@ -84,31 +84,31 @@ class _Here(Executor):
 
 
 class _NoSlurm:
-    """Nothing of what bob says may lead to a write."""
+    """Stand-in for scontrol that fails the test when it is used."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"scontrol {name} was called")
 
 
-class Place:
+class ControllerUnderTest:
     """A controller and its socket, with alice's and bob's jobs."""
 
     def __init__(self) -> None:
-        log: Any = scene.quiet()
+        log: Any = checked_log.quiet()
         settings = schema.Config()
         jobs = tuple(
-            dataclasses.replace(j, submission=ux_scene.job(1, "", "", "1-8").submission)
+            dataclasses.replace(j, submission=example_round.job(1, "", "", "1-8").submission)
             if j.job_id == 4722
             else j
-            for j in ux_scene.JOBS
+            for j in example_round.JOBS
         )
-        snapshot = dataclasses.replace(ux_scene.SNAPSHOT, jobs=jobs)
+        snapshot = dataclasses.replace(example_round.SNAPSHOT, jobs=jobs)
         self.controller = Controller(
             config=settings, reader=None, scontrol=_NoSlurm(), ledger=Ledger(":memory:"),  # type: ignore[arg-type]
             policy=policy_protocol.load(settings), account="selastic", log=log,
         )  # fmt: skip
         self.controller._jobs = dict(snapshot.job)
-        self.controller.view = dataclasses.replace(ux_scene.VIEW, snapshot=snapshot)
+        self.controller.view = dataclasses.replace(example_round.VIEW, snapshot=snapshot)
         self.desk = RequestHandler(
             self.controller,
             check=lambda view: {"version": "0"},
@@ -116,9 +116,9 @@ class Place:
         )
         self.server = socket_server.Server(schema.ApiSettings(rate_per_user=1e9), self.desk, log)
         here: Any = _Here()
-        self.server._clerk = self.server._sealers = here
+        self.server._backend_thread = self.server._auth_pool = here
         self.loop = asyncio.new_event_loop()
-        self.foreign = [j for j in jobs if j.uid != ux_scene.BOB]
+        self.foreign = [j for j in jobs if j.uid != example_round.BOB]
 
     def close(self) -> None:
         """Give everything back."""
@@ -127,7 +127,7 @@ class Place:
         self.controller.ledger.close()
 
     def known(self) -> str:
-        """All that is kept of other people's jobs, as text."""
+        """Return all that is stored of other users' jobs, as text."""
         book = self.controller.book
         return repr(
             [
@@ -137,20 +137,22 @@ class Place:
         )
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """As bob."""
+        """Send a request as bob and return the reply."""
         reader = asyncio.StreamReader(loop=self.loop)
         with mock.patch.object(socket_server, "MAX_WAIT_S", 0.0):
-            return self.loop.run_until_complete(self.server._reply(ux_scene.BOB, request, reader))
+            return self.loop.run_until_complete(
+                self.server._reply(example_round.BOB, request, reader)
+            )
 
 
-_place: Place | None = None
+_place: ControllerUnderTest | None = None
 
 
-def place() -> Place:
-    """Made once a process."""
+def place() -> ControllerUnderTest:
+    """Return the one controller of this process."""
     global _place  # noqa: PLW0603 - a fresh one for each input would take a thousand times longer
     if _place is None:
-        _place = Place()
+        _place = ControllerUnderTest()
     return _place
 
 
@@ -160,8 +162,8 @@ def one(rng: random.Random) -> str:
 
 
 def run(seconds: float, seed: int) -> Tally:
-    """See `tally.drive`."""
-    scene.quiet()
+    """Run for some seconds; see `tally.drive`."""
+    checked_log.quiet()
     tally = drive(one, seconds=seconds, seed=seed)
     if _place is not None:
         counts = len(_place.controller.book._entries), len(_place.server._waiting)
@@ -188,7 +190,7 @@ def _request(rng: random.Random) -> str:
     reply = there.reply(content)
     sent = json.dumps(reply)
     assert len(sent) < 10**6, f"a reply of {len(sent)} characters"
-    assert reply.get("code") != "internal", f"{scene.LOG.last} {content!r:.500}"
+    assert reply.get("code") != "internal", f"{checked_log.LOG.last} {content!r:.500}"
     said = [reply.get("error", ""), reply.get("text", "")]
     said += [r.get("text", "") for r in reply.get("results", ())]
     assert all(len(t) < 1500 and "\n" not in t for t in said), said
@@ -215,7 +217,7 @@ def _report(rng: random.Random) -> str:
 
 
 def _frame(rng: random.Random) -> str:
-    """Bytes behind the length, with a munge that vouches for any payload."""
+    """Try bytes behind the length, with a munge that accepts any payload."""
     body = inputs.wire(rng.choice(_REQUESTS), rng)
     payload = munge_auth._payload("request", "n", body)
     if rng.random() < 0.5:
@@ -225,7 +227,7 @@ def _frame(rng: random.Random) -> str:
     frame = b"MUNGE:AwQ:\n" + body
     if rng.random() < 0.3:
         frame = inputs.bytes_(rng, frame)
-    kept, munge_auth._decode = munge_auth._decode, lambda _: (ux_scene.BOB, 0, payload)
+    kept, munge_auth._decode = munge_auth._decode, lambda _: (example_round.BOB, 0, payload)
     bounded, munge_auth._bounded = munge_auth._bounded, lambda work: work()  # no thread an input
     try:
         MungeAuth().open(frame)

@@ -29,7 +29,7 @@ NUMBERS: tuple[Any, ...] = (
 
 
 def text(rng: random.Random, most: int = 4) -> str:
-    """Return a few pieces of `BAD`, or any characters, surrogates included."""
+    """Return some pieces of `BAD`, or any characters, surrogates included."""
     if rng.random() < 0.2:
         return "".join(chr(rng.choice((rng.randrange(128), rng.randrange(0x110000))))
                        for _ in range(rng.randrange(40)))  # fmt: skip
@@ -37,7 +37,7 @@ def text(rng: random.Random, most: int = 4) -> str:
 
 
 def near(rng: random.Random, seed: str) -> str:
-    """Return the text with up to three random changes."""
+    """Return a valid text, mostly with a change."""
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         at, to = sorted((rng.randint(0, len(seed)), rng.randint(0, len(seed))))
         piece = rng.choice(
@@ -48,7 +48,7 @@ def near(rng: random.Random, seed: str) -> str:
 
 
 def value(rng: random.Random, depth: int = 3) -> Any:
-    """Return any JSON value, or one that only Python's parser accepts."""
+    """Return any JSON value, and values that Python's reader accepts besides."""
     kind = rng.randrange(7 if depth else 5)
     if kind == 0:
         return rng.choice((None, True, False))
@@ -62,7 +62,7 @@ def value(rng: random.Random, depth: int = 3) -> Any:
 
 
 def changed(rng: random.Random, body: Any) -> Any:
-    """Return the JSON value with a part replaced, removed, renamed or added."""
+    """Return a valid JSON value with a part replaced, left out, renamed or added."""
     if rng.random() < 0.15 or not isinstance(body, dict | list) or not body:
         return value(rng)
     if isinstance(body, list):
@@ -81,7 +81,7 @@ def changed(rng: random.Random, body: Any) -> Any:
 
 
 def bytes_(rng: random.Random, seed: bytes = b"") -> bytes:
-    """Return the message, or random bytes, with bytes changed, removed or repeated."""
+    """Return a valid message with bytes changed, cut or doubled, or random bytes."""
     data = bytearray(seed or rng.randbytes(rng.randrange(200)))
     for _ in range(rng.choice((0, 1, 1, 2, 5))):
         at = rng.randrange(len(data) + 1)
@@ -100,7 +100,7 @@ def bytes_(rng: random.Random, seed: bytes = b"") -> bytes:
 
 
 def wire(body: Any, rng: random.Random) -> bytes:
-    """As JSON, sometimes with a key twice or absurdly deep."""
+    """Return JSON text, sometimes with a repeated key or extreme depth."""
     data = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     if rng.random() < 0.1 and data[:1] == b"{" and len(data) > 2:
         return b"{" + data[1:-1] + b"," + data[1:-1] + b"}"

@@ -1,9 +1,9 @@
-"""Jobs as slurmctld shows them, all that their owner writes hostile: from the reader to the screen.
+"""Jobs of slurmctld with hostile fields of their owner, from the reader to the screen.
 
-A round is run over alice's two jobs and bob's hostile ones, in mode `act`: reader, book, ledger,
-housekeeping, policy, placement, engine, `scontrol` (its command line is looked at instead of run),
-answers, tables, JSON. Whatever bob's jobs are called: the round ends, GPUs that he holds count as
-used, each word for scontrol is one that was meant, and no line holds what a terminal would obey.
+A round is run over alice's two jobs and bob's hostile ones, in mode `act`: reader, job store, ledger,
+orphan cleanup, policy, placement, engine, `scontrol` (its command line is checked instead of run),
+answers, tables, JSON. With any fields of bob's jobs the round must end, their GPUs must count as
+used, each word for scontrol must be valid, and no line may contain control characters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slurm_elastic.core.submission import Submission
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.slurm.pyslurm_reader import Reader
 from slurm_elastic.slurm.scontrol import Scontrol
-from tests.fuzz import inputs, scene
+from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
 
 ALICE, BOB = 2001, 2002
@@ -78,7 +78,7 @@ _POLICY = policy_protocol.load(_SETTINGS)
 
 
 class Raw:
-    """One record of pyslurm's. A field that is an exception is raised when it is read."""
+    """A record of pyslurm. A field that is an exception is raised when it is read."""
 
     def __init__(self, layout: dict[str, Any], **fields: Any) -> None:
         self._layout = layout
@@ -121,7 +121,7 @@ def _raw(job_id: int, uid: int, nodes: dict[str, int], **changed: Any) -> Raw:
 
 
 def _hostile(rng: random.Random, job_id: int, nodes: dict[str, int]) -> Raw:
-    """bob's: some fields as hostile as they come."""
+    """Return a job of bob with some hostile fields."""
     changed: dict[str, Any] = {}
     for name in rng.sample(_WRITTEN, rng.randint(1, 4)):
         changed[name] = (
@@ -158,7 +158,7 @@ def _hostile(rng: random.Random, job_id: int, nodes: dict[str, int]) -> Raw:
 
 
 class _Slurm(types.ModuleType):
-    """As much of pyslurm as the reader uses."""
+    """The parts of pyslurm that the reader uses."""
 
     class PyslurmError(Exception):
         pass
@@ -192,7 +192,7 @@ def _node(name: str, used: int) -> Any:
 
 
 def _command(words: list[str], **_: Any) -> Any:
-    """In place of running scontrol: is each word what it should be?"""
+    """Check each word of a scontrol command instead of running it."""
     if words[0] != "scontrol":  # only read with: sacct, sacctmgr
         raise FileNotFoundError(2, "No such file or directory", words[0])
     if words == ["scontrol", "-o", "show", "topology"]:
@@ -223,7 +223,7 @@ def _fields(words: list[str]) -> None:
 
 
 def one(rng: random.Random) -> str:
-    """One cluster, one round, every answer."""
+    """Run one round on one cluster, and print every answer."""
     held = {401: {"g03": 2}, 402: {}, 403: {"g04": 1}}
     raws = {
         301: _raw(301, ALICE, {"g01": 2}),
@@ -244,7 +244,7 @@ def one(rng: random.Random) -> str:
         "Partitions": {"gpu": partition},
         "Reservations": {"r": reservation},
     }
-    log: Any = scene.quiet()
+    log: Any = checked_log.quiet()
     with mock.patch.object(subprocess, "run", _command):
         sys.modules["pyslurm"] = slurm
         reader = Reader(reservation_prefix="selastic_")
@@ -272,7 +272,7 @@ def one(rng: random.Random) -> str:
 
 
 def _shown(controller: Controller) -> None:
-    """Every answer, to an operator and to alice, printed."""
+    """Print every answer, to an operator and to alice."""
     handler = RequestHandler(controller, check=lambda _: {}, reconfigure=lambda: "")
     history = handler._history({})
     segments = handler._segments({})
@@ -304,5 +304,5 @@ def _answer(op: str, view: Any, viewer: Viewer, args: Any, ask: Any) -> Any:
 
 
 def run(seconds: float, seed: int) -> Tally:
-    """See `tally.drive`."""
+    """Run for some seconds; see `tally.drive`."""
     return drive(one, seconds=seconds, seed=seed)

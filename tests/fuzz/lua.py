@@ -1,4 +1,4 @@
-"""job_submit.lua in slurmctld's interpreter, with a Slurm that is not there: random jobs."""
+"""job_submit.lua in a plain Lua interpreter with a fake Slurm: random jobs."""
 
 import shutil
 import subprocess

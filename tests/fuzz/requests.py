@@ -1,4 +1,4 @@
-"""Submissions of a user with a client of his own, who sends slurmctld what no sbatch would.
+"""Submissions by a user's own client, which sends requests that no sbatch would send.
 
 Needs the container cluster, as the surface `submit` does.
 """

@@ -1,4 +1,4 @@
-"""Real sbatch, srun and scontrol against the real slurmctld: hostile options and environments.
+"""Real sbatch, srun and scontrol with the real slurmctld: hostile options and environments.
 
 Needs the container cluster (contrib/cluster; SELASTIC_CLUSTER names it): a surface without one
 counts no inputs.
@@ -96,12 +96,12 @@ class Case:
     kind: str = "sbatch"
 
     def json(self) -> dict[str, object]:
-        """For fuzz_commands.py."""
+        """Return the case for fuzz_commands.py."""
         env = {name.hex(): value.hex() for name, value in self.env.items()}
         return {"argv": [w.hex() for w in self.argv], "env": env, "stdin": self.stdin.hex()}
 
     def reserved(self) -> bool:
-        """Whether it names a reservation of the controller's."""
+        """Return whether it names a reservation of the controller."""
         words = [w for w in self.argv if w.lower().startswith((b"--reservation=", b"reservationn"))]
         names = [w.partition(b"=")[2] for w in words] or [self.env.get(b"SBATCH_RESERVATION", b"")]
         if self.kind in ("srun", "salloc") and not words:
@@ -109,14 +109,14 @@ class Case:
         return any(n.startswith(b"selastic_") for n in names[-1].replace(b" ", b",").split(b","))
 
     def comment(self) -> bytes:
-        """Return the directive of the comment; empty without one."""
+        """Return the portable form of the directive, if any."""
         words = [w for w in self.argv if w.startswith(b"--comment=")]
         text = words[-1][10:] if words else b""
         return text[8:] if text[:8] == b"elastic:" and text[8:9].strip() else b""
 
 
 class Commands:
-    """An endless supply of them.
+    """Endless sequence of commands.
 
     Args:
         seed: what they are made from.
@@ -228,7 +228,7 @@ def run(seconds: float, seed: int) -> Tally:
 
 
 def _judge(case: Case, code: int, err: bytes) -> str:
-    """Return what is wrong with an answer; empty if nothing."""
+    """Return the fault of an answer, or ""."""
     ours = [line for line in err.split(b"\n") if b"elastic: " in line and b": elastic: " in line]
     if code < 0:
         return "hung or killed"
@@ -261,7 +261,7 @@ def _judge(case: Case, code: int, err: bytes) -> str:
 
 
 def _after(cluster: SlurmCluster, submitted: dict[int, Case], begun: int) -> list[str]:
-    """Return what is wrong with the submitted jobs and the log; cancel the jobs."""
+    """Return the faults of submitted jobs and of the log; cancel the jobs."""
     faults = []
     if submitted:
         jobs = _jobs(cluster)
@@ -281,7 +281,7 @@ def _after(cluster: SlurmCluster, submitted: dict[int, Case], begun: int) -> lis
 
 
 def _jobs(cluster: SlurmCluster) -> dict[int, str]:
-    """AdminComment by job."""
+    """Return AdminComment by job."""
     text = cluster.exec(f"squeue --json {ASCII}").stdout
     return {job["job_id"]: job["admin_comment"] for job in json.loads(text, strict=False)["jobs"]}
 

@@ -1,4 +1,4 @@
-"""Counts inputs of one surface, and keeps what crashed with the number that replays it."""
+"""Counts of the inputs of one surface, and its crashes with the number that replays each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: So many different crashes are kept; more of them say nothing new.
+#: Number of different crashes that are kept.
 MOST_CRASHES = 20
 
 
 @dataclass
 class Tally:
-    """What came of one run.
+    """Results of one run.
 
     Attributes:
-        inputs: tried.
-        crashes: one text each: the input's number and what happened.
+        inputs: number of inputs tried.
+        crashes: one text each: the input's number and the error.
         notes: counts by outcome, e.g. "directive refused".
     """
 
@@ -34,10 +34,10 @@ def drive(
     """Try inputs until the time is over; `one` draws an input, tries it and names the outcome.
 
     Args:
-        one: raises whatever must not happen.
-        seconds: of wall time.
+        one: function that raises an error for a fault.
+        seconds: wall time.
         seed: input number n is drawn from Random(f"{seed}.{n}"), so that each replays alone.
-        most: inputs; None: as many as there is time for.
+        most: largest number of inputs; None: no limit.
     """
     tally, end, seen = Tally(), time.monotonic() + seconds, set()
     while time.monotonic() < end and (most is None or tally.inputs < most):
@@ -45,7 +45,7 @@ def drive(
         number = f"{seed}.{tally.inputs}"
         try:
             tally.notes[one(random.Random(number))] += 1
-        except Exception as error:  # noqa: BLE001 - that is what is looked for
+        except Exception as error:  # noqa: BLE001 - any error is a finding
             frames = traceback.extract_tb(error.__traceback__)
             where = " < ".join(
                 f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in frames[:-5:-1]

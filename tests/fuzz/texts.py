@@ -1,4 +1,4 @@
-"""Texts that people, files and commands give: each parser either reads one or refuses it in words."""
+"""Texts from users, files and commands: a parser accepts one or refuses it with a message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurm_elastic.core.nodelist import expand, fold
 from slurm_elastic.core.submission import SubmissionError, parse_admin_comment, parse_comment
 from slurm_elastic.rpc import frames
 from slurm_elastic.slurm import gres, limits, slurm_settings, switches
-from tests.fuzz import inputs, scene
+from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
 
 
@@ -92,7 +92,7 @@ _SLOWEST_S = 2.0
 
 
 def one(rng: random.Random) -> str:
-    """One text through one parser."""
+    """Parse one text with one parser."""
     name = rng.choice(sorted(PARSERS))
     parser = PARSERS[name]
     text = inputs.near(rng, rng.choice(parser.seeds)) if rng.random() < 0.8 else inputs.text(rng)
@@ -124,8 +124,8 @@ def tried(
 
 
 def run(seconds: float, seed: int) -> Tally:
-    """See `tally.drive`."""
-    scene.quiet()
+    """Run for some seconds; see `tally.drive`."""
+    checked_log.quiet()
     return drive(one, seconds=seconds, seed=seed)
 
 

@@ -85,7 +85,7 @@ class FakeLog:
 class PlainAuth:
     """RequestAuth for frames of JSON {"uid": …, "nonce": …, "content": …}; any uid is accepted."""
 
-    def trouble(self):
+    def problem(self):
         return ""
 
     def open(self, frame):

@@ -1,4 +1,4 @@
-"""Jobs, transitions and a scontrol that remembers, for tests of what the controller does."""
+"""Jobs, transitions, a log and a fake scontrol for tests of the controller."""
 
 import dataclasses
 import inspect
@@ -26,7 +26,7 @@ SEGMENT = {
 
 
 class FakeScontrol:
-    """Scontrol that keeps what is written; `refuse` makes everything fail."""
+    """Scontrol that keeps its calls; `refuse` makes every call fail."""
 
     def __init__(self):
         self.calls, self.refuse = [], ""
@@ -44,12 +44,12 @@ class FakeScontrol:
         return call
 
     def fields(self):
-        """Of the last update."""
+        """Return the fields of the last update."""
         return next(c[2] for c in reversed(self.calls) if c[0] == "update")
 
 
 class Log:
-    """Keeps lines."""
+    """Log that keeps its lines."""
 
     def __init__(self):
         self.lines = []
@@ -65,7 +65,7 @@ def allocation(shares):
 
 
 def job(shares=None, *, directive="1-8", shape=(), **fields):
-    """Job 7: running on `shares`, or pending."""
+    """Return job 7: running on `shares`, or pending."""
     values = {
         "job_id": 7,
         "display_id": "7",
@@ -82,7 +82,7 @@ def job(shares=None, *, directive="1-8", shape=(), **fields):
 
 
 def transition(target, old=None, state=TransitionState.RESERVE, **fields):
-    """Of job 7, entered its state long ago."""
+    """Return a transition of job 7 that entered its state long ago."""
     values = {
         "id": 1,
         "job_id": 7,

@@ -1,4 +1,4 @@
-"""selasticd in ctld, with a configuration of the test's own, and jobs that play along."""
+"""A selasticd of the test's own in ctld, and a stand-in for the esrun of sleeping jobs."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.slurm_cluster import PATIENCE, SlurmCluster, until
+from tests.support.slurm_cluster import WAIT_FACTOR, SlurmCluster, until
 
-CREW = Path(__file__).parents[1] / "cluster" / "drivers" / "crew.py"
+REPORTER = Path(__file__).parents[1] / "cluster" / "drivers" / "reporter.py"
 PYTHON = "/opt/slurm-elastic/bin/python"
 ADDRESS = "ctld:7321"
 
-#: Acts as soon as it can.
+#: Configuration without waiting times.
 EAGER = """
 [controller]
 mode = "{mode}"
@@ -40,28 +40,32 @@ lease_s = 60
 
 
 class Daemon:
-    """selasticd, its log, and a crew that reports for sleeping jobs.
+    """A running selasticd, its log, and reporters for sleeping jobs.
 
     Args:
-        cluster: where.
-        text: of elastic.toml; "{state}" is replaced by a fresh directory.
-        crew: users whose sleeping jobs save when asked.
+        cluster: cluster on which it runs.
+        text: contents of elastic.toml; "{state}" is replaced by a fresh directory.
+        reporters: users whose sleeping jobs are reported, and save on a notice.
     """
 
-    #: Where it runs.
+    #: Node on which it runs.
     NODE = "ctld"
 
     def __init__(
-        self, cluster: SlurmCluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
+        self,
+        cluster: SlurmCluster,
+        text: str = "",
+        *,
+        reporters: tuple[str, ...] = ("alice", "bob"),
     ) -> None:
         self.cluster = cluster
         make = "d=$(mktemp -d /tmp/selasticd.XXXXXX) && chmod 755 $d && echo $d"
         self.home = cluster.exec(make, user="selastic", node=self.NODE).stdout.strip()
         self.log_path = f"{self.home}/log"
-        self.configure(text or eager())
-        write = "mkdir -p /tmp/drivers && cat >/tmp/drivers/crew.py"
-        cluster.exec(write, stdin=CREW.read_text())
-        self._crew = [self._play(user) for user in crew]
+        self.configure(text or eager_config())
+        write = "mkdir -p /tmp/drivers && cat >/tmp/drivers/reporter.py"
+        cluster.exec(write, stdin=REPORTER.read_text())
+        self._reporters = [self._start_reporter(user) for user in reporters]
         self.pid = 0
 
     def configure(self, text: str) -> None:
@@ -71,13 +75,13 @@ class Daemon:
             f"cat >{self.home}/elastic.toml", user="selastic", node=self.NODE, stdin=text
         )
 
-    def _play(self, user: str) -> tuple[str, str]:
-        out = f"/tmp/crew-{user}"
-        command = f"{PYTHON} /tmp/drivers/crew.py {ADDRESS} </dev/null >{out} 2>&1 & echo $!"
+    def _start_reporter(self, user: str) -> tuple[str, str]:
+        out = f"/tmp/reporter-{user}"
+        command = f"{PYTHON} /tmp/drivers/reporter.py {ADDRESS} </dev/null >{out} 2>&1 & echo $!"
         return user, self.cluster.exec(command, user=user).stdout.strip()
 
     def start(self, *, ready: bool = True) -> None:
-        """Start it; with `ready`, return once it answers."""
+        """Start selasticd; with `ready`, wait until it has begun to act."""
         begun = len(self.log())
         command = f"selasticd -v -D --config {self.home}/elastic.toml"
         started = self.cluster.exec(
@@ -90,7 +94,7 @@ class Daemon:
             self.wait_for(r"selasticd \S+ Mode=", after=begun)
 
     def runs(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process exists."""
         return self.cluster.exec(f"kill -0 {self.pid}", node=self.NODE, check=False).returncode == 0
 
     def signal(self, name: str) -> None:
@@ -98,7 +102,7 @@ class Daemon:
         self.cluster.exec(f"kill -{name} {self.pid}", node=self.NODE)
 
     def stop(self) -> None:
-        """SIGTERM, and wait for the end."""
+        """Send SIGTERM, and wait for the end."""
         self.cluster.exec(
             f"kill {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done",
             node=self.NODE,
@@ -106,7 +110,7 @@ class Daemon:
         )
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL, and wait for the end."""
         self.cluster.exec(
             f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done",
             node=self.NODE,
@@ -114,27 +118,27 @@ class Daemon:
         )
 
     def close(self) -> None:
-        """Stop everything, jobs first; nothing of ours stays in Slurm."""
+        """Stop jobs, selasticd and reporters; remove our reservations."""
         self.cluster.cancel()
         self.stop()
-        for user, pid in self._crew:
+        for user, pid in self._reporters:
             self.cluster.exec(f"kill {pid}", user=user, check=False)
         for name in reservations(self.cluster):
             self.cluster.exec(["scontrol", "delete", f"ReservationName={name}"], check=False)
 
     def log(self) -> str:
-        """What it has said so far."""
+        """Return the log so far."""
         return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true", node=self.NODE).stdout
 
     def check_log(self, *, after: int = 0) -> None:
-        """Fail if the log, after so many characters, tells of a fault of selasticd's own."""
+        """Fail if the log, after so many characters, has an internal error."""
         log = self.log()[after:]
         assert "Traceback" not in log, log
         assert "internal error" not in log, log
 
     def wait_for(self, pattern: str, *, after: int = 0, timeout: float = 60) -> re.Match[str]:
-        """The first place in the log, after so many characters, that matches."""
-        end = time.monotonic() + PATIENCE * timeout
+        """Wait for a match in the log, after so many characters, and return it."""
+        end = time.monotonic() + WAIT_FACTOR * timeout
         while not (match := re.compile(pattern).search(log := self.log(), after)):
             assert time.monotonic() < end, f"no {pattern!r} in time in\n{log[after:]}"
             time.sleep(0.2)
@@ -143,29 +147,29 @@ class Daemon:
     def when(
         self, job: int | str, state: str, command: str, *, user: str = "root", first: str = ":"
     ) -> None:
-        """Run `first`, and a command the moment a job's next transition enters a state."""
-        # A reader of the log that starts no process for each look: states last a third of a second.
+        """Run `first`, then a command as soon as the job's next transition enters a state."""
+        # One process reads the log continuously: a state lasts a third of a second.
         lines = f"tail -c +$((begun + 1)) -s 0.01 -f {self.log_path}"
         mark = f"JobId={job} Transition=.* State={state} "
-        quiet = "</dev/null 2>/dev/null"  # it outlives the script by a moment
-        wait = f"grep -q -m1 '{mark}' < <(timeout {PATIENCE * 100:.0f} {lines} {quiet})"
+        quiet = "</dev/null 2>/dev/null"  # tail ends shortly after the script
+        wait = f"grep -q -m1 '{mark}' < <(timeout {WAIT_FACTOR * 100:.0f} {lines} {quiet})"
         script = f"begun=$(stat -c %s {self.log_path}); {first}; {wait}; seen=$?"
         script += f"; {command}; exit $seen"
         done = self.cluster.exec(script, user=user, node=self.NODE, timeout=150, check=False)
         assert done.returncode == 0, f"job {job} was not in {state}: {done}\n{self.log()}"
 
-    def ask(self, *words: str, user: str = "alice", check: bool = True) -> str:
-        """What `selastic` prints."""
+    def selastic(self, *words: str, user: str = "alice", check: bool = True) -> str:
+        """Run `selastic` and return its output."""
         done = self.cluster.exec(["selastic", *words], user=user, check=check)
         return done.stdout + done.stderr
 
 
 @contextmanager
 def running(
-    cluster: SlurmCluster, text: str = "", *, crew: tuple[str, ...] = ("alice", "bob")
+    cluster: SlurmCluster, text: str = "", *, reporters: tuple[str, ...] = ("alice", "bob")
 ) -> Iterator[Daemon]:
     """Run a `Daemon` until the end of the context."""
-    daemon = Daemon(cluster, text, crew=crew)
+    daemon = Daemon(cluster, text, reporters=reporters)
     try:
         daemon.start()
         yield daemon
@@ -174,8 +178,8 @@ def running(
 
 
 @contextmanager
-def sound(daemon: Daemon) -> Iterator[None]:
-    """Check that a test leaves a running selasticd, no reservation, and no internal error."""
+def leaves_no_trace(daemon: Daemon) -> Iterator[None]:
+    """Check at the end: selasticd runs, no reservation is left, no internal error was logged."""
     begun = len(daemon.log())
     yield
     daemon.cluster.cancel()
@@ -184,13 +188,15 @@ def sound(daemon: Daemon) -> Iterator[None]:
     daemon.check_log(after=begun)
 
 
-def eager(*, mode: str = "act", queue: str = "slurm", keep: float = 120, extra: str = "") -> str:
-    """A configuration that acts as soon as it can."""
+def eager_config(
+    *, mode: str = "act", queue: str = "slurm", keep: float = 120, extra: str = ""
+) -> str:
+    """Return a configuration without waiting times."""
     return EAGER.format(mode=mode, queue=queue, keep=keep, state="{state}") + extra
 
 
 def shown(cluster: SlurmCluster, job: int | str) -> dict[str, Any]:
-    """One job as slurmctld shows it."""
+    """Return one job as slurmctld shows it."""
     text = cluster.exec(["scontrol", "show", "job", str(job), "-d", "--json"]).stdout
     task = int(str(job).partition("_")[2] or -1)  # Slurm shows the whole array
     jobs = json.loads(text)["jobs"]
@@ -198,42 +204,42 @@ def shown(cluster: SlurmCluster, job: int | str) -> dict[str, Any]:
 
 
 def held(cluster: SlurmCluster, job: int | str) -> dict[str, int]:
-    """GPUs by node that a running job has."""
-    found = shown(cluster, job)
-    if found["job_state"] != ["RUNNING"]:
+    """Return the GPUs of a running job by node; {} if it does not run."""
+    record = shown(cluster, job)
+    if record["job_state"] != ["RUNNING"]:
         return {}
-    nodes = [found["nodes"]]
-    if "[" in found["nodes"] or "," in found["nodes"]:
+    nodes = [record["nodes"]]
+    if "[" in record["nodes"] or "," in record["nodes"]:
         nodes = cluster.exec(["scontrol", "show", "hostnames", *nodes]).stdout.split()
-    counts = [int(g.split("(")[0].split(":")[-1]) for g in found["gres_detail"]]
+    counts = [int(g.split("(")[0].split(":")[-1]) for g in record["gres_detail"]]
     return dict(zip(nodes, counts, strict=True))
 
 
 def gpus(cluster: SlurmCluster, job: int | str) -> int:
-    """GPUs that a running job has."""
+    """Return the number of GPUs of a running job."""
     return sum(held(cluster, job).values())
 
 
 def reservations(cluster: SlurmCluster) -> list[str]:
-    """Names of ours."""
+    """Return the names of our reservations."""
     text = cluster.exec("scontrol -o show res | grep -oE 'selastic_[0-9]+' || true").stdout
     return sorted(set(text.split()))
 
 
-def together(*acts: Callable[[], object]) -> None:
-    """Do all of them at once."""
-    troubles: list[BaseException] = []
+def run_concurrently(*functions: Callable[[], object]) -> None:
+    """Call all functions at once, each in a thread; raise the first error."""
+    errors: list[BaseException] = []
 
-    def guarded(act: Callable[[], object]) -> None:
+    def run(function: Callable[[], object]) -> None:
         try:
-            act()
-        except BaseException as trouble:  # noqa: BLE001 - shown by the test
-            troubles.append(trouble)
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(act,)) for act in acts]
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if troubles:
-        raise troubles[0]
+    if errors:
+        raise errors[0]

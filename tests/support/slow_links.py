@@ -29,7 +29,7 @@ def _docker(*words: str) -> str:
 def slow(
     cluster: SlurmCluster, pairs: Iterable[tuple[str, str]], *, kbit_s: float
 ) -> Iterator[None]:
-    """What the first node of each pair sends to the second shares this rate, node by node.
+    """Limit what the first node of each pair sends to the second to this rate, during the context.
 
     Skips the test where the host does not let us shape its containers' interfaces.
     """

@@ -14,7 +14,7 @@ from clusterlib.lifecycle import exec_command  # noqa: E402
 
 #: By how much waits may be longer than on a calm machine: several clusters share it. They bound
 #: a test that hangs; no test asserts a time.
-PATIENCE = 3.0
+WAIT_FACTOR = 3.0
 #: pytest-xdist's name of the first worker, and of a process without workers.
 FIRST_WORKER = "gw0"
 
@@ -43,11 +43,11 @@ def until(
         seconds: at most, on a calm machine.
         what: did not happen; or what tells it then, e.g. a log.
     """
-    end = time.monotonic() + PATIENCE * seconds
+    end = time.monotonic() + WAIT_FACTOR * seconds
     while not happens():
         if time.monotonic() > end:
             said = what() if callable(what) else what
-            raise AssertionError(f"not within {PATIENCE * seconds:.0f} s: {said}")
+            raise AssertionError(f"not within {WAIT_FACTOR * seconds:.0f} s: {said}")
         time.sleep(0.3)
 
 
@@ -80,7 +80,7 @@ class SlurmCluster:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=PATIENCE * timeout,
+            timeout=WAIT_FACTOR * timeout,
             check=False,
         )
         if check:
@@ -95,7 +95,7 @@ class SlurmCluster:
         return self.jobs[-1]
 
     def state(self, job: int) -> str:
-        """The job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
+        """Return the job's state as squeue writes it: PENDING, RUNNING, COMPLETED …"""
         return self.exec(["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]).stdout.strip()
 
     def wait(self, job: int, *states: str, timeout: float = 60) -> str:
@@ -114,7 +114,7 @@ class SlurmCluster:
         return seen
 
     def free_gpus(self) -> int:
-        """GPUs that no job holds, on all nodes."""
+        """Return the number of GPUs that no job holds, on all nodes."""
         report = self.exec("sinfo -h -N -O Gres:40,GresUsed:60").stdout
         counts = [
             [int(word.split("(")[0].rsplit(":", 1)[1]) for word in line.split()]

@@ -1,4 +1,4 @@
-"""Invented applications, for benchmarks and tests: small tables with known shapes.
+"""Synthetic applications for benchmarks and tests: small tables with known shapes.
 
 >>> profile = synthetic_application("net", seconds=600.0)
 >>> profile.epochs, sorted(profile.types)
@@ -36,7 +36,7 @@ def synthetic_application(
     units: Mapping[str, int] | None = None,
     micro_batches: int = 1,
 ) -> ApplicationProfile:
-    """An application that takes about `seconds` at its initial batch on one GPU of speed 1.
+    """Return an application of about `seconds` at its initial batch on one GPU of speed 1.
 
     Args:
         name: of the application.
@@ -95,6 +95,6 @@ def _curve(speed: float, shape: Shape) -> MeasuredCurve:
 
 
 def _step_s(micro_batch: int, speed: float, shape: Shape) -> tuple[float, float]:
-    """(step, synchronisation) in seconds."""
+    """Return (step, synchronisation) in seconds."""
     sync = 0.01 * math.log2(sum(shape)) + 0.03 * (len(shape) - 1) if sum(shape) > 1 else 0.0
     return (0.1 + 0.02 * micro_batch) / speed + sync, sync

@@ -1,4 +1,4 @@
-"""Invented clusters, for benchmarks and tests: consistent snapshots, and what a plan makes of them.
+"""Synthetic clusters for benchmarks and tests: consistent snapshots, and the effect of plans.
 
 >>> cluster = Cluster([node("g1"), node("g2")])
 >>> cluster.add(1, elastic="2-8", on={"g1": 2})
@@ -33,7 +33,7 @@ NOW = 1_750_000_000.0
 
 
 def node(name: str, gpus: int = 4, gpu_type: str = "a100", **more: object) -> Node:
-    """A node with 8 CPUs and 64 GB per GPU, in partition `gpu`."""
+    """Return a node with 8 CPUs and 64 GB per GPU, in partition `gpu`."""
     fields: dict[str, object] = {
         "cpus": 8 * gpus,
         "memory_mb": 64_000 * gpus,
@@ -44,7 +44,7 @@ def node(name: str, gpus: int = 4, gpu_type: str = "a100", **more: object) -> No
 
 @dataclass
 class Cluster:
-    """Nodes and jobs to which more can be added; `snapshot` counts what is in use."""
+    """Nodes and jobs to which more can be added; `snapshot` counts the resources in use."""
 
     nodes: Sequence[Node]
     jobs: list[Job] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Cluster:
             self.records[job_id] = JobRecord(job_id=job_id, **(known | dict(record or {})))  # type: ignore[arg-type]
 
     def snapshot(self) -> Snapshot:
-        """The cluster now, with the nodes' use counted from the jobs."""
+        """Return the cluster now, with the nodes' use counted from the jobs."""
         used: dict[str, list[int]] = {n.name: [0, 0, 0] for n in self.nodes}
         for job in self.jobs:
             need = ResourceNeed.of(job)
@@ -125,7 +125,7 @@ class Cluster:
         )
 
     def carry_out(self, plan: Plan) -> None:
-        """Do what a plan says, at once; jobs with a claim whose GPUs are free then start."""
+        """Carry out a plan at once; jobs with a claim whose GPUs are free then start."""
         for decision in plan.decisions:
             if decision.action is not Action.KEEP:
                 self._hold(decision.job_id, decision.target)
@@ -151,14 +151,14 @@ class Cluster:
 
 
 def racks(names: Sequence[str], size: int) -> tuple[Switch, ...]:
-    """A two-level tree: `size` nodes below each switch, one spine."""
+    """Return a two-level tree: `size` nodes below each switch, one spine."""
     groups = [tuple(names[i : i + size]) for i in range(0, len(names), size)]
     leaves = tuple(Switch(f"rack{i}", 0, group) for i, group in enumerate(groups))
     return (*leaves, Switch("spine", 1, tuple(names), tuple(s.name for s in leaves)))
 
 
 def busy(nodes: int, jobs: int, *, per_node: int = 8, seed: int = 0) -> Cluster:
-    """A full cluster of two types: three of five jobs elastic, the rest rigid.
+    """Return a full cluster of two types: three of five jobs elastic, the others rigid.
 
     Jobs run as far as they find room on whole nodes, in random order.
     """
@@ -204,7 +204,7 @@ def busy(nodes: int, jobs: int, *, per_node: int = 8, seed: int = 0) -> Cluster:
 def _spread(
     members: Sequence[Node], free: dict[str, int], gpu_type: str, size: int, rng: random.Random
 ) -> dict[str, int]:
-    """Take GPUs on the first nodes from a random one on; {} when they do not suffice."""
+    """Take GPUs on the first nodes from a random one on; return {} if they do not suffice."""
     start = rng.randrange(len(members))
     found: dict[str, int] = {}
     share = min(size, members[0].gpus)

@@ -59,14 +59,17 @@ def test_a_node_counts_more_than_its_type_and_the_file_more_than_gres_conf():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"uplinks": {"g[01-09]": 1.0}}, "uplinks: g[05-09] are neither a node nor a switch; mend"),
-        ({"uplinks": {"leaf9": 1.0}}, "uplinks: leaf9 is neither a node nor a switch; mend or re"),
-        ({"uplinks": {"g[1-x]": 1.0}}, 'uplinks: "g[1-x]" is no list of nodes; write e.g. g[01-'),
-        ({"domains": {"h100": 4}}, "domains: h100 is neither a node nor a GPU type; mend or rem"),
-        ({"domains": {"": 4}}, 'domains: "" is no list of nodes; write e.g. g[01-04]'),
+        (
+            {"uplinks": {"g[01-09]": 1.0}},
+            "uplinks: g[05-09] are neither a node nor a switch; correct",
+        ),
+        ({"uplinks": {"leaf9": 1.0}}, "uplinks: leaf9 is neither a node nor a switch; correct or"),
+        ({"uplinks": {"g[1-x]": 1.0}}, 'uplinks: "g[1-x]" is invalid: expected a list of no'),
+        ({"domains": {"h100": 4}}, "domains: h100 is neither a node nor a GPU type; correct or"),
+        ({"domains": {"": 4}}, 'domains: "" is invalid: expected a list of nodes, e.g. g[01-04]'),
         (
             {"domains": {"a100": 3}},
-            "domains: g[01-02] has 4 GPUs, which domains of 3 do not divide; write ano",
+            "domains: g[01-02] has 4 GPUs, not divisible by 3; change the number",
         ),
     ],
 )

@@ -91,11 +91,11 @@ def test_who_crosses_which_link():
 def test_a_tree_that_is_none_is_refused_in_one_line():
     assert problems((*LEAVES, SPINE)) == ()
     loop = (Switch("a", 1, (), ("b",)), Switch("b", 1, (), ("a",)))
-    assert problems(loop) == ("switches a > b > a form a loop; take one out of Switches=",)
+    assert problems(loop) == ("switches a > b > a form a loop; remove one from Switches=",)
     twice = (Switch("r1", 0, ("g1",)), Switch("r2", 0, ("g1",)))
     assert problems(twice) == ("node g1 is in two racks, r1 and r2; name it in one of them",)
     stray = (Switch("top", 1, ("g1",), ("r9",)),)
-    with pytest.raises(TopologyError, match="switch top names r9, which is no switch"):
+    with pytest.raises(TopologyError, match="switch top names r9, which does not exist"):
         check(stray)
     two = (*LEAVES, SPINE, Switch("other", 1, (), ("r1",)))
     assert problems(two) == ("switch r1 is below other and spine; name it in one of them",)

@@ -42,7 +42,7 @@ class RecommendationAnswer:
 
 def offers(measured: MergedProfiles, estimated: Estimates | None) -> list[ConfigurationCost]:
     """Return all configurations, measured and extrapolated."""
-    return [*measured.offers, *(e.offer for e in (estimated.found if estimated else ()))]
+    return [*measured.offers, *(e.offer for e in (estimated.estimates if estimated else ()))]
 
 
 def evaluate(
@@ -103,7 +103,7 @@ def answer(result: RecommendationAnswer) -> dict[str, Any]:
         "unknown": list(result.measured.unknown),
         "left_out": _left_out(result),
         "notes": list(estimated.notes) if estimated else [],
-        "extrapolated": [_extrapolated(e) for e in (estimated.found if estimated else ())],
+        "extrapolated": [_extrapolated(e) for e in (estimated.estimates if estimated else ())],
     }
 
 
@@ -180,7 +180,7 @@ def _told(choice: Recommendation, unit: str) -> str:
 
 def _errors(estimated: Estimates) -> list[str]:
     """Return the table of errors of extrapolated stalls."""
-    rows = [_extrapolated(e) for e in estimated.found if e.fit is not None]
+    rows = [_extrapolated(e) for e in estimated.estimates if e.fit is not None]
     if not rows:
         return []
     return [

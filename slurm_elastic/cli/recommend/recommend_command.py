@@ -189,7 +189,7 @@ def _subject(known: Mapping[str, MeasuredModel], model: str | None) -> MeasuredM
 
 def _per_gpu(subject: MeasuredModel) -> int:
     """Return the batch per GPU of most configurations, the smallest of equals."""
-    counts = Counter(r.place.batch for r in subject.rows)
+    counts = Counter(r.configuration.batch for r in subject.rows)
     return min(counts, key=lambda b: (-counts[b], b))
 
 
@@ -242,7 +242,7 @@ def _estimates(
 
     from slurm_elastic.profiler.new_model import estimates  # noqa: PLC0415
 
-    types = {r.place.gpu_type for s in known.values() for r in s.rows}
+    types = {r.configuration.gpu_type for s in known.values() for r in s.rows}
     if "" in unseen.alone and "" not in types:
         if len(types) > 1:
             one = min(types)
@@ -261,7 +261,7 @@ def _estimates(
         )
     places = [o.configuration for o in measured.offers]
     result = estimates(unseen, known.values(), but=[(p.gpu_type, p.nodes, p.gpus) for p in places])
-    if not result.found and not places:
+    if not result.estimates and not places:
         raise CliError(clean("; ".join(result.left_out) or "nothing to extrapolate from"), USAGE)
     return result
 

@@ -1,8 +1,7 @@
 """Answers to people's questions: pure functions from a `View` to JSON objects.
 
-The schema of every answer is documented in docs/cli.md and typed in
-`answers_schema`. The daemon's `Desk.question` calls `answer`, or the single
-functions:
+The schema of every answer is documented in docs/cli.md and typed in `rpc/answers.py`. The daemon's
+`RequestHandler.question` calls `answer`:
 
     answers.answer("explain", view, viewer, args, history=rows)
 """
@@ -59,7 +58,7 @@ def answer(
     segments: Sequence[SegmentRow] = (),
     particulars: Particulars | None = None,
 ) -> dict[str, Any]:
-    """Answer one question of `api.QUESTIONS` (all but `check`).
+    """Answer one question of `rpc.requests` (all but `check`).
 
     Args:
         op: status, show, explain, plan, history, usage or topology.

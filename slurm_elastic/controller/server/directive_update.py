@@ -1,7 +1,7 @@
-"""What `selastic update` makes of what a job asks for: directive and layout together. Pure.
+"""`selastic update`: a new directive, a new layout, or both. Pure.
 
-A layout is checked against the directive that will be in force, so that one command may
-change both; what cannot be is refused as a whole.
+The layout is checked against the directive that will be in force, so that one command can
+change both; a command that is invalid in part is refused as a whole.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from slurm_elastic.core.cluster import Job
 from slurm_elastic.core.directive import Directive, DirectiveError
 from slurm_elastic.core.layout import LayoutText, LayoutTextError
 
-#: Instead of a layout: the job's own choice.
+#: In place of a layout: the job's own choice.
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectiveUpdate:
-    """What people have ordered of a job.
+    """Directive and layout that were ordered for a job.
 
     Attributes:
         override: text of the directive that replaces the submitted one; "": none.
-        layout: text of the layout to run as; "": the job's own choice.
+        layout: text of the layout to run in; "": the job's own choice.
     """
 
     override: str = ""
@@ -41,7 +41,7 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
         args: `elastic` (text of a directive) or `layout` (text, or `AUTO`), or both.
 
     Raises:
-        Refused: in one line why not; nothing of the command is to be done.
+        RequestRefusedError: in one line why not; nothing of the command is to be done.
     """
     elastic, layout_text = args.get("elastic"), args.get("layout")
     if elastic is None and layout_text is None:
@@ -68,7 +68,7 @@ def updated(job: Job, layout: str, args: Mapping[str, Any]) -> tuple[DirectiveUp
 
 
 def misfit(layout: LayoutText, directive: Directive) -> str:
-    """Why a job of this directive can never run in this layout; "" if it can."""
+    """Return why a job of this directive can never run in this layout, or ""."""
     mode = f"layout {layout}: parallel={directive.parallel}"
     if directive.parallel == "data":
         return f"{mode} always runs as GPUs x 1; add --elastic=...,parallel=hybrid"

@@ -1,8 +1,9 @@
-"""Turns: so many at once, and whoever asks for much waits behind himself.
+"""A queue that serves callers in turn, a bounded number at once.
 
-The socket has two narrow places: munge, where a caller is known by his address only, and the desk,
-where he is known by his uid. At each of them callers wait in lines of their own, and the lines are
-served in turn: a flood makes its own line longer, and others wait for one request of it at most.
+The socket waits in two places: for munge, where a caller is known by address only, and for the
+controller, where a caller is known by uid. At each, requests of one caller are served in order
+and callers alternate, so that a flood delays only its sender: others wait for one of its requests
+at most.
 """
 
 from __future__ import annotations
@@ -16,73 +17,73 @@ from slurm_elastic.core.errors import SlurmElasticError
 
 
 class QueueFullError(SlurmElasticError):
-    """A caller's own line is full."""
+    """Too many requests of one caller wait already."""
 
 
 class FairQueue:
-    """A place of `slots`. Not thread-safe: of one event loop.
+    """Turns for callers. Not thread-safe: for one event loop.
 
     Args:
-        slots: served at once.
-        most: that may wait in one line.
+        slots: requests served at once.
+        most: requests of one caller that may wait.
     """
 
     def __init__(self, slots: int, *, most: int) -> None:
         self._free, self._most = slots, most
-        #: Lines in the order in which they are served next.
-        self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        #: Waiting requests by caller; callers in the order in which they are served next.
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     @contextlib.asynccontextmanager
-    async def of(self, who: Hashable) -> AsyncIterator[None]:
+    async def turn(self, caller: Hashable) -> AsyncIterator[None]:
         """Wait for a turn and hold it.
 
         Raises:
-            TooManyError: at once; `most` of his are waiting.
+            QueueFullError: at once, if `most` requests of the caller are waiting.
         """
         if self._free:
             self._free -= 1
         else:
-            await self._wait(who)
+            await self._wait(caller)
         try:
             yield
         finally:
-            self._next()
+            self._pass_on()
 
-    def waiting(self, who: Hashable) -> int:
-        """How many of his wait."""
-        return len(self._lines.get(who, ()))
+    def waiting(self, caller: Hashable) -> int:
+        """Return the number of requests of a caller that wait."""
+        return len(self._waiting.get(caller, ()))
 
-    async def _wait(self, who: Hashable) -> None:
-        line = self._lines.setdefault(who, deque())
-        if len(line) >= self._most:
+    async def _wait(self, caller: Hashable) -> None:
+        requests = self._waiting.setdefault(caller, deque())
+        if len(requests) >= self._most:
             raise QueueFullError
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(turn)
+        requests.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._next()  # it was his already
+                self._pass_on()  # the turn had been given to this request already
             else:
-                self._leave(who, turn)
+                self._remove(caller, turn)
             raise
 
-    def _leave(self, who: Hashable, turn: asyncio.Future[None]) -> None:
-        line = self._lines.get(who)
-        if line is not None:
+    def _remove(self, caller: Hashable, turn: asyncio.Future[None]) -> None:
+        requests = self._waiting.get(caller)
+        if requests is not None:
             with contextlib.suppress(ValueError):
-                line.remove(turn)
-            if not line:
-                del self._lines[who]
+                requests.remove(turn)
+            if not requests:
+                del self._waiting[caller]
 
-    def _next(self) -> None:
-        """Give a turn that has ended to the first of the next line; that line is last then."""
-        while self._lines:
-            who, line = next(iter(self._lines.items()))
-            turn = line.popleft()
-            del self._lines[who]
-            if line:
-                self._lines[who] = line
+    def _pass_on(self) -> None:
+        """Give a turn that has ended to the next caller, who is last from then on."""
+        while self._waiting:
+            caller, requests = next(iter(self._waiting.items()))
+            turn = requests.popleft()
+            del self._waiting[caller]
+            if requests:
+                self._waiting[caller] = requests
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -1,8 +1,8 @@
-"""What an owner's profile (`selastic profile --send`) says of an application. Pure.
+"""Import of an owner's profile (`selastic profile --send`). Pure.
 
-It comes from outside and is believed as a report is: it changes what is expected of jobs of the
-same user, name and application before they have measured themselves, and nothing else. Their own
-measurements come first.
+A profile is input from outside, trusted like a report: it changes the predictions for jobs of the
+same user, name and application that have not measured themselves yet. Measurements of a job
+itself come first.
 """
 
 from __future__ import annotations
@@ -16,42 +16,43 @@ from slurm_elastic.core.cluster import Allocation
 from slurm_elastic.core.plan import Measurement
 from slurm_elastic.profiler.profile_file import ProfiledConfiguration, ProfileFileError, from_body
 
-#: Of one step; times that cannot be are refused.
+#: Seconds of one step; others are ignored.
 _LEAST_S, _MOST_S = 1e-9, 1e6
-#: A profile's stalls are medians already: as many reports of a job are believed at once.
+#: Stalls in a profile are medians: they weigh as much as this many reports.
 _REPORTS = 5
 
 
-def lesson(body: object, types: Collection[str]) -> tuple[Observations, str]:
-    """What a profile teaches, and that in words.
+def observations_of(body: object, types: Collection[str]) -> tuple[Observations, str]:
+    """Return the observations in a profile, and a line for the user.
 
-    A shape of one node tells its stalls as well as its times. Of several nodes a profile does not
-    know the racks, without which stalls would be taken for those of another distance: there the
-    times alone count, which models know by nodes.
+    Stalls are taken over from configurations of one node only: for several nodes a profile does
+    not state the racks, which models of communication need.
 
     Args:
-        body: of a request.
-        types: GPU types that the cluster has.
+        body: the profile, as JSON.
+        types: GPU types of the cluster.
 
     Raises:
-        Refused: it is no profile, or teaches nothing.
+        RequestRefusedError: the profile is invalid or holds no usable configuration.
     """
     try:
-        found = from_body(body)
+        profile = from_body(body)
     except ProfileFileError as error:
         raise RequestRefusedError(f"profile: {error}") from None
-    known = [c for c in found.configurations if c.gpu_type in types and _possible(c)]
-    if not known:
+    usable = [c for c in profile.configurations if c.gpu_type in types and _possible(c)]
+    if not usable:
         raise RequestRefusedError(
             "profile: no configuration on a GPU type of this cluster"
             f" ({', '.join(sorted(types)) or 'none'}); measure with --gpu-type"
         )
-    most = max(c.batch * c.gpus for c in known)
-    taught = Observations(stated=found.application, batch=most, initial_batch=most)
-    for c in known:
-        taught.keep(ObservedTime(c.gpu_type, c.nodes, c.gpus, c.batch, _step_s(c), _alone_s(c)))
+    most = max(c.batch * c.gpus for c in usable)
+    observations = Observations(stated=profile.application, batch=most, initial_batch=most)
+    for c in usable:
+        observations.keep(
+            ObservedTime(c.gpu_type, c.nodes, c.gpus, c.batch, _step_s(c), _alone_s(c))
+        )
         if c.nodes == 1 and (c.gpus == 1 or c.interconnect is not None):
-            seen = Measurement(
+            measurement = Measurement(
                 gpu_type=c.gpu_type,
                 gpus=c.gpus,
                 nodes=c.nodes,
@@ -61,14 +62,15 @@ def lesson(body: object, types: Collection[str]) -> tuple[Observations, str]:
                 sync_s=_step_s(c) - _alone_s(c),
                 reports=_REPORTS,
             )
-            taught.see(key_of(Allocation.of(c.gpu_type, {"": c.gpus}), 1), seen)
-    count = len(taught.points)
-    named = f" of application {taught.stated}" if taught.stated else ""
-    return taught, f"{count} configuration{'s' if count > 1 else ''}{named} learned"
+            key = key_of(Allocation.of(c.gpu_type, {"": c.gpus}), 1)
+            observations.see(key, measurement)
+    count = len(observations.points)
+    named = f" of application {observations.stated}" if observations.stated else ""
+    return observations, f"{count} configuration{'s' if count > 1 else ''}{named} learned"
 
 
 def _alone_s(c: ProfiledConfiguration) -> float:
-    """A step without waiting for others, data in memory."""
+    """Return the seconds of a step without communication, with its data in memory."""
     return c.compute.seconds + (c.prep.seconds if c.prep else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Opens requests and closes replies: `slurm_elastic.rpc.frames` from the controller's side."""
+"""Authentication of requests and sealing of replies, on the controller's side of `rpc.frames`."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from slurm_elastic.rpc.protocol import MAX_REPLY
 
 
 class RequestAuthError(SlurmElasticError):
-    """What arrived is no sealed request, or munge does not answer; the text says which."""
+    """Input that is no sealed request, or munge does not answer; the message says which."""
 
 
 class RequestAuth(Protocol):
-    """Who sent what. Called on several threads at once."""
+    """Authentication of requests and replies. Called on several threads at once."""
 
-    def trouble(self) -> str:
-        """Why nothing can be sealed at present; "" when all is well."""
+    def problem(self) -> str:
+        """Return why nothing can be sealed at present, or ""."""
         ...
 
     def open(self, frame: bytes) -> Message:
-        """A request and its sender.
+        """Return a request and its sender.
 
         Raises:
-            SealsError: nobody can tell.
+            RequestAuthError: the sender cannot be determined.
         """
         ...
 
     def close(self, reply: dict[str, Any], request: Message) -> bytes:
-        """A reply, frame and all, for the sender of the request alone.
+        """Return the frame of a reply that only the sender of the request can open.
 
         Raises:
-            SealsError: it cannot be sealed.
+            RequestAuthError: it cannot be sealed.
         """
         ...
 
 
 class MungeAuth:
-    """Munge's."""
+    """Authentication by munge."""
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """See `RequestAuth`."""
         try:
             munge_auth.seal(b"", purpose="trial", nonce="0")
@@ -55,7 +55,7 @@ class MungeAuth:
             return frames.decode(frame, purpose="request")
         except munge_auth.SealError as error:
             raise RequestAuthError(str(error)) from None
-        except ValueError:  # a nonce or a text that no client of ours makes
+        except ValueError:  # a nonce or a text that no client of this package makes
             raise RequestAuthError("the request cannot be read") from None
 
     def close(self, reply: dict[str, Any], request: Message) -> bytes:

@@ -19,19 +19,19 @@ from slurm_elastic.rpc import requests
 from slurm_elastic.rpc.protocol import VERSION, RequestError, check_version
 from slurm_elastic.rpc.requests import Audience, Kind, Operation
 
-#: Seconds over which a user's rate is averaged, and between log lines about the same trouble.
+#: Seconds over which a user's rate is averaged, and between log lines about the same refusal.
 _RATE_WINDOW_S, _LOG_EVERY_S = 10.0, 10.0
 
-#: Troubles whose last log line is remembered.
-_MAX_TROUBLES = 1000
+#: Refusals whose last log line is remembered.
+_MAX_LOGGED = 1000
 
 
 class Role(NamedTuple):
-    """What this daemon is among several.
+    """Role of this daemon among several.
 
     Attributes:
         name: `alone`, `active` or `standby`.
-        active: address of the active one, as far as it is known.
+        active: address of the active daemon; "" if it is not known.
     """
 
     name: str = "alone"
@@ -46,100 +46,105 @@ class ParsedRequest(NamedTuple):
 
 
 class RequestRefusedError(SlurmElasticError):
-    """Raised by a Desk: the message, one line with the remedy, is what the caller reads."""
+    """Refusal by a backend; the message is one line with the remedy, shown to the caller."""
 
 
 class RequestBackend(Protocol):
-    """What the controller does for the socket."""
+    """The controller, as far as requests need it."""
 
     def owner(self, job_id: int) -> int | None:
-        """The uid that owns a job; None: unknown job."""
+        """Return the uid of a job's owner; None if the job is unknown."""
         ...
 
     def find(self, name: str) -> tuple[int, ...]:
-        """Raw ids behind what people type (`answers.find`)."""
+        """Return the raw ids of a job as people name it (`queries.dispatch.find`)."""
         ...
 
     def is_operator(self, uid: int) -> bool:
-        """Whether a user may see and command every job."""
+        """Return whether a user may see and command every job."""
         ...
 
     def private(self) -> bool:
-        """PrivateData=jobs: users see only their own."""
+        """Return whether users see only their own jobs (PrivateData=jobs)."""
         ...
 
     def report(self, uid: int, report: Report) -> Orders:
-        """Take a report whose sender owns the job, and answer with its orders."""
+        """Take a report of the job's owner, and return the job's orders."""
         ...
 
     def orders(self, job_id: int, run: int) -> Orders:
-        """The orders in force for one attempt."""
+        """Return the orders in force for one attempt."""
         ...
 
     def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Answer one of `QUESTIONS`.
+        """Answer an operation of kind QUESTION.
 
-        `args` holds what the caller sent, checked only for being JSON. When it named jobs there
-        is also `job_ids`, a tuple of raw ids that he may see; jobs long past keep their number.
-        `profile` (show) asks for the layer profile itself.
+        Args:
+            uid: the caller's.
+            op: name of the operation.
+            args: its arguments; in place of `jobs`, `job_ids`: a tuple of raw ids that the caller
+                may see. Jobs that ended long ago keep their number.
         """
         ...
 
     def copy(self, since: dict[str, Any]) -> dict[str, Any]:
-        """What the ledger has got since, for a controller that stands by (`succession`)."""
+        """Return the rows of the ledger since then (`leader.standby_sync`)."""
         ...
 
     def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Do one of `JOB_COMMANDS` or `OPERATOR_COMMANDS`; the caller was found entitled to it.
+        """Carry out an operation of kind COMMAND; the caller's right is checked.
 
-        `args` may hold `job_ids` (tuple of raw ids), `dry_run` (bool) and, for update,
-        `elastic` (text of a directive) and `layout` (text of a layout, or "auto"), for teach
-        `profile` (anything that JSON knows). The answer is
-        `{"results": [{"job_id", "ok", "text"}]}`, or `{"text": …}` for retire and reconfigure.
+        Args:
+            uid: the caller's.
+            op: name of the operation.
+            args: its arguments; in place of `jobs`, `job_ids`: a tuple of raw ids.
+
+        Returns:
+            `CommandAnswer` or `TextAnswer` of `rpc.answers`.
         """
         ...
 
 
 class EventLog(Protocol):
-    """A structlog or logging logger: each line is one event, already worded."""
+    """A structlog or logging logger; each line is one event."""
 
     def info(self, event: str) -> object:
-        """Something went as it should."""
+        """Log an event of normal operation."""
         ...
 
     def warning(self, event: str) -> object:
-        """Something was refused or is out of order."""
+        """Log a refusal, or a problem that may end by itself."""
         ...
 
     def error(self, event: str) -> object:
-        """Something has to be mended."""
+        """Log a problem that an administrator has to solve."""
         ...
 
 
 class RequestDispatcher:
-    """Checks requests and puts them before the desk.
+    """Checks requests and hands them to the backend.
 
-    All methods run on the desk's thread but `spend` and `warn`.
+    `answer` and `orders` run on the backend's thread, the others on the server's.
 
     Args:
-        desk: the controller.
-        log: where refusals go, `JobId=… Uid=… Refused=…`.
+        backend: the controller; None: not yet active.
+        log: receives refusals, `JobId=… Uid=… Refused=…`.
         rate_per_user: requests a second, averaged over ten seconds.
-        role: who stands by answers pings and refuses all else.
+        role: a standby answers pings and refuses all other requests.
 
     Attributes:
-        desk: the one in use; another takes its place when this daemon becomes active again.
+        backend: the one in use; replaced when this daemon becomes active again.
     """
 
     def __init__(
         self,
-        desk: RequestBackend | None,
+        backend: RequestBackend | None,
         log: EventLog,
         *,
         rate_per_user: float,
         role: Callable[[], Role] = Role,
     ) -> None:
-        self.desk, self._log, self._rate, self._role = desk, log, rate_per_user, role
+        self.backend, self._log, self._rate, self._role = backend, log, rate_per_user, role
         self._allowance: dict[int, tuple[float, float]] = {}
         self._logged: dict[object, float] = {}
 
@@ -182,22 +187,22 @@ class RequestDispatcher:
         self._refuse_standing_by()
         job_id, run = request.arguments["job_id"], request.arguments["run"]
         self._own(uid, job_id, requests.LONG_POLL)
-        return {"orders": self._desk.orders(job_id, run).to_wire()}
+        return {"orders": self._current.orders(job_id, run).to_wire()}
 
-    def warn(self, about: object, line: str) -> None:
-        """Log, but not more than a line per trouble and moment: nobody shall flood the log."""
+    def warn(self, subject: object, line: str) -> None:
+        """Log a line, but at most one about each subject every ten seconds."""
         now = time.monotonic()
-        if now >= self._logged.get(about, 0.0):
-            if len(self._logged) > _MAX_TROUBLES:
+        if now >= self._logged.get(subject, 0.0):
+            if len(self._logged) > _MAX_LOGGED:
                 self._logged.clear()
-            self._logged[about] = now + _LOG_EVERY_S
+            self._logged[subject] = now + _LOG_EVERY_S
             self._log.warning(line)
 
     @property
-    def _desk(self) -> RequestBackend:
-        if self.desk is None:
+    def _current(self) -> RequestBackend:
+        if self.backend is None:
             raise RequestError("standby", "this controller is starting: ask again")
-        return self.desk
+        return self.backend
 
     def _refuse_standing_by(self) -> None:
         role = self._role()
@@ -207,20 +212,20 @@ class RequestDispatcher:
 
     def _report(self, uid: int, report: Report) -> dict[str, Any]:
         self._own(uid, report.job_id, "report")
-        return {"orders": self._desk.report(uid, report).to_wire()}
+        return {"orders": self._current.report(uid, report).to_wire()}
 
     def _question(self, uid: int, op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         args = dict(arguments)
         if "jobs" in args:
-            # Of changes long past the answer itself leaves out what he may not see.
+            # The answer to history itself leaves out changes that the caller may not see.
             args["job_ids"] = self._visible(uid, args.pop("jobs"), all_=op == "history")
-        return self._desk.question(uid, op, args)
+        return self._current.question(uid, op, args)
 
     def _copy(self, uid: int, since: dict[str, Any]) -> dict[str, Any]:
         if uid not in (0, os.geteuid()):
             self.warn((uid, "copy"), f"Uid={uid} Refused=copy: not a controller")
             raise RequestError("refused", "copy is for a controller that stands by")
-        return self._desk.copy(since)
+        return self._current.copy(since)
 
     def _command(
         self, uid: int, operation: Operation, arguments: Mapping[str, Any]
@@ -228,62 +233,62 @@ class RequestDispatcher:
         args, op = dict(arguments), operation.name
         if operation.audience is Audience.OWNER_OR_OPERATOR:
             args["job_ids"] = self._commanded(uid, op, args.pop("jobs", ()))
-        elif not self._desk.is_operator(uid):
+        elif not self._current.is_operator(uid):
             self.warn((uid, op), f"Uid={uid} Refused={op}: not an operator")
             raise RequestError("refused", f"{op} is for operators (see [controller] operators)")
-        return self._desk.command(uid, op, args)
+        return self._current.command(uid, op, args)
 
     def _visible(self, uid: int, names: Sequence[str], *, all_: bool = False) -> tuple[int, ...]:
-        """Ids of jobs that a user may see; `all_`: of any."""
-        found: list[int] = []
-        everything = all_ or not self._desk.private() or self._desk.is_operator(uid)
+        """Return the ids of jobs that a user may see; `all_`: of any jobs."""
+        job_ids: list[int] = []
+        everything = all_ or not self._current.private() or self._current.is_operator(uid)
         for name in names:
-            ids = self._desk.find(name) or ((int(name),) if name.isdigit() else ())
-            if not ids or not (everything or all(self._desk.owner(i) == uid for i in ids)):
+            ids = self._current.find(name) or ((int(name),) if name.isdigit() else ())
+            if not ids or not (everything or all(self._current.owner(i) == uid for i in ids)):
                 raise RequestError("refused", f"job {name}: Invalid job id specified")
-            found += ids
-        return tuple(found)
+            job_ids += ids
+        return tuple(job_ids)
 
     def _commanded(self, uid: int, op: str, names: Sequence[str]) -> tuple[int, ...]:
-        """Ids of jobs that a user may command."""
-        found: list[int] = []
-        operator = self._desk.is_operator(uid)
+        """Return the ids of jobs that a user may command."""
+        job_ids: list[int] = []
+        operator = self._current.is_operator(uid)
         for name in names:
-            ids = self._desk.find(name)
-            foreign = [] if operator else [i for i in ids if self._desk.owner(i) != uid]
+            ids = self._current.find(name)
+            foreign = [] if operator else [i for i in ids if self._current.owner(i) != uid]
             if foreign:
                 self.warn((uid, op), f"JobId={foreign[0]} Uid={uid} Refused={op}: not the owner")
-            if not ids or (foreign and self._desk.private()):
+            if not ids or (foreign and self._current.private()):
                 raise RequestError("refused", f"job {name}: Invalid job id specified")
             if foreign:
                 raise RequestError(
                     "refused", f"job {name}: only its owner or an operator may {op} it"
                 )
-            found += ids
-        if not found:
+            job_ids += ids
+        if not job_ids:
             raise RequestError("malformed", f"{op}: which job? give its id")
-        return tuple(found)
+        return tuple(job_ids)
 
     def _own(self, uid: int, job_id: int, what: str) -> None:
-        owner = self._desk.owner(job_id)
+        owner = self._current.owner(job_id)
         if owner is None:
             raise RequestError("unknown_job", f"job {job_id} is not known to the controller (yet)")
         if owner != uid:
             self.warn((uid, what), f"JobId={job_id} Uid={uid} Refused={what}: not the owner")
-            raise RequestError("refused", f"job {job_id} belongs to somebody else")
+            raise RequestError("refused", f"job {job_id} belongs to another user")
 
-    def spend(self, uid: int, *, crowd: bool = False) -> None:
-        """Take one request from a user's allowance; the one method for the socket's own thread.
+    def spend(self, uid: int, *, too_many: bool = False) -> None:
+        """Count one request against a user's rate.
 
         Args:
             uid: the user.
-            crowd: too many of his requests are open already.
+            too_many: too many requests of the user are open already.
 
         Raises:
-            RequestError: he has none left.
+            RequestError: the rate is exceeded.
         """
-        if crowd:
-            self.warn((uid, "crowd"), f"Uid={uid} Refused=too many requests open at once")
+        if too_many:
+            self.warn((uid, "open"), f"Uid={uid} Refused=too many requests open at once")
             raise RequestError("rate", "too many requests open at once: wait for their answers")
         most, now = self._rate * _RATE_WINDOW_S, time.monotonic()
         tokens, since = self._allowance.get(uid, (most, now))

@@ -1,4 +1,4 @@
-"""The controller as the socket sees it: answers questions, obeys commands."""
+"""Answers to the socket's requests, from a `Controller`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from slurm_elastic.controller.state.transition import Transition
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.slurm.shape import describe
 
-#: Seconds for which a user's name is taken to be the same.
+#: Seconds for which the name of a uid is cached.
 _NAME_S = 300.0
 #: Characters of the reason of an order.
 _MOST_TEXT = 200
 
 
 class RequestHandler:
-    """Implements `api_requests.Desk` over a `Controller`.
+    """The `RequestBackend` of a `Controller`.
 
     Args:
-        controller: what is asked.
-        check: gathers what `selastic check` shows.
-        reconfigure: reads the configuration again; its text is the answer.
+        controller: answers and obeys.
+        check: returns the answer to `check`.
+        reconfigure: reads the configuration again and returns the answer's text.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class RequestHandler:
         self._names: dict[int, tuple[str, float]] = {}
 
     def owner(self, job_id: int) -> int | None:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         job = self._controller.job(job_id)
         return job.uid if job else None
 
     def find(self, name: str) -> tuple[int, ...]:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         return dispatch.find(self._controller.view, name)
 
     def is_operator(self, uid: int) -> bool:
-        """Root, the controller's own account, and `operators` of the configuration."""
+        """Return whether this is root, the controller's account, or a configured operator."""
         if uid in (0, os.geteuid()):
             return True
         return self._name(uid) in self._controller.config.controller.operators
 
     def _name(self, uid: int) -> str:
-        """Of a user, "" for none. Directories can be slow: asked now and then only."""
+        """Return a user's name, "" for none; cached, as directories can be slow."""
         now = time.monotonic()
         name, until = self._names.get(uid, ("", 0.0))
         if now >= until:
@@ -83,11 +83,11 @@ class RequestHandler:
         return name
 
     def private(self) -> bool:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         return "jobs" in self._controller.private
 
     def report(self, _uid: int, report: Report) -> Orders:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         controller = self._controller
         job = controller.job(report.job_id)
         if controller.dialogue.hear(report, job, act=controller.acts):
@@ -95,7 +95,7 @@ class RequestHandler:
         return self.orders(report.job_id, report.run)
 
     def orders(self, job_id: int, run: int) -> Orders:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         job = self._controller.job(job_id)
         orders = self._controller.dialogue.orders(job_id, run, job=job)
         why = self._controller.dialogue.reason(job_id, run)
@@ -113,7 +113,7 @@ class RequestHandler:
         )
 
     def question(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         viewer, view = self._viewer(uid), self._controller.view
         if op == "check":
             return self._checked(view, viewer)
@@ -133,7 +133,7 @@ class RequestHandler:
         )
 
     def _checked(self, view: View, viewer: Viewer) -> dict[str, Any]:
-        """What the check gathers, without other people's jobs where these are private."""
+        """Return the answer to `check`, without other users' jobs where these are private."""
         found = self._check(view)
         ids = view.snapshot.named.get(found.get("slowest_job") or "", ())
         if not all(viewer.sees(view.snapshot.job[i].uid) for i in ids):
@@ -141,14 +141,14 @@ class RequestHandler:
         return found
 
     def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         try:
             return news(self._controller.ledger, since)
         except LedgerError as error:
             raise RequestRefusedError(str(error)) from None
 
     def command(self, uid: int, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """See `api_requests.Desk`."""
+        """See `RequestBackend`."""
         dry = bool(args.get("dry_run"))
         if op == "retire":
             live, waits = len(self._controller.engine.live), "would be finished"
@@ -175,14 +175,14 @@ class RequestHandler:
         book = self._controller.book
         if op == "teach":
             types = {n.gpu_type for n in self._controller.view.snapshot.nodes if n.gpu_type}
-            lesson, text = profile_import.lesson(args.get("profile"), types)
+            observations, text = profile_import.observations_of(args.get("profile"), types)
             if not dry:
-                book.teach(job, lesson)
+                book.teach(job, observations)
             return text
         if op == "update":
-            wishes, text = updated(book.in_force(job), book.entry(job).layout, args)
+            ordered, text = updated(book.in_force(job), book.entry(job).layout, args)
             if not dry:
-                book.order(job, override=wishes.override, layout=wishes.layout)
+                book.order(job, override=ordered.override, layout=ordered.layout)
                 self._controller.dialogue.stand(job)
             return text
         held = op == "hold"
@@ -221,7 +221,7 @@ class RequestHandler:
         since = max(0.0, args.get("start", 0.0))
         rows = self._controller.ledger.segments(since=since, user=args.get("user") or None)
         uids = {j.user: j.uid for j in self._controller.view.snapshot.jobs}
-        for name in {r["user"] for r in rows} - uids.keys():  # once each: directories can be slow
+        for name in {r["user"] for r in rows} - uids.keys():  # each once: directories can be slow
             uids[name] = _uid(name)
         return [
             SegmentRow(

@@ -1,16 +1,13 @@
 """One munge-authenticated TCP socket for reports, questions and commands.
 
-One request per connection. A request is a sealed JSON object
-`{"v": 1, "op": …, "nonce": …, …}`; the seal proves the sender's uid. The reply
-is sealed for that uid alone and repeats the nonce. Everything that arrives is
-hostile until proven otherwise: sizes, times and rates are bounded, and what
-cannot be read is answered with `{"error": "one line", "code": …}` or dropped.
+One request per connection: a JSON object (`rpc/requests.py`), sealed by munge, which proves the
+sender's uid. The reply is sealed for that uid alone. All input is hostile: sizes, times and rates
+are bounded; what cannot be read is answered with `{"error": "one line", "code": …}`, or dropped.
 
-Callers are served in turn (`api_turns`), so that nobody's flood keeps others from being heard.
+Callers are served in turn (`fair_queue`), so that one caller's flood does not delay others.
 
-The server knows of the controller only the `RequestBackend` (`api_requests`). Its
-methods are called on one thread of the server, never two at once; `wake` may
-be called from any.
+The controller is reached through a `RequestBackend` only. Its methods are called on one thread of
+the server, never two at once; `wake` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -46,19 +43,18 @@ from slurm_elastic.slurm.scontrol import NotActiveError
 
 __all__ = ["EventLog", "RequestBackend", "RequestRefusedError", "Role", "Server"]
 
-#: Seconds a caller gets to send its request, and to take its reply.
+#: Seconds for a caller to send its request, and to receive its reply.
 IO_TIMEOUT_S = 5.0
 
-#: Callers from one address who have sent nothing for so many seconds.
+#: Connections of one address without a request, and seconds after which one gives way.
 _MAX_SILENT, _SILENCE_S = 256, 1.0
 
-#: Connections at once, long polls included; of them long polls of one user, one for each of his
-#: running jobs; and his other requests that wait or are being answered: while a round keeps us
-#: busy, reports of hundreds of jobs pile up.
+#: Open connections; of them long polls of one user (one for each running job), and other
+#: requests of one user: reports of hundreds of jobs accumulate during a round.
 _MAX_CONNECTIONS, _MAX_POLLS, _MAX_OPEN = 20_000, 4000, 1000
 
 #: Calls to munge at once, and bytes of one address that may wait for one.
-_SEALERS, _MAX_BYTES = 4, 16 << 20
+_AUTH_THREADS, _MAX_BYTES = 4, 16 << 20
 
 _MAX_PORT = 65535
 
@@ -68,7 +64,7 @@ _HangUp = Callable[[], None]
 
 
 class _CallerGoneError(SlurmElasticError):
-    """The caller has hung up, or there is no room for it."""
+    """The caller has hung up, or too many connections are open."""
 
 
 class Server:
@@ -76,55 +72,55 @@ class Server:
 
     Args:
         settings: the section `[api]`.
-        desk: what requests are handed to; None: it comes later, by `serve`.
-        log: where refusals and troubles go, one line each.
-        seals: who sent what; munge's by default.
-        role: what this daemon is among several.
+        backend: answers requests; None: set later by `serve`.
+        log: receives refusals and errors, one line each.
+        auth: opens requests and seals replies; munge's by default.
+        role: returns the role of this daemon among several.
     """
 
     def __init__(
         self,
         settings: schema.ApiSettings,
-        desk: RequestBackend | None,
+        backend: RequestBackend | None,
         log: EventLog,
-        seals: RequestAuth | None = None,
+        auth: RequestAuth | None = None,
         role: Callable[[], Role] = Role,
     ) -> None:
         self._settings, self._log = settings, log
-        self._seals = seals or MungeAuth()
+        self._auth = auth or MungeAuth()
         rate = settings.rate_per_user
-        self._requests = RequestDispatcher(desk, log, rate_per_user=rate, role=role)
-        self._sealers = ThreadPoolExecutor(_SEALERS, thread_name_prefix="selastic-seal")
-        #: Lines before munge, by address, and before the desk, by uid.
-        self._at_munge = FairQueue(_SEALERS, most=_MAX_CONNECTIONS)
-        self._at_desk = FairQueue(1, most=_MAX_POLLS)
+        self._requests = RequestDispatcher(backend, log, rate_per_user=rate, role=role)
+        self._auth_pool = ThreadPoolExecutor(_AUTH_THREADS, thread_name_prefix="selastic-auth")
+        #: Callers that wait for munge, by address, and for the backend, by uid.
+        self._auth_queue = FairQueue(_AUTH_THREADS, most=_MAX_CONNECTIONS)
+        self._backend_queue = FairQueue(1, most=_MAX_POLLS)
         self._polls: Counter[int] = Counter()
         self._open: Counter[int] = Counter()
         self._bytes: Counter[str] = Counter()
-        self._clerk = ThreadPoolExecutor(1, thread_name_prefix="selastic-desk")
+        self._backend_thread = ThreadPoolExecutor(1, thread_name_prefix="selastic-requests")
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._waiting: dict[int, set[asyncio.Event]] = {}
-        #: Callers still to send their request, by address, in the order of their coming.
+        #: Connections without a request yet, by address, the oldest first.
         self._reading: dict[str, dict[_HangUp, float]] = {}
         self._connections = 0
-        #: (host, port) bound; the port is real also when 0 was asked for.
+        #: (host, port) as bound: the real port where 0 was configured.
         self.address: tuple[str, int] = ("", 0)
 
     def start(self) -> None:
-        """Listen; returns once requests are taken.
+        """Listen, and return once requests are accepted.
 
-        A munge that does not answer is only logged: requests fail until it does.
+        If munge does not answer, that is logged: requests fail until it does.
 
         Raises:
-            OSError: the address cannot be bound; the text names it.
+            OSError: the address cannot be bound; the message names it.
         """
         listener = _listener(self._settings.listen)
         self.address = listener.getsockname()[:2]
-        trouble = self._seals.trouble()
-        if trouble:
-            self._log.error(f"{trouble} Requests are dropped until it answers")
+        problem = self._auth.problem()
+        if problem:
+            self._log.error(f"{problem} Requests are dropped until it answers")
         ready = threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(listener, ready)),
@@ -135,20 +131,20 @@ class Server:
         ready.wait()
 
     def stop(self) -> None:
-        """Answer nobody any more and return when the thread has ended."""
+        """Close all connections and return when the thread has ended."""
         if self._loop and self._ending and self._thread:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._ending.set)
             self._thread.join()
-        self._sealers.shutdown(wait=False, cancel_futures=True)
-        self._clerk.shutdown(wait=False, cancel_futures=True)
+        self._auth_pool.shutdown(wait=False, cancel_futures=True)
+        self._backend_thread.shutdown(wait=False, cancel_futures=True)
 
-    def serve(self, desk: RequestBackend) -> None:
-        """Hand requests to this desk from now on."""
-        self._requests.desk = desk
+    def serve(self, backend: RequestBackend) -> None:
+        """Hand requests to this backend from now on."""
+        self._requests.backend = backend
 
     def wake_all(self) -> None:
-        """Answer all long polls: this daemon's role has changed. Thread-safe."""
+        """Answer all long polls, as the role of this daemon has changed. Thread-safe."""
         if self._loop:
             with contextlib.suppress(RuntimeError):  # stopping
                 self._loop.call_soon_threadsafe(self._wake_all)
@@ -158,7 +154,7 @@ class Server:
             self._wake(job_id)
 
     def wake(self, job_id: int) -> None:
-        """A job's orders have changed: answer its long polls. Thread-safe."""
+        """Answer the long polls of a job, as its orders have changed. Thread-safe."""
         if self._loop:
             with contextlib.suppress(RuntimeError):  # stopping
                 self._loop.call_soon_threadsafe(self._wake, job_id)
@@ -173,7 +169,7 @@ class Server:
         ready.set()
         await self._ending.wait()
         server.close()
-        for _ in range(3):  # those just accepted get their task, and with it somebody to close them
+        for _ in range(3):  # let connections just accepted get the task that closes them
             await asyncio.sleep(0)
         # asyncio.run cancels the connections that are open.
 
@@ -184,20 +180,20 @@ class Server:
             frame = await self._read(peer, reader, writer.transport.abort)
             request = await self._opened(peer, frame)
             polls = request.content.get("op") == LONG_POLL
-            with _counted(self._polls if polls else self._open, request.uid) as mine:
+            with _counted(self._polls if polls else self._open, request.uid) as open_requests:
                 reply = await self._reply(
                     request.uid,
                     request.content,
                     reader,
-                    crowd=mine > (_MAX_POLLS if polls else _MAX_OPEN),
+                    too_many=open_requests > (_MAX_POLLS if polls else _MAX_OPEN),
                 )
-                async with self._at_munge.of(peer):
-                    sealed = await _on(self._sealers, lambda: self._seals.close(reply, request))
+                async with self._auth_queue.turn(peer):
+                    sealed = await _on(self._auth_pool, lambda: self._auth.close(reply, request))
                 async with asyncio.timeout(IO_TIMEOUT_S):
                     writer.write(sealed)
                     await writer.drain()
         except (_CallerGoneError, TimeoutError, OSError, EOFError, QueueFullError):
-            pass  # slow, silent, vanished and crowding callers are dropped without a word
+            pass  # slow, silent, vanished and flooding callers are dropped without a log line
         except RequestAuthError as error:
             self._requests.warn(peer, f"Peer={peer} Refused={error}")
         finally:
@@ -205,17 +201,17 @@ class Server:
             writer.close()
 
     async def _read(self, peer: str, reader: asyncio.StreamReader, hang_up: _HangUp) -> bytes:
-        """One frame, from a caller who has no claim on our patience yet."""
+        """Return one frame of a caller that is not yet authenticated."""
         if self._connections > _MAX_CONNECTIONS:
             raise _CallerGoneError
         now = asyncio.get_running_loop().time()
         silent = self._reading.setdefault(peer, {})
         if len(silent) >= _MAX_SILENT:
-            # Whoever means it sends at once: room is made by the one silent for longest.
-            longest, since = next(iter(silent.items()))
+            # Honest clients send at once: the connection that is silent for longest makes room.
+            oldest_hang_up, since = next(iter(silent.items()))
             if now - since > _SILENCE_S:
-                longest()
-                del silent[longest]
+                oldest_hang_up()
+                del silent[oldest_hang_up]
         silent[hang_up] = now
         try:
             async with asyncio.timeout(IO_TIMEOUT_S):
@@ -231,8 +227,8 @@ class Server:
         with _counted(self._bytes, peer, len(frame)) as waiting:
             if waiting > _MAX_BYTES:
                 raise _CallerGoneError
-            async with self._at_munge.of(peer):
-                return await _on(self._sealers, lambda: self._seals.open(frame))
+            async with self._auth_queue.turn(peer):
+                return await _on(self._auth_pool, lambda: self._auth.open(frame))
 
     async def _reply(
         self,
@@ -240,15 +236,15 @@ class Server:
         content: dict[str, Any],
         reader: asyncio.StreamReader,
         *,
-        crowd: bool = False,
+        too_many: bool = False,
     ) -> dict[str, Any]:
-        """What a caller gets; `crowd`: he has too many requests open to be heard."""
+        """Return the reply to a request; `too_many` of the caller's are open already."""
         try:
-            self._requests.spend(uid, crowd=crowd)
+            self._requests.spend(uid, too_many=too_many)
             request = self._requests.read(content)
             if request.operation.name == LONG_POLL:
                 return await self._orders(uid, request, reader)
-            return await self._desk(uid, lambda: self._requests.answer(uid, request))
+            return await self._call_backend(uid, lambda: self._requests.answer(uid, request))
         except RequestError as error:
             return {"error": str(error), "code": error.code}
         except (RequestRefusedError, NoAnswerError) as error:
@@ -268,16 +264,16 @@ class Server:
         clock, arguments = asyncio.get_running_loop().time, request.arguments
         deadline = clock() + min(arguments["wait_s"], MAX_WAIT_S)
         with self._waiter(arguments["job_id"]) as changed:
-            reply = await self._desk(uid, lambda: self._requests.answer(uid, request))
+            reply = await self._call_backend(uid, lambda: self._requests.answer(uid, request))
             while reply["orders"]["seq"] == arguments.get("seen") and clock() < deadline:
                 await _until(changed, reader, deadline - clock())
                 changed.clear()
-                reply = await self._desk(uid, lambda: self._requests.orders(uid, request))
+                reply = await self._call_backend(uid, lambda: self._requests.orders(uid, request))
             return reply
 
-    async def _desk(self, uid: int, call: Callable[[], T]) -> T:
-        async with self._at_desk.of(uid):
-            return await _on(self._clerk, call)
+    async def _call_backend(self, uid: int, call: Callable[[], T]) -> T:
+        async with self._backend_queue.turn(uid):
+            return await _on(self._backend_thread, call)
 
     @contextlib.contextmanager
     def _waiter(self, job_id: int) -> Iterator[asyncio.Event]:
@@ -292,15 +288,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def _counted(counts: Counter[K], who: K, more: int = 1) -> Iterator[int]:
-    """More of somebody's, and how many these are."""
-    counts[who] += more
+def _counted(counts: Counter[K], key: K, amount: int = 1) -> Iterator[int]:
+    """Add to a count for the time of the context; its value is the new count."""
+    counts[key] += amount
     try:
-        yield counts[who]
+        yield counts[key]
     finally:
-        counts[who] -= more
-        if not counts[who]:
-            del counts[who]
+        counts[key] -= amount
+        if not counts[key]:
+            del counts[key]
 
 
 async def _on(executor: Executor, call: Callable[[], T]) -> T:
@@ -308,10 +304,10 @@ async def _on(executor: Executor, call: Callable[[], T]) -> T:
 
 
 async def _until(changed: asyncio.Event, reader: asyncio.StreamReader, left: float) -> None:
-    """Return when the event is set or time is out.
+    """Return when the event is set or the time is over.
 
     Raises:
-        _CallerGoneError: the caller hung up, or sends what it should not.
+        _CallerGoneError: the caller hung up, or sent more than its request.
     """
     event = asyncio.ensure_future(changed.wait())
     hangup = asyncio.ensure_future(reader.read(1))
@@ -335,10 +331,10 @@ def _listener(address: str) -> socket.socket:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`.
+    """Split `host:port` or `[v6]:port`.
 
     Raises:
-        OSError: it is neither.
+        OSError: the text is neither.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MAX_PORT:

@@ -92,7 +92,7 @@ class Ledger:
                 raise LedgerError(f"ledger {self.path}: {error}") from None
 
     def raw(self) -> AbstractContextManager[sqlite3.Connection]:
-        """The database itself, for copies of whole tables (`succession`)."""
+        """The database itself, for copies of whole tables (`leader.standby_sync`)."""
         return self._open()
 
     # --- small named values: policy state, claims ---

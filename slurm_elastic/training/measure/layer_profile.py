@@ -158,11 +158,11 @@ def layers_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
             return []
         prefix = f"{prefix}{name}."
         children = list(only.named_children())
-    found: list[tuple[str, torch.nn.Module]] = []
+    layers: list[tuple[str, torch.nn.Module]] = []
     for name, child in children:
         inner = child.named_children() if isinstance(child, torch.nn.ModuleList) else ()
-        found += [(f"{prefix}{name}.{n}", c) for n, c in inner] or [(f"{prefix}{name}", child)]
-    return found
+        layers += [(f"{prefix}{name}.{n}", c) for n, c in inner] or [(f"{prefix}{name}", child)]
+    return layers
 
 
 class LayerProfiler:

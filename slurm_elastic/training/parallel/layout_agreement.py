@@ -107,12 +107,12 @@ class LayoutAgreement:
 
     def _received(self) -> LayoutChoice:
         """Return the layout that rank 0 has published."""
-        told = json.loads(
+        message = json.loads(
             self._rank_group.wait_for(_KEY, JOIN_S) or '{"error": "rank 0 chose no layout"}'
         )
-        if "error" in told:
-            raise ValueError(told["error"])
-        return LayoutChoice(LayoutText.parse(told["text"]), tuple(told["lengths"]))
+        if "error" in message:
+            raise ValueError(message["error"])
+        return LayoutChoice(LayoutText.parse(message["text"]), tuple(message["lengths"]))
 
     def _choose(self, measured: MeasuredLayers | None, wait_s: float = 0.0) -> LayoutChoice:
         may_be_staged = self._directive is not None and self._directive.parallel != "data"

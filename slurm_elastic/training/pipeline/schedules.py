@@ -91,19 +91,23 @@ def order(layout: StageLayout, schedule: str, *, rank: int, count: int) -> Itera
 
 
 def _plain(
-    layout: StageLayout, schedule: str, stage: int, mine: range, count: int
+    layout: StageLayout, schedule: str, stage: int, own_micro_batches: range, count: int
 ) -> Iterator[MicroBatchStep]:
-    ahead = len(mine) if schedule == "gpipe" else min(in_flight(layout, stage), len(mine))
-    for micro in mine[:ahead]:
+    ahead = (
+        len(own_micro_batches)
+        if schedule == "gpipe"
+        else min(in_flight(layout, stage), len(own_micro_batches))
+    )
+    for micro in own_micro_batches[:ahead]:
         yield MicroBatchStep(PassKind.FORWARD, stage, micro)
-    for done, micro in enumerate(mine):
+    for done, micro in enumerate(own_micro_batches):
         yield MicroBatchStep(PassKind.BACKWARD, stage, micro)
         if schedule == "pipedream":
             yield MicroBatchStep(PassKind.UPDATE, stage, done)
-        if ahead + done < len(mine):
-            yield MicroBatchStep(PassKind.FORWARD, stage, mine[ahead + done])
+        if ahead + done < len(own_micro_batches):
+            yield MicroBatchStep(PassKind.FORWARD, stage, own_micro_batches[ahead + done])
     rounds = -(-count // len(layout.stages[stage]))
-    if schedule == "pipedream" and len(mine) < rounds:
+    if schedule == "pipedream" and len(own_micro_batches) < rounds:
         # No micro-batch is left for this replica in the last round; its all-reduce is.
         yield MicroBatchStep(PassKind.UPDATE, stage, rounds - 1)
 

@@ -1,4 +1,4 @@
-"""Prints what Slurm shows, one JSON line about every second; runs in ctld as root.
+"""Prints Slurm's state, one line of JSON about every second; runs in ctld as root.
 
     observer.py HOME
 
@@ -29,13 +29,13 @@ def ask(*words: str) -> dict | None:
 
 
 def gpus(text: str) -> int:
-    """Of `cpu=4,gres/gpu=4,gres/gpu:v100=4`."""
+    """Return the GPUs of `cpu=4,gres/gpu=4,gres/gpu:v100=4`."""
     found = dict(item.split("=", 1) for item in text.split(",") if "=" in item)
     return int(found.get("gres/gpu", 0))
 
 
 def indices(text: str) -> list[int]:
-    """Of `gpu:v100:2(IDX:0,2-3)`."""
+    """Return the indices of `gpu:v100:2(IDX:0,2-3)`."""
     found: list[int] = []
     inner = text.partition("IDX:")[2].rstrip(")")
     for part in inner.split(","):
@@ -69,7 +69,7 @@ def job(raw: dict) -> dict:
 
 
 def selasticd(home: Path) -> dict:
-    """Whether it is there, and how much it has said."""
+    """Return whether selasticd runs, and the length of its log."""
     try:
         alive = Path("/proc", (home / "pid").read_text().strip(), "cmdline").read_bytes()
         return {"alive": bool(alive), "log": (home / "log").stat().st_size}

@@ -1,4 +1,4 @@
-"""A TCP proxy between jobs and selasticd that can be slow or dead; runs in ctld.
+"""TCP proxy between jobs and selasticd that can be slow or closed; runs in ctld.
 
     proxy.py PORT TARGET_HOST:PORT CONTROL_FILE
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs docs/examples/train_library.py and notes in OUT/done when it is through."""
+"""Runs docs/examples/train_library.py and creates OUT/done when it has completed."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Submits alice's hostile jobs, plays their esrun, and attacks them as bob.
+"""Submits alice's hostile jobs, reports for them as esrun, and attacks them as bob.
 
 hostile.py submit HOME        one job to a node; prints their ids as JSON
 hostile.py report ADDRESS     inside a job: reports for it, with hostile words

@@ -33,7 +33,7 @@ from slurm_elastic.slurm.scontrol import Scontrol
 
 
 class Frozen(BaseException):
-    """Stops one transition where it is."""
+    """Controller whose one transition stays in its state."""
 
 
 class FreezingEngine(TransitionEngine):

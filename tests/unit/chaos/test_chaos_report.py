@@ -1,11 +1,11 @@
-"""What a fault met, until when, and the table that is made of it."""
+"""Figures of a fault from the log and the samples, and the table of a campaign."""
 
-from types import SimpleNamespace
 from typing import Any
 
+from tests.chaos.campaign import FaultRecord
+from tests.chaos.chaos_site import live_at
+from tests.chaos.final_checks import aftermath
 from tests.chaos.report import lines
-from tests.chaos.surroundings import live_at
-from tests.chaos.verdict import aftermath
 
 LOG = [
     "info: JobId=3 Transition=1 State=NOTIFY Action=grow\n",
@@ -40,7 +40,7 @@ def test_what_a_fault_met_and_until_when() -> None:
         sample(15, len(whole) - len(LOG[5]), a="PENDING", b="RUNNING"),
         sample(21, len(whole), a="RUNNING", b="RUNNING"),
     ]
-    found = aftermath(SimpleNamespace(begun=10.0, healed=12.0, log=MET), whole, samples)
+    found = aftermath(FaultRecord("drain", begun=10.0, healed=12.0, log=MET), whole, samples)
     assert found["in_flight"] == ["NOTIFY", "VERIFY"]
     assert (found["landed"], found["back"], found["ended"]) == (1, 1, 0)
     assert found["recovery_s"] == 9.0
@@ -56,7 +56,7 @@ def test_what_a_lost_ledger_had_is_not_taken_for_live() -> None:
 
 
 def test_what_never_came_back_is_told() -> None:
-    found = aftermath(SimpleNamespace(begun=10.0, healed=12.0, log=0), "", [sample(11, 0)])
+    found = aftermath(FaultRecord("drain", begun=10.0, healed=12.0, log=0), "", [sample(11, 0)])
     assert found["recovery_s"] is None
 
 

@@ -125,8 +125,8 @@ def test_wrong_options(run, profile, words, code, expected):
 def test_wrong_profiles(run, profile, tmp_path):
     words = ("--machines", "4", "--bandwidth", "1e9")
     for change, expected in (
-        ({"forward_s": -1}, "layers[1]: layer fc: forward_s is -1: must be from 0 to 1e+18"),
-        ({"after": ["nobody"]}, "the edge nobody -> fc names no layer 'nobody'"),
+        ({"forward_s": -1}, "layers[1]: layer fc: forward_s -1 is invalid: expected 0-1e+18"),
+        ({"after": ["nobody"]}, "edge nobody -> fc: layer 'nobody' does not exist"),
         ({"after": []}, "layer fc is not connected with conv: add the edge that leads to it"),
     ):
         data = json.loads(profile.read_text())

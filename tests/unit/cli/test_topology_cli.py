@@ -183,7 +183,7 @@ def test_gpus_of_a_job_are_shown_if_slurm_reports_them():
     [
         (
             {"settings": schema.TopologySettings(uplinks={"leaf7": 9.0})},
-            "note: [topology] uplinks: leaf7 is neither a node nor a switch; mend or remove it",
+            "note: [topology] uplinks: leaf7 is neither a node nor a switch; correct or remove it",
         ),
         (
             {"switches": (Switch("a", 0, ("g01",)), Switch("b", 0, ("g01",)))},
@@ -191,7 +191,7 @@ def test_gpus_of_a_job_are_shown_if_slurm_reports_them():
         ),
         (
             {"switches": (Switch("a", 1, ("g01",), ("b",)), Switch("b", 1, ("g01",), ("a",)))},
-            "note: switches a > b > a form a loop; take one out of Switches=",
+            "note: switches a > b > a form a loop; remove one from Switches=",
         ),
     ],
 )

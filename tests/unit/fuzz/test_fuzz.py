@@ -24,14 +24,14 @@ from slurm_elastic.rpc import frames
 from slurm_elastic.simulator.workloads import accounting_trace
 from slurm_elastic.slurm import gres, limits, pyslurm_records, shape, slurm_settings, switches
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
-from tests.fuzz import files, inbox, jobs, scene, texts
+from tests.fuzz import checked_log, files, inbox, jobs, texts
 
 
 @pytest.fixture(autouse=True)
 def _log():
-    scene.quiet()
+    checked_log.quiet()
     yield
-    scene.loud()
+    checked_log.loud()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_usage_question_about_no_name_or_time_is_malformed():
 
 def test_orders_name_no_hidden_job_and_nothing_that_a_log_cannot_print():
     """A job refuses orders that are not printable, and would miss its notice."""
-    there = inbox.Place()
+    there = inbox.ControllerUnderTest()
     outbox = there.controller.engine.outbox
     why = Reason(
         "several",
@@ -108,7 +108,7 @@ def test_users_names_are_not_looked_up_for_each_request(monkeypatch):
         raise KeyError
 
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
-    there = inbox.Place()
+    there = inbox.ControllerUnderTest()
     for _ in range(5):
         there.reply({"v": 1, "op": "status"})
     there.close()

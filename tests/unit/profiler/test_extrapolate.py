@@ -34,10 +34,12 @@ def known(**noise):
 
 
 def test_stalls_of_the_formula_are_fitted_exactly():
-    found = fit(known())
-    assert (found.base_s, found.layer_s, 1 / found.byte_s) == pytest.approx((0.002, 5e-5, 4e9))
+    stall_fit = fit(known())
+    assert (stall_fit.base_s, stall_fit.layer_s, 1 / stall_fit.byte_s) == pytest.approx(
+        (0.002, 5e-5, 4e9)
+    )
     assert rms_error(leave_one_out(known())) < 1e-9
-    assert found.stall_s(layers=50, gradient_bytes=1e8) == pytest.approx(truth(50, 1e8))
+    assert stall_fit.stall_s(layers=50, gradient_bytes=1e8) == pytest.approx(truth(50, 1e8))
 
 
 def test_leave_one_out_compares_each_model_with_the_others():
@@ -54,9 +56,9 @@ def test_leave_one_out_compares_each_model_with_the_others():
 def test_coefficients_are_never_negative():
     # Fewer layers stall longer here: a plain least squares fit would make layers speed things up.
     odd = [ObservedStall(m, n, b, 0.5 - 1e-3 * n, 0.2) for m, (n, b) in MODELS.items()]
-    found = fit(odd)
-    assert min(found.base_s, found.layer_s, found.byte_s) == 0.0
-    assert found.stall_s(layers=1000, gradient_bytes=0) >= 0
+    stall_fit = fit(odd)
+    assert min(stall_fit.base_s, stall_fit.layer_s, stall_fit.byte_s) == 0.0
+    assert stall_fit.stall_s(layers=1000, gradient_bytes=0) >= 0
 
 
 def test_stalls_far_below_the_computing_time_do_not_count():
@@ -70,9 +72,9 @@ def test_hidden_communication_is_fitted_where_models_support_it():
     place = "16 GPUs on 2 nodes"
     for way, hidden, bucket in (("overlapped", 0.5, 0.0), ("in buckets", 2 / 3, 25 * 2**20)):
         stalls = extrapolation.stalls(way, place, seed=1)
-        found = fit(stalls)
-        assert found.hidden == pytest.approx(hidden, abs=0.1)
-        assert found.bucket_bytes == bucket
+        stall_fit = fit(stalls)
+        assert stall_fit.hidden == pytest.approx(hidden, abs=0.1)
+        assert stall_fit.bucket_bytes == bucket
         plain = extrapolation.errors(leave_one_out(stalls, hide=False))["stall_median"]
         assert extrapolation.errors(leave_one_out(stalls))["stall_median"] < 0.06 < 0.3 < plain
         # Too few to tell.
@@ -81,13 +83,13 @@ def test_hidden_communication_is_fitted_where_models_support_it():
 
 
 def test_the_last_bucket_is_never_hidden():
-    found = Fit(0.0, 0.0, 1e-9, hidden=0.5, bucket_bytes=25e6)
+    stall_fit = Fit(0.0, 0.0, 1e-9, hidden=0.5, bucket_bytes=25e6)
     times = {"layers": 1, "compute_s": 0.2}
-    assert found.stall_s(gradient_bytes=3e8, **times) == pytest.approx(0.2)
-    assert found.stall_s(gradient_bytes=5e7, **times) == pytest.approx(0.025)
-    assert found.stall_s(gradient_bytes=1e7, **times) == pytest.approx(0.01)
-    assert replace(found, bucket_bytes=0.0).stall_s(gradient_bytes=5e7, **times) == 0.0
-    assert found.stall_s(gradient_bytes=0.0, **times) == 0.0
+    assert stall_fit.stall_s(gradient_bytes=3e8, **times) == pytest.approx(0.2)
+    assert stall_fit.stall_s(gradient_bytes=5e7, **times) == pytest.approx(0.025)
+    assert stall_fit.stall_s(gradient_bytes=1e7, **times) == pytest.approx(0.01)
+    assert replace(stall_fit, bucket_bytes=0.0).stall_s(gradient_bytes=5e7, **times) == 0.0
+    assert stall_fit.stall_s(gradient_bytes=0.0, **times) == 0.0
 
 
 def test_too_few_or_too_similar_models_are_an_error():
@@ -148,16 +150,16 @@ def unseen(**alone):
 
 
 def test_a_new_model_gets_estimates_on_the_configurations_of_others():
-    found = estimates(unseen(a100=0.3), others(*MODELS, types=("a100", "v100")).values())
-    assert [str(e.offer.configuration) for e in found.found] == [
+    result = estimates(unseen(a100=0.3), others(*MODELS, types=("a100", "v100")).values())
+    assert [str(e.offer.configuration) for e in result.estimates] == [
         "1 a100 on 1 node", "4 a100 on 1 node", "8 a100 on 2 nodes",
     ]  # fmt: skip
-    one, four, eight = (e.offer.times for e in found.found)
+    one, four, eight = (e.offer.times for e in result.estimates)
     assert (one.compute_s, one.interconnect_s, one.network_s) == (0.3, 0.0, 0.0)
     assert four.interconnect_s == pytest.approx(truth(50, 1e8))
     assert eight.network_s == pytest.approx(truth(50, 1e8))
-    assert all(e.offer.estimated for e in found.found)
-    assert found.left_out == (
+    assert all(e.offer.estimated for e in result.estimates)
+    assert result.left_out == (
         (
             "1 v100 on 1 node, 4 v100 on 1 node, 8 v100 on 2 nodes: the computing time of a step"
             " on one v100 is unknown"
@@ -167,18 +169,18 @@ def test_a_new_model_gets_estimates_on_the_configurations_of_others():
 
 def test_the_spread_of_an_estimate_includes_its_error():
     shifted = others(*MODELS) | {"d": subjects([("d", profile("d", noise=1.5))])["d"]}
-    four = estimates(unseen(a100=0.3), shifted.values()).found[1]
+    four = estimates(unseen(a100=0.3), shifted.values()).estimates[1]
     assert four.error > 0.1
     stall = four.offer.times.interconnect_s
     assert four.offer.times.spread_s == pytest.approx(math.hypot(0.001, four.error * stall))
-    three = estimates(unseen(a100=0.3), others("a", "b", "c").values()).found[1]
+    three = estimates(unseen(a100=0.3), others("a", "b", "c").values()).estimates[1]
     assert math.isnan(three.offer.times.spread_s)
 
 
 def test_configurations_without_an_estimate_are_listed():
-    found = estimates(unseen(a100=0.3), others("a", "b").values())
-    assert [e.offer.configuration.gpus for e in found.found] == [1]
-    assert found.left_out == (
+    result = estimates(unseen(a100=0.3), others("a", "b").values())
+    assert [e.offer.configuration.gpus for e in result.estimates] == [1]
+    assert result.left_out == (
         (
             "4 a100 on 1 node, 8 a100 on 2 nodes: 2 models profiled, 3 are needed;"
             " profile another one there"
@@ -196,11 +198,11 @@ def test_configurations_without_an_estimate_are_listed():
 def test_a_model_profiled_on_one_gpu_is_extrapolated_from_the_others():
     everything = others(*MODELS)
     b = everything["b"]
-    alone = replace(b, rows=tuple(r for r in b.rows if r.found.gpus == 1))
+    alone = replace(b, rows=tuple(r for r in b.rows if r.measured.gpus == 1))
     model = from_subject(alone, 64)
-    found = estimates(model, everything.values(), but=[("a100", 1, 1)])
-    assert [e.offer.configuration.gpus for e in found.found] == [4, 8]
-    four = found.found[0]
+    result = estimates(model, everything.values(), but=[("a100", 1, 1)])
+    assert [e.offer.configuration.gpus for e in result.estimates] == [4, 8]
+    four = result.estimates[0]
     assert "b" not in [k.model for k in four.known]
     assert four.offer.times.interconnect_s == pytest.approx(truth(*MODELS["b"]))
     assert (four.offer.times.prep_s, four.offer.times.fetch_s) == (0.01, 0.03)
@@ -213,12 +215,12 @@ def test_the_nearest_batch_is_used():
     rng = random.Random(0)
     a = everything["a"]
     wrong = [
-        replace(r, found=replace(r.found, batch=n, interconnect=MeasuredTime(9.0, 0.001)))
+        replace(r, measured=replace(r.measured, batch=n, interconnect=MeasuredTime(9.0, 0.001)))
         for r in a.rows
         for n in (8, 512)
     ]
     rows = [*a.rows, *wrong]
     rng.shuffle(rows)
     mixed = everything | {"a": replace(a, rows=tuple(rows))}
-    straight = estimates(unseen(a100=0.3), everything.values()).found
-    assert estimates(unseen(a100=0.3), mixed.values()).found == straight
+    straight = estimates(unseen(a100=0.3), everything.values()).estimates
+    assert estimates(unseen(a100=0.3), mixed.values()).estimates == straight

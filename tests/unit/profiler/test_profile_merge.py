@@ -113,9 +113,9 @@ def test_repeats_in_two_files_are_one_sample():
     files = [(name, net(measured(v))) for name, v in zip("ab", runs, strict=True)]
     (row,) = merged("net", subjects(files)["net"].rows)
     everything = runs[0] + runs[1]
-    assert row.found.repeats == 5
-    assert row.found.compute.seconds == pytest.approx(statistics.mean(everything))
-    assert row.found.compute.spread == pytest.approx(statistics.stdev(everything) / math.sqrt(5))
+    assert row.measured.repeats == 5
+    assert row.measured.compute.seconds == pytest.approx(statistics.mean(everything))
+    assert row.measured.compute.spread == pytest.approx(statistics.stdev(everything) / math.sqrt(5))
 
 
 def test_a_copy_of_a_file_counts_once():

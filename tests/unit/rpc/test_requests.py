@@ -92,7 +92,7 @@ def test_fields_of_newer_clients_are_ignored():
 
 
 def test_each_answer_is_a_typed_dict():
-    assert all(typing.is_typeddict(o.answer) for o in OPERATIONS.values())
+    assert all(typing.is_typeddict(o.answer_type()) for o in OPERATIONS.values())
 
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.floats()))

@@ -13,7 +13,9 @@ from slurm_elastic.controller.queries import dispatch
 from slurm_elastic.controller.queries.dispatch import NoAnswerError, View, Viewer
 from slurm_elastic.core.cluster import JobState
 from slurm_elastic.core.reason import Reason
+from slurm_elastic.rpc.requests import OPERATIONS
 from tests.support import example_round as example
+from tests.support.typed_answers import mismatches
 
 EVERYBODY = Viewer(uid=example.BOB, operator=False)
 ONLY_BOBS = Viewer(uid=example.BOB, operator=False, private=True)
@@ -252,3 +254,15 @@ def test_a_record_that_cannot_be_read_is_said_though_the_job_is_not_elastic():
     view = replace(example.VIEW, snapshot=replace(example.SNAPSHOT, jobs=jobs))
     job = ask("explain", view=view, job_ids=(4711,))["job"]
     assert (job["elastic"], job["unmanaged_reason"]) == (False, why.to_json())
+
+
+@pytest.mark.parametrize("viewer", [EVERYBODY, ONLY_BOBS, Viewer()])
+@pytest.mark.parametrize("view", [example.VIEW, example.PLANNED, View(snapshot=example.SNAPSHOT)])
+def test_answers_have_the_fields_and_types_of_their_schema(view, viewer):
+    requests = [("status", {"all": True}), ("plan", {}), ("history", {}), ("topology", {})]
+    requests += [("usage", {"runs": True})]
+    shown = [j.job_id for j in example.JOBS if viewer.sees(j.uid)]
+    requests += [(op, {"job_ids": (i,)}) for i in shown for op in ("explain", "show")]
+    for op, args in requests:
+        answer = ask(op, view, viewer, **args)
+        assert mismatches(answer, OPERATIONS[op].answer_type(), op) == []

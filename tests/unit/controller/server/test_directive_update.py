@@ -116,7 +116,7 @@ def test_size_mode_and_layout_in_one_command(site):
         ("2-8,parallel=hybrid,unit=2", {"layout": "3x1"}, "layout 3x1 needs 3 GPUs, which"),
         ("2-8,parallel=hybrid,unit=2", {"layout": "1x4"}, "unit=2 asks for replicas of 2 stages"),
         ("2-8,parallel=hybrid,unit=2", {"layout": "3-1"}, "unit=2 asks for replicas of 2 stages"),
-        ("1-8,parallel=hybrid", {"layout": "4"}, "'4' is none: write RxS"),
+        ("1-8,parallel=hybrid", {"layout": "4"}, "'4' is invalid: expected RxS"),
         ("1-8,parallel=hybrid", {"layout": ""}, "or auto"),
         ("1-8,parallel=hybrid", {"elastic": "8-1", "layout": "2x2"}, "write 1-8"),
         ("1-8,parallel=hybrid", {"elastic": "1-2,parallel=hybrid", "layout": "2x2"}, "needs 4"),

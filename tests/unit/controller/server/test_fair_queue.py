@@ -140,7 +140,7 @@ def test_strangers_that_munge_does_not_know_cost_their_own_address_only():
         turns = FairQueue(1, most=1000)
 
         async def one(who):
-            async with turns.of(who):
+            async with turns.turn(who):
                 order.append(who)
                 await asyncio.sleep(0)
 
@@ -155,7 +155,7 @@ def test_strangers_that_munge_does_not_know_cost_their_own_address_only():
 def test_turns_are_given_on_when_somebody_leaves():
     async def act():
         turns = FairQueue(1, most=2)
-        async with turns.of("a"):
+        async with turns.turn("a"):
             first, second = (asyncio.create_task(enter(turns, "b")) for _ in range(2))
             await asyncio.sleep(0)
             with pytest.raises(QueueFullError):
@@ -169,7 +169,7 @@ def test_turns_are_given_on_when_somebody_leaves():
         assert turns.waiting("b") == turns.waiting("c") == 0
 
     async def enter(turns, who):
-        async with turns.of(who):
+        async with turns.turn(who):
             pass
 
     asyncio.run(act())

@@ -49,7 +49,7 @@ def record(store, of):
 def test_a_job_that_has_not_run_is_known_by_its_profile():
     store, of = JobStore(Ledger(":memory:")), waiting()
     assert record(store, of).learned is None
-    observations, text = profile_import.lesson(body(), {"a100"})
+    observations, text = profile_import.observations_of(body(), {"a100"})
     assert text == "3 configurations learned"
     store.teach(of, observations)
     known = record(store, of)
@@ -58,7 +58,7 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
     assert (seen[4, 1].compute_s, seen[4, 1].sync_s) == (0.5, pytest.approx(0.2))
     assert seen[4, 1].samples_per_s == pytest.approx(4 * 16 / 0.8)
     assert [t.single for t in known.learned.application.types] == [pytest.approx(16 / 0.6)]
-    observations, _ = profile_import.lesson(body(), {"a100"})
+    observations, _ = profile_import.observations_of(body(), {"a100"})
     found = {(p.gpus, p.nodes): (p.step_s, p.micro_step_s) for p in observations.points.values()}
     assert found == {
         (1, 1): (0.6, 0.6), (4, 1): pytest.approx((0.8, 0.6)), (4, 2): pytest.approx((1.6, 0.6)),
@@ -68,7 +68,7 @@ def test_a_job_that_has_not_run_is_known_by_its_profile():
 def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
     store, of = JobStore(Ledger(":memory:")), waiting()
     for other in (waiting(user="bob", job_id=8), waiting(name="other", job_id=9)):
-        store.teach(of, profile_import.lesson(body(), {"a100"})[0])
+        store.teach(of, profile_import.observations_of(body(), {"a100"})[0])
         assert record(store, other).learned is None
         assert record(store, other).measurements == ()
     held = Allocation.of("a100", {"n1": 1})
@@ -87,7 +87,7 @@ def test_nobody_else_is_told_and_a_jobs_own_measurements_come_first():
 def test_it_survives_a_restart(tmp_path):
     path, of = tmp_path / "ledger", waiting()
     store = JobStore(Ledger(path))
-    store.teach(of, profile_import.lesson(body(), {"a100"})[0])
+    store.teach(of, profile_import.observations_of(body(), {"a100"})[0])
     store.observe(Snapshot(time=1000.0, nodes=NODES, jobs=(of,)))
     known = record(JobStore(Ledger(path)), of)
     assert len(known.measurements) == 2
@@ -107,7 +107,7 @@ def test_it_survives_a_restart(tmp_path):
 )
 def test_what_is_no_profile_is_refused_in_one_line(wrong, line):
     with pytest.raises(RequestRefusedError, match=line) as caught:
-        profile_import.lesson(wrong, {"a100"})
+        profile_import.observations_of(wrong, {"a100"})
     assert "\n" not in str(caught.value)
 
 
@@ -125,7 +125,7 @@ def test_whatever_is_sent_is_learned_or_refused(name, value):
     sent = json.loads(json.dumps(body()))
     (sent if name in FIELDS else sent["configurations"][1])[name] = value
     try:
-        observations, _ = profile_import.lesson(sent, {"a100"})
+        observations, _ = profile_import.observations_of(sent, {"a100"})
     except RequestRefusedError:
         return
     again = type(observations).from_body(json.loads(json.dumps(observations.to_body())))
@@ -135,6 +135,6 @@ def test_whatever_is_sent_is_learned_or_refused(name, value):
 
 def test_a_large_profile_is_bounded():
     rows = [configured(g) for g in range(1, 400)]
-    observations, _ = profile_import.lesson(body(*rows), {"a100"})
+    observations, _ = profile_import.observations_of(body(*rows), {"a100"})
     assert len(observations.points) <= 128
     assert len(observations.shapes) <= 128

@@ -97,7 +97,7 @@ def test_the_seal_tells_who_asks_whatever_he_says(backend, log, munge_socket):
     request = {"v": 1, "op": "report", "uid": ALICE, "report": report}
     with another_user(BOB, request) as ask_as_bob, serving(backend, log) as server:
         told = ask_as_bob(address(server))
-    assert "job 4711 belongs to somebody else" in told
+    assert "job 4711 belongs to another user" in told
     assert log.texts("warning") == [f"JobId=4711 Uid={BOB} Refused=report: not the owner"]
     assert backend.reports == []
 

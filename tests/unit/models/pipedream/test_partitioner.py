@@ -156,7 +156,7 @@ def test_absurd_costs_stay_finite():
     net = row(*[(1e18, 1e18, 1e18)] * 20)
     found = partition(net, [Level(4, 1e-6), Level(4, 1e-6)], compression=1e-6)
     assert math.isfinite(found.pipeline_time_s)
-    with pytest.raises(LayerError, match=r"layer big: forward_s is 2e\+18: must be from 0"):
+    with pytest.raises(LayerError, match=r"layer big: forward_s 2e\+18 is invalid: expected 0"):
         Layer("big", 2e18, 0.0, 0.0, 0.0)
 
 

@@ -70,7 +70,7 @@ def test_an_ordered_layout_applies_if_it_fits_ranks_and_layers() -> None:
     for ordered, why in {
         "2x2": "for 4 GPUs, these are 3",
         "1x3x2": "needs 6 layers, the model has 5",
-        "x": "is none",
+        "x": "is invalid: expected RxS",
     }.items():
         choice = choose(
             AvailableRanks(3),

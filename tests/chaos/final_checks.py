@@ -1,4 +1,4 @@
-"""What is judged when a campaign is over: the jobs' own logs, sacct, selasticd's log."""
+"""Checks after a campaign: the jobs' own logs, sacct, selasticd's log."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.chaos.chaos_site import ChaosSite, live_at
 from tests.chaos.histories import History, faults
 from tests.chaos.invariants import AHEAD_S, LEASE, OURS, Rules, overlaps
 from tests.chaos.load import Load
-from tests.chaos.surroundings import Site, live_at
 
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=(DONE|UNDONE|ENDED)\b")
 #: Nothing is left to put right: a reservation goes within a few looks.
 _TIDY_S = 30.0
 
 
-def final(site: Site, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
-    """Break what is broken; returns figures for the record."""
+def final(site: ChaosSite, load: Load, rules: Rules, abandoned: bool) -> dict[str, Any]:
+    """Record breaches found at the end; return figures for the record."""
     _reservations(site, rules, AHEAD_S + 30 if abandoned else _TIDY_S)
     done, states = load.done(), _last(site.samples, "state")
     reasons = _last(site.samples, "reason")
@@ -64,7 +64,7 @@ def _tail(log: str) -> str:
 
 
 def _last(samples: Sequence[Mapping[str, Any]], key: str) -> dict[str, str]:
-    """State or reason in which each job was seen last."""
+    """Return the last state or reason of each job."""
     found: dict[str, str] = {}
     for sample in samples:
         for job in sample["jobs"] or ():
@@ -72,7 +72,7 @@ def _last(samples: Sequence[Mapping[str, Any]], key: str) -> dict[str, str]:
     return found
 
 
-def _reservations(site: Site, rules: Rules, seconds: float) -> None:
+def _reservations(site: ChaosSite, rules: Rules, seconds: float) -> None:
     end = time.monotonic() + seconds
     while True:
         last = site.samples[-1]
@@ -86,8 +86,8 @@ def _reservations(site: Site, rules: Rules, seconds: float) -> None:
         rules.add(last["at"], "reservation", name, "still there when all is over")
 
 
-def _twice(site: Site, load: Load, rules: Rules) -> int:
-    """Attempts that overlap. Slurm itself makes those, of nodes that it cannot reach.
+def _twice(site: ChaosSite, load: Load, rules: Rules) -> int:
+    """Record overlapping attempts; Slurm itself causes those on nodes that it cannot reach.
 
     Returns:
         How many of that sort.
@@ -112,7 +112,7 @@ def _twice(site: Site, load: Load, rules: Rules) -> int:
 
 
 def _trainings(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
-    """Every training against the undisturbed one. Returns how many, and steps computed again."""
+    """Compare trainings with the undisturbed one; return their number and repeated steps."""
     names = [n for n, j in load.jobs.items() if j.kind == "train" and n in load.accepted]
     reference = load.history(load.reference()) if names else History()
     lost_steps = 0
@@ -125,10 +125,10 @@ def _trainings(load: Load, rules: Rules, done: set[str]) -> tuple[int, int]:
 
 
 def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a fault met and how long it took until that was over.
+    """Return what a fault affected, and how long until that was over.
 
     Args:
-        hit: a `campaign.Hit`.
+        hit: a `campaign.FaultRecord`.
         log: all of selasticd's.
         samples: all.
 
@@ -167,7 +167,7 @@ def aftermath(hit: Any, log: str, samples: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _thrown(hit: Any, samples: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
-    """Jobs that ran when it came and were back in the queue soon after it; until they ran again."""
+    """Return how many jobs a fault put back into the queue, and when the last ran again."""
     known = [s for s in samples if s["jobs"] is not None]
     before = [s for s in known if s["at"] <= hit.begun][-1:]
     soon = [s for s in known if hit.begun < s["at"] <= hit.healed + 25]

@@ -1,10 +1,10 @@
-"""Plays esrun for a user's jobs that only sleep; runs in ctld as that user.
+"""Stand-in for the esrun of a user's sleeping jobs; runs in ctld as that user.
 
-    crew.py ADDRESS
+    reporter.py ADDRESS
 
-Every running elastic job is reported as proven, and has saved as soon as it is asked; one whose
-name begins with `deaf` never has, `raw` is not proven, `slow` takes two seconds, `late` waits for
-the file /tmp/save-JOBID, and `real` reports for itself.
+Reports every running elastic job as proven, and acknowledges a notice at once. By the beginning of
+a job's name: `deaf` never saves, `raw` is not proven, `slow` takes two seconds, `late` waits for
+the file /tmp/save-JOBID, `real` reports for itself.
 """
 
 import contextlib
@@ -15,22 +15,22 @@ from pathlib import Path
 
 from slurm_elastic.rpc import frames
 
-asked: dict[tuple[int, int], float] = {}  # (job, notice) → when it was heard
+notices: dict[tuple[int, int], float] = {}  # (job, notice) → when it came
 
 
 def report(address: str, job_id: int, run: int, name: str) -> None:
-    told = {"job_id": job_id, "run": run, "phase": "training", "proven": not name.startswith("raw")}
+    body = {"job_id": job_id, "run": run, "phase": "training", "proven": not name.startswith("raw")}
     while True:
-        reply = frames.call(address, {"v": 1, "op": "report", "report": told}, timeout_s=5)
+        reply = frames.call(address, {"v": 1, "op": "report", "report": body}, timeout_s=5)
         orders = reply["orders"]
-        if orders["action"] != "notice" or told["phase"] == "saved" or name.startswith("deaf"):
+        if orders["action"] != "notice" or body["phase"] == "saved" or name.startswith("deaf"):
             return
-        since = asked.setdefault((job_id, orders["notice"]), time.monotonic())
+        since = notices.setdefault((job_id, orders["notice"]), time.monotonic())
         if name.startswith("slow") and time.monotonic() < since + 2:
             return
         if name.startswith("late") and not Path(f"/tmp/save-{job_id}").exists():
             return
-        told |= {"phase": "saved", "notice": orders["notice"]}
+        body |= {"phase": "saved", "notice": orders["notice"]}
 
 
 while True:

@@ -1,4 +1,4 @@
-"""A log that checks itself: each event of the program is one printable line."""
+"""Log that checks itself: each event of the program must be one printable line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from slurm_elastic.controller import daemon
 
 
 class CheckedLog:
-    """In place of selasticd's output; `lines` counts."""
+    """Log that checks its lines in place of selasticd's output; `lines` counts them."""
 
     def __init__(self) -> None:
         self.lines, self.last = 0, ""
 
     def msg(self, line: str) -> None:
-        """One line as selasticd writes it."""
+        """Check one line."""
         self.lines, self.last = self.lines + 1, line
         assert line.isprintable(), f"a log line with control characters: {line!r}"
         assert len(line) < 10_000, f"a log line of {len(line)} characters"
@@ -28,7 +28,7 @@ LOG = CheckedLog()
 
 
 def quiet() -> Any:
-    """Let the program's log go through selasticd's own rendering, into `LOG`."""
+    """Send the program's log through selasticd's own rendering into `LOG`; return a logger."""
     structlog.configure(
         processors=[structlog.stdlib.add_log_level, daemon._line],
         logger_factory=lambda *_: LOG,
@@ -38,5 +38,5 @@ def quiet() -> Any:
 
 
 def loud() -> None:
-    """As it was before."""
+    """Restore structlog's defaults."""
     structlog.reset_defaults()

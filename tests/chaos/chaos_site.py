@@ -1,4 +1,4 @@
-"""The cluster under fire: selasticd and its helpers, what has been done to whom, and by whom."""
+"""The cluster of a campaign: selasticd and its helpers, and the effects of faults so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.load import HOME, SMALL
-from tests.support.selasticd import CREW, PYTHON, eager
+from tests.support.selasticd import PYTHON, REPORTER, eager_config
 from tests.support.slurm_cluster import SlurmCluster
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -21,28 +21,28 @@ DRIVERS = Path(__file__).parent / "drivers"
 STATE = "/dev/shm/chaos"
 _FAKE = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 _CLOCK = "/tmp/chaos-clock"
-#: Faults during which nobody can be expected to put anything right.
+#: Faults during which selasticd cannot repair anything.
 CONTROL = (
     *("selasticd-kill", "slurmctld-kill", "slurmctld-stop", "munged-kill", "ctld-cut"),
     *("ledger-full", "ledger-truncated", "ledger-deleted", "orphan", "id-reuse"),
 )
-#: Jobs submitted so shortly before slurmctld is killed are lost: it saves its state every 5 s.
+#: Jobs submitted within this time before slurmctld is killed may be lost: it saves every 5 s.
 UNSAVED_S = 10.0
 _LINE = re.compile(r"JobId=(\S+) Transition=(\d+) State=([A-Z]+)\b|selasticd \S+ Mode=")
 
 
-class Site:
-    """What the campaign knows and does.
+class ChaosSite:
+    """State of the cluster during a campaign.
 
     Attributes:
-        samples: what drivers/observer.py has seen so far.
-        active: kinds of faults under way, each as often as it is.
+        samples: samples of drivers/observer.py so far.
+        active: kinds of the faults under way, repeated if there are several of a kind.
         cancelled: names of jobs that a user of the campaign has cancelled.
-        disturbed: name → epoch until which a fault may start the job again.
-        lost: names that slurmctld itself has forgotten.
-        hit: node → epoch when it was last made to fail.
+        disturbed: name → epoch until which a fault may cause a restart of the job.
+        lost: names of jobs that slurmctld has lost.
+        hit: node → epoch of its last fault.
         crashes: epochs when slurmctld was killed.
-        unreachable: nodes that slurmctld gave up while jobs ran on there: it runs those twice.
+        unreachable: nodes that slurmctld gave up while jobs ran on them: it runs those twice.
     """
 
     def __init__(self, cluster: SlurmCluster, queue: str) -> None:
@@ -70,32 +70,37 @@ class Site:
     # --- setting up ---
 
     def prepare(self) -> None:
-        """Drivers, directories, the proxy, the crew, the observer."""
+        """Install drivers and folders; start the proxy and the reporters."""
         run = self.cluster.exec
-        for left in ("selasticd -v -D", "chaos/observer.py", "chaos/proxy.py", "chaos/crew.py"):
+        for left in (
+            "selasticd -v -D",
+            "chaos/observer.py",
+            "chaos/proxy.py",
+            "chaos/reporter.py",
+        ):
             run(["pkill", "-9", "-f", left], check=False)  # of a campaign that was interrupted
         run("scancel -u alice; scancel -u bob")
         run(f"chmod 755 {self.home}")
         small = f"mountpoint -q /small && ln -sfn /small {SMALL} || install -d -m 1777 {SMALL}"
         run(f"rm -rf {HOME}/*-s*n* /small/* {SMALL} {STATE}; install -d -m 1777 {HOME}; {small}")
         run(f"install -d -o selastic {STATE}; rm -f /dev/shm/fill /small/fill")
-        for path in (CREW, *DRIVERS.glob("*.py")):
+        for path in (REPORTER, *DRIVERS.glob("*.py")):
             run(f"cat >{HOME}/{path.name}", stdin=path.read_text())
         run(f"echo +0 >{_CLOCK}; echo 0 >/tmp/chaos-proxy; chmod 666 {_CLOCK}")
         self.cluster.exec(f"cat >{self.home}/elastic.toml", user="selastic", stdin=self.toml())
         proxy = f"{PYTHON} {HOME}/proxy.py 7331 127.0.0.1:7321 /tmp/chaos-proxy"
         self._pids = [int(run(f"{proxy} </dev/null >/tmp/chaos-proxy.log 2>&1 & echo $!").stdout)]
         for user in ("alice", "bob"):  # like a unit with Restart=always
-            crew = f"while :; do {PYTHON} {HOME}/crew.py ctld:7331; sleep 1; done"
-            begun = run(f"({crew}) </dev/null >/tmp/chaos-{user} 2>&1 & echo $!", user=user)
+            loop = f"while :; do {PYTHON} {HOME}/reporter.py ctld:7331; sleep 1; done"
+            begun = run(f"({loop}) </dev/null >/tmp/chaos-{user} 2>&1 & echo $!", user=user)
             self._pids.append(int(begun.stdout))
 
     def toml(self) -> str:
-        """The configuration of selasticd."""
-        return eager(queue=self.queue).replace("{state}", STATE)
+        """Return selasticd's configuration."""
+        return eager_config(queue=self.queue).replace("{state}", STATE)
 
     def observe(self) -> Iterator[dict[str, Any]]:
-        """Samples, for ever; ends when `close` is called."""
+        """Yield samples until `close` is called."""
         words = ["docker", "exec", "-i", f"{self.cluster.name}-ctld", PYTHON]
         self._observer = subprocess.Popen(
             [*words, f"{HOME}/observer.py", self.home], stdout=subprocess.PIPE, text=True
@@ -108,7 +113,7 @@ class Site:
         self._observer.stdout.close()
 
     def close(self) -> None:
-        """End what we have started, and undo what we have done."""
+        """Stop what was started, and undo faults."""
         self.kill_daemon()
         words = " ".join(map(str, self._pids))
         run = self.cluster.exec
@@ -119,12 +124,12 @@ class Site:
             self._observer.wait()
 
     def docker(self, *words: str) -> None:
-        """A command of Docker's; one that fails is the campaign's own trouble."""
+        """Run a Docker command; a failure is an error of the campaign."""
         done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
 
     def address(self, host: str) -> str:
-        """Of a host, from the containers' common slurm.conf."""
+        """Return a host's address, from the containers' common slurm.conf."""
         if host == "ctld":
             pattern = r"^SlurmctldHost=ctld\((\S+)\)"
         else:
@@ -137,15 +142,15 @@ class Site:
 
     @property
     def state(self) -> str:
-        """Where the ledger lies."""
+        """Folder of the ledger."""
         return STATE
 
     def runs(self) -> bool:
-        """Whether the process is there."""
+        """Return whether selasticd's process exists."""
         return self.cluster.exec(f"kill -0 {self.pid}", check=False).returncode == 0
 
     def comes_up(self) -> bool:
-        """Wait until the process that was just started says that it acts, or has gone."""
+        """Wait until the process that was just started acts, or has ended; return which."""
         end = time.monotonic() + 60
         while self.runs() and time.monotonic() < end:
             if "Mode=" in self.log()[self._begun :]:
@@ -154,7 +159,7 @@ class Site:
         return self.runs()
 
     def start_daemon(self) -> None:
-        """Start it, its clock in our hands."""
+        """Start selasticd with a clock that the campaign controls."""
         fake = (
             f"LD_PRELOAD={_FAKE} FAKETIME_TIMESTAMP_FILE={_CLOCK} FAKETIME_CACHE_DURATION=1"
             " FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1 FAKETIME_SKIP_CMDS=scontrol"
@@ -168,50 +173,50 @@ class Site:
         self.pid, self.wanted = int(started.stdout), True
 
     def kill_daemon(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to selasticd."""
         self.wanted = False
         wait = f"kill -9 {self.pid}; while kill -0 {self.pid}; do sleep 0.05; done"
         if self.pid:
             self.cluster.exec(f"({wait}) 2>/dev/null", check=False)
 
     def clock(self, seconds: int) -> None:
-        """Let selasticd's clock be wrong by so much."""
+        """Set the error of selasticd's clock."""
         self.cluster.exec(f"echo {seconds:+d} >{_CLOCK}")
 
     def proxy(self, word: str) -> None:
-        """Seconds of delay, or `cut`."""
+        """Set the proxy's delay in seconds, or `cut`."""
         self.cluster.exec(f"echo {word} >/tmp/chaos-proxy")
 
     def log(self) -> str:
-        """All that selasticd has said."""
+        """Return selasticd's log so far."""
         return self.cluster.exec(f"cat {self.log_path} 2>/dev/null || true").stdout
 
-    # --- who is there ---
+    # --- jobs ---
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Jobs as last seen."""
+        """Return the jobs of the last sample that have not ended."""
         known = next((s["jobs"] for s in reversed(self.samples) if s["jobs"] is not None), [])
         return [j for j in known if not j["ended"]]
 
     def moving(self) -> list[str]:
-        """Names of the jobs that selasticd is moving right now: to hit those is most telling."""
+        """Return names of jobs in transition, preferred targets of faults."""
         tail = self.cluster.exec(f"tail -c 20000 {self.log_path} 2>/dev/null || true").stdout
         ids = {job for job, _, _ in live_at(tail)}
         return [j["name"] for j in self.jobs() if str(j["id"]) in ids]
 
     def healthy(self) -> bool:
-        """Whether something left behind could be put right now."""
+        """Return whether selasticd can repair leftovers now."""
         return self.wanted and not any(kind in CONTROL for kind in self.active)
 
-    # --- what the campaign itself has done ---
+    # --- effects of faults ---
 
     def disturb(self, names: list[str], seconds: float = 300.0) -> None:
-        """These jobs may be started again by Slurm."""
+        """Note that Slurm may restart these jobs."""
         for name in names:
             self.disturbed[name] = time.time() + seconds
 
     def excused(self, rule: str, name: str) -> bool:
-        """Whether a breach is our own doing."""
+        """Return whether the campaign itself caused a breach."""
         now = time.time()
         if rule == "held":
             return now < self.holding.get(name, 0.0)
@@ -220,14 +225,14 @@ class Site:
         return rule == "vanished" and name in self.lost
 
     def _was_hit(self, name: str) -> bool:
-        """Whether it was started on a node that Slurm did not know yet to be dead."""
+        """Return whether a job was started on a node that Slurm did not yet know to be dead."""
         hit = {node for node, at in self.hit.items() if time.time() - at < 120}
         seen = (j for s in self.samples[-60:] for j in s["jobs"] or () if j["name"] == name)
         return any(not hit.isdisjoint(j["held"]) for j in seen)
 
     @contextmanager
     def fault(self, kind: str) -> Iterator[None]:
-        """While it lasts."""
+        """Note a kind of fault as active during the context."""
         with self._guard:
             self.active.append(kind)
         try:
@@ -237,15 +242,15 @@ class Site:
                 self.active.remove(kind)
 
     def lock(self, what: str) -> threading.Lock:
-        """Only one fault at a time on each part."""
+        """Return the lock of a part, so that one fault at a time affects it."""
         with self._guard:
             return self.locks.setdefault(what, threading.Lock())
 
 
 def live_at(log: str) -> list[tuple[str, int, str]]:
-    """(job, transition, state) of those that had not ended when this was all that was logged.
+    """Return (job, transition, state) of those that had not ended at the end of this log.
 
-    A fresh ledger numbers from 1 again: what was live before it is gone.
+    A fresh ledger numbers from 1 again: transitions of the old one are no longer live.
     """
     last: dict[int, tuple[str, str]] = {}
     before: set[int] = set()  # known when selasticd was last started
