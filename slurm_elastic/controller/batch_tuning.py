@@ -95,20 +95,20 @@ def choose(
         b: _goodput(learned, held, b, per_node)
         for b in (inside, *_tried(learned, held, (low, reach), per_node))
     }
-    best, before = max(goodput, key=lambda b: (goodput[b], -b)), goodput[inside]
+    best, present_goodput = max(goodput, key=lambda b: (goodput[b], -b)), goodput[inside]
     if best == inside or goodput[best] <= 0:
         return stays
-    if before <= 0:
-        why = Reason("batch-does-not-fit", batch=inside)
-        return BatchChoice(best, present, limits, reason=why)
-    gain = goodput[best] / before - 1
+    if present_goodput <= 0:
+        reason = Reason("batch-does-not-fit", batch=inside)
+        return BatchChoice(best, present, limits, reason=reason)
+    gain = goodput[best] / present_goodput - 1
     if gain < MIN_GAIN:
         if stays.reason:
             return stays
-        why = Reason("batch-gains-little", batch=best, gain=max(0.0, gain), min_gain=MIN_GAIN)
-        return _because(stays, why)
-    why = Reason("batch-goodput", gain=gain, present=inside)
-    return BatchChoice(best, present, limits, gain, why)
+        reason = Reason("batch-gains-little", batch=best, gain=max(0.0, gain), min_gain=MIN_GAIN)
+        return _because(stays, reason)
+    reason = Reason("batch-goodput", gain=gain, present=inside)
+    return BatchChoice(best, present, limits, gain, reason)
 
 
 def obey(
@@ -130,11 +130,11 @@ def obey(
     # A library that says what fits splits the rest; any other takes its share at once.
     if learned.observations and not learned.application.accumulation:
         reach = min(reach, replicas * _STRETCH * max(o.micro_batch for o in learned.observations))
-    found = max(low, min(batch, high, max(reach, present)))
-    even = found - found % replicas
-    found = even if even >= low else found
+    bounded = max(low, min(batch, high, max(reach, present)))
+    even = bounded - bounded % replicas
+    bounded = even if even >= low else bounded
     reason = Reason("batch-by-policy", batch=batch, gpus=held.gpus)
-    return BatchChoice(found, present, limits, reason=reason if found != present else None)
+    return BatchChoice(bounded, present, limits, reason=reason if bounded != present else None)
 
 
 def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:
@@ -270,9 +270,9 @@ class BatchTuner:
             decided: by job, for policies that choose batches.
 
         Returns:
-            What was told now and is news.
+            The choices that jobs were sent and did not have before.
         """
-        self.choices, told = {}, []
+        self.choices, sent = {}, []
         for job in snapshot.jobs:
             record, report = records.get(job.job_id), reports.get(job.job_id)
             if record is None or report is None or job.state is not JobState.RUNNING:
@@ -293,8 +293,8 @@ class BatchTuner:
             self.choices[job.job_id] = choice
             changes = act and choice.batch != choice.present
             if changes and self._tell(job.job_id, run=job.run, batch=choice.batch):
-                told.append((job, choice))
-        return told
+                sent.append((job, choice))
+        return sent
 
     def ahead(
         self,

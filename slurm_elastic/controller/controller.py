@@ -87,8 +87,8 @@ class Controller:
         self._per_node: Mapping[str, Mapping[str, int]] = {}
         self._pulse: frozenset[tuple[int, str, int]] = frozenset()
         self._others: frozenset[tuple[int, JobState, int]] = frozenset()
-        kept = ledger.get("policy_state", {})
-        self._state: Mapping[str, Any] = kept if isinstance(kept, dict) else {}
+        policy_state = ledger.get("policy_state", {})
+        self._state: Mapping[str, Any] = policy_state if isinstance(policy_state, dict) else {}
         self._plan: Plan | None = None
         self.pace = PollSchedule()
         #: Called from other threads when the next look shall come sooner.
@@ -208,8 +208,10 @@ class Controller:
         self._sizes = {n.name: n.gpus for n in snapshot.nodes}
         self._per_node = snapshot.smallest
         if self.config.controller.mode == "act" and not self._notes["rival"]:
-            found = self.housekeeping.sweep(snapshot, self.engine.live, per_node=self._per_node)
-            self.engine.reservations.adopt(found)
+            reservations = self.housekeeping.sweep(
+                snapshot, self.engine.live, per_node=self._per_node
+            )
+            self.engine.reservations.adopt(reservations)
             self.housekeeping.leases(snapshot.jobs, self.engine.live, retired=self.retired)
         self.dialogue.forget(snapshot.job.keys())
         written = self._write_down(snapshot)
@@ -257,7 +259,7 @@ class Controller:
 
     def _tune(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
         """Batches of running jobs: what needs no restart."""
-        told = self.tuner.round(
+        choices = self.tuner.round(
             snapshot,
             records,
             self.book.last_reports(snapshot),
@@ -265,7 +267,7 @@ class Controller:
             leave={d.job_id for d in plan.changes},
             decided=plan.decision,
         )
-        for job, choice in told:
+        for job, choice in choices:
             self._log.info(
                 f"JobId={job.display_id} Action=batch From={choice.present} To={choice.batch} "
                 f"Reason={choice.reason}"
@@ -331,8 +333,8 @@ class Controller:
 
     def _notice_s(self, job: Job) -> float:
         directive = self.book.directive(job)
-        asked = directive.notice_s if directive else None
-        return float(asked or self.config.resize.notice_s)
+        notice_s = directive.notice_s if directive else None
+        return float(notice_s or self.config.resize.notice_s)
 
     # --- from outside ---
 

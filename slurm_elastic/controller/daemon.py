@@ -139,7 +139,7 @@ class Daemon:
 
     def _stand_by(self, copying: StandbySync) -> bool:
         """Wait until it is for this daemon to act; False: told to stop."""
-        said, copied = "", float("-inf")
+        last_line, copied = "", float("-inf")
         while self._keeper and not self._stop:
             self._reload_if_asked(None)
             try:
@@ -149,9 +149,9 @@ class Daemon:
                 line = f"stands by; Active={active or 'none yet'}"
             except SlurmUnreachableError as error:
                 line = f"stands by; {error}"
-            if line != said:
+            if line != last_line:
                 self._log.info(line)
-            said = line
+            last_line = line
             if time.monotonic() - copied > self._keeper.pause_s * _COPIES:
                 copied = time.monotonic()
                 copying.follow(
@@ -205,8 +205,8 @@ class Daemon:
     def _leave(self, live: int) -> None:
         """The last word of one who acted; with a lease, the first of one who stands by."""
         if self._keeper and not self._stop:
-            why = self._keeper.drop()
-            self._log.error(f"no longer active: {why}; {live} changes are left to who is")
+            reason = self._keeper.drop()
+            self._log.error(f"no longer active: {reason}; {live} changes are left to who is")
             return
         if self._keeper:
             self._keeper.give_back()
@@ -234,7 +234,7 @@ class Daemon:
 
     def _connect(self) -> Reader | None:
         """Wait for a usable slurm.conf; None: told to stop meanwhile."""
-        said = False
+        warned = False
         while not self._stop:
             try:
                 return Reader(
@@ -242,9 +242,9 @@ class Daemon:
                     limits=AccountingLimits(),
                 )
             except SlurmUnreachableError as error:
-                if not said:
+                if not warned:
                     self._log.error(f"{error}; tried again every {_RETRY_S:g} s")
-                said = True
+                warned = True
                 self._wakeup.wait(_RETRY_S)
         return None
 
@@ -322,8 +322,8 @@ def _account() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def _differs(one: schema.Config, other: schema.Config, section: str, name: str) -> bool:
-    return bool(getattr(getattr(one, section), name) != getattr(getattr(other, section), name))
+def _differs(first: schema.Config, second: schema.Config, section: str, name: str) -> bool:
+    return bool(getattr(getattr(first, section), name) != getattr(getattr(second, section), name))
 
 
 def _notify(text: str) -> None:
@@ -357,8 +357,8 @@ def _line(_: Any, __: str, event: Any) -> str:
     """Whatever a user wrote, one printable line."""
     time_ = event.pop("timestamp", "")
     level, text = event.pop("level", "info"), str(event.pop("event", ""))
-    rest = " ".join(f"{k}={v}" for k, v in event.items())
-    shown = "".join(c if c.isprintable() else "?" for c in f"{text} {rest}".rstrip())
+    fields = " ".join(f"{k}={v}" for k, v in event.items())
+    shown = "".join(c if c.isprintable() else "?" for c in f"{text} {fields}".rstrip())
     return f"{time_[:-3]} {level}: {shown}".strip() if time_ else f"{level}: {shown}"
 
 

@@ -105,8 +105,8 @@ class ReportHandler:
             and not self._book.entry(job).proven
             and directive.min_gpus < directive.max_gpus
         ):
-            why = Reason("resume-rehearsal")
-            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=why)
+            reason = Reason("resume-rehearsal")
+            self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=reason)
 
     def expect(self, transition: Transition) -> None:
         """A job is on its new GPUs; its first step there will say what the change cost."""

@@ -63,16 +63,16 @@ class Facts:
 
 @dataclass
 class _Report:
-    found: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def error(self, subject: str, harm: str, remedy: str) -> None:
-        self.found.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
+        self.findings.append(Finding(severity="error", subject=subject, harm=harm, remedy=remedy))
 
     def warning(self, subject: str, harm: str, remedy: str) -> None:
-        self.found.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
+        self.findings.append(Finding(severity="warning", subject=subject, harm=harm, remedy=remedy))
 
     def info(self, subject: str, harm: str, remedy: str) -> None:
-        self.found.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))
+        self.findings.append(Finding(severity="info", subject=subject, harm=harm, remedy=remedy))
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:
@@ -81,7 +81,7 @@ def check(facts: Facts) -> tuple[Finding, ...]:
     for look in _LOOKS:
         if facts.site.settings or look in _WITHOUT_SLURM:
             look(facts, report)
-    return tuple(sorted(report.found, key=lambda f: SEVERITIES.index(f.severity)))
+    return tuple(sorted(report.findings, key=lambda f: SEVERITIES.index(f.severity)))
 
 
 def _reachable(facts: Facts, report: _Report) -> None:
@@ -139,18 +139,18 @@ def _versions(facts: Facts, report: _Report) -> None:
             f"differs from the controller's {answer['version']}",
             "install the same release on both",
         )
-    ours, theirs = answer.get("pyslurm"), slurm.split(".")[:2]
-    if ours == "":
+    loaded, release = answer.get("pyslurm"), slurm.split(".")[:2]
+    if loaded == "":
         report.error(
             "pyslurm",
             "is missing beside selasticd, it sees no jobs",
-            f"install pyslurm {'.'.join(theirs)}",
+            f"install pyslurm {'.'.join(release)}",
         )
-    elif ours and ours.split(".")[:2] != theirs:
+    elif loaded and loaded.split(".")[:2] != release:
         report.error(
-            f"pyslurm {ours}",
+            f"pyslurm {loaded}",
             f"does not fit Slurm {slurm}, reads fail",
-            f"install pyslurm {'.'.join(theirs)}",
+            f"install pyslurm {'.'.join(release)}",
         )
     for problem in answer.get("problems", ()):
         harm, _, remedy = problem.rpartition("; ")
@@ -159,18 +159,20 @@ def _versions(facts: Facts, report: _Report) -> None:
 
 def _plugin(facts: Facts, report: _Report) -> None:
     site, settings = facts.site, facts.site.settings
-    ours = [line for line in site.plugstack if "elastic.so" in line]
-    if any(line.split()[0] == "required" for line in ours):
+    elastic_lines = [line for line in site.plugstack if "elastic.so" in line]
+    if any(line.split()[0] == "required" for line in elastic_lines):
         report.error(
             "plugstack.conf: required elastic.so",
             "drains every node on which the file is missing",
             "write optional instead of required",
         )
-    elif not ours:
-        why = site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+    elif not elastic_lines:
+        cause = (
+            site.plugstack_error or f"no elastic.so in {settings.get('PlugStackConfig') or 'it'}"
+        )
         report.warning(
             "plugstack.conf",
-            f"does not load the plugin on this host ({why}), sbatch refuses #SBATCH --elastic",
+            f"does not load the plugin on this host ({cause}), sbatch refuses #SBATCH --elastic",
             "include /etc/slurm/plugstack.conf.d/*.conf",
         )
         if settings.get("JobFileAppend") == "0":

@@ -20,17 +20,17 @@ def own_address(config: Config) -> str:
     if len(named) == 1:
         return ""
     port = frames.parse_address(config.api.listen)[1]
-    here = [a for a in named if _port(a) == port]
+    on_port = [a for a in named if _port(a) == port]
     names = {socket.gethostname(), socket.gethostname().partition(".")[0], socket.getfqdn()}
-    found = [a for a in here if frames.parse_address(a)[0] in names]
-    found = found or [a for a in here if _is_here(frames.parse_address(a)[0])]
-    if len(found) != 1:
-        what = "more than one" if found else "none"
+    own_addresses = [a for a in on_port if frames.parse_address(a)[0] in names]
+    own_addresses = own_addresses or [a for a in on_port if _is_here(frames.parse_address(a)[0])]
+    if len(own_addresses) != 1:
+        count = "more than one" if own_addresses else "none"
         raise ConfigError(
-            f"[api] controller = {config.api.controller!r}: {what} of these is this daemon, at "
+            f"[api] controller = {config.api.controller!r}: {count} of these is this daemon, at "
             f"{socket.gethostname()} with port {port} of listen; name the host that each runs on"
         )
-    return found[0]
+    return own_addresses[0]
 
 
 def _port(address: str) -> int:
@@ -43,10 +43,10 @@ def _port(address: str) -> int:
 def _is_here(host: str) -> bool:
     """Whether a name resolves to an address that can be bound here."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in infos:
         with socket.socket(family, kind) as sock:
             try:
                 sock.bind(address)

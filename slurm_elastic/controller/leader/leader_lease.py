@@ -65,14 +65,14 @@ class LeaseMark:
     @property
     def holder(self) -> str:
         """The address that the holder listens at, "" when the comment does not say."""
-        found = _HOLDER.search(self.comment)
-        return found[1] if found else ""
+        match = _HOLDER.search(self.comment)
+        return match[1] if match else ""
 
     @property
     def id(self) -> str:
         """Tells processes of one holder apart."""
-        found = _ID.search(self.comment)
-        return found[1] if found else ""
+        match = _ID.search(self.comment)
+        return match[1] if match else ""
 
     @property
     def free(self) -> bool:

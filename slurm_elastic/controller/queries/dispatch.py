@@ -41,9 +41,9 @@ def find(view: View, name: str) -> tuple[int, ...]:
 
     Empty when the snapshot has none. This is what `Desk.find` needs.
     """
-    found = view.snapshot.named.get(name)
-    if found:
-        return found
+    job_ids = view.snapshot.named.get(name)
+    if job_ids:
+        return job_ids
     raw = int(name) if name.isascii() and name.isdigit() else 0
     return (raw,) if raw in view.snapshot.job else ()
 
@@ -76,8 +76,10 @@ def answer(
     if op == "explain":
         return dict(job_answers.explain(view, viewer, _one(view, args), history))
     if op == "show":
-        job_id, whole = _one(view, args), bool(args.get("profile"))
-        return dict(show(view, viewer, job_id, history, particulars=particulars, layers=whole))
+        job_id, with_layers = _one(view, args), bool(args.get("profile"))
+        return dict(
+            show(view, viewer, job_id, history, particulars=particulars, layers=with_layers)
+        )
     if op == "status":
         return dict(job_answers.status(view, viewer, everything=bool(args.get("all"))))
     if op == "plan":

@@ -219,7 +219,7 @@ def explain(
         )
     rows, record = JobRows(view, viewer), view.records.get(job_id) or JobRecord(job_id=job_id)
     decision = view.plan.decision.get(job_id) if view.plan else None
-    mine = [h for h in history if h.get("job_id") == job_id]
+    of_job = [h for h in history if h.get("job_id") == job_id]
     return {
         "time": view.snapshot.time,
         "mode": view.mode,
@@ -236,7 +236,7 @@ def explain(
         "model": model_row(view.snapshot, job, record.learned),
         "batch": _batch(rows, view.batches.get(job_id)),
         "next_round": view.next_round,
-        "last": change(rows, mine[-1]) if mine else None,
+        "last": change(rows, of_job[-1]) if of_job else None,
     }
 
 
@@ -244,7 +244,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
     """A ledger row with every field present."""
     seconds = row.get("seconds") or {}
     parts = (seconds.get("checkpoint"), seconds.get("slurm"), seconds.get("startup"))
-    known = [s for s in parts if s]
+    known_parts = [s for s in parts if s]
     return {
         "time": row.get("time", 0.0),
         "job_id": row.get("job_id", 0),
@@ -256,7 +256,7 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
         "state": row.get("state", ""),
         "outcome": row.get("outcome", ""),
         "seconds": seconds,
-        "total_s": sum(known) if known else None,
+        "total_s": sum(known_parts) if known_parts else None,
         "paid_back_s": row.get("paid_back_s"),
     }
 
@@ -300,8 +300,8 @@ def _batch(rows: JobRows, choice: BatchChoice | None) -> BatchRow | None:
 def _gives(decision: Decision | None, node: str) -> bool:
     if decision is None or decision.action is Action.KEEP or decision.current is None:
         return False
-    after = decision.target.on(node) if decision.target else 0
-    return after < decision.current.on(node)
+    target_gpus = decision.target.on(node) if decision.target else 0
+    return target_gpus < decision.current.on(node)
 
 
 def _since(job: Job, record: JobRecord) -> float | None:
@@ -340,7 +340,7 @@ def _partitions(view: View) -> list[PartitionRow]:
         for node in present:
             types[node.gpu_type] += node.gpus
         used = sum(n.used_gpus for n in present)
-        ours = min(used, sum(elastic[n.name] for n in present))
+        elastic_used = min(used, sum(elastic[n.name] for n in present))
         idle = sum(n.free_gpus for n in present)
         gpus = sum(n.gpus for n in present)
         if not gpus:
@@ -350,8 +350,8 @@ def _partitions(view: View) -> list[PartitionRow]:
                 "name": name,
                 "gpus": gpus,
                 "types": {t: c for t, c in sorted(types.items()) if c},
-                "elastic": ours,
-                "rigid": used - ours,
+                "elastic": elastic_used,
+                "rigid": used - elastic_used,
                 "idle": idle,
                 "unavailable": max(0, gpus - used - idle),
                 "waiting": waiting[name],

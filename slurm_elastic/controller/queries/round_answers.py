@@ -46,10 +46,10 @@ def plan(view: View, viewer: Viewer) -> PlanAnswer:
     }
 
 
-def history(view: View, viewer: Viewer, found: Sequence[HistoryRow]) -> HistoryAnswer:
+def history(view: View, viewer: Viewer, history_rows: Sequence[HistoryRow]) -> HistoryAnswer:
     """Past changes, oldest first."""
     rows = JobRows(view, viewer)
-    shown = [h for h in found if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
+    shown = [h for h in history_rows if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
     return {
         "time": view.snapshot.time,
         "kept_since": view.kept_since,
@@ -83,9 +83,9 @@ def usage(
     users: dict[str, UserUsage] = {}
     counted: list[RunUsage] = []
     for segment in segments:
-        who, kind = segment.get("user", ""), segment.get("gpu_type", "")
+        owner, kind = segment.get("user", ""), segment.get("gpu_type", "")
         job_id = segment["job_id"]
-        if (user and who != user) or not viewer.sees_usage(
+        if (user and owner != user) or not viewer.sees_usage(
             _owner(view, job_id, segment.get("uid"))
         ):
             continue
@@ -102,7 +102,7 @@ def usage(
             {
                 "job_id": job_id,
                 "display_id": rows.display(job_id),
-                "user": who,
+                "user": owner,
                 "run": segment.get("run", 0),
                 "gpu_type": kind,
                 "gpus": segment["gpus"],
@@ -118,7 +118,7 @@ def usage(
             {
                 "job_id": job_id,
                 "display_id": rows.display(job_id),
-                "user": who,
+                "user": owner,
                 "gpu_type": kind,
                 "gpu_seconds": 0.0,
                 "seconds": 0.0,
@@ -128,7 +128,7 @@ def usage(
         row["gpu_seconds"] += spent
         row["seconds"] += seconds
         row["shapes"] += 1
-        total = users.setdefault(who, {"user": who, "gpu_seconds": 0.0, "types": {}})
+        total = users.setdefault(owner, {"user": owner, "gpu_seconds": 0.0, "types": {}})
         total["gpu_seconds"] += spent
         total["types"][kind] = total["types"].get(kind, 0.0) + spent
     return {

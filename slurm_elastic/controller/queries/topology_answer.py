@@ -37,7 +37,7 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
     snapshot, settings = view.snapshot, view.topology
     fabric = Fabric.of(snapshot, settings)
     tree = Topology.of(snapshot)
-    seen = links_seen(snapshot, view.records, fabric.speeds)
+    estimates = links_seen(snapshot, view.records, fabric.speeds)
     places = {
         job.job_id: job.allocation
         for job in snapshot.jobs
@@ -55,9 +55,9 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
                 "gbit_s": link.bytes_s / GBIT,
                 "jobs": link.jobs,
                 "owners": link.owners,
-                "counts": seen.counts(tier),
+                "counts": estimates.counts(tier),
             }
-            for tier, link in seen.links.items()
+            for tier, link in estimates.links.items()
         },
         "switches": [
             people.switch(s.name, parents.get(s.name, ""), s.level)
@@ -165,12 +165,12 @@ class _People:
 
     def _link(self, link: str) -> LinkRow:
         users = self._users.get(link, ())
-        seen = [self._shown[i].display_id for i in users if i in self._shown]
+        visible = [self._shown[i].display_id for i in users if i in self._shown]
         return {
             "link": link,
             "gbit_s": self._fabric.gbit_s(link),
-            "users": seen,
-            "others": len(users) - len(seen),
+            "users": visible,
+            "others": len(users) - len(visible),
         }
 
 

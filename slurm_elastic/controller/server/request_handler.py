@@ -98,10 +98,10 @@ class RequestHandler:
         """See `RequestBackend`."""
         job = self._controller.job(job_id)
         orders = self._controller.dialogue.orders(job_id, run, job=job)
-        why = self._controller.dialogue.reason(job_id, run)
-        if job is None or why is None:
+        reason = self._controller.dialogue.reason(job_id, run)
+        if job is None or reason is None:
             return orders
-        shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(why)
+        shown = Visibility(self._controller.view, self._viewer(job.uid)).reason(reason)
         # A job refuses orders that its log could not print.
         text = "".join(c if c.isprintable() else "?" for c in str(shown))[:_MOST_TEXT]
         return dataclasses.replace(orders, reason=text)
@@ -134,11 +134,11 @@ class RequestHandler:
 
     def _checked(self, view: View, viewer: Viewer) -> dict[str, Any]:
         """Return the answer to `check`, without other users' jobs where these are private."""
-        found = self._check(view)
-        ids = view.snapshot.named.get(found.get("slowest_job") or "", ())
+        health = self._check(view)
+        ids = view.snapshot.named.get(health.get("slowest_job") or "", ())
         if not all(viewer.sees(view.snapshot.job[i].uid) for i in ids):
-            found = {**found, "slowest_job": ""}
-        return found
+            health = {**health, "slowest_job": ""}
+        return health
 
     def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
         """See `RequestBackend`."""
@@ -211,11 +211,11 @@ class RequestHandler:
     def _history(self, args: Mapping[str, Any]) -> list[HistoryRow]:
         ids = args.get("job_ids") or (None,)
         rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
-        found = []
+        history = []
         for row in rows:
             with contextlib.suppress(ValueError):  # one that cannot be read is left out
-                found.append(_history_row(Transition.from_body(row), live=bool(row["live"])))
-        return found
+                history.append(_history_row(Transition.from_body(row), live=bool(row["live"])))
+        return history
 
     def _segments(self, args: Mapping[str, Any]) -> list[SegmentRow]:
         since = max(0.0, args.get("start", 0.0))

@@ -74,11 +74,11 @@ class AttemptProgress:
     @classmethod
     def from_body(cls, body: object) -> AttemptProgress:
         """From the ledger's JSON; what is not known is ignored."""
-        known = {f.name for f in dataclasses.fields(cls)}
+        names = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-        found = cls(**{k: v for k, v in values.items() if k in known})
-        found.why = Reason.from_json(values.get("why"))
-        return found
+        progress = cls(**{k: v for k, v in values.items() if k in names})
+        progress.why = Reason.from_json(values.get("why"))
+        return progress
 
     def to_body(self) -> dict[str, Any]:
         """Return JSON for the ledger."""
@@ -98,16 +98,16 @@ def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) ->
         begin(watch, report.run, at=now)
     ended = report.exit_code if report.phase == "ended" else None
     steps = [s for s in (report.checkpoint_step, report.resumed_from) if s is not None]
-    told = max(steps, default=None)
+    last_step = max(steps, default=None)
     if report.run >= watch.run:
-        watch.told = watch.told or report.step is not None or told is not None
+        watch.told = watch.told or report.step is not None or last_step is not None
     if report.run == watch.run:
-        watch.reached, watch.ended = _later(watch.reached, told), ended
+        watch.reached, watch.ended = _later(watch.reached, last_step), ended
         if _further(watch):
             watch.vain = 0
     elif report.run > watch.run:
-        known = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
-        watch.ahead = [report.run, _later(known, told), ended]
+        reached_before = watch.ahead[1] if watch.ahead and watch.ahead[0] == report.run else None
+        watch.ahead = [report.run, _later(reached_before, last_step), ended]
 
 
 def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:
@@ -159,8 +159,8 @@ def no_progress(vain: int, mark: int | None, code: int) -> Reason:
     return Reason("no-progress", attempts=vain, step=mark, exit_code=code or None)
 
 
-def _later(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
+def _later(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first if second is None else max(first, second)
 
 
 def _further(watch: AttemptProgress) -> bool:

@@ -51,7 +51,7 @@ def of(
 
 
 def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
-    """The costs of the layers that freeze; () where the profile is of something else.
+    """Return the costs of the layers that freeze; () where the profile is of another model.
 
     >>> rows = [("conv", 1.0, 2.0, 8.0, 90.0), ("norm", 0.5, 0.5, 8.0, 2.0), ("fc", 1, 2, 1, 40)]
     >>> [(c.forward_s, c.parameter_bytes) for c in costs(rows, 2)]
@@ -63,28 +63,28 @@ def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
         return ()
     extra = sorted(range(1, len(rows)), key=lambda i: (rows[i][4], i))[: len(rows) - layers]
     joins = set(extra)
-    found: list[LayerCost] = []
+    layer_costs: list[LayerCost] = []
     for i, (_, forward, backward, _, size) in enumerate(rows):
         if i in joins:
-            last = found[-1]
-            found[-1] = LayerCost(
+            last = layer_costs[-1]
+            layer_costs[-1] = LayerCost(
                 last.forward_s + forward, last.backward_s + backward, last.parameter_bytes + size
             )
         else:
-            found.append(LayerCost(forward, backward, size))
-    return tuple(found) if sum(c.forward_s + c.backward_s for c in found) > 0 else ()
+            layer_costs.append(LayerCost(forward, backward, size))
+    return tuple(layer_costs) if sum(c.forward_s + c.backward_s for c in layer_costs) > 0 else ()
 
 
 def thawed(report: Report, profile: StoredProfile | None) -> Report:
-    """A report whose times are about those with nothing frozen, where the layers' costs are known.
+    """Return the report with about the times of unfrozen layers, where their costs are known.
 
-    Goodput models are fitted to those: what is frozen changes, and is counted by itself.
+    Goodput models are fitted to these times: the frozen layers change, and are counted apart.
     """
     frozen, layers = report.frozen or 0, report.layers or 0
     if not frozen or frozen >= layers or profile is None or report.step_time_s is None:
         return report
-    found = costs(profile.rows, layers)
-    if not found:
+    layer_costs = costs(profile.rows, layers)
+    if not layer_costs:
         return report
     if report.micro_step_s is None:
         return dataclasses.replace(report, step_time_s=None)
@@ -92,7 +92,7 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
     from slurm_elastic.models import effective_progress  # noqa: PLC0415
 
     left = effective_progress.part(
-        Prefixes(layers=layers, certified=frozen, max_penalty=1.0, costs=found), frozen
+        Prefixes(layers=layers, certified=frozen, max_penalty=1.0, costs=layer_costs), frozen
     )
     more = report.accumulation or 0
     micro = report.micro_step_s / left.compute
@@ -101,13 +101,13 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
 
 
 class FreezingReports:
-    """Puts prefixes to what was learned; the same object while neither changes."""
+    """Learned inputs with prefixes; the same object while neither changes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Learned, Learned]] = {}
 
     def put(self, key: str, learned: Learned | None, prefixes: Prefixes | None) -> Learned | None:
-        """What was learned of a job, with what may be frozen of it.
+        """Return what was learned of a job, with the layers that may be frozen.
 
         Args:
             key: of the job.
@@ -117,16 +117,16 @@ class FreezingReports:
         if learned is None or prefixes is None:
             self._kept.pop(key, None)
             return learned
-        before, found = self._kept.get(key, (None, learned))
-        if before is not learned or found.prefixes != prefixes:
-            found = dataclasses.replace(learned, prefixes=prefixes)
-            self._kept[key] = (learned, found)
-        return found
+        old_learned, with_prefixes = self._kept.get(key, (None, learned))
+        if old_learned is not learned or with_prefixes.prefixes != prefixes:
+            with_prefixes = dataclasses.replace(learned, prefixes=prefixes)
+            self._kept[key] = (learned, with_prefixes)
+        return with_prefixes
 
     def of(self, key: str) -> Learned | None:
-        """What was last put so; None: nothing that freezes."""
-        found = self._kept.get(key)
-        return found[1] if found else None
+        """Return the last result of `put` for a job; None: nothing that freezes."""
+        pair = self._kept.get(key)
+        return pair[1] if pair else None
 
     def forget(self, alive: set[str]) -> None:
         """Drop jobs that are gone."""

@@ -103,12 +103,12 @@ class JobStore:
             Whether something that matters for a decision has changed.
         """
         with self._lock:
-            known = self._reports.get(report.job_id)
-            if known and known[1].run > report.run:
+            last = self._reports.get(report.job_id)
+            if last and last[1].run > report.run:
                 return False  # of an attempt that is over
             self._reports[report.job_id] = (now, report)
             entry = self.entry(job)
-            before = (entry.proven, len(entry.measurements), known is None)
+            old_state = (entry.proven, len(entry.measurements), last is None)
             entry.proven = entry.proven or report.proven
             entry.progress = report.progress if report.progress is not None else entry.progress
             entry.checkpoint_s = report.checkpoint_s or entry.checkpoint_s
@@ -131,11 +131,13 @@ class JobStore:
                 racks = self._racks(held)
                 key = key_of(held, racks)
                 rate = report.global_batch / report.step_time_s
-                seen = measured(report, held, rate, racks=racks, known=entry.measurements.get(key))
-                entry.measurements[key] = seen
-                self.learning.see(entry.lesson, job, key, seen)
+                measurement = measured(
+                    report, held, rate, racks=racks, old=entry.measurements.get(key)
+                )
+                entry.measurements[key] = measurement
+                self.learning.see(entry.lesson, job, key, measurement)
             entry.dirty = True
-            return learned or before != (entry.proven, len(entry.measurements), False)
+            return learned or old_state != (entry.proven, len(entry.measurements), False)
 
     def _hear_gradients(self, entry: StoredJob, report: Report, job: Job) -> None:
         """What its ranks reduce: told anew with a profile, and when layers freeze or thaw."""
@@ -158,8 +160,8 @@ class JobStore:
     def last_report(self, job_id: int) -> Report | None:
         """The newest report of a job."""
         with self._lock:
-            known = self._reports.get(job_id)
-        return known[1] if known else None
+            last = self._reports.get(job_id)
+        return last[1] if last else None
 
     def last_reports(self, snapshot: Snapshot) -> dict[int, Report]:
         """The newest report of each of its jobs."""
@@ -191,11 +193,11 @@ class JobStore:
     def freezable(self, job: Job, report: Report) -> Learned | None:
         """What was last decided with, with what this report says of layers; None: nothing."""
         with self._lock:
-            known = self._attached.of(job.key)
-            found = freezing_reports.of(report, self.directive(job), self.profile(job))
-            if known is None or found is None:
+            learned = self._attached.of(job.key)
+            prefixes = freezing_reports.of(report, self.directive(job), self.profile(job))
+            if learned is None or prefixes is None:
                 return None
-            return dataclasses.replace(known, prefixes=found)
+            return dataclasses.replace(learned, prefixes=prefixes)
 
     def changed(self, transition: Transition, job: Job | None, now: float) -> None:
         """A transition has ended: start the interval, and count it if it moved its job."""
@@ -219,8 +221,8 @@ class JobStore:
             entry.resizes += 1
             entry.leased = transition.target is None and not transition.given_up
             entry.pin = list(transition.target.nodes) if transition.target else []
-            told = [list(a.nodes) for a in (transition.planned, transition.target) if a]
-            entry.pins = [p for p in entry.pins if p not in told][-_PINS:] + told
+            pins = [list(a.nodes) for a in (transition.planned, transition.target) if a]
+            entry.pins = [p for p in entry.pins if p not in pins][-_PINS:] + pins
             entry.spare = (job.run, rounded_off_s(transition.limit_s))
             if transition.budget is not None and transition.budget.set_s is not None:
                 entry.budget = transition.budget
@@ -307,11 +309,11 @@ class JobStore:
     def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
         """Keep the ledger from growing."""
         settings = self.learning.config.controller
-        gone = self._ledger.forget(
+        deleted = self._ledger.forget(
             now, keep_days=settings.keep_days, keep_mb=settings.keep_mb, alive=alive.keys()
         )
         self.kept_since = self._ledger.since()
-        self._forget_at = time.monotonic() + (_FORGET_MORE_S if gone else _FORGET_S)
+        self._forget_at = time.monotonic() + (_FORGET_MORE_S if deleted else _FORGET_S)
 
     def _leave(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
         """Jobs that are over. Whoever requeues one by hand means it: that attempt counts not."""
@@ -326,8 +328,8 @@ class JobStore:
         for key, (run, _) in list(self._segments.items()):
             job = alive.get(key)
             if job is None or job.run != run or job.state is JobState.PENDING:
-                gone = ended.get(key)
-                end = gone.end_time if gone and gone.end_time else snapshot.time
+                ended_job = ended.get(key)
+                end = ended_job.end_time if ended_job and ended_job.end_time else snapshot.time
                 self._ledger.end_segment(key, end)
                 del self._segments[key]
         for key, job in alive.items():

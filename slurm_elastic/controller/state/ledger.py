@@ -48,8 +48,8 @@ class Ledger:
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
-        #: The version that it was found in; 0: it is new.
-        self.found_version = 0
+        #: Schema version of the file when it was opened; 0: it is new.
+        self.stored_version = 0
         self._lock = threading.RLock()
         try:
             self._db = sqlite3.connect(
@@ -64,7 +64,7 @@ class Ledger:
             if version < VERSION:
                 missing = " ".join(VERSIONS[version:])
                 self._db.executescript(f"BEGIN; {missing} PRAGMA user_version = {VERSION}; COMMIT;")
-            self.found_version = version
+            self.stored_version = version
             with contextlib.suppress(sqlite3.Error):  # full or read-only: it just stays large
                 retention.prepare(self._db)
             damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -295,22 +295,22 @@ class Ledger:
     def settle(self, job_id: int, run: int, start: float, *, end: float, seconds: int) -> bool:
         """Take over how long a segment really was; whether there is such a one."""
         with self._open() as db:
-            found = db.execute(
+            cursor = db.execute(
                 "UPDATE segments SET end = ?, seconds = ? "
                 "WHERE job_id = ? AND run = ? AND start BETWEEN ? AND ?",
                 (end, seconds, job_id, run, start - 1, start + 1),
             )
-        return found.rowcount > 0
+        return cursor.rowcount > 0
 
     def add_settled(self, row: Mapping[str, Any]) -> int:
         """A segment that nobody saw, as the accounting has it; how many were added."""
         with self._open() as db:
-            found = db.execute(
+            cursor = db.execute(
                 "INSERT OR IGNORE INTO segments VALUES (:key, :job_id, :user, '', :run, "
                 ":gpu_type, :gpus, '', :start, :end, :seconds)",
                 dict(row),
             )
-        return found.rowcount
+        return cursor.rowcount
 
     def open_segments(self) -> dict[str, dict[str, Any]]:
         """Segments not ended yet, by job key."""

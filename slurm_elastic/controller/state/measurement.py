@@ -40,28 +40,28 @@ def measured(
     samples_per_s: float,
     *,
     racks: int,
-    known: Measurement | None,
+    old: Measurement | None,
 ) -> Measurement:
-    """The newest speed, and running means of computing and standing still.
+    """Return the newest speed, and running means of computing and waiting seconds.
 
     Args:
         report: of a job on `held`.
         held: what the job really has.
         samples_per_s: by the report.
         racks: that the nodes of `held` are in.
-        known: what was measured in the same shape before.
+        old: the measurement of the same shape so far.
     """
     compute_s, sync_s, reports = None, None, 0
-    if known is not None:
-        compute_s, sync_s, reports = known.compute_s, known.sync_s, known.reports
-    told = _parts(report)
-    if told is not None:
-        near = compute_s is not None and compute_s / _OTHER < told[0] < compute_s * _OTHER
+    if old is not None:
+        compute_s, sync_s, reports = old.compute_s, old.sync_s, old.reports
+    parts = _parts(report)
+    if parts is not None:
+        near = compute_s is not None and compute_s / _OTHER < parts[0] < compute_s * _OTHER
         if compute_s is None or sync_s is None or not near:
-            compute_s, sync_s, reports = *told, 0
+            compute_s, sync_s, reports = *parts, 0
         weight = 1.0 / min(reports + 1, _MEAN_OF)
-        compute_s += weight * (told[0] - compute_s)
-        sync_s += weight * (told[1] - sync_s)
+        compute_s += weight * (parts[0] - compute_s)
+        sync_s += weight * (parts[1] - sync_s)
         reports += 1
     return Measurement(
         gpu_type=held.gpu_type,

@@ -34,8 +34,8 @@ _STATED = 20
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
-    """What was last said of a job, and how often it may still change.
+class _CachedLearned:
+    """The last answer about a job, and how often it may still change.
 
     Attributes:
         state: versions that it was made of.
@@ -46,19 +46,19 @@ class _Kept:
 
     state: object
     settings: object
-    found: Learned | None
+    learned: Learned | None
     fits: float = _FITS
     at: float = 0.0
 
-    def takes(self, found: Learned | None, now: float) -> bool:
-        """Whether this, which differs, may replace what was said.
+    def takes(self, learned: Learned | None, now: float) -> bool:
+        """Return whether this answer, which differs, may replace the last one.
 
         Reports can be made so that each one costs a fit, and a difficult one.
         """
-        if found and self.found:
-            cheap = (found.application, found.observations) == (
-                self.found.application,
-                self.found.observations,
+        if learned and self.learned:
+            cheap = (learned.application, learned.observations) == (
+                self.learned.application,
+                self.learned.observations,
             )
             self.fits = min(_FITS, self.fits + max(0.0, now - self.at) / _FIT_S)
             self.at = now
@@ -86,15 +86,15 @@ class ObservationStore:
         self.adaptive_batches = False
         self._applications: dict[tuple[str, str], dict[str, Observations]] = {}
         self._dirty: set[tuple[str, str, str]] = set()
-        self._kept: dict[str, _Kept] = {}
-        if ledger.found_version == 1:
+        self._kept: dict[str, _CachedLearned] = {}
+        if ledger.stored_version == 1:
             self._carry_over()
 
     def _carry_over(self) -> None:
-        """What a ledger of version 1 knows of applications: the speeds of their jobs."""
-        found: dict[tuple[str, str], Observations] = {}
+        """Take over the speeds of jobs from a ledger of version 1, which has no applications."""
+        lessons: dict[tuple[str, str], Observations] = {}
         for user, name, record in self._ledger.named_jobs():
-            rates = found.setdefault((user, name), Observations()).rates
+            rates = lessons.setdefault((user, name), Observations()).rates
             measurements = record.get("measurements")
             rows = list(measurements.values()) if isinstance(measurements, dict) else []
             rows = [r for r in rows if isinstance(r, dict) and number(r.get("gpus"), 1, 2**16)]
@@ -102,7 +102,7 @@ class ObservationStore:
                 speed, kind = row.get("samples_per_s"), row.get("gpu_type")
                 if isinstance(kind, str) and number(speed, 1e-9, 1e12):
                     rates[kind] = speed / row["gpus"]
-        for (user, name), lesson in found.items():
+        for (user, name), lesson in lessons.items():
             if lesson.rates:
                 self._ledger.put_application(user, name, "", lesson.to_body())
 
@@ -116,18 +116,18 @@ class ObservationStore:
             held: the allocation that its times were measured in.
 
         Returns:
-            Whether a configuration is known that was not.
+            Whether a configuration is new.
         """
         directive = job.directive
         unit = directive.unit_for(held.gpu_type) if held and directive else 1
-        known, version = len(lesson.points), lesson.version
+        old_count, version = len(lesson.points), lesson.version
         point = lesson.hear(report, held, unit)
         if lesson.version != version:
             self._pass_on(lesson, point, job)
-        return len(lesson.points) > known
+        return len(lesson.points) > old_count
 
     def _pass_on(self, lesson: Observations, point: ObservedTime | None, job: Job) -> None:
-        """Let the application have it."""
+        """Add the observations of a job to those of its application."""
         if not lesson.batch:
             return
         lessons = self._of(job)
@@ -137,8 +137,8 @@ class ObservationStore:
             shared.stated = lesson.stated
         if shared is None or (point and len(point.recent) == 1 and shared.contradicts(point)):
             shared = Observations(stated=lesson.stated)
-            for known in lesson.points.values():
-                shared.keep(dataclasses.replace(known, recent=[]))
+            for old_point in lesson.points.values():
+                shared.keep(dataclasses.replace(old_point, recent=[]))
         elif point:
             shared.keep(dataclasses.replace(point, recent=[]))
         shared.batch, shared.initial_batch = lesson.batch, lesson.initial_batch
@@ -146,7 +146,7 @@ class ObservationStore:
         self._changed(job, lessons, shared)
 
     def adopt(self, job: Job, taught: Observations) -> None:
-        """Let the application of a job have what its owner states."""
+        """Add what the owner of a job states to the observations of its application."""
         lessons = self._of(job)
         shared = lessons.get(taught.stated) or taught
         shared.absorb(taught)
@@ -159,14 +159,14 @@ class ObservationStore:
         self._applications[job.user, job.name] = {shared.stated: shared, **dict(others)}
         self._dirty.add((job.user, job.name, shared.stated))
 
-    def see(self, lesson: Observations, job: Job, key: str, seen: Measurement) -> None:
-        """Let the application have what a job measured in a shape."""
+    def see(self, lesson: Observations, job: Job, key: str, measurement: Measurement) -> None:
+        """Add a measurement of a job to the observations of its application."""
         shared = self._of(job).get(lesson.stated)
-        if shared is not None and shared.see(key, seen):
+        if shared is not None and shared.see(key, measurement):
             self._dirty.add((job.user, job.name, lesson.stated))
 
     def save(self, alive: Iterable[Job]) -> None:
-        """Write down what has changed, and forget what no job needs.
+        """Save changes in the ledger, and drop what no job needs.
 
         Raises:
             LedgerError: it could not be written; the next call tries again.
@@ -190,7 +190,7 @@ class ObservationStore:
         cluster: Sequence[str],
         now: float,
     ) -> Learned | None:
-        """What models may know of a job; the same object while nothing changes.
+        """Return the input of models for a job; the same object while nothing changes.
 
         Args:
             job: running or pending.
@@ -200,27 +200,27 @@ class ObservationStore:
             now: epoch s; times that change all the time are only passed on now and then.
 
         Returns:
-            None while nobody has said what its batch is.
+            None while the batch of the job is unknown.
         """
         if directive is None:
             return None
         shared = self.shared(job, lesson)
         state = (lesson.version, shared and (id(shared), shared.version))
         settings = (directive, cluster, self.config, self.adaptive_batches)
-        kept = self._kept.get(job.key)
-        if kept and kept.state == state and kept.settings == settings:
-            return kept.found
-        found = self._learned(job, lesson, shared, directive, cluster)
-        if kept is None or kept.settings != settings:
-            kept = self._kept[job.key] = _Kept(state, settings, found, at=now)
-        elif found == kept.found:
-            kept.state = state  # others know it by its identity
-        elif kept.takes(found, now):
-            kept.state, kept.found = state, found
-        return kept.found
+        last = self._kept.get(job.key)
+        if last and last.state == state and last.settings == settings:
+            return last.learned
+        learned = self._learned(job, lesson, shared, directive, cluster)
+        if last is None or last.settings != settings:
+            last = self._kept[job.key] = _CachedLearned(state, settings, learned, at=now)
+        elif learned == last.learned:
+            last.state = state  # others know it by its identity
+        elif last.takes(learned, now):
+            last.state, last.learned = state, learned
+        return last.learned
 
     def shared(self, job: Job, lesson: Observations) -> Observations | None:
-        """What its application knows; that of its name's latest job before it has reported."""
+        """Return the observations of its application, those of the latest of its name at first."""
         lessons = self._of(job)
         if lesson.batch:
             return lessons.get(lesson.stated)
@@ -230,11 +230,11 @@ class ObservationStore:
         name = (job.user, job.name)
         if name not in self._applications:
             try:
-                kept = self._ledger.applications(*name)
+                bodies = self._ledger.applications(*name)
             except LedgerError:
                 return {}  # the round says so
             self._applications[name] = {
-                s: Observations.from_body(b) for s, b in list(kept.items())[:_STATED]
+                s: Observations.from_body(b) for s, b in list(bodies.items())[:_STATED]
             }
         return self._applications[name]
 
@@ -283,7 +283,10 @@ class ObservationStore:
                 TypeProfile(
                     t,
                     least=1,
-                    most=most or (_taken(points.values(), directive, t, batch) if span else batch),
+                    most=most
+                    or (
+                        _micro_batch_limit(points.values(), directive, t, batch) if span else batch
+                    ),
                     single=single[t],
                     rate=rates.get(t),
                     unit=directive.unit_for(t),
@@ -320,14 +323,16 @@ def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
     return (max(low, begun), high) if max(low, begun) < high else None
 
 
-def _taken(points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int) -> int:
-    """Samples that a replica is known to take at once, or has to with the fewest GPUs."""
+def _micro_batch_limit(
+    points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int
+) -> int:
+    """Return the largest micro-batch of a replica, as measured or as the fewest GPUs require."""
     replicas = max(1, directive.sizes(gpu_type)[0] // directive.unit_for(gpu_type))
     return max([-(-batch // replicas), *(p.micro_batch for p in points)])
 
 
 def measured(points: Iterable[ObservedTime]) -> dict[str, float]:
-    """samples/s of one replica on each type that was measured, at the most comparable batches.
+    """Return samples/s of one replica on each measured type, at the most comparable batches.
 
     Our definition: micro-batch over micro-step, which needs no run on one GPU. Rates
     rise with the micro-batch, so all types are read as near as possible (in ratio) to
@@ -345,11 +350,11 @@ def measured(points: Iterable[ObservedTime]) -> dict[str, float]:
     if not every:
         return {}
     chosen = min(every, key=lambda m: (sum(distance(m, s) for s in by_type.values()), -m))
-    found = {}
+    rates = {}
     for name, sizes in by_type.items():
         nearest = min(sizes, key=lambda m: (abs(math.log(chosen / m)), -m))
-        found[name] = statistics.median(sizes[nearest])
-    return found
+        rates[name] = statistics.median(sizes[nearest])
+    return rates
 
 
 def estimated(
@@ -359,7 +364,7 @@ def estimated(
     *,
     earlier: Mapping[str, float],
 ) -> dict[str, float]:
-    """samples/s of one replica on each of `types`; of types not measured, by the stated ratios.
+    """Return samples/s of one replica on `types`; of types not measured by the stated ratios.
 
     Args:
         points: of the application.
@@ -371,26 +376,26 @@ def estimated(
         Relative speeds, if nothing was measured.
     """
     configured = {t: stated.get(t, 1.0) for t in types}
-    seen = {**earlier, **measured(points)}
-    configured |= {t: stated.get(t, 1.0) for t in seen}
-    every = scaled(seen, configured) if seen else configured
-    return {t: every[t] for t in types}
+    known_rates = {**earlier, **measured(points)}
+    configured |= {t: stated.get(t, 1.0) for t in known_rates}
+    all_rates = scaled(known_rates, configured) if known_rates else configured
+    return {t: all_rates[t] for t in types}
 
 
 def _rates(
     points: Iterable[ObservedTime], directive: Directive, batch: int, single: Mapping[str, float]
 ) -> dict[str, float]:
-    """samples/s in the one size of a rigid job; types not measured in it by their `single`."""
-    gpus, seen = directive.min_gpus, {}
+    """Return samples/s in the one size of a rigid job; of types not measured by `single`."""
+    gpus, known_rates = directive.min_gpus, {}
     for p in points:
         if p.gpus == gpus and p.gpu_type in single:
             replicas = max(1, gpus // directive.unit_for(p.gpu_type))
             micro_steps = max(1, round(batch / (p.micro_batch * replicas)))
-            seen[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
-    return scaled(seen, single) if seen else {t: gpus * s for t, s in single.items()}
+            known_rates[p.gpu_type] = batch / (p.step_s + (micro_steps - 1) * p.micro_step_s)
+    return scaled(known_rates, single) if known_rates else {t: gpus * s for t, s in single.items()}
 
 
-def scaled(seen: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
-    """`seen`, and for all other types their relative value at the mean ratio (in logarithms)."""
-    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in seen.items()))
-    return {t: seen.get(t, scale * value) for t, value in relative.items()}
+def scaled(values: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
+    """Return `values`, and for other types their relative value at the geometric mean ratio."""
+    scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in values.items()))
+    return {t: values.get(t, scale * value) for t, value in relative.items()}

@@ -71,8 +71,8 @@ class StoredJob:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> StoredJob:
         """From the ledger's JSON; unknown fields are ignored."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        entry = cls(**{k: v for k, v in body.items() if k in known})
+        names = {f.name for f in dataclasses.fields(cls)}
+        entry = cls(**{k: v for k, v in body.items() if k in names})
         entry.measurements = kept(body["measurements"])
         entry.budget = TimeBudget.from_body(body.get("budget"))
         entry.lesson = Observations.from_body(body.get("lesson"))

@@ -130,9 +130,9 @@ class Transition:
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
         """A new one (id 0) of a job as it is now; `more`: other attributes, `target` is None."""
-        who = {name: getattr(job, name) for name in _OF_JOB}
+        identity = {name: getattr(job, name) for name in _OF_JOB}
         fields = {"target": None, **more}
-        return cls(id=0, action=action, reason=reason, old=job.allocation, **who, **fields)
+        return cls(id=0, action=action, reason=reason, old=job.allocation, **identity, **fields)
 
     @property
     def since(self) -> float:
@@ -185,8 +185,8 @@ class Transition:
 
     def seconds_text(self) -> str:
         """Seconds for a log line: `checkpoint:0.41,slurm:2.63`."""
-        known = ((k, v) for k, v in self.seconds().items() if v is not None)
-        return ",".join(f"{k}:{v:.2f}" for k, v in known)
+        known_seconds = ((k, v) for k, v in self.seconds().items() if v is not None)
+        return ",".join(f"{k}:{v:.2f}" for k, v in known_seconds)
 
     def __str__(self) -> str:
         return f"JobId={self.display_id} Transition={self.id}"
@@ -210,8 +210,8 @@ class Transition:
         Raises:
             ValueError: it is no transition.
         """
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {k: v for k, v in body.items() if k in known}
+        names = {f.name for f in dataclasses.fields(cls)}
+        values = {k: v for k, v in body.items() if k in names}
         try:
             for name in ("old", "target", "planned"):
                 held = values.get(name)

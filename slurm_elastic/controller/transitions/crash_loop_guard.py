@@ -65,9 +65,9 @@ class CrashLoopGuard:
             if not job.elastic or job.state is JobState.ENDED:
                 continue
             watch = self._book.entry(job).watch
-            before = watch.run
-            self._follow(watch, job, snapshot, ours=job.job_id in live)
-            if watch.run != before:
+            old_run = watch.run
+            self._follow(watch, job, snapshot, by_transition=job.job_id in live)
+            if watch.run != old_run:
                 self._book.touch(job)
             if not act:
                 self._advise(watch, job)
@@ -82,8 +82,10 @@ class CrashLoopGuard:
         most = self.config.limits.vain_attempts
         return 0 < most <= watch.vain
 
-    def _follow(self, watch: AttemptProgress, job: Job, snapshot: Snapshot, *, ours: bool) -> None:
-        watch.excused = watch.excused or ours
+    def _follow(
+        self, watch: AttemptProgress, job: Job, snapshot: Snapshot, *, by_transition: bool
+    ) -> None:
+        watch.excused = watch.excused or by_transition
         if job.run == watch.run + 1 and watch.run >= 0:
             lost = any(
                 name not in snapshot.node or not snapshot.node[name].available

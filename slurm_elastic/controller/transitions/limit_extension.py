@@ -39,7 +39,7 @@ def allowed(
     config: Config,
     spare_s: int = 0,
 ) -> ExtensionPolicy:
-    """The budget and the terms of a change.
+    """Return the budget and the terms of a change.
 
     Args:
         job: as it is.
@@ -53,18 +53,18 @@ def allowed(
     if job.time_limit_s is None or (budget is None and not config.resize.extend_time):
         return ExtensionPolicy()
     if budget is None:
-        asked = int(job.submission.shape.get("time_limit", 0)) if job.submission else 0
-        trusted = not asked or job.time_limit_s <= 60 * asked
+        requested_min = int(job.submission.shape.get("time_limit", 0)) if job.submission else 0
+        trusted = not requested_min or job.time_limit_s <= 60 * requested_min
         budget = time_limits.fresh(job.time_limit_s + spare_s, trusted=trusted)
     if not config.resize.extend_time:
         return ExtensionPolicy(budget, ExtensionTerms())
     record = records.get(job.job_id) or JobRecord(job_id=job.job_id)
     shapes = {"planned": decision.target, "old": job.allocation}
-    seen = links_seen(snapshot, records, config.topology.speeds).of_owner(job.user)
+    links = links_seen(snapshot, records, config.topology.speeds).of_owner(job.user)
     model = SpeedModel.fit(
         config.speedup,
         record.measurements,
-        CommunicationCost.of(record, seen, config.speedup.types),
+        CommunicationCost.of(record, links, config.speedup.types),
     )
     paces = {
         name: _pace(job, a.gpus, a.gpu_type, snapshot, model=model, nodes=a.nodes)
@@ -111,7 +111,7 @@ def _pace(
     model: SpeedModel,
     nodes: tuple[str, ...] = (),
 ) -> float:
-    """Predicted speed with these GPUs over that in the submitted shape, on as few nodes as go.
+    """Return the predicted speed relative to that of the submitted shape on the fewest nodes.
 
     Args:
         job: with its submission.
@@ -121,18 +121,18 @@ def _pace(
         model: the job's.
         nodes: on which; (): as few as go.
     """
-    wanted = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
-    if gpus >= wanted:  # more than MAX it never gets, whatever it was submitted with
+    full_gpus = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
+    if gpus >= full_gpus:  # more than MAX it never gets, whatever it was submitted with
         return 1.0
-    asked = shape.submitted_type(job.submission.shape) if job.submission else ""
-    told = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
-    kind, gpu_type = asked or gpu_type, gpu_type or asked
+    requested_type = shape.submitted_type(job.submission.shape) if job.submission else ""
+    min_nodes = int(job.submission.shape.get("min_nodes", 1)) if job.submission else 1
+    kind, gpu_type = requested_type or gpu_type, gpu_type or requested_type
 
     def fewest(count: int, of: str) -> int:
         return -(-count // max(1, snapshot.per_node.get(of, count)))
 
     tree = Topology.of(snapshot)
     spread, racks = tree.spread(n for n in nodes if tree.has(n))
-    full = model.speed(kind, wanted, min(wanted, max(told, fewest(wanted, kind), 1)))
+    full = model.speed(kind, full_gpus, min(full_gpus, max(min_nodes, fewest(full_gpus, kind), 1)))
     here = model.speed(gpu_type, gpus, spread or fewest(gpus, gpu_type), racks or 1)
     return here / full if full > 0 else 1.0

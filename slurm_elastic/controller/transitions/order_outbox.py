@@ -62,7 +62,9 @@ class DesiredSettings:
             if _same(_at(runs, run), value) and all(r <= run for r in runs):
                 continue
             # What was meant for later attempts is void.
-            fields[name] = {r: told for r, told in runs.items() if r < run} | {run: (seq, value)}
+            fields[name] = {r: setting for r, setting in runs.items() if r < run} | {
+                run: (seq, value)
+            }
             news = True
         return news
 
@@ -71,9 +73,11 @@ class DesiredSettings:
         fields = self._values.get(job_id)
         if not fields:
             return orders
-        found = {name: told for name, runs in fields.items() if (told := _told(runs, run))}
-        seq = max([orders.seq, *(seq for seq, _ in found.values())])
-        values = {name: value for name, (_, value) in found.items()}
+        settings = {
+            name: setting for name, runs in fields.items() if (setting := _setting_in(runs, run))
+        }
+        seq = max([orders.seq, *(seq for seq, _ in settings.values())])
+        values = {name: value for name, (_, value) in settings.items()}
         return dataclasses.replace(orders, seq=seq, **values)
 
     def forget(self, alive: Collection[int]) -> None:
@@ -81,19 +85,19 @@ class DesiredSettings:
         self._values = {k: v for k, v in self._values.items() if k in alive}
 
 
-def _told(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
+def _setting_in(runs: dict[int, tuple[int, Any]], run: int) -> tuple[int, Any] | None:
     """Return number and value of the latest attempt up to this one."""
-    known = [r for r in runs if r <= run]
-    return runs[max(known)] if known else None
+    attempts = [r for r in runs if r <= run]
+    return runs[max(attempts)] if attempts else None
 
 
 def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
-    told = _told(runs, run)
-    return told[1] if told else None
+    setting = _setting_in(runs, run)
+    return setting[1] if setting else None
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one == other or {one, other} == {None, ""}
+def _same(first: Any, second: Any) -> bool:
+    return first == second or {first, second} == {None, ""}
 
 
 class OrderOutbox:
@@ -118,10 +122,12 @@ class OrderOutbox:
             self._report_every_s = every_s
 
     def orders(self, job_id: int, run: int) -> Orders:
-        """What one attempt is to do now."""
+        """Return the present orders of one attempt."""
         with self._lock:
-            asked_run, asked, _ = self._asked.get(job_id, (run, Orders(), None))
-            orders = self._standing.on(asked if asked_run == run else Orders(), job_id, run=run)
+            run_of_request, request, _ = self._asked.get(job_id, (run, Orders(), None))
+            orders = self._standing.on(
+                request if run_of_request == run else Orders(), job_id, run=run
+            )
             return dataclasses.replace(orders, report_every_s=self._report_every_s)
 
     def reason(self, job_id: int, run: int) -> Reason | None:
@@ -177,5 +183,5 @@ class OrderOutbox:
     def forget(self, alive: Collection[int]) -> None:
         """Drop what was said to jobs that are gone."""
         with self._lock:
-            self._asked = {k: asked for k, asked in self._asked.items() if k in alive}
+            self._asked = {k: request for k, request in self._asked.items() if k in alive}
             self._standing.forget(alive)

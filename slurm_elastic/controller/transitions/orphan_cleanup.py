@@ -43,8 +43,8 @@ class OrphanCleanup:
         lease = self.config.slurm.lease_s
         now = time.monotonic()
         jobs = tuple(jobs)
-        known = {j.key for j in jobs}
-        self._renewed = {k: at for k, at in self._renewed.items() if k in known}
+        keys = {j.key for j in jobs}
+        self._renewed = {k: at for k, at in self._renewed.items() if k in keys}
         for job in jobs:
             if job.job_id in live or not job.elastic or job.state is JobState.ENDED:
                 continue
@@ -133,9 +133,9 @@ class OrphanCleanup:
         for job in snapshot.jobs:
             if job.job_id in live or job.state is JobState.ENDED:
                 continue
-            kept = job.reservation.startswith(self.config.slurm.reservation_prefix)
+            in_reservation = job.reservation.startswith(self.config.slurm.reservation_prefix)
             first = job.priority == int(shape.FIRST)
-            if kept:
+            if in_reservation:
                 self._mend(job, "reservation", {"ReservationName": ""})
             if first:  # of whatever job: its owner may have hidden the directive meanwhile
                 self._log.warning(f"JobId={job.display_id} Mended=priority")
@@ -144,7 +144,7 @@ class OrphanCleanup:
             if not job.elastic or job.state is not JobState.PENDING or directive is None:
                 continue
             entry = self._book.entry(job)
-            if self._pinned(job) or ((kept or first) and job.required_nodes):
+            if self._pinned(job) or ((in_reservation or first) and job.required_nodes):
                 fields = shape.queued(job, directive, gpus_per_node=per_node.get(job.partition, {}))
                 if not entry.leased and self._lost_its_node(job, snapshot):
                     fields["StartTime"] = "now"
@@ -161,8 +161,8 @@ class OrphanCleanup:
             n not in snapshot.node or not snapshot.node[n].available for n in job.required_nodes
         )
 
-    def _mend(self, job: Job, what: str, fields: Mapping[str, str]) -> None:
-        self._log.warning(f"JobId={job.display_id} Mended={what}")
+    def _mend(self, job: Job, field: str, fields: Mapping[str, str]) -> None:
+        self._log.warning(f"JobId={job.display_id} Mended={field}")
         self._try(job, lambda: self._scontrol.update(job, fields))
 
     def _try(self, job: Job, call: Callable[[], None]) -> bool:
@@ -186,9 +186,9 @@ def pinned_by_us(
         pin: the nodes that we named last; None: not known, the ledger is younger than the job.
         earlier: what we named before; slurmctld falls back to it when it dies and forgets seconds.
     """
-    theirs = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
+    requested_nodes = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
     named = set(job.required_nodes)
-    if not named or named == _names(theirs):
+    if not named or named == _names(requested_nodes):
         return False
     return job.run > 0 if pin is None else named in (set(pin), *map(set, earlier))
 

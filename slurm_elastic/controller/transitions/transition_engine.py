@@ -93,7 +93,7 @@ class TransitionEngine:
                 continue
             self._live[transition.job_id] = transition
             nodes = transition.planned.nodes if transition.planned else ()
-            self.reservations.found(transition.reservation, nodes)
+            self.reservations.register(transition.reservation, nodes)
         self._recovering = set(self._live)
 
     @property
@@ -135,8 +135,8 @@ class TransitionEngine:
             except ScontrolError as error:
                 for t in targets:
                     self._refused[t.job_id] = time.monotonic() + _REFUSED_S
-                    why = Reason("slurm-refused", error=str(error))
-                    self._end(t, TransitionState.UNDONE, why, None)
+                    reason = Reason("slurm-refused", error=str(error))
+                    self._end(t, TransitionState.UNDONE, reason, None)
         begun = {t.job_id: t for t in fresh if t.state.live}
         with self._lock:
             self._live |= begun
@@ -230,7 +230,7 @@ class TransitionEngine:
         """One transition as far as it goes; what cannot be written down is not begun."""
         job = site.job(transition)
         for _ in range(len(TransitionState)):
-            before = transition.state
+            old_state = transition.state
             try:
                 self._moves.advance(transition, job, site, self._enter)
             except ScontrolError as error:
@@ -241,7 +241,7 @@ class TransitionEngine:
             except LedgerError as error:
                 transition.state, transition.problem = TransitionState.UNDONE, Reason("not-written")
                 return transition, job, error
-            if transition.state is before or not transition.state.live:
+            if transition.state is old_state or not transition.state.live:
                 break
         return transition, job, None
 
@@ -352,17 +352,17 @@ class TransitionEngine:
             else:
                 self.outbox.take_back(transition.job_id)
         problem = f" Problem={transition.problem}" if transition.problem else ""
-        how = self._log.info if transition.state is TransitionState.DONE else self._log.warning
-        how(
+        log = self._log.info if transition.state is TransitionState.DONE else self._log.warning
+        log(
             f"{transition} State={transition.state.value} Action={transition.action.value} "
             f"Seconds={transition.seconds_text()}{problem}"
         )
         self.ended.append((transition, job))
 
-    def _recover(self, found: list[Transition], jobs: Mapping[int, Job]) -> None:
+    def _recover(self, transitions: list[Transition], jobs: Mapping[int, Job]) -> None:
         """After a restart: what had not touched the job yet is given up, the rest goes on."""
         self._recovering = set()
-        for t in found:
+        for t in transitions:
             job = jobs.get(t.job_id)
             if job is None or job.key != t.key or job.state is JobState.ENDED:
                 self._end(t, TransitionState.ENDED, Reason("ended-unseen"), None)

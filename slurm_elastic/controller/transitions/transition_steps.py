@@ -230,8 +230,8 @@ class TransitionSteps:
         wrong = shape.difference(job, t.target)
         if wrong:
             return self._reshape_again(t, job, site, wrong)
-        if why := site.obstacle(job, t.target):
-            return self._fall_back(t, job, site, why)
+        if obstacle := site.obstacle(job, t.target):
+            return self._fall_back(t, job, site, obstacle)
         if site.free(t, t.target):
             return TransitionState.RELEASE
         if t.waited(now) > GIVE_UP_S:
@@ -261,8 +261,8 @@ class TransitionSteps:
         if job.state is JobState.PENDING and job.reason == LAUNCH_FAILED:
             t.entered["drained"] = time.time()  # it has just left its nodes once more
             return self._fall_back(t, job, site, Reason("launch-failed"))
-        if job.state is JobState.PENDING and (why := site.obstacle(job, t.target)):
-            return self._fall_back(t, job, site, why)
+        if job.state is JobState.PENDING and (obstacle := site.obstacle(job, t.target)):
+            return self._fall_back(t, job, site, obstacle)
         if job.state is not JobState.PENDING or waited < PATIENCE_S:
             return None
         if t.target is not None and not site.free(t, t.target):
@@ -316,11 +316,11 @@ class TransitionSteps:
         t.refused += 1
         if t.refused < _MOST_REFUSALS or t.state is TransitionState.CLEAR:
             raise error
-        why = Reason("slurm-refused", error=str(error))
+        reason = Reason("slurm-refused", error=str(error))
         if t.state is TransitionState.REQUEUE or (t.given_up and t.target is None):
             self._log.warning(f"{t} Problem={error}")
-            return self._left(t, why)  # in the queue Slurm starts it as it is
-        return self._fall_back(t, job, site, why)
+            return self._left(t, reason)  # in the queue Slurm starts it as it is
+        return self._fall_back(t, job, site, reason)
 
     def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
         """What the attempt that ends leaves of the job's time, where its limit may be extended."""
@@ -339,22 +339,22 @@ class TransitionSteps:
             return t.limit_s
         name = "queue" if t.target is None else "planned" if t.target == t.planned else "old"
         reserved = t.terms.reserved.get(name)
-        before = t.budget.set_s
+        old_limit_s = t.budget.set_s
         t.budget, t.limit_s = time_limits.begun(
             t.budget,
             pace=t.terms.paces.get(name, 1.0),
             most_s=t.terms.most_s,
             until_s=None if reserved is None else reserved - time.time(),
         )
-        if t.budget.extended_s and t.limit_s != before:
+        if t.budget.extended_s and t.limit_s != old_limit_s:
             self._log.info(f"{t} TimeLimit={t.limit_s} Extended={t.budget.extended_s}")
         return t.limit_s
 
     @staticmethod
     def _left(
-        t: Transition, why: Reason, state: TransitionState = TransitionState.UNDONE
+        t: Transition, reason: Reason, state: TransitionState = TransitionState.UNDONE
     ) -> TransitionState:
-        t.problem = t.problem or why
+        t.problem = t.problem or reason
         return state
 
     def _reshape_again(
@@ -369,12 +369,14 @@ class TransitionSteps:
             self._scontrol.update(job, {**fields, "StartTime": f"now+{WAIT_S}"})
         return None
 
-    def _fall_back(self, t: Transition, job: Job, site: StepInputs, why: Reason) -> TransitionState:
+    def _fall_back(
+        self, t: Transition, job: Job, site: StepInputs, reason: Reason
+    ) -> TransitionState:
         """Go back to the old allocation if it is still free, else into the queue at MIN."""
-        self._log.warning(f"{t} Problem={why}")
+        self._log.warning(f"{t} Problem={reason}")
         t.refused = 0
         first = not t.given_up
-        t.problem = t.problem or why
+        t.problem = t.problem or reason
         back = t.old if first and not site.obstacle(job, t.old) else None
         if back is not None and not site.promised(t, back):
             t.target = back
