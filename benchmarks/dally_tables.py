@@ -27,16 +27,17 @@ from slurm_elastic.models.communication import ClosedForm, Communication, GangLi
 from slurm_elastic.placement.delay.free_map import FreeMap, NodeLayout, Place
 from slurm_elastic.placement.delay.timers import Timers
 from slurm_elastic.policies.dally.dally import Dally
-from slurm_elastic.policies.gangs.gandiva import Gandiva
-from slurm_elastic.policies.gangs.gang_policy import Gang, GangPolicy, Held, Offer
-from slurm_elastic.policies.gangs.own_dally import OwnDally
-from slurm_elastic.policies.gangs.published_dally import PublishedDally
-from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.policies.dally.gang import Gang
 from slurm_elastic.policies.policy_protocol import Capabilities, Policy, Question
 from slurm_elastic.round import decide_round
+from slurm_elastic.simulator.gangs.gandiva import Gandiva
 from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
+from slurm_elastic.simulator.gangs.gang_policy import GangPolicy, Held, Offer
 from slurm_elastic.simulator.gangs.gang_results import GangResult
 from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
+from slurm_elastic.simulator.gangs.own_dally import OwnDally
+from slurm_elastic.simulator.gangs.published_dally import PublishedDally
+from slurm_elastic.simulator.gangs.tiresias import Tiresias
 from tests.support import published_data
 from tests.support.synthetic_clusters import Cluster, node, racks
 

@@ -1,1 +1,1 @@
-"""selasticd: reads the cluster, decides, applies."""
+"""selasticd: reads the cluster, decides, and carries decisions out."""

@@ -1,10 +1,10 @@
-"""What a running job is told without a restart: its batch, and how many front layers to freeze.
+"""Settings of running jobs that need no restart: the batch, and how many layers to freeze.
 
 Batch: with `batch=MIN-MAX` under a policy that knows batches, the one with the best goodput on
 what the job holds (`GoodputModel.best`), as whole micro-batches of all replicas. It is only
 changed for `MIN_GAIN`. It at most doubles at a time, and micro-batches at most double what was
-measured: models are not trusted far, and training is not shaken. Without a restart nothing is
-lost by a change but what was fetched ahead. A batch that the policy chooses
+measured: models are accurate only near what was measured. A change without a restart loses only
+prefetched samples. A batch that the policy chooses
 (`Alternative.batch`) is reached by the same steps.
 
 Frozen layers: of what the job's library certifies, as many as `max-penalty` allows
@@ -27,7 +27,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Report
 from slurm_elastic.models.frozen_penalty import choose as choose_frozen
 
-#: Goodput that a change of the batch must gain, so that trembling estimates change nothing.
+#: Goodput that a change of the batch must gain, so that noise in estimates changes nothing.
 MIN_GAIN = 0.05
 #: Largest batch tried, by the present one; and micro-batch, by the largest that was measured.
 _STRETCH = 2
@@ -37,11 +37,11 @@ _EIGHTS = 12
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """What was decided of a job's batch.
+    """Decision about the batch of one job.
 
     Attributes:
         batch: samples per step.
-        present: those it has now.
+        present: samples per step now.
         limits: smallest and largest that its directive allows.
         gain: goodput at `batch` over that at `present`, less 1; 0 where nothing was predicted.
         reason: why it changes or not; None: nothing to say.
@@ -55,10 +55,10 @@ class BatchChoice:
 
 
 class SettingsSender(Protocol):
-    """How a job is told; `Outbox.tell`."""
+    """Sender of settings to jobs, such as `OrderOutbox.tell`."""
 
     def __call__(self, job_id: int, *, run: int, **values: int | None) -> bool:
-        """From this attempt on the job is to be so; whether that is news."""
+        """Set values for a job from this attempt on; return whether any of them is new."""
         ...
 
 
@@ -70,7 +70,7 @@ def choose(
     limits: tuple[int, int],
     per_node: Mapping[str, int],
 ) -> BatchChoice:
-    """The batch that a job is to have on an allocation; pure.
+    """Return the batch that a job is to have on an allocation; pure.
 
     Args:
         learned: of the job; None or another class than adaptive: only the limits count.
@@ -114,7 +114,7 @@ def choose(
 def obey(
     learned: Learned, held: Allocation, present: int, *, batch: int, limits: tuple[int, int]
 ) -> BatchChoice:
-    """The next step towards a batch that the policy chose; pure.
+    """Return the next step towards a batch that the policy chose; pure.
 
     Args:
         learned: of the job.
@@ -144,10 +144,11 @@ def _because(choice: BatchChoice, reason: Reason) -> BatchChoice:
 def _tried(
     learned: Learned, held: Allocation, limits: tuple[int, int], per_node: Mapping[str, int]
 ) -> Iterator[int]:
-    """Batches that may be the best within the limits, in whole micro-batches.
+    """Yield batches that may be the best within the limits, in whole micro-batches.
 
     The published model accumulates at least once on a lone replica with more than the initial
-    batch, because it could not measure the noise otherwise. Ours can, and so tries both.
+    batch, because it could not measure the noise otherwise. Here the noise is always measured:
+    both are tried.
     """
     # It brings scipy, 50 MB: not every site's policy needs it.
     from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
@@ -175,7 +176,7 @@ def _tried(
 
 
 def _even(size: int, most: int) -> int:
-    """A micro-batch near `size` of a multiple of eight samples, which hardware likes."""
+    """Return a micro-batch near `size` that is a multiple of eight, which suits the hardware."""
     if size < _EIGHTS:
         return size
     nearest = 8 * round(size / 8)
@@ -183,7 +184,7 @@ def _even(size: int, most: int) -> int:
 
 
 def _goodput(learned: Learned, held: Allocation, batch: int, per_node: Mapping[str, int]) -> float:
-    """Predicted at exactly this batch; 0: it does not fit."""
+    """Return the goodput predicted at exactly this batch; 0: it does not fit."""
     from slurm_elastic.models.goodput import GoodputModel  # noqa: PLC0415
 
     fixed = dataclasses.replace(learned.application, job_class=JobClass.STRONG_SCALING, batch=batch)
@@ -198,9 +199,9 @@ def frozen(
     learned: Learned | None = None,
     held: Allocation | None = None,
 ) -> int | None:
-    """Layers to freeze, of those that are certified; None: the job's own choice.
+    """Return how many of the certified layers to freeze; None: the job's own choice.
 
-    That it is, too, without `freeze=auto`: there a script may have chosen.
+    Without `freeze=auto` it is the job's own choice: its script may have chosen.
 
     Args:
         report: the newest.
@@ -233,10 +234,10 @@ def frozen(
 
 
 class BatchTuner:
-    """Tells running jobs what they are to be.
+    """Batches and frozen layers of running jobs.
 
     Args:
-        tell: takes it.
+        tell: sends them.
         policy_chooses: whether the policy chooses batches (`Capabilities.batch_chosen_by`); jobs
             for which it names none are left alone.
 
@@ -265,12 +266,12 @@ class BatchTuner:
             snapshot: of the round.
             records: of its elastic jobs.
             reports: the newest of each job.
-            act: whether jobs are told, or it is only kept for `explain`.
+            act: whether settings are sent, or only kept for `explain`.
             leave: jobs that are about to get other GPUs.
             decided: by job, for policies that choose batches.
 
         Returns:
-            The choices that jobs were sent and did not have before.
+            New settings that were sent now.
         """
         self.choices, sent = {}, []
         for job in snapshot.jobs:
@@ -303,7 +304,7 @@ class BatchTuner:
         records: Mapping[int, JobRecord],
         reports: Mapping[int, Report],
     ) -> None:
-        """Jobs on their way to other GPUs begin there with the batch that is best on those.
+        """Set the best batch for jobs on their way to other GPUs, from their next attempt on.
 
         Args:
             begun: changes that have just been begun.
@@ -331,7 +332,7 @@ class BatchTuner:
         directive: Directive | None,
         learned: Learned | None = None,
     ) -> None:
-        """A report says what may be frozen; the answer to it says what is to be.
+        """Answer a report of certified layers with how many of them to freeze.
 
         Args:
             job: running.
@@ -351,7 +352,7 @@ class BatchTuner:
         held: Allocation,
         where: tuple[Snapshot, int | None],
     ) -> BatchChoice | None:
-        """None: the directive leaves the batch alone, or the job cannot change it."""
+        """Return the decision; None: the directive or the job does not let the batch change."""
         snapshot, ordered = where
         directive = job.directive
         if directive is None or directive.batch is None or report.kind != "library":
@@ -371,5 +372,5 @@ class BatchTuner:
 
 
 def _elastic(job: Job) -> bool:
-    """Whether its directive lets its batch be chosen."""
+    """Return whether its directive lets its batch be chosen."""
     return job.directive is not None and job.directive.batch is not None

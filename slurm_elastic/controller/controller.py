@@ -1,9 +1,8 @@
-"""The controller: looks, decides, lets the engine act. One method per thing it does.
+"""The controller: reads the jobs, decides, and lets the engine act.
 
-`look` is called every so often (`pause` says when next); it reads the jobs,
+`look` is called repeatedly (`pause` is the time until the next call); it reads the jobs,
 advances transitions and, when something has happened or the interval is over,
-runs a round. Nothing here knows of threads, signals or sockets but the lock
-that guards the view.
+runs a round. Threads, signals and sockets are the daemon's.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _SETTINGS_S = 300.0
 
 
 class Controller:
-    """Everything but the way in (`desk`) and the process (`daemon`)."""
+    """State and steps of the controller, without its socket (`server`) and process (`daemon`)."""
 
     def __init__(
         self,
@@ -102,16 +101,16 @@ class Controller:
     # --- the clock ---
 
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         return self.pace.pause(poll_s=self.config.controller.poll_s, live=bool(self.engine.live))
 
     def soon(self) -> None:
-        """Something has happened: decide again shortly."""
+        """Schedule a round shortly, since something has happened."""
         self.pace.soon()
         self.nudge()
 
     def look(self) -> None:
-        """Read the jobs, advance what is under way, decide if it is time.
+        """Read the jobs, advance transitions, and run a round if one is due.
 
         Raises:
             NotActiveError: another controller acts now; nothing else is ever raised.
@@ -139,7 +138,7 @@ class Controller:
             self.pace.stumble()
 
     def _unwritten(self, error: LedgerError) -> None:
-        """Say once that the ledger cannot be written; the next round tries again."""
+        """Log once that the ledger cannot be written; the next round tries again."""
         note = Reason("ledger-unwritable", error=str(error))
         if self._notes.get("ledger") != note:
             self._log.error(f"{error}; no new change is begun until it can be written")
@@ -176,7 +175,7 @@ class Controller:
         self._jobs = self.book.all_in_force(self.reader.jobs())
 
     def _idle(self) -> bool:
-        """A cheap look: whether nothing has happened and nothing is due."""
+        """Return whether nothing has happened and nothing is due, by a cheap look."""
         if self.engine.busy or self.pace.asked_for or self.pace.round_is_due():
             return False
         with self.pace.glancing():
@@ -188,7 +187,7 @@ class Controller:
         return True
 
     def _collect(self) -> None:
-        """Take note of transitions that have ended."""
+        """Record transitions that have ended."""
         while self.engine.ended:
             transition, job = self.engine.ended.pop(0)
             if transition.state is TransitionState.DONE or transition.given_up:
@@ -200,7 +199,7 @@ class Controller:
     # --- a round ---
 
     def round(self) -> None:
-        """Look at everything, decide, act as far as the mode allows."""
+        """Read the cluster, decide, and act as far as the mode allows."""
         self._read_settings()
         snapshot = self.reader.snapshot(self._jobs)
         rival = self.rival()
@@ -258,7 +257,7 @@ class Controller:
         self._publish()
 
     def _tune(self, snapshot: Snapshot, plan: Plan, records: Mapping[int, JobRecord]) -> None:
-        """Batches of running jobs: what needs no restart."""
+        """Tune the batches of running jobs, which needs no restart."""
         choices = self.tuner.round(
             snapshot,
             records,
@@ -280,14 +279,14 @@ class Controller:
         return self.config.controller.mode == "act" and not self.retired and alone
 
     def _read_settings(self) -> None:
-        """What slurm.conf says; it may change while we run."""
+        """Read PrivateData of slurm.conf, which may change at any time."""
         if not self._settings_read or time.monotonic() - self._settings_read > _SETTINGS_S:
             settings = self.reader.settings()
             self.private = PRIVATE.intersection(settings["private_data"])
             self._settings_read = time.monotonic()
 
     def _write_down(self, snapshot: Snapshot) -> bool:
-        """What has been seen; whether the ledger takes it."""
+        """Record the snapshot; return whether the ledger could be written."""
         try:
             self.engine.catch_up()
             self.book.observe(snapshot)
@@ -339,14 +338,14 @@ class Controller:
     # --- from outside ---
 
     def job(self, job_id: int) -> Job | None:
-        """A job as last read. One that is not known yet makes the next look come at once."""
+        """Return a job as last read; for an unknown one schedule a look at once."""
         job = self._jobs.get(job_id) or self.view.snapshot.job.get(job_id)
         if job is None and self.pace.ask():
             self.nudge()
         return job
 
     def reconfigure(self, config: Config) -> None:
-        """Take over a changed configuration; policy, sockets and paths stay until a restart."""
+        """Apply a changed configuration; policy, sockets and paths stay until a restart."""
         self.config = config
         self.engine.config = config
         self.housekeeping.config = self.guardian.config = config
@@ -355,12 +354,12 @@ class Controller:
         self.pace.at_once()
 
     def stop(self) -> None:
-        """Leave nobody waiting for us; whatever has begun is carried on at the next start."""
+        """Release jobs that wait for an answer; other transitions go on at the next start."""
         if self.engine.withdraw(self._jobs):
             time.sleep(_FAREWELL_S)
 
     def retire(self) -> str:
-        """Begin nothing new, and give back leases; what is under way is finished."""
+        """Begin nothing new and end leases; transitions under way are finished."""
         self.retired = True
         waiting, pinned = self.housekeeping.give_back(self._jobs.values())
         text = (

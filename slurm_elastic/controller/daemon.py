@@ -3,11 +3,11 @@
     selasticd [-D] [-v] [--config FILE] [--print-config]
 
 With several controllers configured it stands by until the lease is its own
-(`keeper`), and again once it has lost it.
+(`leader`), and again once it has lost it.
 
-SIGHUP reads the configuration again (what cannot change while running is said
-in the log), SIGTERM stops; whatever is under way is carried on at the next
-start, or by Slurm itself.
+SIGHUP reads the configuration again (settings that cannot change while running are
+logged), SIGTERM stops; transitions under way go on at the next start, or are ended by
+Slurm.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Daemon:
         self._keeper: LeaderElection | None = None
 
     def run(self) -> None:
-        """Until SIGTERM.
+        """Run until SIGTERM.
 
         Raises:
             ConfigError, LedgerError, OSError: it cannot start.
@@ -138,7 +138,7 @@ class Daemon:
         return Role("active" if self._keeper.holds else "standby", active)
 
     def _stand_by(self, copying: StandbySync) -> bool:
-        """Wait until it is for this daemon to act; False: told to stop."""
+        """Wait until this daemon is to act; return False when it is to stop."""
         last_line, copied = "", float("-inf")
         while self._keeper and not self._stop:
             self._reload_if_asked(None)
@@ -165,7 +165,7 @@ class Daemon:
         return not self._stop
 
     def _act(self, ledger: Ledger, reader: Reader, server: Server) -> None:
-        """Be the controller until told to stop, or until another one is."""
+        """Act as the controller until SIGTERM, or until another controller acts."""
         keeper = self._keeper
         if keeper:
             succeed(ledger, keeper.generation, self._log)
@@ -203,7 +203,7 @@ class Daemon:
             self._leave(len(controller.engine.live))
 
     def _leave(self, live: int) -> None:
-        """The last word of one who acted; with a lease, the first of one who stands by."""
+        """Stop acting: give back the lease, if there is one, and log what is under way."""
         if self._keeper and not self._stop:
             reason = self._keeper.drop()
             self._log.error(f"no longer active: {reason}; {live} changes are left to who is")
@@ -213,7 +213,7 @@ class Daemon:
         self._log.info(f"selasticd stops, {live} changes under way")
 
     def _rival(self, reader: Reader) -> str:
-        """Another controller that a round has seen signs of."""
+        """Return the message about another controller that acts here, or ""."""
         if self._keeper:
             self._keeper.notice(reader.leases_seen)
             return ""
@@ -233,7 +233,7 @@ class Daemon:
         self._wakeup.set()
 
     def _connect(self) -> Reader | None:
-        """Wait for a usable slurm.conf; None: told to stop meanwhile."""
+        """Wait for a usable slurm.conf; return None when the daemon is to stop."""
         warned = False
         while not self._stop:
             try:
@@ -256,7 +256,7 @@ class Daemon:
         )
 
     def _reconfigure(self, controller: Controller | None) -> str:
-        """Take over what a changed file says; a broken one changes nothing.
+        """Apply a changed configuration file; an invalid one changes nothing.
 
         Raises:
             Refused: it is broken.
@@ -299,7 +299,7 @@ class Daemon:
 
 
 def sole_user(state_dir: Path) -> int:
-    """Lock the directory of a ledger for this process; the file descriptor that holds it.
+    """Lock the directory of a ledger for this process; return the file descriptor of the lock.
 
     Raises:
         LedgerError: another process has it.
@@ -318,7 +318,7 @@ def sole_user(state_dir: Path) -> int:
 
 
 def _account() -> str:
-    """Unix name of the account that this daemon runs as."""
+    """Return the Unix name of the account of this process."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
@@ -327,7 +327,7 @@ def _differs(first: schema.Config, second: schema.Config, section: str, name: st
 
 
 def _notify(text: str) -> None:
-    """Tell systemd (sd_notify(3)); nothing where it does not run us."""
+    """Notify systemd (sd_notify(3)) if it started this process."""
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
@@ -338,7 +338,7 @@ def _notify(text: str) -> None:
 
 
 def _logger(verbose: int) -> Any:
-    """One line an event, `level message`; the journal adds the time, a terminal needs it."""
+    """Return a logger of one line per event, `level message`; on a terminal with the time."""
     to_journal = bool(os.environ.get("JOURNAL_STREAM"))
     processors: list[Any] = [structlog.stdlib.add_log_level]
     if not to_journal:
@@ -354,7 +354,7 @@ def _logger(verbose: int) -> Any:
 
 
 def _line(_: Any, __: str, event: Any) -> str:
-    """Whatever a user wrote, one printable line."""
+    """Return a text as one printable line."""
     time_ = event.pop("timestamp", "")
     level, text = event.pop("level", "info"), str(event.pop("event", ""))
     fields = " ".join(f"{k}={v}" for k, v in event.items())
@@ -381,7 +381,7 @@ def _line(_: Any, __: str, event: Any) -> str:
 @click.option("--print-config", is_flag=True, help="Print a commented configuration and exit.")
 @click.version_option(__version__, prog_name="selasticd")
 def main(*, foreground: bool, verbose: int, path: Path, print_config: bool) -> None:  # noqa: ARG001
-    """The controller of slurm-elastic: reads the cluster, decides, and resizes elastic jobs."""
+    """Run the controller of slurm-elastic, which decides on elastic jobs and resizes them."""
     if print_config:
         click.echo(documentation.example(), nl=False)
         return

@@ -1,8 +1,8 @@
 """When the controller looks at the jobs again, and when it decides again.
 
-Looking and deciding cost time of ours and of slurmctld's, more of it the more jobs there are:
-the longer they took, the longer they are not done again. All times are of time.monotonic,
-since the clock may be set.
+Looks and rounds cost time of this process and of slurmctld, and more of it with more jobs: the
+longer they took, the longer the pause after them. All times are of time.monotonic, since the
+clock may be set.
 
 >>> pace = PollSchedule()
 >>> pace.round_is_due()
@@ -39,9 +39,9 @@ class PollSchedule:
     """The waits of one controller.
 
     Attributes:
-        silence_s: how long nothing is asked of Slurm, because it did not answer; 0: it does.
+        silence_s: how long Slurm is not asked because it did not answer; 0: it answers.
         rounds: seconds that the last rounds took, and of CPU in this process, the newest last.
-        asked_for: somebody wants to know of a job that is not known yet.
+        asked_for: a request named a job that is not known yet.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class PollSchedule:
         self._pulse_s = self._look_s = 0.0
 
     def pause(self, *, poll_s: float, live: bool) -> float:
-        """Seconds until the next look.
+        """Return the seconds until the next look.
 
         Args:
             poll_s: at most, while nothing happens and looking is cheap.
@@ -73,56 +73,56 @@ class PollSchedule:
 
     @contextmanager
     def glancing(self) -> Iterator[None]:
-        """A cheap look, whose cost decides how often it is done."""
+        """Measure a cheap look, whose cost decides how often it is done."""
         began = time.process_time()
         yield
         self._pulse_s = time.process_time() - began
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """The jobs are read."""
+        """Measure the reading of the jobs."""
         self.asked_for, self._looked = False, time.monotonic()
         began = time.process_time()
         yield
         self._look_s = time.process_time() - began
 
     def ask(self) -> bool:
-        """Somebody asks for a job not known yet; whether that may make a look come at once."""
+        """Note a request for an unknown job; return whether it may cause a look at once."""
         self.asked_for = True
         return time.monotonic() - self._looked > _UNKNOWN_S
 
     def quiet(self) -> bool:
-        """Slurm does not answer: wait, longer each time. Whether that is news."""
+        """Wait longer each time while Slurm does not answer; return whether that is new."""
         news = not self.silence_s
         self.silence_s = min(_SILENCE_MAX_S, self.silence_s * 2 or _FIRST_SILENCE_S)
         return news
 
     def stumble(self) -> None:
-        """An error of our own: let some time pass."""
+        """Wait for some time after an internal error."""
         self.silence_s = _INTERNAL_ERROR_S
 
     # --- rounds ---
 
     def round_is_due(self) -> bool:
-        """Whether to decide now."""
+        """Return whether a round is due now."""
         return time.monotonic() >= self._next_round
 
     def until_round(self) -> float:
-        """Seconds until then."""
+        """Return the seconds until the next round is due."""
         return self._next_round - time.monotonic()
 
     def soon(self, seconds: float = _SETTLE_S) -> None:
-        """Decide again after so many seconds, if rounds are cheap enough for that."""
+        """Schedule a round after so many seconds, if rounds are cheap enough for that."""
         due = max(time.monotonic() + max(seconds, _SETTLE_S), self._not_before)
         self._next_round = min(self._next_round, due)
 
     def at_once(self) -> None:
-        """Decide with the next look."""
+        """Make a round due at the next look."""
         self._next_round = 0.0
 
     @contextmanager
     def deciding(self, *, every_s: float) -> Iterator[None]:
-        """A round; the next is due after `every_s` unless something happens."""
+        """Measure a round; the next is due after `every_s` unless something happens."""
         self._next_round = time.monotonic() + every_s
         wall, cpu = time.monotonic(), time.process_time()
         yield
@@ -132,5 +132,5 @@ class PollSchedule:
         self._next_round = max(self._next_round, self._not_before)
 
     def last(self) -> str:
-        """The last round's times, for the log."""
+        """Return the times of the last round, for the log."""
         return "Seconds={:.3f} Cpu={:.3f}".format(*self.rounds[-1])

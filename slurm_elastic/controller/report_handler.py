@@ -1,7 +1,7 @@
-"""What running jobs report, and what they are told.
+"""Reports of running jobs, and the orders that answer them.
 
-Beside what transitions ask of a job (`engine`) and its batch (`tuning`) that is what people
-have ordered of it, how many layers to freeze, and to prove once that it resumes.
+Orders come from transitions (`engine`), batch tuning (`tuner`) and users: layout and directive,
+layers to freeze, and one rehearsal that shows that a script resumes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROVE = Orders(action="rehearse")
 
 
 class ReportHandler:
-    """With every job. Where a method takes a job, it is as last read.
+    """Exchange with the running jobs. Where a method takes a job, it is as last read.
 
     Args:
         book: where reports are kept.
@@ -45,12 +45,12 @@ class ReportHandler:
         self._measuring: dict[int, Transition] = {}
 
     def hear(self, report: Report, job: Job | None, *, act: bool) -> bool:
-        """Take a report of its owner.
+        """Record a report.
 
         Args:
-            report: it.
+            report: the report.
             job: of the report; None: not known yet.
-            act: whether it may be told what to freeze.
+            act: whether layers may be frozen by the answer.
 
         Returns:
             Whether something that matters for a decision has changed.
@@ -71,7 +71,7 @@ class ReportHandler:
         return news
 
     def orders(self, job_id: int, run: int, *, job: Job | None) -> Orders:
-        """What one attempt is to do. People's orders are among them from the first answer on."""
+        """Return the orders of one attempt; users' orders are in the first answer already."""
         if job is not None:
             self.stand(job)
         return self._outbox.orders(job_id, run)
@@ -81,10 +81,10 @@ class ReportHandler:
         return self._outbox.reason(job_id, run)
 
     def stand(self, job: Job) -> None:
-        """Tell a job what people have ordered of it, if that is news.
+        """Send a job the layout and directive that users ordered, if they are new.
 
-        What asks for other GPUs than it holds is told to the attempt that will have them: the
-        present one would only start again on its way there.
+        A setting for other GPUs than the job holds goes to the attempt that will have them: the
+        present one would restart in vain.
         """
         entry, held, directive = self._book.entry(job), job.allocation, self._book.directive(job)
         waits = stays = False
@@ -109,16 +109,16 @@ class ReportHandler:
             self._outbox.ask(job.job_id, _PROVE, run=job.run, once=True, reason=reason)
 
     def expect(self, transition: Transition) -> None:
-        """A job is on its new GPUs; its first step there will say what the change cost."""
+        """Await the first step of a job on its new GPUs, which shows what the change cost."""
         self._measuring[transition.job_id] = transition
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what concerns jobs that are gone."""
+        """Drop the data of jobs that are gone."""
         self._measuring = {k: t for k, t in self._measuring.items() if k in alive}
         self._outbox.forget(alive)
 
     def _measure(self, report: Report, job: Job, now: float) -> None:
-        """The first step after a resize: what it cost, from notice to here."""
+        """Record the cost of a change, from its notice to the first step after it."""
         transition = self._measuring.get(report.job_id)
         if transition is None or report.run <= transition.run or report.startup_s is None:
             return  # its first step is still to come, or it is a script and never tells

@@ -1,7 +1,7 @@
-"""`selastic check`: what in a site's set-up would hurt elastic jobs, and what to do about it.
+"""`selastic check`: settings of a site that harm elastic jobs, and their remedies.
 
 Pure: the caller gathers `Facts` (`slurm_elastic.slurm.slurm_settings`, the controller's
-answer to `check`). Every finding says what happens to whom, and the remedy.
+answer to `check`). Every finding states the harm and the remedy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DOC = "docs/install.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of `selastic check`: `subject` is what to grep for, e.g. `KillWait=30`."""
+    """One line of `selastic check`; `subject` names the setting, e.g. `KillWait=30`."""
 
     severity: str
     subject: str
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that is looked at.
+    """Settings and answers that are checked.
 
     Attributes:
         site: Slurm's side.
@@ -76,7 +76,7 @@ class _Report:
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, the worst first."""
+    """Return all findings, the worst first."""
     report = _Report()
     for look in _LOOKS:
         if facts.site.settings or look in _WITHOUT_SLURM:
@@ -357,11 +357,11 @@ _WITHOUT_SLURM = (_reachable, _configuration)
 
 
 def _round_up(slowest: float) -> int:
-    """A KillWait with room to spare: the next 30 s beyond a quarter more."""
+    """Return a KillWait with a reserve: a quarter more, rounded up to 30 s."""
     return int(-(-slowest * 1.25 // 30) * 30)
 
 
 def lines(findings: tuple[Finding, ...]) -> Iterator[str]:
-    """As printed: severity and text."""
+    """Return the findings as printed: severity and text."""
     for finding in findings:
         yield f"{finding.severity}: {finding}"

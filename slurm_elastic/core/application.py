@@ -6,7 +6,7 @@ simulator. Both are frozen and hashable: equal values give the same, cached mode
 
 Terms: a *micro-batch* is computed by one replica at once; one optimiser step
 takes `1 + accumulation` of them on each replica; *global batch* = replicas times
-micro-batch times (1 + accumulation). A replica is one GPU unless `units` says more.
+micro-batch times (1 + accumulation). A replica is one GPU, or `unit` GPUs.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Application:
         job_class: properties that may be chosen.
         initial_batch: global batch at which `Noise` is stated and progress counts 1 per step.
         max_batch: largest global batch that a policy may count on.
-        batch: global batch that the user asked for.
-        gpus: GPUs that the user asked for.
+        batch: global batch that the user requested.
+        gpus: GPUs that the user requested.
         accumulation: whether micro-batches may be accumulated.
         micro_batches: micro-batches in flight per replica and step; > 1 only with pipelines.
         types: profile of each type; the job cannot run on a type that is missing.

@@ -111,7 +111,7 @@ class Job:
         job_id: Slurm's raw id; `display_id` as people name it (`4711`, `4711_3`).
         submission: directive and submitted shape from AdminComment; None for a rigid job.
         override: directive of `selastic update`, which replaces the submitted one; None: none.
-        managed: False when an elastic job must be left alone; `unmanaged_reason` says why
+        managed: False for an elastic job that must not be changed; see `unmanaged_reason`
             (interactive, heterogeneous, held by its owner, …).
         run: restart count; together with `key` it names one attempt.
         submit_time: of the present attempt: Slurm sets it anew at a requeue.

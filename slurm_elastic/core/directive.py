@@ -80,7 +80,7 @@ class Directive:
         freeze: Whether converged layers may be frozen.
         max_penalty: The fraction of useful progress that freezing may cost.
         notice_s: Seconds the job needs to save its state; None means measure it.
-        unit: GPUs per replica on every type; None when `units` says it per type, or 1.
+        unit: GPUs per replica on every type; None if `units` gives it per type, or 1.
         units: (type, GPUs per replica) pairs; a type that is not named counts in single GPUs.
     """
 

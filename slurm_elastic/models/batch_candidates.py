@@ -1,4 +1,4 @@
-"""The batches among which a configuration's best is looked for.
+"""Candidate batches of a configuration, from which the best is chosen.
 
 Sia's artifact tries, for R replicas that take `least` to `most` samples each, 50
 total batches in geometric steps from max(B0, R least) to the largest allowed, and
@@ -28,7 +28,7 @@ _SLACK = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationSet:
-    """Ways to run a job, of which a model can be asked at once; hashable.
+    """Configurations that a model predicts in one call; hashable.
 
     Attributes:
         types: GPU type of each.
@@ -74,7 +74,7 @@ class BatchCandidates:
     valid: NDArray[np.bool_]
 
     def where(self, rows: NDArray[np.bool_], other: BatchCandidates) -> BatchCandidates:
-        """These in the given rows, the others in the rest; `other` itself if rows is all false."""
+        """Take the given rows from these, the others from `other`; no rows: `other` itself."""
         if not rows.any():
             return other
         pick = rows[:, None]
@@ -97,7 +97,7 @@ def candidates(
     max_batch: int | None = None,
     most: int | None = None,
 ) -> BatchCandidates:
-    """What may be tried in each configuration.
+    """Return the batches that may be tried in each configuration.
 
     Args:
         application: states the limits of each type.
@@ -145,7 +145,7 @@ def candidates(
     valid = possible & (low <= micro_batch) & (micro_batch <= high)
     # A fixed batch is exactly that; an elastic one is what whole micro-batches make of it.
     samples = batches if fixed else spread * micro_batch * (accumulation + 1)
-    found = BatchCandidates(
+    batch_candidates = BatchCandidates(
         replicas,
         micro_batch.astype(np.int64),
         accumulation.astype(np.int64),
@@ -153,11 +153,11 @@ def candidates(
         valid,
     )
     for array in (
-        found.replicas,
-        found.micro_batch,
-        found.accumulation,
-        found.samples,
-        found.valid,
+        batch_candidates.replicas,
+        batch_candidates.micro_batch,
+        batch_candidates.accumulation,
+        batch_candidates.samples,
+        batch_candidates.valid,
     ):
         array.flags.writeable = False
-    return found
+    return batch_candidates

@@ -1,4 +1,4 @@
-"""What is believed of a GPU type that a job has not run on yet (Sia, SOSP'23, section 3.2).
+"""Assumptions about a GPU type that a job has not run on yet (Sia, SOSP'23, section 3.2).
 
 The paper profiles each job on one GPU of each type and then, until the job ran on
 type A, takes the shape of its curve from a type B that it did run on:
@@ -20,7 +20,7 @@ from slurm_elastic.models.throughput import ThroughputParameters
 def source(
     application: Application, observations: Sequence[Observation], *, compat: bool
 ) -> str | None:
-    """The type whose curve the types without observations borrow; None: none was observed.
+    """Return the type whose curve types without observations borrow; None: none was observed.
 
     The type with the most observations, of several the first in the
     application's order; with `compat` simply the first in that order.
@@ -38,7 +38,7 @@ def source(
 def ratio(
     application: Application, gpu_type: str, of: str, fits: Mapping[str, ThroughputParameters]
 ) -> float:
-    """Speed of one replica on a type, over that on the type `of` which has been fitted.
+    """Return the speed of one replica on a type, over that on the fitted type `of`.
 
     A one-replica rate that no profile states is read from the fit at the largest
     micro-batch, where there is one; types of which nothing is known count as equal.
@@ -56,7 +56,7 @@ def ratio(
 
 
 def singles(application: Application) -> dict[str, float]:
-    """Rate of one replica on each type before anything ran, samples/s or relative to each other.
+    """Return the rate of one replica on each type before the first run: samples/s, or relative.
 
     A type without a profile counts as slow as the slowest profiled one, so that it
     is used when nothing better is free; without any profile all types count 1.

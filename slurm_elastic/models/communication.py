@@ -1,4 +1,4 @@
-"""What distance costs a gang: the part s of its time in which it computes, by place.
+"""Cost of distance to a gang: the part s of its time in which it computes, by place.
 
 `s = compute / (compute + exposed communication)`, 1 on one GPU. Three sources:
 a table (`SlowdownTable`, e.g. of a network simulator), measured stalls of a live job
@@ -25,14 +25,14 @@ Span = tuple[int, int, int]
 
 
 class CommunicationError(InvalidInputError):
-    """Nothing is known of a model on a place, or constants cannot be."""
+    """No data for a model on a place, or invalid constants."""
 
 
 class Communication(Protocol):
-    """Anything that knows the part of time in which a gang computes."""
+    """Source of the part of its time in which a gang computes."""
 
     def part(self, model: str, gpus: int, span: Span) -> float:
-        """In (0, 1].
+        """Return the part of its time in which a gang computes, in (0, 1].
 
         Raises:
             CommunicationError: not known.
@@ -42,7 +42,7 @@ class Communication(Protocol):
 
 @dataclass(frozen=True)
 class SlowdownTable:
-    """Looked up, never guessed.
+    """Table of measured parts; places without a row are an error.
 
     Attributes:
         parts: s by (model, GPUs, racks, nodes, link domains).
@@ -54,13 +54,13 @@ class SlowdownTable:
         """See `Communication`."""
         if gpus == 1:
             return 1.0
-        found = self.parts.get((model, gpus, *span))
-        if found is None:
+        part = self.parts.get((model, gpus, *span))
+        if part is None:
             raise CommunicationError(
                 f"the slowdown table has no row for {model} on {gpus} GPUs over"
                 f" {_over(span)}; add one"
             )
-        return found
+        return part
 
     @cached_property
     def models(self) -> frozenset[str]:
@@ -78,8 +78,8 @@ class GangLink:
     def __post_init__(self) -> None:
         if not (0 < self.bytes_s < math.inf and 0 <= self.latency_s < math.inf):
             raise CommunicationError(
-                f"a link of {self.bytes_s} bytes/s and {self.latency_s} s cannot be; both must"
-                " be numbers, the first above 0"
+                f"link: {self.bytes_s} bytes/s, latency {self.latency_s} s is invalid: expected"
+                " finite numbers, the first above 0, the second at least 0"
             )
 
 
@@ -132,7 +132,7 @@ class ClosedForm:
         return compute / (compute + exposed)
 
     def seconds(self, size: float, gpus: int, span: Span) -> float:
-        """Seconds of one all-reduce of `size` bytes."""
+        """Return the seconds of one all-reduce of `size` bytes."""
         spine = GangLink(
             bytes_s=self.spine.bytes_s * self.uplink_share, latency_s=self.spine.latency_s
         )
@@ -178,9 +178,9 @@ class Stalls:
         """See `Communication`."""
         if gpus == 1:
             return 1.0
-        found = self.measured.get((model, gpus, *span))
-        if found is not None:
-            return found
+        part = self.measured.get((model, gpus, *span))
+        if part is not None:
+            return part
         stated = self.otherwise.part(model, gpus, span)
         if stated >= 1.0:
             return 1.0
@@ -200,20 +200,20 @@ class Stalls:
 
 
 def uplink_shares(users: Mapping[str, int], *, congestion: float = 1.0) -> dict[str, float]:
-    """The share of each uplink's speed that one job gets; our definition.
+    """Return the share of each uplink's speed that one job gets; our definition.
 
     Jobs that cross the same uplink share it evenly, and what others than us send leaves
     `1 / congestion` of it.
 
     Args:
         users: how many jobs cross each uplink.
-        congestion: 1: nobody else; 4: a quarter is left.
+        congestion: 1: no other traffic; 4: a quarter is left.
 
     Raises:
         CommunicationError: congestion below 1.
     """
     if not 1 <= congestion < math.inf:
-        raise CommunicationError(f"congestion {congestion} cannot be; write a number from 1 on")
+        raise CommunicationError(f"congestion: {congestion} is invalid: expected a number >= 1")
     return {link: 1.0 / (max(1, count) * congestion) for link, count in users.items()}
 
 

@@ -17,7 +17,6 @@ forward pass stays (the library does not cache it). The penalty is the library's
 job (models/frozen_penalty.py). Prefixes that are allowed: those whose penalty is known, certified,
 and within the user's `max-penalty`.
 
-
 >>> three = (LayerCost(1, 2, 10), LayerCost(1, 2, 30), LayerCost(1, 2, 60))
 >>> job = Prefixes(layers=3, certified=2, max_penalty=0.02, penalties=((1, 0.001), (2, 0.03)),
 ...                costs=three)
@@ -72,7 +71,7 @@ class EffectiveProgress:
 
 
 def allowed(prefixes: Prefixes | None) -> tuple[tuple[int, float], ...]:
-    """(layers, penalty) of every prefix that may be chosen, ascending; (0, 0) is the first."""
+    """Return (layers, penalty) of each prefix that may be chosen, ascending from (0, 0)."""
     if prefixes is None:
         return ((0, 0.0),)
     most = min(prefixes.certified, prefixes.layers - 1)
@@ -81,7 +80,7 @@ def allowed(prefixes: Prefixes | None) -> tuple[tuple[int, float], ...]:
 
 
 def part(prefixes: Prefixes, frozen: int, *, latency: float = LATENCY) -> RemainingWork:
-    """What a frozen prefix leaves of a step; all of it where the layers' costs are not known."""
+    """Return the work that a frozen prefix leaves of a step; all if layer costs are not known."""
     if not frozen or not prefixes.costs:
         return WHOLE
     compute, network = _left(prefixes.costs)
@@ -90,7 +89,7 @@ def part(prefixes: Prefixes, frozen: int, *, latency: float = LATENCY) -> Remain
 
 @lru_cache(maxsize=4096)
 def _left(costs: tuple[LayerCost, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """C and the part of the bytes, by the number of frozen layers."""
+    """Return C and the part of the bytes, by the number of frozen layers."""
     every = sum(c.forward_s + c.backward_s for c in costs)
     size = sum(c.parameter_bytes for c in costs)
     saved = accumulate((c.backward_s for c in costs), initial=0.0)
@@ -104,7 +103,7 @@ def _left(costs: tuple[LayerCost, ...]) -> tuple[tuple[float, ...], tuple[float,
 def progress(
     model: GoodputModel, learned: Learned, configurations: ConfigurationSet
 ) -> EffectiveProgress:
-    """Effective progress of a job in every configuration, the best prefix chosen in each.
+    """Return a job's effective progress in each configuration, with the best prefix in each.
 
     A rigid job, one without observations and one whose layers' costs are not known cannot be
     predicted by prefix: it counts with its goodput, and freezes all that it may.
@@ -136,7 +135,7 @@ def progress(
 
 
 def prefix(model: GoodputModel, learned: Learned, *, gpu_type: str, nodes: int, gpus: int) -> int:
-    """Front layers that a job is to freeze in what it holds: as `progress` chooses.
+    """Return the number of front layers to freeze in the present allocation, as `progress` does.
 
     Args:
         model: of `learned`.
@@ -152,7 +151,7 @@ def prefix(model: GoodputModel, learned: Learned, *, gpu_type: str, nodes: int, 
 
 
 def thawed(seen: Observation, left: RemainingWork) -> Observation:
-    """What a measurement with frozen layers would have been without them, about.
+    """Estimate the same measurement without frozen layers.
 
     A step is taken to be its compute and, beyond that, its network's time; what launching costs
     (alpha_c) counts as compute.

@@ -1,4 +1,4 @@
-"""How much a training step advances the training: statistical efficiency from gradient noise.
+"""Statistical efficiency of a training step, from its gradient noise.
 
 Pollux (OSDI'21, section 3.1), taken over by Sia (SOSP'23, section 3.1). With the
 squared norm `sqr` and the variance `var` of the gradient at the initial batch
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 def gain(batch: ArrayLike, *, initial_batch: float, noise: Noise) -> Floats:
-    """Steps at the initial batch that one step at each batch is worth.
+    """Return the steps at the initial batch that one step at each batch is worth.
 
     Args:
         batch: global batches, > 0; any shape.
@@ -39,14 +39,14 @@ def gain(batch: ArrayLike, *, initial_batch: float, noise: Noise) -> Floats:
 
 
 def efficiency(batch: ArrayLike, *, initial_batch: float, noise: Noise) -> Floats:
-    """Progress per sample relative to the initial batch, in (0, 1] for batches from it up."""
+    """Return progress per sample relative to the initial batch, in (0, 1] from that batch up."""
     scale = np.asarray(batch, dtype=np.float64) / initial_batch
     sqr, var = weights(noise)
     return np.asarray(1.0 / (var + sqr * scale))
 
 
 def weights(noise: Noise | None) -> tuple[float, float]:
-    """(sqr, var) scaled to sum 1; (0, 1), under which each batch is efficient, if not measured.
+    """Scale (sqr, var) to sum 1; if not measured (0, 1), under which each batch is efficient.
 
     Raises:
         ValueError: a statistic is negative or not finite; names it.

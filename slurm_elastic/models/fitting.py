@@ -38,7 +38,7 @@ _MOST_GROWTH = 1e6
 
 
 class FitLink(enum.IntEnum):
-    """What a step's gradients travel over."""
+    """Links that a step's gradients cross."""
 
     NONE = 0
     INSIDE = 1
@@ -50,7 +50,7 @@ _INSIDE, _ACROSS = int(FitLink.INSIDE), int(FitLink.ACROSS)
 
 @dataclass(frozen=True, slots=True)
 class FitPoint:
-    """One measurement, as the objective wants it.
+    """One measurement, in the form that the objective uses.
 
     Attributes:
         extra: replicas beyond two, at least `TINY`.
@@ -67,7 +67,7 @@ class FitPoint:
     def measured(
         cls, *, nodes: int, replicas: int, micro_batch: int, step_s: float, micro_step_s: float
     ) -> FitPoint:
-        """The point of one measured configuration."""
+        """Return the point of one measured configuration."""
         link = FitLink.NONE if replicas == 1 else FitLink.INSIDE if nodes == 1 else FitLink.ACROSS
         extra = max(replicas - 2, TINY)
         return cls(link, extra, micro_batch, math.log(micro_step_s), math.log(step_s))

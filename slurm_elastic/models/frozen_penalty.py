@@ -1,4 +1,4 @@
-"""What it costs to stop training the front layers: the frozen penalty, our definition.
+"""Cost of no longer training the front layers: the frozen penalty, our definition.
 
 No published formula is known, so this is ours. Plain descent lowers the loss, to first
 order, by lr x |G|^2 in a step, G the true gradient; a layer's part of it is |G_l|^2. Not
@@ -36,12 +36,12 @@ from typing import Any
 
 #: Weight of the past in the averages: about the last twenty products count.
 SMOOTHING = 0.9
-#: Products before anything but 1 is said.
+#: Products that are needed before a penalty is other than 1.
 LEAST = 8
 
 
 class Descent:
-    """How the descent of the loss is spread over the layers that train.
+    """Share of each training layer in the descent of the loss.
 
     Args:
         layers: those that train, in the order of the forward pass; at least one.
@@ -55,7 +55,7 @@ class Descent:
         self._count = 0
 
     def add(self, products: Sequence[float]) -> None:
-        """One product of two steps' gradients for each layer; left out if one is not finite."""
+        """Add one product of two steps' gradients for each layer; left out if one is not finite."""
         if len(products) != self.layers:
             raise ValueError(f"{len(products)} products for {self.layers} layers")
         sums = list(accumulate(products))
@@ -71,7 +71,7 @@ class Descent:
         self._count += 1
 
     def penalty(self, n: int) -> float:
-        """Fraction of the descent lost if the first `n` of these layers freeze, 0 to 1."""
+        """Return the part of the descent, 0 to 1, that freezing the first `n` layers loses."""
         if n == 0:
             return 0.0
         total = self._mean[-1]
@@ -83,7 +83,7 @@ class Descent:
         return min(1.0, max(0.0, (mean + error) * self._weight / total))
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and lists, for JSON."""
+        """Return numbers and lists, for JSON."""
         return {
             "mean": self._mean,
             "square": self._square,
@@ -92,23 +92,23 @@ class Descent:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave, for the same number of layers."""
+        """Restore a state from `state_dict`, for the same number of layers."""
         self._mean, self._square = list(state["mean"]), list(state["square"])
         self._weight, self._weight2 = state["weight"]
         self._count = state["count"]
 
 
 def compound(first: float, second: float) -> float:
-    """The penalty of two freezes, the second judged among what still trained after the first."""
+    """Return the penalty of two freezes, the second relative to the layers left by the first."""
     return 1 - (1 - first) * (1 - second)
 
 
 def choose(certified: int, penalties: Mapping[int, float], *, max_penalty: float) -> int:
-    """The longest prefix to freeze, of those whose penalty is known.
+    """Return the longest prefix to freeze, of those whose penalty is known.
 
     Args:
         certified: layers that may be frozen at most.
-        penalties: by the number of layers; what is not told is not chosen, 0 layers cost nothing.
+        penalties: by the number of layers; only these and 0, which costs nothing, are chosen.
         max_penalty: fraction of useful progress that freezing may cost.
 
     >>> choose(3, {1: 0.002, 3: 0.02}, max_penalty=0.005)
@@ -119,7 +119,7 @@ def choose(certified: int, penalties: Mapping[int, float], *, max_penalty: float
 
 
 def cap(layers: int, epoch: int, *, alpha: float = 1 / 3) -> int:
-    """Most layers that may be frozen after so many epochs: PipeTransformer (ICML'21).
+    """Return the most layers that may be frozen after this many epochs: PipeTransformer (ICML'21).
 
     Each epoch a fraction `alpha` of those that still train may freeze: layers x
     (1 - (1 - alpha)^epoch), rounded up, but never all of them.

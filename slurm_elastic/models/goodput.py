@@ -65,7 +65,7 @@ class GoodputModel:
     def of(
         cls, learned: Learned, *, per_node: Mapping[str, int] | None = None, compat: bool = False
     ) -> GoodputModel:
-        """The model of what has been learned.
+        """Return the model for these measurements and application.
 
         Args:
             learned: observations on types that the application does not name are left out.
@@ -85,20 +85,15 @@ class GoodputModel:
         return _model(of, learned.noise)
 
     def known(self, gpu_type: str) -> bool:
-        """Whether the job was observed on this type; else its predictions are borrowed."""
+        """Return whether the job was observed on this type; else its predictions are borrowed."""
         return gpu_type in self._basis.observations
 
-    def most_replicas(self, gpu_type: str) -> int:
-        """Replicas of the largest configuration observed on this type; 0: none was."""
-        seen = self._basis.observations.get(gpu_type, ())
-        return max((o.gpus for o in seen), default=0) // self._basis.unit(gpu_type)
-
     def parameters(self, gpu_type: str) -> ThroughputParameters | None:
-        """The fitted throughput model of a type; None: the job was not observed there."""
+        """Return the fitted throughput model of a type; None: the job was not observed there."""
         return self._basis.fit(gpu_type) if self.known(gpu_type) else None
 
     def goodputs(self, gpu_type: str, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
-        """Goodput of configurations on one type.
+        """Return the goodput of configurations on one type.
 
         Args:
             gpu_type: the type.
@@ -112,11 +107,11 @@ class GoodputModel:
         return self.goodputs_of(configurations).reshape(shape)
 
     def row(self, types: Sequence[str], nodes: Sequence[int], gpus: Sequence[int]) -> Floats:
-        """Goodput of configurations of mixed types, all three of equal length."""
+        """Return the goodput of configurations of mixed types, all three of equal length."""
         return self.goodputs_of(ConfigurationSet(tuple(types), tuple(nodes), tuple(gpus)))
 
     def goodputs_of(self, configurations: ConfigurationSet, part: RemainingWork = WHOLE) -> Floats:
-        """Goodput of each configuration; fastest when the same object is asked every round.
+        """Return the goodput of each configuration; cached by the object `configurations`.
 
         Args:
             configurations: of any types.
@@ -133,7 +128,7 @@ class GoodputModel:
         max_batch: int | None = None,
         most: int | None = None,
     ) -> tuple[Floats, Ints, Ints]:
-        """Goodput and the split of the batch that gives it, for configurations on one type.
+        """Return goodput and the split of the batch that gives it, for configurations on one type.
 
         Args:
             gpu_type: the type.
@@ -148,17 +143,17 @@ class GoodputModel:
             curve that it borrows; if nothing was observed, the smallest batch from B0 up.
         """
         shape, configurations = _configurations(gpu_type, nodes, gpus)
-        found = self._table(configurations, max_batch=max_batch, most=most)
-        values = self._values(found)
+        table = self._table(configurations, max_batch=max_batch, most=most)
+        values = self._values(table)
         at = np.arange(len(configurations)), values.argmax(axis=1)
         goodput = values[at]
         if not self.known(gpu_type) and self.observed_types:
-            found = self._table(configurations, max_batch=max_batch, most=most, own_limits=True)
-            at = np.arange(len(configurations)), self._values(found).argmax(axis=1)
+            table = self._table(configurations, max_batch=max_batch, most=most, own_limits=True)
+            at = np.arange(len(configurations)), self._values(table).argmax(axis=1)
         return (
             goodput.reshape(shape),
-            found.micro_batch[at].reshape(shape),
-            found.accumulation[at].reshape(shape),
+            table.micro_batch[at].reshape(shape),
+            table.accumulation[at].reshape(shape),
         )
 
     def _values(self, table: GoodputTable) -> Floats:
@@ -185,7 +180,7 @@ class GoodputModel:
 
 
 def goodput_matrix(models: Sequence[GoodputModel], configurations: ConfigurationSet) -> Floats:
-    """Goodput of every job in every configuration; the same model is asked once.
+    """Return the goodput of each job in each configuration; equal models are evaluated once.
 
     Args:
         models: of the jobs; repeated where jobs are alike.

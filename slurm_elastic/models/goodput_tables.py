@@ -1,4 +1,4 @@
-"""All of a job's goodput that does not depend on its gradient noise, kept from round to round.
+"""The part of a job's goodput that does not depend on its gradient noise, kept between rounds.
 
 The noise changes with every report, the throughput of the candidate batches only
 with a new measurement. A `GoodputTable` holds the latter, so that a round only computes
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """What is left of a step when front layers are frozen; 1 is all (models/effective_progress.py).
+    """Part of a step that is left when front layers are frozen, 1: all (effective_progress.py).
 
     Attributes:
         compute: of the seconds per sample.
@@ -43,7 +43,7 @@ WHOLE = RemainingWork()
 
 
 class GoodputBasis:
-    """What a job's models share whatever its noise is; immutable, made by `basis`.
+    """Basis of a job's models for any noise; immutable, made by `basis`.
 
     Attributes:
         application: checked.
@@ -77,12 +77,12 @@ class GoodputBasis:
         self.source = bootstrap.source(application, observations, compat=compat)
 
     def unit(self, gpu_type: str) -> int:
-        """GPUs per replica on a type."""
+        """Return the GPUs per replica on a type."""
         profile = self.application.on(gpu_type)
         return profile.unit if profile else 1
 
     def fit(self, gpu_type: str) -> ThroughputParameters:
-        """The throughput model of a type with observations."""
+        """Return the throughput model of a type with observations."""
         pipeline = self.pipeline(gpu_type)
         return throughput.fit(
             self.observations[gpu_type],
@@ -92,11 +92,11 @@ class GoodputBasis:
         )
 
     def pipeline(self, gpu_type: str) -> bool:
-        """Whether a replica is a pipeline there: then nothing hides its synchronisation."""
+        """Return whether a replica is a pipeline there: then nothing hides its synchronisation."""
         return self.unit(gpu_type) > 1 or self.application.micro_batches > 1
 
     def ratio(self, gpu_type: str) -> float:
-        """Speed of one replica over that on the source."""
+        """Return the speed of one replica over that on the source."""
         assert self.source is not None
         names = [n for n in (gpu_type, self.source) if n in self.observations]
         fits = {n: self.fit(n) for n in names}
@@ -110,7 +110,7 @@ def basis(
     per_node: tuple[tuple[str, int], ...],
     compat: bool,
 ) -> GoodputBasis:
-    """The basis for this knowledge; one object for equal knowledge."""
+    """Return the basis for these measurements; equal arguments, same object."""
     # Hashing long histories costs more than all else that new noise asks for, and from report
     # to report the same tuples come again. The entry holds them, so their ids stay theirs.
     key = (id(application), id(observations), per_node, compat)
@@ -167,7 +167,7 @@ def table(
     most: int | None = None,
     part: RemainingWork = WHOLE,
 ) -> GoodputTable:
-    """The table of a job and its configurations.
+    """Return the table of a job and its configurations.
 
     Args:
         of: the job.
@@ -182,7 +182,7 @@ def table(
             observations, and not for rigid jobs.
     """
     if of.source is None:
-        # Before the first run no noise is known either, yet an elastic batch may become any.
+        # Before the first run no noise is known either, yet an elastic batch may take any value.
         fixed = of.application.job_class is not JobClass.ADAPTIVE
     own = candidates(
         of.application,
@@ -215,7 +215,7 @@ def table(
 def _used(
     of: GoodputBasis, configurations: ConfigurationSet, own: BatchCandidates
 ) -> ConfigurationSet:
-    """Each configuration on the type whose curve counts, with as many replicas."""
+    """Map each configuration to the type whose curve counts, with as many replicas."""
     source = of.source
     assert source is not None
     if all(name in of.observations for name in configurations.types):
@@ -242,9 +242,9 @@ def _per_node(of: GoodputBasis, gpu_type: str, configurations: ConfigurationSet)
     if known is not None:
         return known
     rows = zip(configurations.types, configurations.nodes, configurations.gpus, strict=True)
-    asked = [-(-gpus // nodes) for name, nodes, gpus in rows if name == gpu_type]
+    requested = [-(-gpus // nodes) for name, nodes, gpus in rows if name == gpu_type]
     seen = [-(-o.gpus // o.nodes) for o in of.observations.get(gpu_type, ())]
-    return max(asked + seen)
+    return max(requested + seen)
 
 
 def _rates(
@@ -256,7 +256,7 @@ def _rates(
     tried: BatchCandidates,
     part: RemainingWork = WHOLE,
 ) -> Floats:
-    """Samples/s of each candidate; 0 where it cannot run."""
+    """Return samples/s of each candidate; 0 where it cannot run."""
     rates = np.zeros(tried.samples.shape)
     valid = tried.valid & own.valid.any(axis=1, keepdims=True)
     nodes = np.array(used.nodes)[:, None]
@@ -281,7 +281,7 @@ def _rates(
 def _unobserved(
     of: GoodputBasis, configurations: ConfigurationSet, own: BatchCandidates
 ) -> GoodputTable:
-    """Before anything was observed: one-replica profiles, scaled linearly; `bootstrap`."""
+    """Return the table before any observation: one-replica profiles, scaled linearly."""
     possible = own.valid.any(axis=1)
     replicas = own.replicas[:, 0]
     if of.compat:
@@ -304,7 +304,7 @@ def _unobserved(
 def _rigid(
     of: GoodputBasis, configurations: ConfigurationSet, own: BatchCandidates
 ) -> GoodputTable:
-    """GPUs and batch are the user's: rates of the types, such that the slowest counts its GPUs."""
+    """Return the table of a rigid job: rates of the types, the slowest counting its GPUs."""
     gpus = of.application.gpus
     profiles = of.application.types
     shape = ConfigurationSet(
@@ -313,14 +313,14 @@ def _rigid(
         (gpus,) * len(profiles),
     )
     slowest = min((r for r in _requested(of, shape).tolist() if r > 0), default=1.0)
-    asked = np.array(configurations.gpus, dtype=np.int64) == gpus
-    rates = np.where(asked, _requested(of, configurations), 0.0) * (gpus / slowest)
+    matches = np.array(configurations.gpus, dtype=np.int64) == gpus
+    rates = np.where(matches, _requested(of, configurations), 0.0) * (gpus / slowest)
     column = (len(configurations), 1)
     return GoodputTable(rates.reshape(column), np.ones(column), own.micro_batch, own.accumulation)
 
 
 def _requested(of: GoodputBasis, configurations: ConfigurationSet) -> Floats:
-    """Samples/s of the user's batch: stated, else predicted, else that of the slowest stated."""
+    """Return samples/s of the user's batch: stated, else predicted, else the slowest stated."""
     profiles = of.application.types
     stated = {p.gpu_type: p.rate for p in profiles if p.rate is not None}
     own = candidates(of.application, configurations, fixed=True, compat=of.compat)
@@ -342,7 +342,7 @@ def _requested(of: GoodputBasis, configurations: ConfigurationSet) -> Floats:
 
 
 def check(application: Application) -> None:
-    """Refuse an application that cannot be.
+    """Reject an invalid application.
 
     Raises:
         ValueError: names the field, its value and what it must be.

@@ -1,4 +1,4 @@
-"""Speeds of links as the stalls of jobs show them, where none are configured.
+"""Speeds of links, estimated from the stalls of jobs, where none are configured.
 
 They are *effective* speeds: a stall also contains waiting for slower ranks, and whatever others
 sent over the same links meanwhile; what computing hides is not in it.
@@ -25,24 +25,24 @@ from slurm_elastic.models.links import (
     tier_of,
 )
 
-#: Reports that a stall needs before links are judged by it.
+#: Reports of a stall that are needed before it counts.
 LEAST_REPORTS = 3
 #: Tiers whose measured speed counts in decisions: inside a node a stall is mostly waiting for
 #: slower ranks, which grows and shrinks with computing; there it only takes its part away from
 #: what farther tiers are measured at.
 DECIDING = ("rack", "spine")
 #: Owners needed before the links that their jobs measured count for others' jobs: a report may
-#: lie, and one liar of three does not move a median far.
+#: be false, and one of three does not move a median far.
 LEAST_OWNERS = 3
 #: bytes/s that no link exceeds or falls below.
 _SLOWEST, _FASTEST = 1e3, 1e15
-#: Measured speeds count in steps of an eighth of a doubling: what trembles would cost all a fit.
+#: Measured speeds are rounded to an eighth of a doubling, so that noise triggers no new fits.
 _STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
-    """A tier's links as jobs' stalls show them: effective bytes/s, waiting for ranks included.
+    """Estimated speed of a tier's links: effective bytes/s, waiting for ranks included.
 
     Attributes:
         bytes_s: median over owners of the median over their jobs.
@@ -56,11 +56,11 @@ class LinkEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEstimates:
-    """What the jobs' stalls say of the links; our definition.
+    """Speeds of links by the jobs' stalls; our definition.
 
-    A job of which `LEAST_REPORTS` reports told its stall says that the farthest tier it crosses
-    sends the ring's bytes in that time, less what nearer tiers take. What one owner's jobs say
-    counts for his jobs; for others' only from `LEAST_OWNERS` owners on.
+    After `LEAST_REPORTS` reports of a job's stall, the farthest tier that it crosses is taken to
+    send the ring's bytes in that time, less the time of nearer tiers. An owner's measurements
+    count for that owner's jobs; for others only from `LEAST_OWNERS` owners on.
     """
 
     configured: Links = field(default_factory=Links)
@@ -68,11 +68,11 @@ class LinkEstimates:
 
     @classmethod
     def of(cls, records: Iterable[tuple[str, JobRecord]], configured: Links) -> LinkEstimates:
-        """Gather it.
+        """Estimate the links from the records of jobs.
 
         Args:
             records: owner and record of each job.
-            configured: tiers that are not to be judged.
+            configured: speeds of tiers that need no estimate.
         """
         samples = [
             (owner, i, record.gradient_bytes, m)
@@ -99,7 +99,7 @@ class LinkEstimates:
 
     @property
     def links(self) -> dict[str, LinkEstimate]:
-        """By tier, of those that are not configured."""
+        """Estimates by tier, of tiers that are not configured."""
         return {
             tier: LinkEstimate(
                 bytes_s=_median(votes.values()),
@@ -110,30 +110,30 @@ class LinkEstimates:
         }
 
     def counts(self, tier: str) -> str:
-        """For whose jobs a measured tier counts: `all`, `own` (of its owners) or `none`."""
+        """Return for which jobs a measured tier counts: `all`, `own` (of its owners) or `none`."""
         if tier not in DECIDING:
             return "none"
         return "all" if len(self._votes.get(tier, ())) >= LEAST_OWNERS else "own"
 
     def of_owner(self, owner: str) -> Links:
-        """The links that this owner's jobs are judged by."""
-        found = {}
+        """Return the links that count for this owner's jobs."""
+        speeds = {}
         for tier, votes in self._votes.items():
             if tier not in DECIDING:
                 continue
             if len(votes) >= LEAST_OWNERS:
-                found[tier] = _median(votes.values())
+                speeds[tier] = _median(votes.values())
             elif owner in votes:
-                found[tier] = _median([votes[owner]])
-        return replace(self.configured, **found)
+                speeds[tier] = _median([votes[owner]])
+        return replace(self.configured, **speeds)
 
     def _all(self) -> Links:
-        found = {tier: link.bytes_s for tier, link in self.links.items()}
-        return replace(self.configured, **found)
+        speeds = {tier: link.bytes_s for tier, link in self.links.items()}
+        return replace(self.configured, **speeds)
 
 
 def _effective(size: float, m: Measurement, below: Links) -> float:
-    """bytes/s of the farthest tier of a measurement."""
+    """Return bytes/s of the farthest tier of a measurement."""
     sync_s = m.sync_s or 0.0
     count = {"spine": m.racks, "rack": m.nodes / m.racks, "node": m.gpus / m.nodes}[tier_of(m)]
     rest_s = sync_s - float(below.seconds(size, m.gpus, m.nodes, m.racks))

@@ -1,4 +1,4 @@
-"""The links between a job's GPUs, and what one step of a data-parallel job pays to cross them.
+"""The links between a job's GPUs, and the time that one data-parallel step needs to cross them.
 
 A step reduces B bytes of gradients. Hierarchical ring, our definition, as `ClosedForm` of
 communication.py with one difference: the link of a node carries what all its GPUs send, and that
@@ -7,7 +7,7 @@ With g GPUs evenly on n nodes in r racks, of which the busiest uplink gives us a
 
     ring(g / n, node) + ring(n / r, rack) + ring(r, spine * share),  ring(p, w) = 2 (p-1)/p B/w
 
-A tier whose speed nobody knows costs nothing here; the caller has a stated loss for it.
+A tier of unknown speed costs nothing here; the caller has a stated loss for it.
 
 >>> links = Links(rack=2e9, spine=1e9)
 >>> toll = CommunicationCost(links=links, gradient_bytes=1e9, work=(("a100", 8.0),))
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 TIERS = ("node", "rack", "spine")
 #: bytes/s of a Gbit/s.
 GBIT = 1e9 / 8
-#: A stall counts at most and at least this many times what the links say.
+#: A stall counts at most this many times the predicted one, and at least its inverse.
 _MOST_SCALE = 32.0
 #: What a tier's scale is for the next one at least.
 _LEAST_CARRIED = 0.5
@@ -61,11 +61,11 @@ class Links:
 
     @classmethod
     def configured(cls, speeds: Mapping[str, float]) -> Links:
-        """From `[topology] speeds`, Gbit/s by tier."""
+        """Return the links of `[topology] speeds`, Gbit/s by tier."""
         return cls(**{tier: speed * GBIT for tier, speed in speeds.items()})
 
     def inside(self, *, linked: bool = False) -> float | None:
-        """Between GPUs of a node; `linked`: that are in one link domain."""
+        """Return bytes/s between GPUs of a node; `linked`: of one link domain."""
         first, other = (self.domain, self.node) if linked else (self.node, self.domain)
         return other if first is None else first
 
@@ -79,7 +79,7 @@ class Links:
         share: float = 1.0,
         linked: bool = False,
     ) -> tuple[Floats, Floats, Floats]:
-        """Seconds to reduce gradients in each shape, by tier.
+        """Return the seconds to reduce gradients in each shape, by tier.
 
         Args:
             size: bytes.
@@ -101,14 +101,14 @@ class Links:
         )
 
     def seconds(self, size: float, gpus: ArrayLike, nodes: ArrayLike, racks: ArrayLike) -> Floats:
-        """All tiers together; alone on all links."""
+        """Return the seconds over all tiers, of a job alone on all links."""
         inside, rack, spine = self.tiers(size, gpus, nodes, racks)
         return np.asarray(inside + rack + spine, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationCost:
-    """What its links cost one job; hashable, as models are cached by it.
+    """Cost of communication of one job; hashable, as models are cached by it.
 
     Attributes:
         gradient_bytes: reduced in each step.
@@ -129,7 +129,7 @@ class CommunicationCost:
     def of(
         cls, record: JobRecord, links: Links, rates: Mapping[str, float]
     ) -> CommunicationCost | None:
-        """What is known of a job; None: too little, the stated losses count.
+        """Return the cost of a job's communication; None: too little is known, stated losses count.
 
         Args:
             record: its gradient bytes, measurements, and what it learned.
@@ -157,7 +157,7 @@ class CommunicationCost:
         share: float = 1.0,
         linked: bool = False,
     ) -> Floats:
-        """Seconds that a step stands still in each shape; arguments as in `Links.tiers`."""
+        """Return the seconds that a step stalls in each shape; arguments as in `Links.tiers`."""
         tiers = self.links.tiers(
             self.gradient_bytes, gpus, nodes, racks, share=share, linked=linked
         )
@@ -174,7 +174,7 @@ class CommunicationCost:
         share: float = 1.0,
         linked: bool = False,
     ) -> Floats:
-        """The part of its time in which it computes, in (0, 1], in each shape."""
+        """Return the part of its time in which the job computes, in (0, 1], in each shape."""
         compute_s = self._work(gpu_type) / np.asarray(gpus, dtype=np.float64)
         stall_s = self.seconds(gpus, nodes, racks, share=share, linked=linked)
         return np.asarray(compute_s / (compute_s + stall_s), dtype=np.float64)
@@ -189,7 +189,7 @@ class CommunicationCost:
         share: float = 1.0,
         linked: bool = False,
     ) -> float:
-        """The same of one shape."""
+        """Return the part of its time in which the job computes in one shape."""
         return float(self.parts(gpu_type, gpus, nodes, racks, share=share, linked=linked))
 
     def _work(self, gpu_type: str) -> float:
@@ -202,18 +202,18 @@ class CommunicationCost:
 
 
 def step_work(record: JobRecord) -> dict[str, float]:
-    """GPU seconds of computing in one step, by type.
+    """Return the GPU seconds of computing in one step, by type.
 
-    By the parts of its steps; on types where these were not told by its micro-steps, else by what
-    a replica did in earlier jobs of its application. Computing is taken to be shared evenly.
+    By the parts of its steps; on types without these by its micro-steps, else by the replicas of
+    earlier jobs of its application. Computing is taken to be shared evenly.
     """
-    found: dict[str, float] = {}
+    work: dict[str, float] = {}
     learned = record.learned
     if learned is not None:
         application = learned.application
         for profile in application.types if application.profiled else ():
             if profile.single:
-                found[profile.gpu_type] = application.batch * profile.unit / profile.single
+                work[profile.gpu_type] = application.batch * profile.unit / profile.single
         by_type: dict[str, list[float]] = {}
         for o in learned.observations:
             kind = application.on(o.gpu_type)
@@ -221,17 +221,17 @@ def step_work(record: JobRecord) -> dict[str, float]:
                 application.batch * o.micro_step_s / o.micro_batch * (kind.unit if kind else 1)
             )
             by_type.setdefault(o.gpu_type, []).append(seconds)
-        found |= {t: statistics.median(seconds) for t, seconds in by_type.items()}
-    told: dict[str, list[float]] = {}
+        work |= {t: statistics.median(seconds) for t, seconds in by_type.items()}
+    by_parts: dict[str, list[float]] = {}
     for m in record.measurements:
         if m.compute_s is not None:
-            told.setdefault(m.gpu_type, []).append(m.compute_s * m.gpus)
-    found |= {t: statistics.median(seconds) for t, seconds in told.items()}
-    return {t: seconds for t, seconds in found.items() if 1e-9 < seconds < 1e12}
+            by_parts.setdefault(m.gpu_type, []).append(m.compute_s * m.gpus)
+    work |= {t: statistics.median(seconds) for t, seconds in by_parts.items()}
+    return {t: seconds for t, seconds in work.items() if 1e-9 < seconds < 1e12}
 
 
 def stalls(record: JobRecord) -> tuple[Measurement, ...]:
-    """Measurements of several GPUs that told how long a step stood still."""
+    """Return the measurements of several GPUs that contain the stall of a step."""
     return tuple(
         m
         for m in record.measurements
@@ -244,31 +244,33 @@ def stalls(record: JobRecord) -> tuple[Measurement, ...]:
     )
 
 
-def _scales(size: float, told: Sequence[Measurement], links: Links) -> tuple[float, float, float]:
-    """Stalls over what the links say: geometric means by tier, less what nearer tiers take.
+def _scales(
+    size: float, measurements: Sequence[Measurement], links: Links
+) -> tuple[float, float, float]:
+    """Return measured over predicted stalls: geometric means by tier, less nearer tiers' time.
 
     The spine goes by the rack where only that was measured, though not below a half: computing
     hides a short reduction, but not a ten times longer one. Nodes say nothing of racks.
     """
-    found: list[float] = []
+    scales: list[float] = []
     for i, tier in enumerate(TIERS):
         logs = []
-        for m in (m for m in told if tier_of(m) == tier):
+        for m in (m for m in measurements if tier_of(m) == tier):
             stated = [float(s) for s in links.tiers(size, m.gpus, m.nodes, m.racks)]
             if stated[i] > 0:
                 sync_s = max(m.sync_s or 0.0, 1e-9)
-                nearer_s = sum(s * scale for s, scale in zip(stated, found, strict=False))
+                nearer_s = sum(s * scale for s, scale in zip(stated, scales, strict=False))
                 logs.append(math.log(max(sync_s - nearer_s, LEAST_PART * sync_s) / stated[i]))
         if logs:
             mean = math.exp(sum(logs) / len(logs))
-            found.append(min(_MOST_SCALE, max(1 / _MOST_SCALE, mean)))
+            scales.append(min(_MOST_SCALE, max(1 / _MOST_SCALE, mean)))
         else:
-            found.append(max(_LEAST_CARRIED, found[1]) if tier == "spine" else 1.0)
-    return found[0], found[1], found[2]
+            scales.append(max(_LEAST_CARRIED, scales[1]) if tier == "spine" else 1.0)
+    return scales[0], scales[1], scales[2]
 
 
 def tier_of(m: Measurement) -> str:
-    """The farthest tier that a measurement's communication crossed."""
+    """Return the farthest tier that a measurement's communication crossed."""
     return "spine" if m.racks > 1 else "rack" if m.nodes > 1 else "node"
 
 

@@ -34,7 +34,7 @@ _LEAST = 1e-6
 
 
 def key_of(job_id: int, gpu_type: str = "") -> str:
-    """How a job, on one GPU type or on the type it is known best on, is named as a model.
+    """Return the model name of a job, on one GPU type or on the type with most measurements.
 
     >>> key_of(7), key_of(7, "a100"), split_key("7@a100")
     ('7', '7@a100', (7, 'a100'))
@@ -43,7 +43,7 @@ def key_of(job_id: int, gpu_type: str = "") -> str:
 
 
 def split_key(model: str) -> tuple[int, str]:
-    """Job id and GPU type of a key.
+    """Return job id and GPU type of a key.
 
     Raises:
         CommunicationError: it is none.
@@ -71,7 +71,7 @@ class LiveCommunication:
     def of(
         cls, records: Mapping[int, JobRecord], models: Mapping[int, SpeedModel]
     ) -> LiveCommunication:
-        """Of the jobs of a question."""
+        """Return the communication of the jobs of a question."""
         return cls(records, models)
 
     def part(self, model: str, gpus: int, span: Span) -> float:
@@ -85,21 +85,25 @@ class LiveCommunication:
 
     def _stalls(self, model: str) -> Stalls:
         job_id, kind = split_key(model)
-        found = self.models.get(job_id)
-        if found is None:
+        speed_model = self.models.get(job_id)
+        if speed_model is None:
             raise CommunicationError(f"job {job_id} is not one of this round's")
-        told = stalls(self.records.get(job_id) or JobRecord(job_id=job_id))
-        kind = kind or _best_known(told) or (found.toll.work[0][0] if found.toll else "")
+        stall_measurements = stalls(self.records.get(job_id) or JobRecord(job_id=job_id))
+        kind = (
+            kind
+            or _best_known(stall_measurements)
+            or (speed_model.toll.work[0][0] if speed_model.toll else "")
+        )
         # Reports do not tell link domains: the GPUs on a node may be in one, or not.
         measured = {
             (model, m.gpus, m.racks, m.nodes, m.nodes): _computing(m)
-            for m in told
+            for m in stall_measurements
             if m.gpu_type == kind
         }
-        return Stalls(measured=measured, otherwise=_Curve(kind, found))
+        return Stalls(measured=measured, otherwise=_Curve(kind, speed_model))
 
     def words(self, model: str, gpus: int, span: Span) -> str:
-        """What a place would cost, as a clause."""
+        """Describe the cost of a place, as a clause."""
         racks, nodes, domains = span
         part = self.part(model, gpus, span)
         over = "on one GPU" if gpus == 1 else "in one link domain"
@@ -134,7 +138,7 @@ class _Curve:
 
 
 def _covers(toll: CommunicationCost, span: Span) -> bool:
-    """Whether the speed of the farthest tier is known."""
+    """Return whether the speed of the farthest tier is known."""
     racks, nodes, _ = span
     links = toll.links
     if racks > 1:
@@ -142,10 +146,10 @@ def _covers(toll: CommunicationCost, span: Span) -> bool:
     return links.rack is not None if nodes > 1 else links.inside() is not None
 
 
-def _best_known(told: Iterable[Measurement]) -> str:
-    """The type with most steps; "" when there is none."""
+def _best_known(measurements: Iterable[Measurement]) -> str:
+    """Return the type with most steps; "" when there is none."""
     steps: dict[str, int] = {}
-    for m in told:
+    for m in measurements:
         steps[m.gpu_type] = steps.get(m.gpu_type, 0) + m.steps
     return min(steps, key=lambda t: (-steps[t], t), default="")
 

@@ -1,4 +1,4 @@
-"""How fast a job would run in another shape: a stated curve, corrected by what was measured.
+"""Speed of a job in any shape: a stated curve, corrected by measurements.
 
 **Before any report** (our definition; `[speedup]` in elastic.toml). A job on
 g GPUs of type t, evenly on n nodes in r racks, runs at
@@ -101,7 +101,7 @@ class SpeedModel:
         measurements: tuple[Measurement, ...],
         toll: CommunicationCost | None = None,
     ) -> SpeedModel:
-        """The model for these measurements; measurements that cannot be are left out."""
+        """Return the model for these measurements; impossible ones are left out."""
         return _fit(
             stated.loss_in_node,
             stated.loss_across_nodes,
@@ -111,7 +111,7 @@ class SpeedModel:
         )
 
     def base(self, gpu_type: str) -> float:
-        """Speed of one GPU of this type, before the correction at measured shapes."""
+        """Return the speed of one GPU of this type, before the correction at measured shapes."""
         known = self._bases.get(gpu_type)
         return self._scale * self._other.get(gpu_type, 1.0) if known is None else known
 
@@ -124,7 +124,7 @@ class SpeedModel:
         *,
         share: float = 1.0,
     ) -> Floats:
-        """Predicted speed of each shape.
+        """Predict the speed of each shape.
 
         Args:
             types: one type for all shapes, or one per shape.
@@ -150,7 +150,7 @@ class SpeedModel:
     def speed(
         self, gpu_type: str, gpus: int, nodes: int = 1, racks: int = 1, *, share: float = 1.0
     ) -> float:
-        """Predicted speed of one shape; 0 for no GPUs."""
+        """Predict the speed of one shape; 0 for no GPUs."""
         if gpus <= 0:
             return 0.0
         inside, across, between = self._losses
@@ -185,7 +185,7 @@ class SpeedModel:
 
 
 def concave_envelope(x: Floats, y: Floats) -> NDArray[np.int64]:
-    """Indices of the points on the least concave curve above (x, y), as far as it rises.
+    """Return indices of the points on the least concave curve above (x, y), as far as it rises.
 
     Between two kept points no point lies above their connecting line, so
     stepping along kept points meets marginal gains that only fall. Points from
@@ -217,7 +217,7 @@ def _sane(m: Measurement) -> bool:
 
 
 def _plain(m: Measurement) -> Measurement:
-    """Without what a toll is made of, which would only make equal models differ."""
+    """Return a measurement without the fields of a toll: with them equal models would differ."""
     return replace(m, compute_s=None, sync_s=None, reports=0) if m.reports else m
 
 
@@ -306,13 +306,13 @@ def _shape(
 def _log_part(
     toll: CommunicationCost, gpu_type: str, g: Floats, n: Floats, r: Floats, *, share: float = 1.0
 ) -> Floats:
-    """Log2 of the part of its time in which the job computes, at least `_LEAST_LOG`."""
+    """Return log2 of the part of its time in which the job computes, at least `_LEAST_LOG`."""
     parts = toll.parts(gpu_type, g, n, r, share=share)
     return np.asarray(np.log2(np.maximum(parts, 2.0**_LEAST_LOG)))
 
 
 def _believed(group: Sequence[Measurement]) -> Floats:
-    """Log2 speeds of one type's measurements, smallest shape first, each at most `CEILING`."""
+    """Return log2 speeds of one type's measurements, smallest shape first, at most `CEILING`."""
     rates = [m.samples_per_s / m.gpus for m in group]
     return np.log2(
         [min(rate, CEILING * rates[0]) * m.gpus for rate, m in zip(rates, group, strict=True)]

@@ -44,7 +44,7 @@ _ACROSS = 1.1
 
 @dataclass(frozen=True, slots=True)
 class ThroughputParameters:
-    """theta of one job on one GPU type.
+    """Parameters theta of one job on one GPU type.
 
     Attributes:
         alpha_c, beta_c: seconds of a micro-step, and seconds more per sample.
@@ -62,7 +62,7 @@ class ThroughputParameters:
     gamma: float
 
     def lighter(self, *, compute: float, network: float) -> ThroughputParameters:
-        """Of the same job when it computes and sends less, as with frozen layers.
+        """Return the parameters of a job that computes and sends less, as with frozen layers.
 
         Args:
             compute: part of the seconds per sample that is left.
@@ -80,11 +80,11 @@ class ThroughputParameters:
         )
 
     def accumulation_time(self, micro_batch: ArrayLike) -> Floats:
-        """Seconds of one micro-step of so many samples, without communication."""
+        """Return the seconds of a micro-step of `micro_batch` samples, without communication."""
         return self.alpha_c + self.beta_c * np.asarray(micro_batch, dtype=np.float64)
 
     def network_time(self, nodes: ArrayLike, replicas: ArrayLike) -> Floats:
-        """Seconds of one all-reduce, before any of it is hidden."""
+        """Return the seconds of one all-reduce, before any of it is hidden."""
         n, r = np.asarray(nodes), np.asarray(replicas, dtype=np.float64)
         extra = np.maximum(r - 2, TINY)
         across = self.alpha_n + self.beta_n * extra
@@ -92,7 +92,7 @@ class ThroughputParameters:
         return np.where(r <= 1, TINY + TINY * extra, np.where(n <= 1, inside, across))
 
     def step_time(self, nodes: ArrayLike, replicas: ArrayLike, micro_batch: ArrayLike) -> Floats:
-        """Seconds of an optimiser step without accumulation: T_opt. Arguments broadcast."""
+        """Return the seconds of a step without accumulation: T_opt. Arguments broadcast."""
         compute = self.accumulation_time(micro_batch)
         return self._blend(compute, self.network_time(nodes, replicas))
 
@@ -103,7 +103,7 @@ class ThroughputParameters:
         micro_batch: ArrayLike,
         accumulation: ArrayLike = 0,
     ) -> Floats:
-        """Samples per second over all replicas. Arguments broadcast.
+        """Return samples per second over all replicas. Arguments broadcast.
 
         Args:
             nodes: nodes of the configuration.
@@ -122,7 +122,7 @@ class ThroughputParameters:
         micro_batch: ArrayLike,
         accumulation: ArrayLike = 0,
     ) -> Floats:
-        """Seconds of an optimiser step with its accumulated micro-steps: T_iter."""
+        """Return the seconds of a step with its accumulated micro-steps: T_iter."""
         compute = self.accumulation_time(micro_batch)
         last = self._blend(compute, self.network_time(nodes, replicas))
         return np.asarray(np.asarray(accumulation) * compute + last)
@@ -134,20 +134,6 @@ class ThroughputParameters:
         longer = np.maximum(compute, network)
         ratio = np.minimum(compute, network) / longer
         return np.asarray(longer * (1 + ratio**self.gamma) ** (1 / self.gamma))
-
-
-def pipeline_time(stages: int, micro_batches: int, forward_s: float) -> float:
-    """Seconds of one pass of a pipeline, without synchronisation (GPipe; Sia, section 5.3).
-
-    This is the `micro_step_s` of a hybrid-parallel job's `Observation`; with the
-    all-reduce between replicas it is the `step_s`.
-
-    Args:
-        stages: GPUs of the pipeline, one stage each.
-        micro_batches: in flight per pass.
-        forward_s: forward time of one stage for one micro-batch; backward takes twice that.
-    """
-    return 3 * (stages - 1 + micro_batches) * forward_s
 
 
 def fit(
@@ -166,7 +152,7 @@ def fit(
         + 1e-3 (gamma-1)^2 + 1e-2 ((beta_n/alpha_n)^2 + (beta_r/alpha_r)^2)
 
     Before a job ran across nodes these are taken 1.1 times as slow as one node:
-    scaling is believed to be good until it is measured.
+    scaling is assumed to be good until it is measured.
 
     Args:
         observations: of one GPU type, at least one; of equal configurations the first counts.
@@ -175,7 +161,7 @@ def fit(
         compat: search as Sia's artifact does, which often stops early.
 
     Raises:
-        ValueError: none given, several GPU types, or a value that cannot be; names the field.
+        ValueError: none given, several GPU types, or an invalid value; names the field.
     """
     return _fit(tuple(observations), unit, overlap, compat)
 
@@ -183,7 +169,7 @@ def fit(
 def objective(
     parameters: ThroughputParameters, observations: Sequence[Observation], *, unit: int = 1
 ) -> float:
-    """What `fit` minimises, at these parameters."""
+    """Return the value that `fit` minimises, at these parameters."""
     points = _points(tuple(observations), unit)
     theta = list(astuple(parameters))
     if not any(p.link is FitLink.ACROSS for p in points):
@@ -228,7 +214,7 @@ def _points(observations: tuple[Observation, ...], unit: int) -> tuple[FitPoint,
 
 
 def check(observation: Observation, unit: int = 1) -> None:
-    """Refuse a measurement that cannot be.
+    """Reject an invalid measurement.
 
     Args:
         observation: to check.
@@ -245,7 +231,7 @@ def check(observation: Observation, unit: int = 1) -> None:
         and min(o.nodes, o.gpus, o.micro_batch) >= 1
         and o.gpus % unit == 0
     ):
-        return  # nearly always, and often asked
+        return  # the usual case, on a hot path
     for name in ("nodes", "gpus", "micro_batch"):
         value = getattr(o, name)
         if not (isinstance(value, int | np.integer) and value >= 1):

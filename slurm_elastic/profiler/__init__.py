@@ -1,1 +1,1 @@
-"""Where a job's time goes, and what to run it on: measurements, stalls, recommendations."""
+"""Profiles of trainings: measurements, stalls, and recommended configurations."""

@@ -43,7 +43,7 @@ class _OrdersAlways(TypedDict):
 
 
 class OrdersRow(_OrdersAlways, total=False):
-    """What one attempt of a job has to do; see `core.report.Orders`."""
+    """Orders of one attempt of a job; see `core.report.Orders`."""
 
     notice: int
     deadline_s: float
@@ -135,7 +135,7 @@ class TypeRow(TypedDict):
 
 
 class ModelRow(TypedDict):
-    """What goodput models are fitted to: samples, and the noise scale (samples) if measured."""
+    """Input of the goodput models: batch in samples, noise scale in samples if measured."""
 
     application: str
     job_class: str
@@ -162,7 +162,7 @@ class GivingJob(TypedDict):
 
 
 class Waiting(TypedDict):
-    """Why a job waits: `slurm_reason`, GPUs `kept` for it, who gives, a lease of ours."""
+    """A wait; `leased`: the controller starts the job, `givers`: jobs that give GPUs to it."""
 
     gpus: int
     since: float
@@ -225,7 +225,7 @@ class StatusAnswer(TypedDict):
 
 
 class DecisionRow(TypedDict):
-    """What the last round decided for one job."""
+    """Decision of the last round for one job."""
 
     action: str
     gpus: int
@@ -297,7 +297,7 @@ class ExplainAnswer(TypedDict):
 
 
 class RunningRow(TypedDict):
-    """How the present attempt of a job runs, as it last reported; see `core.report`."""
+    """State of the present attempt of a job, as last reported; see `core.report`."""
 
     layout: str
     layers: int | None
@@ -314,7 +314,7 @@ class RunningRow(TypedDict):
 
 
 class ShowAnswer(ExplainAnswer):
-    """`selastic show job`: what `explain` knows, and everything measured."""
+    """`selastic show job`: the fields of `explain`, and all measurements."""
 
     account: str
     qos: str
@@ -371,7 +371,7 @@ class ClaimRow(TypedDict):
 
 
 class PlanAnswer(TypedDict):
-    """`selastic plan`; `changes` do something, `stays` do not."""
+    """`selastic plan`; `changes` are decisions to change an allocation, `stays` the others."""
 
     time: float
     planned: float | None
@@ -474,7 +474,7 @@ class NodeRow(LinkRow):
 
 
 class SpreadRow(TypedDict):
-    """How far apart a job's GPUs are; `shared` names the links that others cross as well."""
+    """Distances of a job's GPUs; `shared` names the links that other jobs use as well."""
 
     job_id: int
     display_id: str

@@ -35,7 +35,7 @@ _JOB_NAME = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
 
 
 class Audience(enum.Enum):
-    """Users who may send a request; root and the controller's account always may command."""
+    """Users that may send a request; root and the controller's account may send all commands."""
 
     ANYONE = "everybody; other users' data as far as PrivateData allows"
     JOB_OWNER = "the owner of the job"
@@ -45,7 +45,7 @@ class Audience(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What an operation does, and so which part of the controller answers it."""
+    """Kind of an operation: the part of the controller that answers it."""
 
     PING = "ping"
     DIALOGUE = "reports and orders of a running job"
@@ -60,7 +60,7 @@ class Argument(NamedTuple):
     Attributes:
         name: of the field.
         read: checks and converts the value that arrived; raises RequestError.
-        text: what it means, for docs/cli.md.
+        text: meaning, for docs/cli.md.
         required: whether its absence is an error.
         default: value in place of an absent one; None: it stays absent.
     """

@@ -105,7 +105,6 @@ class Result:
         segments: allocations of all jobs, in order of their ends.
         policy_s: wall seconds of each call of the policy.
         cpu_s: CPU seconds of the whole simulation.
-        stages_s: CPU seconds by stage.
         crossing_gpu_s: GPU seconds lost to crossing racks (truth/rack_network.py).
         freezing: results of the jobs that may freeze layers.
         dropped: names of jobs that the policy dropped; `jobs` has the others.
@@ -120,7 +119,6 @@ class Result:
     segments: tuple[Segment, ...]
     policy_s: tuple[float, ...]
     cpu_s: float
-    stages_s: tuple[tuple[str, float], ...] = ()
     #: Unusual events of decisions, e.g. a solver's time limit.
     notes: tuple[Reason | str, ...] = ()
     crossing_gpu_s: float = 0.0

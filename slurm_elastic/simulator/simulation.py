@@ -123,7 +123,6 @@ def simulate(
         segments=tuple(run.segments),
         policy_s=tuple(run.policy.wall_s),
         cpu_s=time.process_time() - began,
-        stages_s=tuple(run.stages.items()),
         crossing_gpu_s=sum(job.crossing_gpu_s for job in run.jobs),
         notes=(*run.notes, *job_factory.assumptions(run.jobs, options.belief)),
         dropped=tuple(job.submitted.name for job in run.dropped),
@@ -143,16 +142,14 @@ class _Timed:
         self.policy = policy
         self.capabilities = capabilities_of(policy)
         self.wall_s: list[float] = []
-        self.cpu_s = 0.0
 
     def decide(
         self, question: Question, state: Mapping[str, Any]
     ) -> tuple[tuple[Proposal, ...], Mapping[str, Any]]:
         """Call the policy and measure the time."""
-        wall, cpu = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         answer = self.policy.decide(question, state)
-        self.wall_s.append(time.perf_counter() - wall)
-        self.cpu_s += time.process_time() - cpu
+        self.wall_s.append(time.perf_counter() - begin)
         return answer
 
 
@@ -184,7 +181,6 @@ class _Run:
     contention: dict[int, tuple[float, float]] = field(default_factory=dict)
     holding: dict[int, Segment] = field(default_factory=dict)
     dropped: list[SimulatedJob] = field(default_factory=list)
-    stages: dict[str, float] = field(default_factory=dict)
     _state: Mapping[str, Any] = field(default_factory=dict)
     _plan: Plan | None = None
     _idle: int = 0
@@ -202,7 +198,6 @@ class _Run:
         if self.policy.capabilities.binding_proposals:
             resize = dataclasses.replace(resize, min_interval_s=0.0, per_hour=3600)
         self.config = dataclasses.replace(self.config, controller=controller, resize=resize)
-        self.stages = {"jobs": 0.0, "policy": 0.0, "round": 0.0, "rest": 0.0}
 
     def by_rounds(self, progress: Progress | None) -> None:
         """Run with the round clock."""
@@ -251,10 +246,8 @@ class _Run:
         return tuple(self._result(job) for job in self.jobs if job.job_id not in dropped)
 
     def _advance(self, jobs: list[SimulatedJob], until_s: float) -> None:
-        begin = time.process_time()
         for job in jobs:
             job.advance(until_s)
-        self.stages["jobs"] += time.process_time() - begin
 
     def _replace(self, advanced: list[SimulatedJob]) -> None:
         by_id = {job.job_id: job for job in advanced}
@@ -263,7 +256,6 @@ class _Run:
 
     def _round(self, at_s: float, progress: Progress | None) -> None:
         """Handle completions and arrivals, decide, and carry out the decision."""
-        begin, policy = time.process_time(), self.policy.cpu_s
         since = at_s - self.now_s
         for job in self.active:
             total, seconds = self.contention.get(job.job_id, (0.0, 0.0))
@@ -278,15 +270,10 @@ class _Run:
         while self.arrived < len(self.jobs) and self.jobs[self.arrived].submitted.time_s <= at_s:
             self._arrives(self.jobs[self.arrived], at_s)
             self.arrived += 1
-        prepared = time.process_time()
         self._decide(at_s)
-        decided = time.process_time()
         self._check(at_s)
         if progress is not None and (len(self.rounds) % _TELL_EVERY == 0 or not self.active):
             progress(self.arrived - len(self.active), len(self.jobs), at_s)
-        self.stages["policy"] += self.policy.cpu_s - policy
-        self.stages["round"] += decided - prepared - (self.policy.cpu_s - policy)
-        self.stages["rest"] += time.process_time() - decided + prepared - begin
 
     def _arrives(self, job: SimulatedJob, at_s: float) -> None:
         if self.config.sia.share:
@@ -320,7 +307,6 @@ class _Run:
         self.rounds.append(RoundResult(at_s, len(self.active), tuple(sorted(held.items()))))
 
     def _carry_out(self, plan: Plan, at_s: float) -> None:
-        begin = time.process_time()
         targets = {d.job_id: d.target for d in plan.decisions}
         self._drop({d.job_id for d in plan.decisions if d.dropped})
         batches = {d.job_id: d.batch for d in plan.decisions}
@@ -337,9 +323,6 @@ class _Run:
                 )
         if self.network is not None:
             self._cross(self.network)
-        spent = time.process_time() - begin
-        self.stages["jobs"] += spent
-        self.stages["round"] -= spent
 
     def _drop(self, job_ids: Collection[int]) -> None:
         """Remove the jobs that the policy dropped."""

@@ -8,7 +8,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.needs import lack
-from tests.support.selasticd import Daemon, running
+from tests.support.selasticd import Daemon, leaves_no_trace, running
 from tests.support.slurm_cluster import (
     CLUSTER_DIR,
     FIRST_WORKER,
@@ -64,6 +64,13 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
     """Run selasticd, which acts as soon as it can, for the tests of a file."""
     with running(cluster) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def no_trace(daemon: Daemon) -> Iterator[None]:
+    """Check that a test leaves a running selasticd, no reservation, and no internal error."""
+    with leaves_no_trace(daemon):
+        yield
 
 
 @pytest.fixture(autouse=True)

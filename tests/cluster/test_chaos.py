@@ -13,7 +13,7 @@ KINDS = ("selasticd-kill", "munged-kill", "slurmdbd-kill", "reports-slow", "user
 
 @pytest.fixture
 def quiet(cluster: SlurmCluster) -> SlurmCluster:
-    """A cluster on which nobody else runs anything."""
+    """Yield a cluster on which nothing else runs."""
     until(lambda: not cluster.exec("squeue -h").stdout.strip(), what="other jobs run here")
     return cluster
 

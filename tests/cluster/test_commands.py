@@ -13,7 +13,7 @@ SLEEP = "srun --overlap sleep 300"
 
 @pytest.fixture(scope="module", autouse=True)
 def _controller(cluster: SlurmCluster) -> Iterator[None]:
-    """Runs during these tests; stopped after them if it did not run before."""
+    """Run selasticd during these tests, and stop it after them if it did not run before."""
     ran = cluster.exec("cluster-start selasticd-status", check=False).returncode == 0
     cluster.exec("cluster-start selasticd-start")
     _soon(lambda: cluster.exec("selastic ping", check=False).returncode == 0)
@@ -24,7 +24,7 @@ def _controller(cluster: SlurmCluster) -> Iterator[None]:
 
 @pytest.fixture
 def job(cluster: SlurmCluster) -> int:
-    """An elastic job of alice's, running and known to the controller."""
+    """Return an elastic job of alice's that runs and is known to the controller."""
     number = cluster.sbatch(SLEEP, "--elastic=1-4", "--job-name=te\x1b[31mst", "--chdir=/tmp")
     cluster.wait(number, "RUNNING")
     _soon(lambda: _row(cluster, number).get("gpus"))

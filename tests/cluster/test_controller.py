@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import Daemon, gpus, held, leaves_no_trace, running, shown
+from tests.support.selasticd import Daemon, gpus, held, running, shown
 from tests.support.slurm_cluster import SlurmCluster, until
+
+pytestmark = pytest.mark.usefixtures("no_trace")
 
 SLEEP = "exec sleep 600"
 
@@ -38,12 +40,6 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         """,
         check=False,
     )
-
-
-@pytest.fixture(autouse=True)
-def _clean(daemon: Daemon) -> Iterator[None]:
-    with leaves_no_trace(daemon):
-        yield
 
 
 def elastic(

@@ -40,7 +40,7 @@ def submit_all(cluster: SlurmCluster, texts: list[bytes]) -> list[tuple[int, lis
 
 
 def job(cluster: SlurmCluster, number: int | str) -> dict[str, Any]:
-    """What slurmctld says of a job."""
+    """Return a job as slurmctld shows it."""
     done = cluster.exec(["scontrol", "--json", "show", "job", str(number)])
     return json.loads(done.stdout)["jobs"][0]
 
@@ -50,7 +50,7 @@ def submission(cluster: SlurmCluster, number: int | str) -> Submission | None:
 
 
 def directive(cluster: SlurmCluster, number: int | str) -> str:
-    """The directive on record, "" for a rigid job."""
+    """Return the directive on record, "" for a rigid job."""
     recorded = submission(cluster, number)
     return str(recorded.directive) if recorded else ""
 
@@ -81,7 +81,7 @@ def held(cluster: SlurmCluster) -> Any:
 
 @pytest.fixture
 def directory(cluster: SlurmCluster) -> Iterator[str]:
-    """An empty directory of alice's on the shared volume."""
+    """Yield an empty folder of alice's on the shared volume."""
     path = f"/shared/home/alice/option-{time.monotonic_ns()}"
     cluster.exec(["mkdir", path], user="alice")
     yield path

@@ -26,7 +26,7 @@ def fresh_ledger(cluster: SlurmCluster) -> str:
 
 
 def running(cluster: SlurmCluster, job: int) -> dict[str, int]:
-    """GPUs by node that a job holds."""
+    """Return the GPUs of a job by node."""
     shown = json.loads(cluster.exec(["scontrol", "show", "job", str(job), "-d", "--json"]).stdout)
     (found,) = shown["jobs"]
     if found["job_state"] != ["RUNNING"]:
@@ -136,7 +136,7 @@ def test_a_preempted_job_starts_by_itself_when_its_lease_ends(cluster: SlurmClus
 
 
 def begin_and_die(cluster: SlurmCluster, seconds: int) -> tuple[str, dict[str, int]]:
-    """Nine jobs on their way, one in each state, when the controller is killed."""
+    """Begin changes of nine jobs, and kill the controller when each is in another state."""
     ledger = fresh_ledger(cluster)
     jobs = {state: elastic(cluster, "--gres=gpu:1", seconds=seconds) for state in STATES}
     used = {state: running(cluster, job) for state, job in jobs.items()}

@@ -84,7 +84,7 @@ while True:
 
 
 class StandIn:
-    """The controller's part, played by the test."""
+    """Stand-in for the controller."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -103,7 +103,7 @@ class StandIn:
         )
 
     def wait_for(self, job: int, timeout: float = 60, **fields: Any) -> dict[str, Any]:
-        """The first report in which all these fields have these values."""
+        """Wait for a report in which all these fields have these values, and return it."""
         end = time.monotonic() + timeout
         while True:
             reports = self.reports(job)
@@ -164,7 +164,7 @@ def wait_output(cluster: SlurmCluster, text: str, *, name: str = "job", file: st
 
 
 def requeue(cluster: SlurmCluster, job: int, *shape: str) -> float:
-    """Restart a job in a new shape, as the controller does; seconds until it was PENDING."""
+    """Restart a job in a new shape, as the controller does; return seconds until it was PENDING."""
     began = time.monotonic()
     cluster.exec(f"scontrol requeuehold Incomplete {job}")
     busy = f"squeue -h -j {job} -o %T | grep -q PENDING && ! squeue -h -t CG -j {job} | grep -q ."

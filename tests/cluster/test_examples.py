@@ -28,7 +28,7 @@ GPT = "--samples 160 --epochs 10 --global-batch 16 --blocks 2 --tied"
 
 @dataclass(frozen=True)
 class Example:
-    """How one is submitted.
+    """Options of one example's submission.
 
     Attributes:
         options: of sbatch. Fewer GPUs than in the batch scripts: all share a few CPUs.
@@ -59,7 +59,7 @@ SUBMITTED = {
 
 
 class Examples:
-    """The jobs.
+    """Jobs of the examples.
 
     Attributes:
         explained: what `selastic explain` said of the one without checkpoints.
@@ -84,7 +84,7 @@ class Examples:
             self.cluster.jobs.append(self.jobs[name])
 
     def watch(self) -> None:
-        """Until the last one has ended; the GPT is to be cut into stages when it has two GPUs."""
+        """Wait until the last job has ended; order stages for the GPT once it has two GPUs."""
         end = time.monotonic() + PATIENCE_S
         ordered = False
         while running := self._running():
@@ -98,14 +98,14 @@ class Examples:
             time.sleep(1)
 
     def _running(self) -> dict[str, str]:
-        """State and GPUs of a node, as squeue writes them, of what has not ended."""
+        """Return state and GPUs per node of jobs that have not ended, as squeue writes them."""
         ids = ",".join(map(str, self.jobs.values()))
         text = self.cluster.exec(f"squeue -h -j {ids} -o '%i %T,%b'").stdout
         found = dict(line.split() for line in text.splitlines())
         return {name: found[str(job)] for name, job in self.jobs.items() if str(job) in found}
 
     def runs(self, name: str) -> tuple[str, list[int]]:
-        """The state in which it ended, and the GPUs of each of its runs."""
+        """Return the final state of a job, and the GPUs of each of its runs."""
         done = self.cluster.exec(
             f"sacct -DXPn -j {self.jobs[name]} --format=State,AllocTRES"
         ).stdout.splitlines()
@@ -113,14 +113,14 @@ class Examples:
         return done[-1].partition("|")[0], gpus
 
     def grew(self, name: str) -> None:
-        """Fails unless it was resized and finished."""
+        """Check that a job was resized and completed."""
         state, gpus = self.runs(name)
         assert state == "COMPLETED", self.log(name)
         assert 1 in gpus, gpus
         assert 2 in gpus, f"{gpus}\n{self.log(name)}\n{self.daemon.log()}"
 
     def lines(self, name: str, file: str) -> list[dict[str, Any]]:
-        """What an example has written, one record a line."""
+        """Return the records that an example has written, one per line."""
         text = self.cluster.exec(f"cat {STAGE}/{name}/{file}").stdout
         return [json.loads(line) for line in text.splitlines()]
 

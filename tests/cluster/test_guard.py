@@ -32,7 +32,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 def again(cluster: SlurmCluster, job: int, run: int) -> None:
-    """Once a job is back in the queue, do not let it wait for two minutes."""
+    """Start a job at once when it is back in the queue, instead of after two minutes."""
 
     def back() -> bool:
         found = shown(cluster, job)
@@ -53,7 +53,7 @@ def test_who_gets_nowhere_is_held_and_who_gets_on_is_not(
     daemon.wait_for(f"JobId={hopeless} Action=hold Reason=no-progress attempts=2", timeout=60)
     found = shown(cluster, hopeless)
     assert (found["state_reason"], found["restart_cnt"]) == ("JobHeldUser", 2)
-    why = "no progress in 2 attempts in a row: it has told of no checkpoint; exit code 3"
+    why = "no progress in 2 attempts in a row: it has reported no checkpoint; exit code 3"
     assert found["comment"] == "selastic: held, no-progress attempts=2 exit_code=3"
     until(lambda: why in daemon.selastic("explain", str(hopeless)))
     assert f"held: {why}" in daemon.selastic("status")

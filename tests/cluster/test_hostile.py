@@ -45,20 +45,20 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 def jobs_of(cluster: SlurmCluster) -> dict[int, dict[str, Any]]:
-    """All jobs as slurmctld shows them, without what is not ASCII."""
+    """Return all jobs as slurmctld shows them, without characters that are not ASCII."""
     text = cluster.exec(r"scontrol show job -d --json | LC_ALL=C tr -d '\200-\377'").stdout
     return {job["job_id"]: job for job in json.loads(text, strict=False)["jobs"]}
 
 
 def gpus(job: dict[str, Any]) -> int:
-    """GPUs that a running job has."""
+    """Return the number of GPUs of a running job."""
     if job["job_state"] != ["RUNNING"]:
         return 0
     return sum(int(g.split("(")[0].split(":")[-1]) for g in job["gres_detail"])
 
 
 def output(cluster: SlurmCluster, *words: str, user: str) -> str:
-    """What a command prints, all of it printable."""
+    """Return the output of a command, which must be printable."""
     pipe = ["bash", "-c", '"$@" 2>&1 | base64 -w0', "-"]
     done = cluster.exec([*pipe, *words], user=user)
     text = base64.b64decode(done.stdout).decode("utf-8")
@@ -117,7 +117,7 @@ def test_hostile_jobs_are_resized_and_nothing_else_happens(
 
 
 def looks(cluster: SlurmCluster, jobs: list[int]) -> None:
-    """Nothing of it reaches anybody's terminal, and every JSON is one."""
+    """Check that no hostile text reaches a terminal, and that all JSON is valid."""
     for user in ("alice", "root"):
         for words in (["status"], ["plan"], ["history"], ["usage"]):
             output(cluster, "selastic", *words, user=user)
@@ -130,7 +130,7 @@ def looks(cluster: SlurmCluster, jobs: list[int]) -> None:
 
 
 def attacks(cluster: SlurmCluster, job: int) -> None:
-    """Bob can tell nobody anything of alice's job, nor can he pass for the controller."""
+    """Check that bob cannot report for alice's job, nor act as its controller."""
     done = cluster.exec([PYTHON, PLACE, "attack", ADDRESS, str(job)], user="bob")
     for request, answer in json.loads(done.stdout).items():
         assert list(answer) == ["refused"], (request, answer)
@@ -145,7 +145,7 @@ def attacks(cluster: SlurmCluster, job: int) -> None:
 
 
 def log_is_sound(daemon: Daemon, cluster: SlurmCluster) -> None:
-    """One event, one line: none is forged, none carries control characters."""
+    """Check that every event is one line without control characters."""
     time.sleep(0)
     text = base64.b64decode(cluster.exec(f"base64 -w0 {daemon.log_path}").stdout).decode("utf-8")
     lines = text.splitlines()

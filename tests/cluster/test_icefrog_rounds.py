@@ -37,9 +37,8 @@ GPUS = {"A": 8, "B": 4}
 
 
 def configuration(mode: str) -> str:
-    """Policy icefrog, as soon as it can; jobs of one name begin with each other's times."""
-    text = eager_config(mode=mode, extra="[sia]\nshare = true\n")
-    return text.replace("[controller]", '[controller]\npolicy = "icefrog"', 1)
+    """Return a configuration with policy icefrog, in which jobs of a name share observations."""
+    return eager_config(mode=mode, policy="icefrog", extra="[sia]\nshare = true\n")
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def train(
     more: str = "",
     *options: str,
 ) -> int:
-    """All are of one application: the name of the job."""
+    """Submit a training; all are of one application, named by the job."""
     out = f"{HOME}/{name}-{kind}"
     nodes = max(1, gpus // 4)
     return cluster.sbatch(
@@ -71,14 +70,14 @@ def train(
 
 
 def measured(daemon: Daemon, job: int) -> bool:
-    """Whether its times have been reported."""
+    """Return whether the job's step times have been reported."""
     text = daemon.selastic("explain", str(job), "--json", check=False)
     model = json.loads(text).get("model") if text.startswith("{") else None
     return bool(model and model["observed"])
 
 
 def ended(cluster: SlurmCluster, job: int) -> float:
-    """When (epoch s), as accounting knows."""
+    """Return the end of a job (epoch s), from accounting."""
     command = ["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State,End"]
     found: list[str] = []
 
@@ -91,7 +90,7 @@ def ended(cluster: SlurmCluster, job: int) -> float:
 
 
 def losses(cluster: SlurmCluster, name: str, kind: str) -> list[float]:
-    """Of every step, in order."""
+    """Return the loss of every step, in order."""
     lines = cluster.exec(f"cat {HOME}/{name}-{kind}/losses.jsonl").stdout.splitlines()
     steps = {line["step"]: line["loss"] for line in map(json.loads, lines)}
     assert sorted(steps) == list(range(min(steps), min(steps) + 16 * EPOCHS[name]))
@@ -99,7 +98,7 @@ def losses(cluster: SlurmCluster, name: str, kind: str) -> list[float]:
 
 
 def descent(run: list[float]) -> float:
-    """From the first epoch's mean loss to the last one's."""
+    """Return the first epoch's mean loss less the last one's."""
     return sum(run[:16]) / 16 - sum(run[-16:]) / 16
 
 

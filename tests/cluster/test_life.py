@@ -10,12 +10,14 @@ from tests.support.selasticd import (
     eager_config,
     gpus,
     held,
-    leaves_no_trace,
     reservations,
     running,
     shown,
+    submit_running,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
+
+pytestmark = pytest.mark.usefixtures("no_trace")
 
 FIRST = 4_000_000_000
 SCRATCH = "/shared/scratch/life"
@@ -27,24 +29,10 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(autouse=True)
-def _clean(daemon: Daemon) -> Iterator[None]:
-    with leaves_no_trace(daemon):
-        yield
-
-
 @pytest.fixture
 def act(daemon: Daemon) -> None:
     daemon.configure(eager_config())
     daemon.signal("HUP")
-
-
-def submit(cluster: SlurmCluster, *options: str, directive: str = "1-4") -> int:
-    job = cluster.sbatch(
-        "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
-    )
-    cluster.wait(job, "RUNNING")
-    return job
 
 
 # --- modes, and the configuration read again ---
@@ -58,7 +46,7 @@ def test_observe_changes_nothing_advise_only_says_act_acts(
     daemon.signal("HUP")
     daemon.wait_for("configuration read again: Mode=observe", after=begun)
     begun = len(daemon.log())
-    job = submit(cluster)
+    job = submit_running(cluster)
     before = cluster.exec(f"scontrol show job {job} | grep -v RunTime").stdout
     time.sleep(5)
     daemon.configure(eager_config(mode="advise"))
@@ -95,7 +83,7 @@ def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon, cluster: Slur
 def test_stopped_in_a_change_and_started_again(
     daemon: Daemon, cluster: SlurmCluster, act: None, state: str
 ) -> None:
-    job = submit(cluster, "-Jslow")
+    job = submit_running(cluster, "-Jslow")
     daemon.when(job, state, f"kill {daemon.pid}; while kill -0 {daemon.pid}; do sleep 0.05; done")
     assert "selasticd stops" in daemon.log()
     daemon.start()
@@ -109,7 +97,7 @@ def test_stopped_in_a_change_and_started_again(
 
 @pytest.fixture
 def training(cluster: SlurmCluster) -> Iterator[int]:
-    """Trains for about half a minute on one emulated v100, faster on more."""
+    """Start a training of about half a minute on one emulated v100, less on more."""
     cluster.exec(f"install -d -o alice -g alice {SCRATCH}")
     options = ["--samples=2048", "--epochs=2", "--rate=100", "--workers=0"]
     job = cluster.sbatch(

@@ -31,9 +31,8 @@ tolerance = 0.2
 
 
 def configuration(mode: str, policy: str = "fair") -> str:
-    """Pending jobs are the controller's to start, and wait for a rack; moves have to gain a lot."""
-    text = eager_config(mode=mode, queue="controller", extra=PLACEMENT)
-    text = text.replace("[controller]", f'[controller]\npolicy = "{policy}"', 1)
+    """Return a configuration in which selasticd starts jobs, delays for racks, and moves rarely."""
+    text = eager_config(mode=mode, policy=policy, queue="controller", extra=PLACEMENT)
     return text.replace("min_interval_s = 2", "min_interval_s = 2\nmin_gain = 0.5")
 
 
@@ -44,7 +43,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 def train(cluster: SlurmCluster, application: str, *options: str, gpus: int = 4) -> int:
-    """On v100, spread as the options say."""
+    """Submit a training on v100, spread as the options say."""
     out = f"/shared/home/alice/near-{application}"
     rate, communication = APPLICATIONS[application]
     cluster.exec(f"rm -rf {out} {out}.log", user="alice")
@@ -74,38 +73,38 @@ def free(cluster: SlurmCluster, job: int) -> None:
 
 
 def racks(cluster: SlurmCluster, job: int) -> set[str]:
-    """Where it runs; empty while it does not."""
+    """Return the racks in which a job runs; empty while it does not."""
     return {RACK[node] for node in held(cluster, job)}
 
 
 def shown(daemon: Daemon, job: int) -> dict[str, Any]:
-    """What `selastic show` knows; {} while the job is not known."""
+    """Return the answer of `selastic show`; {} while the job is unknown."""
     text = daemon.selastic("show", str(job), "--json", check=False)
     return json.loads(text) if text.startswith("{") else {}
 
 
 def step_s(daemon: Daemon, job: int) -> float:
-    """Seconds of a step where it runs now; 0 while nothing is reported."""
+    """Return the seconds of a step in the present place; 0 while nothing is reported."""
     found = shown(daemon, job)
     speed = (found.get("job") or {}).get("steps_per_s")
     return 1 / speed if found.get("reporting") and speed else 0.0
 
 
 def measured(daemon: Daemon, job: int) -> bool:
-    """Whether it may be moved, and so much is reported that its stalls count."""
+    """Return whether the job may be moved and has reported often enough for its stalls to count."""
     found = shown(daemon, job)
     return bool(found.get("proven")) and any(m["reports"] >= 3 for m in found["measurements"])
 
 
 def act(daemon: Daemon, policy: str = "fair") -> None:
-    """From now on it acts."""
+    """Let selasticd act from now on."""
     daemon.stop()
     daemon.configure(configuration("act", policy))
     daemon.start()
 
 
 def sides(daemon: Daemon, cluster: SlurmCluster, wish: str, near: int) -> int:
-    """Two GPUs are free in each rack: chatty waits, quiet starts. Then `near` goes; chatty's id."""
+    """Let chatty wait for a rack and quiet start over two; free GPUs; return chatty's id."""
     chatty = train(cluster, "chatty", "--gres=gpu:v100:4")
     until(lambda: wish in daemon.selastic("explain", str(chatty), check=False), what=wish)
     assert re.search(r"over 2 racks", daemon.selastic("explain", str(chatty)))

@@ -5,7 +5,6 @@ of them.
 """
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,11 +12,12 @@ from tests.support.selasticd import (
     Daemon,
     gpus,
     held,
-    leaves_no_trace,
     run_concurrently,
     shown,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
+
+pytestmark = pytest.mark.usefixtures("no_trace")
 
 FIRST = 4_000_000_000
 #: After a requeue, unless it is told otherwise.
@@ -25,25 +25,19 @@ SLURMS_OWN_WAIT_S = 120
 NODES = ("g01", "g02", "g03", "g04", "g05", "g06")
 
 
-@pytest.fixture(autouse=True)
-def _clean(daemon: Daemon) -> Iterator[None]:
-    with leaves_no_trace(daemon):
-        yield
-
-
 def submit(cluster: SlurmCluster, node: str, *options: str, directive: str = "1-4") -> int:
-    """Begins on one GPU of a node, whose other three are free."""
+    """Submit a job that begins on one GPU of a node whose other three are free."""
     options = (f"--elastic={directive}", "-o/dev/null", f"-w{node}", *options)
     return cluster.sbatch("exec sleep 600", *options)
 
 
 def ended(daemon: Daemon, job: int) -> str:
-    """The line that tells how the job's transition ended."""
+    """Wait for the line with the end of the job's transition, and return it."""
     return daemon.wait_for(rf"JobId={job} Transition=\d+ State=(DONE|UNDONE|ENDED) .*").group(0)
 
 
 def is_itself_again(cluster: SlurmCluster, job: int, node: str) -> None:
-    """Nothing of ours is left on a pending job but its time limit."""
+    """Check that a pending job has its submitted shape, but for its time limit."""
     found = shown(cluster, job)
     assert found["required_nodes"] == node
     assert found["resv_name"] == ""

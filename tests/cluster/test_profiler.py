@@ -35,7 +35,7 @@ class Planted:
         self, name: str, *, shapes: str, nodes: int = 1, gpus: int = 1, width: int = 64,
         loader: float = 0.0, cold: float = 0.0, steps: int = 4, data: bool = True,
     ) -> dict[str, dict]:  # fmt: skip
-        """Configurations by shape; delays in seconds per sample."""
+        """Profile configurations by shape; delays in seconds per sample."""
         variables = {
             "OMP_NUM_THREADS": "1", "PLANTED_FILE": f"{HOME}/data.bin",
             "PLANTED_OUT": f"{HOME}/{name}-checkpoints", "PLANTED_COMPUTE": COMPUTE / 1e3,
@@ -64,7 +64,7 @@ def planted(cluster: SlurmCluster) -> Planted:
 
 
 def check(configuration: dict, **planted_s: float) -> None:
-    """Each part against what was planted in it, in seconds of a step."""
+    """Compare each part with the delay that was set, in seconds of a step."""
     step = sum(
         configuration[part]["seconds"]
         for part in ("compute", "interconnect", "network", "prep", "fetch")

@@ -10,11 +10,12 @@ from tests.support.selasticd import (
     eager_config,
     gpus,
     held,
-    leaves_no_trace,
     running,
     shown,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
+
+pytestmark = pytest.mark.usefixtures("no_trace")
 
 FIRST = 4_000_000_000
 
@@ -25,18 +26,12 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(autouse=True)
-def _clean(daemon: Daemon) -> Iterator[None]:
-    with leaves_no_trace(daemon):
-        yield
-
-
 def submit(cluster: SlurmCluster, *options: str, directive: str = "4-8,types=a100") -> int:
     return cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", *options)
 
 
 def fill(cluster: SlurmCluster, *nodes: str) -> list[int]:
-    """Rigid jobs on whole nodes."""
+    """Submit rigid jobs on whole nodes."""
     jobs = [
         cluster.sbatch("exec sleep 600", "-o/dev/null", "--gres=gpu:4", "-w", node, user="bob")
         for node in nodes

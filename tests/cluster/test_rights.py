@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 
 def documented() -> set[str]:
-    """Words of the table of rights in docs/security.md: `update job ReqNodeList` and so on."""
+    """Return the table of rights in docs/security.md: `update job ReqNodeList` and so on."""
     table = PAGE.read_text("utf-8").split("### What the account uses")[1].split("###")[0]
     words = set()
     for row in re.findall(r"^\| `([a-z ]+)` \| (.*?) \|", table, re.MULTILINE):
@@ -23,7 +23,7 @@ def documented() -> set[str]:
 
 
 def used(log: str) -> set[str]:
-    """The same of selasticd's log (-v)."""
+    """Return the rights used in selasticd's log (-v), in the same form."""
     words = set()
     for line in re.findall(r"scontrol words=(.*?) rc=", log):
         verb, *rest = line.split()
@@ -69,7 +69,7 @@ def test_an_operator_is_enough_and_a_user_is_not(daemon: Daemon, cluster: SlurmC
 
 @pytest.fixture
 def private(cluster: SlurmCluster) -> Iterator[None]:
-    """PrivateData=jobs,usage,nodes for a while."""
+    """Set PrivateData=jobs,usage,nodes during the context."""
     shows = "for _ in $(seq 100); do scontrol show config | grep -q '{}' && break; sleep 0.2; done"
     cluster.exec(f"cp {CONF} {CONF}.kept && echo PrivateData=jobs,usage,nodes >>{CONF}")
     try:

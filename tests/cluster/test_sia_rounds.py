@@ -45,8 +45,8 @@ except frames.RequestRejectedError as error:
 
 
 def configuration(mode: str) -> str:
-    """Policy sia, as soon as it can."""
-    return eager_config(mode=mode).replace("[controller]", '[controller]\npolicy = "sia"', 1)
+    """Return a configuration with policy sia."""
+    return eager_config(mode=mode, policy="sia")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 
 def train(cluster: SlurmCluster, application: str, kind: str, *options: str) -> int:
-    """One GPU of this type, and up to two of any."""
+    """Submit a training on one GPU of this type, with up to two of any."""
     other = {"a100": "v100", "v100": "a100"}[kind]
     out = f"/shared/home/alice/sia-{application}-{kind}"
     cluster.exec(f"rm -rf {out} {out}.log", user="alice")
@@ -70,26 +70,26 @@ def train(cluster: SlurmCluster, application: str, kind: str, *options: str) -> 
 
 
 def explained(daemon: Daemon, job: int) -> dict[str, Any]:
-    """What `explain` knows; {} while the job is not known."""
+    """Return the answer of `selastic explain`; {} while the job is unknown."""
     text = daemon.selastic("explain", str(job), "--json", check=False)
     return json.loads(text) if text.startswith("{") else {}
 
 
 def ratio(daemon: Daemon, job: int) -> float:
-    """How much faster its model takes an a100 for than a v100; 0 while there is none."""
+    """Return the speed on an a100 over that on a v100 by the job's model; 0 while there is none."""
     model = explained(daemon, job).get("model") or {"types": []}
     speed = {t["gpu_type"]: t["goodput"] for t in model["types"]}
     return speed["a100"] / speed["v100"] if len(speed) == 2 else 0.0
 
 
 def measured(daemon: Daemon, job: int) -> bool:
-    """Whether its first reports have come, and it may be moved."""
+    """Return whether the job has reported, and may be moved."""
     found = explained(daemon, job)
     return bool(found and found["proven"] and found["model"] and found["model"]["observed"])
 
 
 def kind(cluster: SlurmCluster, job: int) -> str:
-    """The GPU type it runs on, "" while it does not."""
+    """Return the GPU type on which a job runs, "" while it does not."""
     return "".join({TYPES[node] for node in held(cluster, job)})
 
 

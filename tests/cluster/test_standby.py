@@ -15,6 +15,7 @@ from tests.support.selasticd import (
     held,
     reservations,
     shown,
+    submit_running,
 )
 from tests.support.slurm_cluster import SlurmCluster, until
 
@@ -32,13 +33,13 @@ CONFIG = (
 
 
 class Second(Daemon):
-    """The one on g06."""
+    """The selasticd on g06."""
 
     NODE = "g06"
 
 
 class Pair:
-    """Both, and whoever is active."""
+    """Two selasticd, of which one is active."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -51,13 +52,13 @@ class Pair:
         self._reporter = cluster.exec(play, user="alice").stdout.strip()
 
     def roles(self) -> dict[str, str]:
-        """By address; "" for one that does not answer."""
+        """Return the role by address; "" for one that does not answer."""
         words = ["selastic", "--controller", BOTH, "ping", "--json"]
         done = self.cluster.exec(words, user="alice", check=False)
         return {c["address"]: c.get("role", "") for c in json.loads(done.stdout)["controllers"]}
 
     def active(self) -> tuple[Daemon, Daemon]:
-        """The one that is active, and the other; one that a failed test left paused goes on."""
+        """Return the active one and the other; resume one that a failed test left paused."""
         for one in self.all:
             self.cluster.exec(f"kill -CONT {one.pid}", node=one.NODE, check=False)
         wait(lambda: "active" in self.roles().values(), "nobody is active")
@@ -94,12 +95,12 @@ def pair(cluster: SlurmCluster) -> Iterator[Pair]:
 
 
 def wait(happens: Callable[[], bool], what: str) -> None:
-    """`until`, as long as a takeover may last."""
+    """Call `until` with the time that a takeover may take."""
     until(happens, seconds=LONG, what=what)
 
 
 def writes(log: str) -> list[str]:
-    """Calls of scontrol, beats of the lease left out."""
+    """Return the calls of scontrol, without renewals of the lease."""
     return [x for x in log.splitlines() if " scontrol words=" in x and "selastic_active_" not in x]
 
 
@@ -108,16 +109,10 @@ def leases(cluster: SlurmCluster) -> list[str]:
     return shown.stdout.split()
 
 
-def submit(cluster: SlurmCluster, directive: str = "1-4") -> int:
-    job = cluster.sbatch("exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2")
-    cluster.wait(job, "RUNNING")
-    return job
-
-
 def paused_in_a_start(cluster: SlurmCluster, active: Daemon) -> int:
-    """A job that grows, and a controller that sees no more of it: a third of a second to hit."""
+    """Pause the active one while it starts a growing job again; return that job."""
     for _ in range(5):
-        job = submit(cluster)
+        job = submit_running(cluster)
         active.when(job, "VERIFY", f"kill -STOP {active.pid}")
         if not re.search(f"JobId={job} Transition=.* State=(CLEAR|DONE)", active.log()):
             return job
@@ -154,7 +149,7 @@ def test_a_paused_controller_is_replaced_and_does_not_write_again(
 
 def test_what_people_ordered_outlives_the_controller(cluster: SlurmCluster, pair: Pair) -> None:
     active, other = pair.active()
-    job = submit(cluster, "1-1")
+    job = submit_running(cluster, directive="1-1")
     wait(lambda: f" {job} " in pair.selastic("status"), "it is not shown")
     assert "held" in pair.selastic("hold", str(job))
     record = f"select record from jobs where job_id = {job}"
@@ -186,5 +181,5 @@ def test_an_orderly_stop_hands_over(cluster: SlurmCluster, pair: Pair) -> None:
     assert "State=given back" in active.log()
     other.wait_for(r"Lease=\d+ State='taken'", after=begun, timeout=LONG)
     assert f"{other.NODE}:7321 is UP (active)" in pair.selastic("ping")
-    job = submit(cluster)
+    job = submit_running(cluster)
     wait(lambda: gpus(cluster, job) == 4, "it does not grow")

@@ -26,7 +26,7 @@ def daemon(cluster: SlurmCluster) -> Iterator[Daemon]:
 
 @pytest.fixture
 def jobs(cluster: SlurmCluster) -> tuple[int, int, int]:
-    """An elastic one on g01, and two rigid ones that both lie over g04 and another rack's node."""
+    """Submit an elastic job on g01 and two rigid ones, each on g04 and a node of another rack."""
     elastic = cluster.sbatch(SLEEP, "--elastic=1-4", "-w", "g01", "-o/dev/null")
     wide = ["-N2", "--ntasks-per-node=1", "-o/dev/null"]
     first = cluster.sbatch(SLEEP, "--gres=gpu:a100:2", "-w", "g01,g04", *wide, user="bob")

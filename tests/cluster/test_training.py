@@ -12,7 +12,7 @@ STEPS = 64
 
 
 class Run:
-    """One job of train_library.py and its directory."""
+    """One job of train_library.py and its folder."""
 
     def __init__(self, cluster: SlurmCluster, name: str, *, rate: int = 40) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ class Run:
         return left
 
     def check(self, *options: str) -> str:
-        """The line of check_run.py; fails unless every step was computed exactly once."""
+        """Return the line of check_run.py; fail unless every step was computed exactly once."""
         return self.cluster.exec(
             [
                 "python3",
@@ -79,7 +79,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def reference(cluster: SlurmCluster) -> str:
-    """OUT of an uninterrupted run on one rank."""
+    """Return OUT of an uninterrupted run on one rank."""
     out = "/shared/home/alice/training-reference"
     cluster.exec(
         f"rm -rf {out}; OMP_NUM_THREADS=1 EMULATED_DEVICES=/absent python3"

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.selasticd import PYTHON, Daemon, eager_config, gpus, leaves_no_trace, shown
+from tests.support.selasticd import (
+    PYTHON,
+    Daemon,
+    eager_config,
+    gpus,
+    leaves_no_trace,
+    shown,
+    submit_running,
+)
 from tests.support.slurm_cluster import SlurmCluster, until
 
 SHM = "/dev/shm/selastic"
@@ -32,21 +40,13 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def _clean(daemon: Daemon) -> Iterator[None]:
-    """Each test finds a running selasticd, and leaves one."""
+    """Make sure that selasticd runs before and after each test."""
     if not daemon.runs():
         daemon.start()
     with leaves_no_trace(daemon):
         yield
         if not daemon.runs():
             daemon.start()
-
-
-def submit(cluster: SlurmCluster, *options: str, directive: str = "1-4") -> int:
-    job = cluster.sbatch(
-        "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
-    )
-    cluster.wait(job, "RUNNING")
-    return job
 
 
 def lines(log: str, pattern: str) -> list[str]:
@@ -107,7 +107,7 @@ def test_a_second_selasticd_says_who_is_in_the_way(cluster: SlurmCluster, daemon
 
 def test_slurmctld_is_down_at_the_start(cluster: SlurmCluster, daemon: Daemon) -> None:
     daemon.stop()
-    job = submit(cluster)
+    job = submit_running(cluster)
     time.sleep(6)  # slurmctld forgets what is younger
     cluster.exec("pkill -9 slurmctld")
     begun = len(daemon.log())
@@ -124,7 +124,7 @@ def test_slurmctld_is_down_at_the_start(cluster: SlurmCluster, daemon: Daemon) -
 
 
 def test_slurmctld_dies_in_a_change(cluster: SlurmCluster, daemon: Daemon) -> None:
-    job = submit(cluster, "-Jraw")
+    job = submit_running(cluster, "-Jraw")
     time.sleep(6)  # slurmctld forgets what is younger
     begun = len(daemon.log())
     die = "sleep 0.2; pkill -9 slurmctld; sleep 3; cluster-start slurmctld"
@@ -134,7 +134,7 @@ def test_slurmctld_dies_in_a_change(cluster: SlurmCluster, daemon: Daemon) -> No
 
 
 def test_munged_is_down(cluster: SlurmCluster, daemon: Daemon) -> None:
-    job = submit(cluster, "-Jraw")
+    job = submit_running(cluster, "-Jraw")
     begun = len(daemon.log())
     cluster.exec("pkill munged")
     try:
@@ -152,7 +152,7 @@ def test_munged_is_down(cluster: SlurmCluster, daemon: Daemon) -> None:
 
 @pytest.fixture
 def shm(cluster: SlurmCluster, daemon: Daemon) -> Iterator[str]:
-    """A state directory on a small file system of its own."""
+    """Yield a state folder on a small file system."""
     cluster.exec(f"mkdir -p {SHM}", user="selastic")
     daemon.stop()
     daemon.configure(eager_config().replace("{state}", SHM))
@@ -169,7 +169,7 @@ def test_the_disk_is_full(cluster: SlurmCluster, daemon: Daemon, shm: str) -> No
     begun = len(daemon.log())
     daemon.configure(eager_config(mode="advise").replace("{state}", SHM))
     daemon.signal("HUP")
-    job = submit(cluster)
+    job = submit_running(cluster)
     asked = cluster.sbatch("exec sleep 600", "--elastic=1-4", "-o/dev/null", "-Jlate", "-wg05")
     for ready in (job, asked):
         daemon.wait_for(f"JobId={ready} Action=grow .* Mode=advise", after=begun)
@@ -224,7 +224,7 @@ def test_a_ledger_that_cannot_be_used_is_one_line(
 
 
 def test_rubbish_within_the_ledger_is_left_out(cluster: SlurmCluster, daemon: Daemon) -> None:
-    job = submit(cluster)
+    job = submit_running(cluster)
     until(lambda: gpus(cluster, job) == 4)
     daemon.stop()
     spoil = (
@@ -252,7 +252,7 @@ def tell(cluster: SlurmCluster, user: str, *reports: dict) -> list[str]:
 
 
 def test_lies_harm_nobody(cluster: SlurmCluster, daemon: Daemon) -> None:
-    job = submit(cluster)
+    job = submit_running(cluster)
     until(lambda: f"JobId={job}" in daemon.selastic("show", str(job), check=False))
     fast = {"job_id": job, "run": 0, "phase": "training", "proven": True, "gpus": 1}
     lies = [

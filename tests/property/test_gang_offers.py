@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from slurm_elastic.placement.delay.free_map import FreeMap, NodeLayout
 from slurm_elastic.placement.delay.timers import Timers
-from slurm_elastic.policies.gangs.gandiva import Gandiva
-from slurm_elastic.policies.gangs.gang_policy import Gang, Offer
-from slurm_elastic.policies.gangs.own_dally import OwnDally
-from slurm_elastic.policies.gangs.published_dally import PublishedDally
-from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.policies.dally.gang import Gang
+from slurm_elastic.simulator.gangs.gandiva import Gandiva
 from slurm_elastic.simulator.gangs.gang_files import GangWorkload, SubmittedGang
+from slurm_elastic.simulator.gangs.gang_policy import Offer
 from slurm_elastic.simulator.gangs.gang_simulation import BATCH, CHECKPOINT_S, simulate_gangs
+from slurm_elastic.simulator.gangs.own_dally import OwnDally
+from slurm_elastic.simulator.gangs.published_dally import PublishedDally
+from slurm_elastic.simulator.gangs.tiresias import Tiresias
 
 LEASE = 600.0
 SITES = NodeLayout.regular(racks=2, nodes=2, gpus=4, domains=2)

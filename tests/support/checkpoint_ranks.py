@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
-from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, agree, same
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
 
@@ -180,3 +180,12 @@ def run_concurrently(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         raise errors[0]
     assert len(results) == len(calls), "a rank hangs"
     return [results[i] for i in range(len(calls))]
+
+
+def differences(live: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of the tensors that are not equal, bit for bit."""
+    return sorted(
+        name
+        for name in live.keys() | read.keys()
+        if name not in live or name not in read or not same(live[name], read[name])
+    )

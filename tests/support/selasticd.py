@@ -19,6 +19,7 @@ ADDRESS = "ctld:7321"
 EAGER = """
 [controller]
 mode = "{mode}"
+policy = "{policy}"
 queue = "{queue}"
 interval_s = 2
 poll_s = 0.5
@@ -189,10 +190,25 @@ def leaves_no_trace(daemon: Daemon) -> Iterator[None]:
 
 
 def eager_config(
-    *, mode: str = "act", queue: str = "slurm", keep: float = 120, extra: str = ""
+    *,
+    mode: str = "act",
+    policy: str = "fair",
+    queue: str = "slurm",
+    keep: float = 120,
+    extra: str = "",
 ) -> str:
     """Return a configuration without waiting times."""
-    return EAGER.format(mode=mode, queue=queue, keep=keep, state="{state}") + extra
+    text = EAGER.format(mode=mode, policy=policy, queue=queue, keep=keep, state="{state}")
+    return text + extra
+
+
+def submit_running(cluster: SlurmCluster, *options: str, directive: str = "1-4") -> int:
+    """Submit a sleeping job of alice's on rack 2's a100; return its id once it runs."""
+    job = cluster.sbatch(
+        "exec sleep 600", f"--elastic={directive}", "-o/dev/null", "-Ca100&rack2", *options
+    )
+    cluster.wait(job, "RUNNING")
+    return job
 
 
 def shown(cluster: SlurmCluster, job: int | str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def _elsewhere(p: Parameters) -> str:
 
 
 def _no_progress(p: Parameters) -> str:
-    what = "it has told of no checkpoint"
+    what = "it has reported no checkpoint"
     if p["step"] is not None:
         what = f"its newest checkpoint is still of step {p['step']}"
     code = f"; exit code {p['exit_code']}" if p["exit_code"] else ""
@@ -32,7 +32,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "gpus-taken": "its GPUs were taken meanwhile",
     "held-in-slurm": "its owner or an administrator holds the job",
     "no-checkpoint": "no checkpoint within {notice_s:g} s",
-    "started-by-others": "somebody started the job",
+    "started-by-others": "the job was started by others",
     "runs-elsewhere": _elsewhere,
     "launch-failed": "Slurm could not launch it",
     "not-started": "Slurm did not start it ({slurm_reason})",
@@ -47,7 +47,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "controller-lost": "the controller that began it was lost",
     "nothing-planned": "nothing planned",
     "resume-rehearsal": "proves that this job resumes from its checkpoints",
-    "limit-set-by-others": "somebody has set it: it is not extended any more",
+    "limit-set-by-others": "it was set by others: it is not extended any more",
     "no-progress": _no_progress,
     "batch-limits": _limits,
     "noise-unknown": "its gradient noise is not known yet",

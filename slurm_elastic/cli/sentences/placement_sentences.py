@@ -111,7 +111,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "keeps-for-now": "keeps what it has for now",
     "waits": "waits",
     "gpus-given-up-first": lambda p: f"{shape(p)} on {nodes(p)}, which others give up first",
-    "shrink-undone": "nobody needs its GPUs more",
+    "shrink-undone": "no other job needs its GPUs more",
     "takes-promised-gpus": "takes the GPUs that were given up for it",
     "trade-not-worth": "giving GPUs to others would cost more than they gain",
     "no-place": _no_place,

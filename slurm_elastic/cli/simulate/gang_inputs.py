@@ -16,7 +16,7 @@ from slurm_elastic.cli.simulate import progress, simulation_answer, simulation_i
 
 if TYPE_CHECKING:
     from slurm_elastic.models.communication import Communication
-    from slurm_elastic.policies.gangs.gang_policy import GangPolicy
+    from slurm_elastic.simulator.gangs.gang_policy import GangPolicy
     from slurm_elastic.simulator.gangs.gang_results import GangResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,10 +104,10 @@ def policy(name: str, gangs: GangInputs, communication: Communication) -> GangPo
         CliError: the policy is unknown, or has no timers but some were given.
     """
     from slurm_elastic.placement.delay.timers import Timers, TimersError  # noqa: PLC0415
-    from slurm_elastic.policies.gangs.gandiva import Gandiva  # noqa: PLC0415
-    from slurm_elastic.policies.gangs.own_dally import OwnDally  # noqa: PLC0415
-    from slurm_elastic.policies.gangs.published_dally import PublishedDally  # noqa: PLC0415
-    from slurm_elastic.policies.gangs.tiresias import Tiresias  # noqa: PLC0415
+    from slurm_elastic.simulator.gangs.gandiva import Gandiva  # noqa: PLC0415
+    from slurm_elastic.simulator.gangs.own_dally import OwnDally  # noqa: PLC0415
+    from slurm_elastic.simulator.gangs.published_dally import PublishedDally  # noqa: PLC0415
+    from slurm_elastic.simulator.gangs.tiresias import Tiresias  # noqa: PLC0415
 
     if name not in POLICIES:
         known = ", ".join(POLICIES)

@@ -1,4 +1,4 @@
-"""Which of the controllers named in `[api] controller` is this one."""
+"""The address of this controller among those named in `[api] controller`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from slurm_elastic.rpc import frames
 
 
 def own_address(config: Config) -> str:
-    """The one of several addresses at which this daemon is found; "" where only one is named.
+    """Return the address of this daemon among several; "" where only one is named.
 
-    It names this host, or resolves to an address of it, and has the port of `listen`.
+    The address names this host, or resolves to an address of it, and has the port of `listen`.
 
     Raises:
         ConfigError: none of them does, or more than one.
@@ -41,7 +41,7 @@ def _port(address: str) -> int:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name resolves to an address that can be bound here."""
+    """Return whether a name resolves to an address that can be bound on this host."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:

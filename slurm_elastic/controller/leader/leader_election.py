@@ -1,7 +1,7 @@
-"""Keeps the lease with slurmctld: stands by, takes it, beats, gives it back.
+"""Leader election by a lease in slurmctld: wait for it, take it, renew it, give it back.
 
-The rules are `lease`'s; here are the calls and the thread. A beat is written
-only while the daemon's own loop gets on, so that one that hangs loses the lease.
+The rules are in `leader_lease`; the calls and the thread are here. The lease is renewed only
+while the daemon's own loop makes progress, so that a daemon that hangs loses it.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _EXISTS = "Duplicate reservation name"
 
 
 class LeaseReader(Protocol):
-    """What is read: `slurm.snapshot.Reader`."""
+    """Reader of leases, such as `pyslurm_reader.Reader`."""
 
     def leases(self) -> tuple[Reservation, ...]:
-        """The leases there are."""
+        """Return all leases."""
         ...
 
     def some_node(self) -> str:
-        """The name of a node."""
+        """Return the name of a node."""
         ...
 
 
 def now() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """Return seconds of a clock that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaderElection:
-    """One controller's part in the lease. Thread-safe.
+    """The lease as one controller holds it or waits for it. Thread-safe.
 
     Args:
-        reader: reads.
-        writes: writes of the lease.
+        reader: reads leases.
+        writes: writes leases.
         prefix: of our reservations.
         address: where this controller listens, one of `[api] controller`.
-        takeover_s: see `lease`.
+        takeover_s: see `leader_lease`.
         log: structlog logger.
         clock: see `now`.
 
     Attributes:
-        lost: called from the thread that beats when the lease is lost.
+        lost: called when the lease is lost, from the thread that renews it.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class LeaderElection:
 
     @property
     def pause_s(self) -> float:
-        """Seconds between two looks of one who stands by."""
+        """Seconds between two looks while standing by."""
         return self._takeover_s * leader_lease.LOOK
 
     @property
     def active_address(self) -> str:
-        """Where the holder listens, as last seen; "": nobody is known to hold it."""
+        """Address of the holder, as last seen; "": no holder is known."""
         if self.holds:
             return self.address
         mark = self._seen
@@ -103,11 +103,11 @@ class LeaderElection:
 
     @property
     def active_process(self) -> str:
-        """Tells apart who has been active, as last seen."""
+        """Id of the active process, as last seen."""
         return f"{self._seen.name} {self._seen.id}" if self._seen else ""
 
     def stand_by(self) -> bool:
-        """Look once, and take the lease if that may be; whether it is ours now.
+        """Look once, and take the lease if it is free; return whether it is held now.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer; that time does not count.
@@ -122,7 +122,7 @@ class LeaderElection:
         return False
 
     def _make(self) -> None:
-        """Make the next generation; of several who try, one succeeds."""
+        """Make the next generation of the lease; of several attempts at once one succeeds."""
         generation = self._seen.generation + 1 if self._seen else 1
         name, began = f"{self._prefix}{generation}", self._clock()
         try:
@@ -143,7 +143,7 @@ class LeaderElection:
     def _settle(
         self, claim: leader_lease.LeaseClaim, marks: list[leader_lease.LeaseMark], looked: float
     ) -> bool:
-        """Renew a claimed lease until slurmctld saves it; return whether it is active now."""
+        """Renew a fresh lease until slurmctld has saved it; return whether it has."""
         began = self._clock()
         try:
             if claim.stands(self._seen):
@@ -188,12 +188,12 @@ class LeaderElection:
 
     @property
     def holds(self) -> bool:
-        """Whether it is ours now."""
+        """Whether the lease is held now."""
         with self._lock:
             return self._tenure is not None and self._tenure.left(self._clock()) > 0
 
     def right(self) -> float:
-        """Seconds for which a write may still be under way.
+        """Return the seconds for which a write may still be under way.
 
         Raises:
             NotActiveError: none.
@@ -206,7 +206,7 @@ class LeaderElection:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Around what the daemon's loop does between two waits."""
+        """Mark what the daemon's loop does between two waits."""
         self._busy_since = self._clock()
         try:
             yield
@@ -214,14 +214,14 @@ class LeaderElection:
             self._busy_since = None
 
     def notice(self, leases: tuple[Reservation, ...]) -> None:
-        """What a round has read anyway: another's lease above ours ends ours at once."""
+        """Take leases that a round has read: a later one of another controller ends this one."""
         above = leader_lease.newest(leader_lease.LeaseMark(r.name, r.comment) for r in leases)
         with self._lock:
             if self._tenure and above and above.generation > self.generation:
                 self._end(f"{above.holder or 'another controller'} has taken the lease")
 
     def give_back(self) -> None:
-        """Orderly: whoever stands by may begin at once. Nothing is written by us after this."""
+        """Give the lease back: a standby may begin at once. Nothing is written after this."""
         held = self.holds
         self._stop_beating()
         with self._lock:
@@ -235,7 +235,7 @@ class LeaderElection:
                 self._log.warning(f"Lease={self.generation} Problem={error}")
 
     def drop(self) -> str:
-        """It is lost: why; from now on we stand by."""
+        """Stand by from now on; return why the lease was lost."""
         self._stop_beating()
         with self._lock:
             reason = self._why or "the lease was not renewed in time"
@@ -282,14 +282,14 @@ class LeaderElection:
         return leader_lease.words(holder=self.address, id_=self._id, beat=self._beat, free=free)
 
     def _say(self, text: str) -> None:
-        """Once, until something else happens."""
+        """Log a text once, until another one follows."""
         if text != self._said:
             self._log.warning(text)
         self._said = text
 
 
 def rival(leases: tuple[Reservation, ...]) -> str:
-    """For a controller that is configured to be alone: another that says it acts here, or ""."""
+    """Return the message about another acting controller, where only one is configured; or ""."""
     above = leader_lease.newest(leader_lease.LeaseMark(r.name, r.comment) for r in leases)
     if above is None or above.free:
         return ""

@@ -1,9 +1,9 @@
-"""Which of two controllers acts: the rules, without Slurm and without a clock of their own.
+"""Rules of the lease that decides which of two controllers acts. Pure, without a clock.
 
 slurmctld is the arbiter. The lease of generation n is a reservation
-`selastic_active_<n>` that keeps nothing from anybody; its comment names the
-holder and counts beats. Making a reservation whose name exists fails, so that
-of several who make generation n+1 one succeeds: compare-and-set.
+`selastic_active_<n>` that keeps no node from any job; its comment names the
+holder and counts renewals (beats). Making a reservation whose name exists fails, so that
+of several attempts at generation n+1 one succeeds: compare-and-set.
 
 With T the seconds of `takeover_s`, all on each host's own steady clock:
 
@@ -46,7 +46,7 @@ _ID = re.compile(r"\bid=([0-9a-f]{1,32})\b")
 
 @dataclass(frozen=True, slots=True)
 class LeaseMark:
-    """One lease as slurmctld shows it; two looks that give equal ones saw no sign of life.
+    """One lease as slurmctld shows it; equal marks in two looks mean no renewal between them.
 
     Attributes:
         name: of the reservation.
@@ -58,19 +58,19 @@ class LeaseMark:
 
     @property
     def generation(self) -> int:
-        """The number in its name; 0 where somebody made one by hand."""
+        """The number in its name; 0 for a reservation made by hand."""
         digits = self.name.rpartition("_")[2]
         return int(digits) if digits.isascii() and digits.isdigit() else 0
 
     @property
     def holder(self) -> str:
-        """The address that the holder listens at, "" when the comment does not say."""
+        """The address of the holder; "" when the comment has none."""
         match = _HOLDER.search(self.comment)
         return match[1] if match else ""
 
     @property
     def id(self) -> str:
-        """Tells processes of one holder apart."""
+        """Id that distinguishes the processes of one holder."""
         match = _ID.search(self.comment)
         return match[1] if match else ""
 
@@ -81,17 +81,17 @@ class LeaseMark:
 
 
 def newest(marks: Iterable[LeaseMark]) -> LeaseMark | None:
-    """The one that counts."""
+    """Return the lease that counts: that of the highest generation."""
     return max(marks, key=lambda m: m.generation, default=None)
 
 
 def words(*, holder: str, id_: str, beat: int, free: bool = False) -> str:
-    """The comment of a lease."""
+    """Return the comment of a lease."""
     return f"{_COMMENT} holder={holder} id={id_} beat={beat} {_FREE if free else 'state=held'}"
 
 
 class LeaseObservation:
-    """Of one who stands by: whether the lease may be taken.
+    """Looks of a standby at the lease, which decide whether it may be taken.
 
     Args:
         takeover_s: see above.
@@ -104,7 +104,7 @@ class LeaseObservation:
         self._last = 0.0
 
     def look(self, mark: LeaseMark | None, *, began: float, ended: float) -> bool:
-        """One successful look; whether the next generation may be made now.
+        """Record one successful look; return whether the next generation may be made now.
 
         Args:
             mark: the lease that counts; None: there is none.
@@ -121,7 +121,7 @@ class LeaseObservation:
 
 
 class Tenure:
-    """Of the holder: until when it may write.
+    """Time until which the holder may write.
 
     Args:
         takeover_s: see above.
@@ -134,23 +134,23 @@ class Tenure:
         self._over = False
 
     def renewed(self, began: float, ended: float) -> bool:
-        """Slurmctld has taken a beat; whether it came in time. Too late, it gives no right back."""
+        """Record a renewal; return whether it was in time. A late one restores no right."""
         if self.left(ended) > 0:
             self._until = max(self._until, began + self._right_s)
         return self.left(ended) > 0
 
     def left(self, now: float) -> float:
-        """Seconds for which it may write; 0 from the first time on that they were over."""
+        """Return the seconds for which it may write; once 0, always 0."""
         self._over = self._over or now >= self._until
         return 0.0 if self._over else self._until - now
 
     def end(self) -> None:
-        """It is lost: no more writes."""
+        """End the tenure: no more writes."""
         self._over = True
 
 
 class LeaseClaim:
-    """Of one who has made a lease: whether slurmctld will remember that.
+    """A lease just made, until slurmctld has saved it.
 
     Args:
         name: of the lease.
@@ -163,9 +163,9 @@ class LeaseClaim:
         self.name, self._id, self.tenure, self._made = name, id_, tenure, made
 
     def stands(self, mark: LeaseMark | None) -> bool:
-        """Whether the lease that counts is still this one."""
+        """Return whether the lease that counts is still this one."""
         return mark is not None and mark.name == self.name and mark.id == self._id
 
     def lasts(self, began: float) -> bool:
-        """Whether one that a look begun then has seen is one that lasts."""
+        """Return whether a lease seen by a look begun then is saved by slurmctld."""
         return began - self._made >= DURABLE_S

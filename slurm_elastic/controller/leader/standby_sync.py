@@ -1,11 +1,10 @@
-"""What one controller knows of another's jobs: copied while it stands by, doubted when it succeeds.
+"""Copy of the active controller's ledger, kept by a standby and checked when it takes over.
 
-The ledger is never shared. Who stands by asks the active controller, over the
-socket, for what its ledger has got since the last time: people's orders,
-measurements, what jobs of one application share, history and segments. What
-says how things stand between a controller and Slurm (transitions under way, node lists given,
-leases of start times) may be seconds old when it is needed, so it is not believed: the
-successor finds that in Slurm itself, as one does that has lost its ledger (`housekeeping`).
+The ledger is never shared. A standby asks the active controller, over the socket, for
+what is new in its ledger: users' orders, measurements, data of applications, history and
+segments. The state between a controller and Slurm (transitions under way, node lists, leases of
+start times) may be seconds old when it is needed and is not used: the successor reads it from
+Slurm, as after the loss of a ledger (`orphan_cleanup`).
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ _LOST = Reason("controller-lost")
 
 
 def succeed(ledger: Ledger, generation: int, log: Any) -> None:
-    """Take a ledger over into a generation of the lease.
+    """Take over a ledger into a generation of the lease.
 
-    Whose last word in it is of the generation before was the active one up to now: it is believed.
+    A ledger last written in the generation before was the active one until now: its transitions
+    go on.
 
     Raises:
         LedgerError: it cannot be written.
@@ -83,7 +83,7 @@ def _disown(ledger: Ledger, generation: int) -> int:
 
 
 def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
-    """What a ledger has got since; the answer's `since` asks for what follows.
+    """Return what is new in a ledger; the answer's `since` is for the next request.
 
     Args:
         ledger: the active controller's.
@@ -124,7 +124,7 @@ def news(ledger: Ledger, since: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take(ledger: Ledger, answer: dict[str, Any]) -> int:
-    """Put another's rows in place of our own; how many.
+    """Replace rows by those of the active controller's ledger; return how many.
 
     Raises:
         LedgerError: the other ledger is of another version, or ours cannot be written.
@@ -151,10 +151,10 @@ def take(ledger: Ledger, answer: dict[str, Any]) -> int:
 
 
 class StandbySync:
-    """Of who stands by: its ledger follows the active one's.
+    """Ledger of a standby, which follows the active one.
 
     Args:
-        ledger: ours.
+        ledger: of the standby.
         log: structlog logger.
     """
 
@@ -165,11 +165,11 @@ class StandbySync:
         self._forgot = float("-inf")
 
     def follow(self, active: str, *, process: str, seconds: float) -> None:
-        """Ask for what is new, for about so long.
+        """Copy what is new, for about so long.
 
         Args:
             active: address of the active controller; "": none is known.
-            process: tells apart who was active there; another one is asked for everything.
+            process: id of the active process; a new one is asked for all rows.
             seconds: for each answer, and after which no more is asked for.
         """
         if process != self._of:
@@ -188,7 +188,7 @@ class StandbySync:
         self._said = problem
 
     def forget(self, settings: ControllerSettings) -> None:
-        """Keep the copy as small as its original, a piece now and then."""
+        """Delete a piece of what the original has deleted."""
         now = time.monotonic()
         if now - self._forgot < _FORGETS_S:
             return
@@ -197,7 +197,7 @@ class StandbySync:
             self._ledger.forget(time.time(), keep_days=settings.keep_days, keep_mb=settings.keep_mb)
 
     def _next(self, reached: dict[str, Any]) -> dict[str, Any]:
-        """What to ask for next; further back when the other's clock has been set back."""
+        """Return what to ask for next; from further back when the other clock was set back."""
         now, earlier = _number(reached["ended"]), _number(self._since.get("ended"))
         if now >= earlier:
             return reached

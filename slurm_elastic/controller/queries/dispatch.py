@@ -1,4 +1,4 @@
-"""Answers to people's questions: pure functions from a `View` to JSON objects.
+"""Dispatch of requests to the functions that answer them: from a `View` to JSON objects.
 
 The schema of every answer is documented in docs/cli.md and typed in `rpc/answers.py`. The daemon's
 `RequestHandler.question` calls `answer`:
@@ -37,9 +37,9 @@ __all__ = [
 
 
 def find(view: View, name: str) -> tuple[int, ...]:
-    """Raw ids of the jobs that people mean by `4711`, `4711_3`, or an array's `4711`: all tasks.
+    """Return the raw ids of the jobs named `4711`, `4711_3`, or by an array's `4711`: all tasks.
 
-    Empty when the snapshot has none. This is what `Desk.find` needs.
+    Empty when the snapshot has none.
     """
     job_ids = view.snapshot.named.get(name)
     if job_ids:
@@ -58,16 +58,16 @@ def answer(
     segments: Sequence[SegmentRow] = (),
     particulars: Particulars | None = None,
 ) -> dict[str, Any]:
-    """Answer one question of `rpc.requests` (all but `check`).
+    """Answer one request of `rpc.requests` (all but `check`).
 
     Args:
         op: status, show, explain, plan, history, usage or topology.
         view: the controller's view.
-        viewer: who asks.
-        args: the request's arguments as `api` hands them on (`job_ids`: tuple of raw ids).
+        viewer: the caller.
+        args: the request's arguments as `requests` passes them on (`job_ids`: tuple of raw ids).
         history: for explain, show and history: rows of the jobs asked for (history without a
             job: the newest rows of all), oldest first.
-        particulars: for show: of the job asked for.
+        particulars: for show: of the requested job.
         segments: for usage: rows that overlap args["start"]..args["end"] (epoch s or absent).
 
     Raises:

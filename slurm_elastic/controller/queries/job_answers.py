@@ -40,7 +40,7 @@ HOLDING = (JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED)
 
 
 class JobRows:
-    """Builds rows of one view; what many rows need is computed once."""
+    """Rows of one view for one viewer; what several rows need is computed once."""
 
     def __init__(self, view: View, viewer: Viewer) -> None:
         self.view = view
@@ -57,23 +57,23 @@ class JobRows:
                 self._holders[node].append(job)
 
     def record(self, job_id: int) -> JobRecord:
-        """What is known of a job; an empty record when nothing is."""
+        """Return the record of a job; an empty one when there is none."""
         return self.view.records.get(job_id) or JobRecord(job_id=job_id)
 
     def display(self, job_id: int) -> str:
-        """The id that people type."""
+        """Return the id that users type."""
         job = self.view.snapshot.job.get(job_id)
         return job.display_id if job else str(job_id)
 
     def where(self, nodes: Sequence[str]) -> list[Place]:
-        """Nodes by leaf switch, in the order of the first node of each."""
+        """Return nodes by leaf switch, in the order of the first node of each."""
         places: dict[str, list[str]] = {}
         for node in nodes:
             places.setdefault(self._leaf.get(node, ""), []).append(node)
         return [{"switch": switch, "nodes": names} for switch, names in places.items()]
 
     def job(self, job: Job) -> JobRow:
-        """One line of `status`."""
+        """Return one row of `status`."""
         record, report = self.record(job.job_id), self.view.reports.get(job.job_id)
         held = job.allocation if job.state in HOLDING else None
         transition = self._transitions.get(job.job_id)
@@ -108,14 +108,14 @@ class JobRows:
         return [row for n in (*self.view.notes, *planned) if (row := self.reason(n)) is not None]
 
     def steps_per_s(self, job: Job) -> float | None:
-        """Speed of a running job as it last reported it."""
+        """Return the speed of a running job as last reported."""
         report = self.view.reports.get(job.job_id)
         if report is None or not report.step_time_s or job.state is not JobState.RUNNING:
             return None
         return 1.0 / report.step_time_s
 
     def decision(self, decision: Decision) -> DecisionRow:
-        """What the last round decided for a job."""
+        """Return the decision of the last round for a job."""
         target, current = decision.target, decision.current
         return {
             "action": decision.action.value,
@@ -151,7 +151,7 @@ class JobRows:
         }
 
     def _givers(self, nodes: Sequence[str]) -> list[GivingJob]:
-        """Elastic jobs on these nodes that are giving GPUs away, or are about to."""
+        """Return elastic jobs on these nodes that give up GPUs, now or shortly."""
         decisions = self.view.plan.decision if self.view.plan else {}
         givers: dict[int, GivingJob] = {}
         for node in nodes:
@@ -179,11 +179,11 @@ class JobRows:
 
 
 def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAnswer:
-    """The cluster and its jobs.
+    """Return the state of the cluster and its jobs.
 
     Args:
         view: the controller's view.
-        viewer: who asks.
+        viewer: the caller.
         everything: rigid jobs too, not only those for which GPUs are kept.
     """
     rows = JobRows(view, viewer)
@@ -207,7 +207,7 @@ def status(view: View, viewer: Viewer, *, everything: bool = False) -> StatusAns
 def explain(
     view: View, viewer: Viewer, job_id: int, history: Sequence[HistoryRow] = ()
 ) -> ExplainAnswer:
-    """What happens to one job and why.
+    """Return what is decided for one job, and the reasons.
 
     Raises:
         NoAnswerError: the job is not in the snapshot.
@@ -241,7 +241,7 @@ def explain(
 
 
 def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
-    """A ledger row with every field present."""
+    """Return a row of the history with every field present."""
     seconds = row.get("seconds") or {}
     parts = (seconds.get("checkpoint"), seconds.get("slurm"), seconds.get("startup"))
     known_parts = [s for s in parts if s]
@@ -262,13 +262,13 @@ def change(rows: JobRows, row: HistoryRow) -> ChangeRow:
 
 
 def order(display_id: str) -> tuple[int, ...]:
-    """Sorts `9`, `10_2`, `10_11` as people do; anything strange comes first."""
+    """Return a key that sorts `9`, `10_2`, `10_11` by number; other ids come first."""
     parts = display_id.split("_")
     return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
 
 
 def wants(job: Job) -> str:
-    """GPUs asked for: `2-16` of the directive in force, or a rigid job's number."""
+    """Return the requested GPUs: `2-16` of the directive in force, or a rigid job's number."""
     directive = job.directive
     if directive is None:
         return str(job.gpus)
@@ -277,7 +277,7 @@ def wants(job: Job) -> str:
 
 
 def payback_s(decision: Decision, current: Allocation | None) -> float | None:
-    """Seconds at the new speed until the work lost by a change is made up for."""
+    """Return the seconds at the new speed until the work lost by a change is regained."""
     if decision.gain <= 0 or decision.cost_s <= 0 or current is None or not current.gpus:
         return None
     return decision.cost_s / current.gpus / decision.gain

@@ -1,4 +1,4 @@
-"""What is believed of a job's goodput, for `explain` and `show`."""
+"""Goodput model of a job, for `explain` and `show`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurm_elastic.rpc.answers import ModelRow, TypeRow
 
 
 def model_row(snapshot: Snapshot, job: Job, learned: Learned | None) -> ModelRow | None:
-    """What is believed of a job.
+    """Return the goodput that is predicted for a job.
 
     Args:
         snapshot: for the sizes of nodes.

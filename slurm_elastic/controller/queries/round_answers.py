@@ -1,4 +1,4 @@
-"""Answers about rounds and time: the plan, past changes, who used how much."""
+"""Answers about rounds and time: the plan, past changes, GPU hours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_elastic.rpc.answers import (
 
 
 def plan(view: View, viewer: Viewer) -> PlanAnswer:
-    """What the last round decided. The daemon may run a fresh round and hand its plan in."""
+    """Return what the last round decided."""
     rows = JobRows(view, viewer)
     made = view.plan
     shown = {j.job_id for j in viewer.jobs(view)}
@@ -47,7 +47,7 @@ def plan(view: View, viewer: Viewer) -> PlanAnswer:
 
 
 def history(view: View, viewer: Viewer, history_rows: Sequence[HistoryRow]) -> HistoryAnswer:
-    """Past changes, oldest first."""
+    """Return past changes, oldest first."""
     rows = JobRows(view, viewer)
     shown = [h for h in history_rows if viewer.sees(_owner(view, h.get("job_id"), h.get("uid")))]
     return {
@@ -67,11 +67,11 @@ def usage(
     user: str = "",
     runs: bool = False,
 ) -> UsageAnswer:
-    """GPU seconds by job and by user, counted from what the jobs really held.
+    """Return GPU seconds by job and by user, from the allocations that the jobs held.
 
     Args:
         view: the controller's view.
-        viewer: who asks.
+        viewer: the caller.
         segments: rows that overlap the time asked for.
         start: epoch s; None: no bound. Segments are cut there.
         end: the same at the other end.

@@ -1,4 +1,4 @@
-"""The answer to `show`: everything known of one job."""
+"""Answer to `show`: all data of one job."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def show(
     particulars: Particulars | None = None,
     layers: bool = False,
 ) -> ShowAnswer:
-    """Everything known of one job.
+    """Return all data of one job.
 
     Args:
         view: the controller's view.
-        viewer: who asks.
+        viewer: the caller.
         job_id: the job.
         history: rows of its changes, oldest first.
         particulars: what the view does not hold.
@@ -68,12 +68,12 @@ def show(
 
 
 def layer_profile(profile: StoredProfile) -> dict[str, Any]:
-    """A job's layers as `selastic partition` reads them: each reads the one before."""
+    """Return a job's layers as `selastic partition` reads them: each reads the one before."""
     return as_json(chain(Layer(*row) for row in profile.rows)) | {"batch": profile.batch}
 
 
 def _running(job: Job, report: Report | None) -> RunningRow | None:
-    """How the present attempt runs, as it says itself."""
+    """Return how the present attempt runs, by its own reports."""
     if report is None or report.run != job.run or job.allocation is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The answer to `topology`: the network, who sits where, who shares which link."""
+"""Answer to `topology`: the network, the place of each job, and shared links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SWITCH = "switch:"
 
 
 def topology(view: View, viewer: Viewer) -> TopologyAnswer:
-    """Switches, nodes with GPUs, and the jobs that hold some.
+    """Return switches, nodes with GPUs, and the jobs that hold some.
 
     Jobs that the viewer may not see are only counted: as GPUs in use, and as `others` on a link.
 
@@ -69,7 +69,7 @@ def topology(view: View, viewer: Viewer) -> TopologyAnswer:
 
 
 def network_problems(view: View) -> list[str]:
-    """What is wrong with Slurm's topology or with `[topology]`, a line each."""
+    """Return the faults of Slurm's topology and of `[topology]`, a line each."""
     snapshot = view.snapshot
     if not snapshot.nodes:  # before the first round
         return []
@@ -98,7 +98,7 @@ class _People:
                 self._on[name].append(job_id)
 
     def switch(self, name: str, parent: str, level: int) -> SwitchRow:
-        """A switch and who crosses its link upwards."""
+        """Return the row of a switch, with the jobs that cross its link upwards."""
         link = f"{_SWITCH}{name}"
         return {
             "name": name,
@@ -109,7 +109,7 @@ class _People:
         }
 
     def node(self, node: Node) -> NodeRow:
-        """A node and who holds its GPUs."""
+        """Return the row of a node, with the jobs that hold its GPUs."""
         rack = self._tree.rack_of(node.name)
         return {
             "name": node.name,
@@ -126,7 +126,7 @@ class _People:
         }
 
     def spread(self, job: Job) -> SpreadRow:
-        """How far apart a job's GPUs are, and with whom it shares links."""
+        """Return how far apart a job's GPUs are, and which of its links are shared."""
         where = self._places[job.job_id]
         nodes, racks = self._tree.spread(where)
         shared = [link for link in self._links[job.job_id] if len(self._users[link]) > 1]
@@ -175,5 +175,5 @@ class _People:
 
 
 def _present(where: Allocation, nodes: Mapping[str, Node]) -> bool:
-    """A node may have left slurm.conf while a job's last moments are still told."""
+    """Return nodes that Slurm still lists: one may have left slurm.conf before its job ended."""
     return all(n in nodes for n in where.nodes)

@@ -1,4 +1,4 @@
-"""What answers are made from: the controller's present view, and rows of its ledger."""
+"""Data that answers are made of: the controller's view, and rows of its ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.rpc.answers import ChangeSeconds
 
-#: What of PrivateData in slurm.conf is obeyed; what jobs are asked for is never told to others.
+#: Values of PrivateData in slurm.conf that are obeyed; orders go to the job's owner only.
 PRIVATE = frozenset({"jobs", "usage", "nodes", "partitions"})
 
 
@@ -56,7 +56,7 @@ class TransitionRow(TypedDict, total=False):
 
 
 class SegmentRow(TypedDict, total=False):
-    """A time during which a job held one allocation; `end` None: still holds it.
+    """Time during which a job held one allocation; `end` None: the job still holds it.
 
     `seconds` as Slurm's accounting counts them, None: not known yet; `run`, the restart count.
     """
@@ -74,17 +74,17 @@ class SegmentRow(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One consistent view of everything; the daemon makes a new one after each round and look.
+    """Consistent view of the cluster; a new one is made after each round and look.
 
     Attributes:
         plan: of the last round; None before the first.
         reports: the last report of each job's present attempt.
-        batches: what was decided of the batch of each job that may change it.
+        batches: decisions about batches, by job.
         resizes: changes made to each job in its life; absent: `len(record.changes)`.
         kept_since: epoch s from which on past changes and allocations are kept; 0: not known.
         notes: warnings of the controller to show above the status.
         next_round: epoch s.
-        topology: what is configured of the network.
+        topology: configured links of the network.
     """
 
     snapshot: Snapshot
@@ -104,12 +104,12 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Particulars:
-    """What `show` says of one job beside the view.
+    """Data of one job for `show` that the view does not hold.
 
     Attributes:
-        layout: that a person has ordered; "": none.
+        layout: ordered by a user; "": none.
         orders: of its present attempt.
-        profile: what its layers cost.
+        profile: costs of its layers.
     """
 
     layout: str = ""
@@ -119,11 +119,11 @@ class Particulars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """Who asks. Operators see all.
+    """The caller of a request. Operators see all.
 
     Attributes:
         private: users see only their own jobs (PrivateData=jobs).
-        hidden: what else is private, of `PRIVATE`.
+        hidden: further private data, of `PRIVATE`.
     """
 
     uid: int = 0
@@ -132,21 +132,21 @@ class Viewer:
     hidden: frozenset[str] = frozenset()
 
     def sees(self, uid: int | None) -> bool:
-        """Whether a job of this owner may be shown."""
+        """Return whether a job of this owner may be shown."""
         return self.operator or not self.private or uid == self.uid
 
     def sees_usage(self, uid: int | None) -> bool:
-        """Whether what this owner's jobs used may be shown."""
+        """Return whether the usage of this owner's jobs may be shown."""
         return self.sees(uid) and (self.operator or "usage" not in self.hidden or uid == self.uid)
 
     def may_know(self, *what: str) -> bool:
-        """Whether none of these of `PRIVATE` is kept from him."""
+        """Return whether all of these, values of `PRIVATE`, may be shown."""
         return self.operator or self.hidden.isdisjoint(what)
 
     def jobs(self, view: View) -> tuple[Job, ...]:
-        """The jobs that may be shown."""
+        """Return the jobs that may be shown."""
         return tuple(j for j in view.snapshot.jobs if self.sees(j.uid))
 
 
 class NoAnswerError(SlurmElasticError):
-    """The question cannot be answered; the message is one line with the remedy."""
+    """Error: a request cannot be answered; the message is one line with the remedy."""

@@ -10,7 +10,7 @@ from slurm_elastic.rpc.answers import ReasonRow
 
 
 class Visibility:
-    """What one viewer may see of the jobs in reasons.
+    """Jobs and users in reasons that one viewer may see.
 
     With PrivateData=jobs only ids of jobs that the viewer sees now stay: an id that names no job
     any more may have been another user's. Finished sentences may name any job and are hidden

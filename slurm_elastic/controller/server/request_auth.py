@@ -11,7 +11,7 @@ from slurm_elastic.rpc.protocol import MAX_REPLY
 
 
 class RequestAuthError(SlurmElasticError):
-    """Input that is no sealed request, or munge does not answer; the message says which."""
+    """Input that is no sealed request, or munge does not answer; see the message."""
 
 
 class RequestAuth(Protocol):

@@ -39,7 +39,7 @@ class RequestHandler:
     """The `RequestBackend` of a `Controller`.
 
     Args:
-        controller: answers and obeys.
+        controller: the one that answers.
         check: returns the answer to `check`.
         reconfigure: reads the configuration again and returns the answer's text.
     """
@@ -134,11 +134,11 @@ class RequestHandler:
 
     def _checked(self, view: View, viewer: Viewer) -> dict[str, Any]:
         """Return the answer to `check`, without other users' jobs where these are private."""
-        health = self._check(view)
-        ids = view.snapshot.named.get(health.get("slowest_job") or "", ())
+        answer = self._check(view)
+        ids = view.snapshot.named.get(answer.get("slowest_job") or "", ())
         if not all(viewer.sees(view.snapshot.job[i].uid) for i in ids):
-            health = {**health, "slowest_job": ""}
-        return health
+            answer = {**answer, "slowest_job": ""}
+        return answer
 
     def copy(self, since: Mapping[str, Any]) -> dict[str, Any]:
         """See `RequestBackend`."""
@@ -191,10 +191,10 @@ class RequestHandler:
             if op == "release" and book.let_go(job):
                 if not self._controller.acts:
                     raise RequestRefusedError(
-                        f"nothing is done now: `scontrol release {job.display_id}`"
+                        f"selasticd does not act now: use `scontrol release {job.display_id}`"
                     )
                 return "released: Slurm may start it again"
-        return "held: keeps what it has" if held else "released: may be resized again"
+        return "held: its allocation is kept" if held else "released: may be resized again"
 
     def _particulars(self, args: Mapping[str, Any]) -> Particulars | None:
         ids: tuple[int, ...] = args.get("job_ids") or ()
@@ -213,7 +213,7 @@ class RequestHandler:
         rows = [r for i in ids for r in self._controller.ledger.transitions(i, last=200)]
         history = []
         for row in rows:
-            with contextlib.suppress(ValueError):  # one that cannot be read is left out
+            with contextlib.suppress(ValueError):  # rows that cannot be read are left out
                 history.append(_history_row(Transition.from_body(row), live=bool(row["live"])))
         return history
 

@@ -1,1 +1,1 @@
-"""What the controller knows and keeps: the ledger, stored jobs, observations, usage."""
+"""Persistent state of the controller: the ledger, stored jobs, observations, usage."""

@@ -1,9 +1,10 @@
-"""Whether a job that comes back to the queue again and again gets anywhere. Pure.
+"""Progress of a job from attempt to attempt, for jobs that are requeued repeatedly. Pure.
 
 Our definition (docs/reliability.md, "No endless requeue"). An attempt is one run of a job, from
 its start until it is back in the queue. It has made *progress* if its newest complete checkpoint,
 written or resumed from, is of a later step than that of the attempt before. It was *in vain* if it
-made none and its program ended by itself; whatever Slurm, people or we did to it is excused.
+made none and its program ended by itself; an attempt that Slurm, a user or the controller ended
+is excused.
 
 >>> judge(AttemptProgress(told=True, mark=40, reached=40, ended=1))
 <Verdict.VAIN: 'vain'>
@@ -30,7 +31,7 @@ SHORT_S = 300.0
 
 
 class Verdict(enum.Enum):
-    """What an attempt says of its job."""
+    """Result of one attempt."""
 
     PROGRESS = "progress"
     VAIN = "vain"
@@ -39,7 +40,7 @@ class Verdict(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class AttemptProgress:
-    """What is known of a job's present attempt, and of those before.
+    """Present attempt of a job, and the results of those before.
 
     Attributes:
         run: restart count of the attempt; -1: none is followed.
@@ -47,14 +48,14 @@ class AttemptProgress:
         nodes: it ran on.
         mark: newest complete checkpoint of the attempt before; None: none.
         reached: newest complete checkpoint of this one, resumed from or written; None: none told.
-        ended: exit code with which its program ended by itself, as esrun tells; None: it has not.
+        ended: exit code with which its program ended by itself, by esrun's report; None: running.
         code: exit code that Slurm has put it back into the queue for; 0: none.
-        told: whether any attempt of the job has told a step.
-        excused: we ended it, or Slurm did.
-        ahead: [run, reached, ended] of an attempt that has told before it was followed.
+        told: whether any attempt of the job has reported a step.
+        excused: it was ended by the controller, or by Slurm.
+        ahead: [run, reached, ended] of an attempt that has reported before it was followed.
         vain: attempts in a row that were in vain.
         why: why the job is held for that; None: it is not.
-        freed: its owner wants it to go on.
+        freed: its owner has released it.
     """
 
     run: int = -1
@@ -73,7 +74,7 @@ class AttemptProgress:
 
     @classmethod
     def from_body(cls, body: object) -> AttemptProgress:
-        """From the ledger's JSON; what is not known is ignored."""
+        """Return it from the ledger's JSON; unknown fields are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         values: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
         progress = cls(**{k: v for k, v in values.items() if k in names})
@@ -87,11 +88,11 @@ class AttemptProgress:
 
 
 def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) -> None:
-    """Take what an attempt tells of its steps: the present one, or one that begins unseen.
+    """Record the steps that a report states, of the present attempt or of one not yet seen.
 
     Args:
         watch: of its job.
-        report: of whatever attempt; those that are over say nothing more.
+        report: of any attempt; reports of ended ones are ignored.
         now: epoch s.
     """
     if watch.run < 0:
@@ -111,7 +112,7 @@ def hear(watch: AttemptProgress, report: Report, *, now: float | None = None) ->
 
 
 def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:
-    """Follow another attempt; those that were not seen say nothing."""
+    """Follow another attempt; attempts that were not seen do not count."""
     watch.mark = watch.mark if watch.reached is None else watch.reached
     watch.run, watch.since, watch.nodes = run, at, []
     watch.reached = watch.ended = None
@@ -122,10 +123,10 @@ def begin(watch: AttemptProgress, run: int, *, at: float | None = None) -> None:
 
 
 def close(watch: AttemptProgress, *, at: float | None = None) -> Verdict:
-    """The attempt is over: count it, and follow the next one.
+    """Count an attempt that is over, and follow the next one.
 
     Args:
-        watch: with everything that is known of the attempt.
+        watch: with all data of the attempt.
         at: when it came back to the queue (epoch s).
     """
     verdict = judge(watch, at=at)
@@ -138,11 +139,11 @@ def close(watch: AttemptProgress, *, at: float | None = None) -> Verdict:
 
 
 def judge(watch: AttemptProgress, *, at: float | None = None) -> Verdict:
-    """What an attempt that is over says of its job; see `close`."""
+    """Return the result of an attempt that is over; see `close`."""
     if _further(watch):
         return Verdict.PROGRESS
     if watch.excused or (not watch.code and watch.ended is None):
-        return Verdict.EXCUSED  # somebody else has sent it back
+        return Verdict.EXCUSED  # it was requeued by others
     if watch.told:
         return Verdict.VAIN
     lasted = None if at is None or watch.since is None else at - watch.since

@@ -1,4 +1,4 @@
-"""What reports say of freezing, as models take it: which prefixes are allowed, what they save.
+"""Freezing in reports, as models take it: allowed prefixes of layers, and what they save.
 
 A report counts the layers that freeze together; its profile may have more rows, since there every
 entry of a model is one, while a normalisation, and what has no parameters, freezes with the layer
@@ -20,7 +20,7 @@ from slurm_elastic.core.report import ProfileRow, Report
 def of(
     report: Report, directive: Directive | None, profile: StoredProfile | None
 ) -> Prefixes | None:
-    """What a job's library certifies and its user allows; None: nothing, or it does not say.
+    """Return the prefixes that the library certifies and the user allows; None: none are known.
 
     Args:
         report: the newest.
@@ -76,9 +76,9 @@ def costs(rows: Sequence[ProfileRow], layers: int) -> tuple[LayerCost, ...]:
 
 
 def thawed(report: Report, profile: StoredProfile | None) -> Report:
-    """Return the report with about the times of unfrozen layers, where their costs are known.
+    """Return a report with times as without frozen layers, where the layers' costs are known.
 
-    Goodput models are fitted to these times: the frozen layers change, and are counted apart.
+    Goodput models are fitted to these times: frozen layers change, and are counted separately.
     """
     frozen, layers = report.frozen or 0, report.layers or 0
     if not frozen or frozen >= layers or profile is None or report.step_time_s is None:
@@ -101,13 +101,13 @@ def thawed(report: Report, profile: StoredProfile | None) -> Report:
 
 
 class FreezingReports:
-    """Learned inputs with prefixes; the same object while neither changes."""
+    """Learned data with prefixes; the same object while neither changes."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Learned, Learned]] = {}
 
     def put(self, key: str, learned: Learned | None, prefixes: Prefixes | None) -> Learned | None:
-        """Return what was learned of a job, with the layers that may be frozen.
+        """Return the learned data of a job, with the prefixes that may be frozen.
 
         Args:
             key: of the job.
@@ -124,10 +124,10 @@ class FreezingReports:
         return with_prefixes
 
     def of(self, key: str) -> Learned | None:
-        """Return the last result of `put` for a job; None: nothing that freezes."""
+        """Return the last data put for a job; None: no layers freeze."""
         pair = self._kept.get(key)
         return pair[1] if pair else None
 
     def forget(self, alive: set[str]) -> None:
-        """Drop jobs that are gone."""
+        """Drop the data of jobs that are gone."""
         self._kept = {k: v for k, v in self._kept.items() if k in alive}

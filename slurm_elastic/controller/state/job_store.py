@@ -1,4 +1,4 @@
-"""What the controller knows of each job: from reports, from people, from past transitions.
+"""Records of jobs: from their reports, from users' orders, from past transitions.
 
 A record follows its job across requeues and restarts of the daemon; it is kept
 in the ledger under a key that tells reused job ids apart.
@@ -48,11 +48,11 @@ class JobStore:
 
     Args:
         ledger: where records and allocation segments are kept.
-        config: for what `learning` needs.
+        config: for `learning`.
 
     Attributes:
-        learning: what jobs of one application share.
-        kept_since: epoch s from which on the ledger has everything.
+        learning: data that jobs of one application share.
+        kept_since: epoch s from which on the ledger is complete.
     """
 
     def __init__(self, ledger: Ledger, config: Config | None = None) -> None:
@@ -70,7 +70,7 @@ class JobStore:
         self._segments = {k: (s["run"], s["start"]) for k, s in ledger.open_segments().items()}
 
     def entry(self, job: Job) -> StoredJob:
-        """The record of a job, from the ledger or fresh."""
+        """Return the record of a job, from the ledger or fresh."""
         with self._lock:
             if job.key not in self._entries:
                 # A job that runs or has run may have been sent there under a ledger that is lost.
@@ -81,7 +81,7 @@ class JobStore:
             return self._entries[job.key]
 
     def _catch_up(self, job: Job) -> None:
-        """Count transitions that ended when the daemon died before it could do so."""
+        """Count transitions that ended shortly before the daemon died."""
         with contextlib.suppress(LedgerError):
             for row in self._ledger.ended_transitions(job.job_id, job.key):
                 with contextlib.suppress(ValueError):
@@ -97,10 +97,10 @@ class JobStore:
             return None
 
     def take(self, report: Report, job: Job, now: float) -> bool:
-        """Believe a report as far as it can be true.
+        """Record a report as far as it can be true.
 
         Returns:
-            Whether something that matters for a decision has changed.
+            Whether data of a decision has changed.
         """
         with self._lock:
             last = self._reports.get(report.job_id)
@@ -140,7 +140,7 @@ class JobStore:
             return learned or old_state != (entry.proven, len(entry.measurements), False)
 
     def _hear_gradients(self, entry: StoredJob, report: Report, job: Job) -> None:
-        """What its ranks reduce: told anew with a profile, and when layers freeze or thaw."""
+        """Update the bytes that its ranks reduce, which change with a profile and with freezing."""
         if staged(report):
             entry.gradient_bytes = None  # replicas of a stage reduce it, its neighbours wait
             return
@@ -151,20 +151,20 @@ class JobStore:
             entry.gradient_bytes = profile.gradient_bytes(frozen) if profile else None
 
     def _racks(self, held: Allocation) -> int:
-        """Racks of an allocation, as far as they are known."""
+        """Return the number of racks of an allocation, as far as they are known."""
         tree = self._topology
         if tree is None or not all(tree.has(n) for n in held.nodes):
             return 1
         return max(1, tree.spread(held)[1])
 
     def last_report(self, job_id: int) -> Report | None:
-        """The newest report of a job."""
+        """Return the newest report of a job."""
         with self._lock:
             last = self._reports.get(job_id)
         return last[1] if last else None
 
     def last_reports(self, snapshot: Snapshot) -> dict[int, Report]:
-        """The newest report of each of its jobs."""
+        """Return the newest report of each job of a snapshot."""
         ids = [j.job_id for j in snapshot.jobs]
         return {i: r for i in ids if (r := self.last_report(i)) is not None}
 
@@ -186,12 +186,12 @@ class JobStore:
         return self.in_force(job).directive
 
     def profile(self, job: Job) -> StoredProfile | None:
-        """What the layers of a job cost, as it or another job of its application said last."""
+        """Return the newest layer profile of a job's application."""
         with self._lock:
             return self._profiles.of(job, self.entry(job).lesson.stated)
 
     def freezable(self, job: Job, report: Report) -> Learned | None:
-        """What was last decided with, with what this report says of layers; None: nothing."""
+        """Return the learned data of the last round with the layers of this report, or None."""
         with self._lock:
             learned = self._attached.of(job.key)
             prefixes = freezing_reports.of(report, self.directive(job), self.profile(job))
@@ -200,7 +200,7 @@ class JobStore:
             return dataclasses.replace(learned, prefixes=prefixes)
 
     def changed(self, transition: Transition, job: Job | None, now: float) -> None:
-        """A transition has ended: start the interval, and count it if it moved its job."""
+        """Record the end of a transition: start the interval, count it if it moved its job."""
         if job is None:
             return
         with self._lock:
@@ -228,17 +228,17 @@ class JobStore:
                 entry.budget = transition.budget
 
     def resized(self, now: float, live: Iterable[Transition]) -> dict[str, list[float]]:
-        """When jobs were resized in the last hour (epoch s), by user; those under way count."""
+        """Return times of resizes in the last hour (epoch s), by user; those under way too."""
         with self._lock:
             return self._resized.by_user(now, live)
 
     def spare_s(self, job: Job) -> int:
-        """Seconds by which the time limit of the present attempt was rounded down."""
+        """Return the seconds by which the time limit of the attempt was rounded down."""
         run, seconds = self.entry(job).spare
         return seconds if run == job.run else 0
 
     def command(self, job: Job, **values: Any) -> None:
-        """Keep what the controller did (leased, broken) or measured."""
+        """Keep values that the controller set (leased, broken) or measured."""
         with self._lock:
             entry = self.entry(job)
             for name, value in values.items():
@@ -248,10 +248,10 @@ class JobStore:
             entry.dirty = False
 
     def order(self, job: Job, **values: Any) -> None:
-        """Keep what a person ordered.
+        """Keep an order of a user.
 
         Raises:
-            LedgerError: it could not be written down, and does not count.
+            LedgerError: it could not be written, and does not count.
         """
         with self._lock:
             entry = self.entry(job)
@@ -260,27 +260,27 @@ class JobStore:
                 setattr(entry, name, value)
 
     def touch(self, job: Job) -> None:
-        """Its record has changed, and is to be written down with the next round."""
+        """Mark a record as changed: it is written with the next round."""
         with self._lock:
             self.entry(job).dirty = True
 
     def let_go(self, job: Job) -> bool:
-        """Its owner wants a job that the progress guard holds to go on; whether it holds it."""
+        """Release a job that the crash-loop guard holds; return whether it holds it."""
         with self._lock:
             watch = self.entry(job).watch
             watch.freed = bool(watch.why)
             return watch.freed
 
     def teach(self, job: Job, taught: Observations) -> None:
-        """Take what a job's owner states of its application."""
+        """Keep the observations that an owner imports for a job's application."""
         with self._lock:
             self.learning.adopt(job, taught)
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Follow what Slurm shows: attempts begin and end, jobs go.
+        """Follow a snapshot: attempts that begin or end, jobs that are gone.
 
         Raises:
-            LedgerError: segments could not be written; nothing else is lost.
+            LedgerError: segments could not be written; other data is kept.
         """
         with self._lock:
             self._topology = Topology.of(snapshot)
@@ -307,7 +307,7 @@ class JobStore:
                 self._forget(snapshot.time, alive)
 
     def _forget(self, now: float, alive: Mapping[str, Job]) -> None:
-        """Keep the ledger from growing."""
+        """Delete old rows of the ledger."""
         settings = self.learning.config.controller
         deleted = self._ledger.forget(
             now, keep_days=settings.keep_days, keep_mb=settings.keep_mb, alive=alive.keys()
@@ -316,7 +316,7 @@ class JobStore:
         self._forget_at = time.monotonic() + (_FORGET_MORE_S if deleted else _FORGET_S)
 
     def _leave(self, snapshot: Snapshot, alive: Mapping[str, Job]) -> None:
-        """Jobs that are over. Whoever requeues one by hand means it: that attempt counts not."""
+        """Close ended jobs; an attempt after a requeue by hand is not counted."""
         for job in snapshot.jobs:
             entry = self._entries.get(job.key)
             if entry is not None and job.key not in alive and entry.watch.run >= 0:
@@ -355,7 +355,7 @@ class JobStore:
             self._segments[key] = (job.run, start)
 
     def records(self, snapshot: Snapshot, live: Mapping[int, Transition]) -> dict[int, JobRecord]:
-        """What a decision may know of each elastic job."""
+        """Return the record of each elastic job, for a round."""
         types = tuple(sorted({n.gpu_type for n in snapshot.nodes if n.gpus}))
         with self._lock:
             return {
@@ -365,7 +365,7 @@ class JobStore:
             }
 
     def resizes(self) -> dict[int, int]:
-        """Changes made to each job in its life."""
+        """Return the number of changes of each job in its life."""
         with self._lock:
             return {e.job_id: e.resizes for e in self._entries.values()}
 

@@ -1,7 +1,7 @@
-"""What the layers of jobs cost, as they report it: kept by application, for people to ask.
+"""Layer profiles that jobs report, kept by application.
 
-An application is what `learning` means by it: a user's jobs of one name that state the
-same word. The newest profile counts; it is too large to travel with every record of a job.
+An application is that of `observation_store`: a user's jobs of one name that state the same
+application. The newest profile counts; it is too large for every record of a job.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class StoredProfile:
 
     Attributes:
         rows: as in `Report.profile`.
-        batch: samples that it was measured with at once; None: not said.
+        batch: samples of the measurement; None: not known.
     """
 
     rows: tuple[ProfileRow, ...]
     batch: int | None = None
 
     def gradient_bytes(self, frozen: int) -> float | None:
-        """Bytes of the parameters behind so many frozen layers; None: there are none."""
+        """Return the bytes of the parameters behind so many frozen layers; None: there are none."""
         return math.fsum(row[4] for row in self.rows[frozen:]) or None
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON for the ledger."""
+        """Return JSON for the ledger."""
         return {"rows": self.rows, "batch": self.batch}
 
     @classmethod
     def from_body(cls, body: Any) -> StoredProfile | None:
-        """From the ledger's JSON; None if it cannot be."""
+        """Return it from the ledger's JSON; None if it is invalid."""
         try:
             rows = profile_rows(body["rows"])
             batch = body.get("batch")
@@ -66,7 +66,7 @@ class LayerProfileStore:
         self._dirty: set[_Name] = set()
 
     def take(self, report: Report, job: Job) -> None:
-        """Keep what a report says of layers, if it does."""
+        """Keep the layer profile of a report, if it has one."""
         if report.profile:
             name = (job.user, job.name, report.application)
             profile = StoredProfile(report.profile, report.profile_batch)
@@ -77,14 +77,14 @@ class LayerProfileStore:
                 self._forget_oldest(name)
 
     def _forget_oldest(self, name: _Name) -> None:
-        """A job may call its application anything, as often as it reports."""
+        """Drop the oldest profiles: a job may state a new application with each report."""
         alike = [n for n in self._known if n[:2] == name[:2]]
         for oldest in alike[:-_STATED]:
             del self._known[oldest]
             self._dirty.discard(oldest)
 
     def of(self, job: Job, stated: str) -> StoredProfile | None:
-        """The profile of a job's application.
+        """Return the profile of a job's application.
 
         Args:
             job: whose layers.
@@ -100,7 +100,7 @@ class LayerProfileStore:
         return self._known[name]
 
     def save(self, alive: Iterable[Job]) -> None:
-        """Write down what is new, and forget what no job needs.
+        """Write new profiles to the ledger, and drop those that no job needs.
 
         Raises:
             LedgerError: it could not be written; the next call tries again.

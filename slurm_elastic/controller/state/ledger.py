@@ -1,8 +1,7 @@
-"""The controller's memory: SQLite, written before anything is done to a job.
+"""The ledger: persistent state in SQLite, written before a job is changed.
 
-What lies here can be lost without losing a job: with an empty ledger the
-controller recognises its own traces in Slurm and clears them
-(`controller.transitions.orphan_cleanup`). What is lost then are measurements and history.
+Its loss loses no job: with an empty ledger the controller recognises its own traces in Slurm
+and clears them (`transitions.orphan_cleanup`). Measurements and history are lost then.
 
 A full disk or an unreadable file raises `LedgerError` with one line; callers
 begin nothing new while it lasts.
@@ -33,14 +32,14 @@ Body = dict[str, Any]
 
 
 class LedgerError(SlurmElasticError):
-    """The ledger cannot be read or written; the text says why and what to do."""
+    """Error: the ledger cannot be read or written; the text names cause and remedy."""
 
 
 class Ledger:
     """One SQLite file in WAL mode, never on a network file system. Thread-safe.
 
     Args:
-        path: the file; created when missing. ":memory:" for a ledger that forgets.
+        path: the file; created when missing. ":memory:" for a ledger in memory.
 
     Raises:
         LedgerError: it cannot be opened, or a newer version wrote it.
@@ -48,7 +47,7 @@ class Ledger:
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
-        #: Schema version of the file when it was opened; 0: it is new.
+        #: The version in the file when it was opened; 0: it is new.
         self.stored_version = 0
         self._lock = threading.RLock()
         try:
@@ -92,7 +91,7 @@ class Ledger:
                 raise LedgerError(f"ledger {self.path}: {error}") from None
 
     def raw(self) -> AbstractContextManager[sqlite3.Connection]:
-        """The database itself, for copies of whole tables (`leader.standby_sync`)."""
+        """Return the database itself, for copies of whole tables (`leader.standby_sync`)."""
         return self._open()
 
     # --- small named values: policy state, claims ---
@@ -103,7 +102,7 @@ class Ledger:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value kept under a name."""
+        """Return the value kept under a name."""
         with self._open() as db:
             row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         try:
@@ -115,7 +114,7 @@ class Ledger:
     # --- what is known of jobs ---
 
     def put_job(self, key: str, job_id: int, record: Mapping[str, Any]) -> None:
-        """Keep what is known of a job; `key` tells reused ids apart."""
+        """Keep the record of a job; `key` distinguishes reused ids."""
         with self._open() as db:
             db.execute(
                 "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
@@ -123,7 +122,7 @@ class Ledger:
             )
 
     def put_jobs(self, rows: Iterable[tuple[str, int, Mapping[str, Any]]]) -> None:
-        """As `put_job` for many, all or none: a page of the file is written once, not for each."""
+        """Keep many records, all or none: each page of the file is written once."""
         now = time.time()
         values = [(key, job_id, now, json.dumps(record)) for key, job_id, record in rows]
         if not values:
@@ -139,13 +138,13 @@ class Ledger:
                 raise
 
     def get_job(self, key: str) -> Body | None:
-        """What is known of a job, None for nothing."""
+        """Return the record of a job, or None."""
         with self._open() as db:
             row = db.execute("SELECT record FROM jobs WHERE key = ?", (key,)).fetchone()
         return _body(row["record"], f"job {key}") if row else None
 
     def key_of(self, job_id: int) -> str:
-        """The key under which a job was last known that had this id; "": none."""
+        """Return the key of the last job with this id; "": none."""
         with self._open() as db:
             row = db.execute(
                 "SELECT key FROM jobs WHERE job_id = ? ORDER BY seen DESC LIMIT 1", (job_id,)
@@ -153,7 +152,7 @@ class Ledger:
         return str(row["key"]) if row else ""
 
     def named_jobs(self) -> list[tuple[str, str, Body]]:
-        """(user, name, record) of every job that ever held GPUs, the newest last."""
+        """Return (user, name, record) of every job that ever held GPUs, the newest last."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT DISTINCT segments.user, segments.name, jobs.record, jobs.seen "
@@ -168,7 +167,7 @@ class Ledger:
     # --- what jobs of one application share ---
 
     def put_application(self, user: str, name: str, stated: str, body: Mapping[str, Any]) -> None:
-        """Keep what is known of an application: a user's jobs of one name, and their own word."""
+        """Keep the data of an application: a user's jobs of one name and stated application."""
         with self._open() as db:
             db.execute(
                 "INSERT OR REPLACE INTO applications VALUES (?, ?, ?, ?, ?)",
@@ -181,7 +180,7 @@ class Ledger:
             )
 
     def applications(self, user: str, name: str) -> dict[str, Body]:
-        """What is known of a user's jobs of this name, by their own word; the newest first."""
+        """Return the data of a user's jobs of this name, by stated application; newest first."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT stated, body FROM applications WHERE user = ? AND name = ? "
@@ -204,7 +203,7 @@ class Ledger:
             )
 
     def profile(self, user: str, name: str, stated: str) -> Body | None:
-        """The newest layer profile of an application."""
+        """Return the newest layer profile of an application."""
         with self._open() as db:
             row = db.execute(
                 "SELECT body FROM profiles WHERE user = ? AND name = ? AND stated = ?",
@@ -215,7 +214,7 @@ class Ledger:
     # --- transitions ---
 
     def add_transition(self, job_id: int, key: str, body: Mapping[str, Any]) -> int:
-        """Begin a transition; its id rises for ever."""
+        """Begin a transition; return its id, which is larger than all before."""
         with self._open() as db:
             cursor = db.execute(
                 "INSERT INTO transitions (job_id, key, state, live, updated, body) "
@@ -225,7 +224,7 @@ class Ledger:
             return int(cursor.lastrowid or 0)
 
     def put_transition(self, id_: int, state: str, body: Mapping[str, Any], *, live: bool) -> None:
-        """Keep a transition's state before it acts on it."""
+        """Keep a transition's state; called before the state is acted on."""
         with self._open() as db:
             db.execute(
                 "UPDATE transitions SET state = ?, live = ?, updated = ?, body = ? WHERE id = ?",
@@ -233,7 +232,7 @@ class Ledger:
             )
 
     def live_transitions(self) -> list[tuple[int, str, Body]]:
-        """(id, state, body) of every transition that has not ended; the body {} if unreadable."""
+        """Return (id, state, body) of each transition under way; the body {} if unreadable."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT id, state, body FROM transitions WHERE live = 1 ORDER BY id"
@@ -241,7 +240,7 @@ class Ledger:
         return [(r["id"], r["state"], _body(r["body"], f"transition {r['id']}")) for r in rows]
 
     def transitions(self, job_id: int | None = None, *, last: int = 100) -> list[Body]:
-        """The newest transitions, oldest first, of one job or of all."""
+        """Return the newest transitions, oldest first, of one job or of all."""
         where, args = ("", [last]) if job_id is None else ("WHERE job_id = ?", [job_id, last])
         with self._open() as db:
             rows = db.execute(
@@ -251,7 +250,7 @@ class Ledger:
         return _transitions(reversed(rows))
 
     def ended_transitions(self, job_id: int, key: str) -> list[Body]:
-        """Those of one job that have ended, oldest first."""
+        """Return the ended transitions of one job, oldest first."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT * FROM transitions WHERE job_id = ? AND key = ? AND live = 0 ORDER BY id",
@@ -260,7 +259,7 @@ class Ledger:
         return _transitions(rows)
 
     def ended_since(self, since: float) -> list[Body]:
-        """Transitions that have ended after a time (epoch s), oldest first."""
+        """Return the transitions that ended after a time (epoch s), oldest first."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT * FROM transitions WHERE live = 0 AND updated > ? ORDER BY id", (since,)
@@ -270,7 +269,7 @@ class Ledger:
     # --- who held what, when ---
 
     def begin_segment(self, row: Mapping[str, Any]) -> None:
-        """A job began to hold GPUs. Keys: the columns of `segments` but `end`."""
+        """Begin a segment of GPUs held. Keys: the columns of `segments` but `end`."""
         with self._open() as db:
             db.execute(
                 "INSERT OR IGNORE INTO segments VALUES "
@@ -279,12 +278,12 @@ class Ledger:
             )
 
     def end_segment(self, key: str, end: float) -> None:
-        """A job's present segment ended."""
+        """End the present segment of a job."""
         with self._open() as db:
             db.execute("UPDATE segments SET end = ? WHERE key = ? AND end IS NULL", (end, key))
 
     def unsettled(self, since: float) -> float | None:
-        """Start of the oldest segment that ended after `since` and is not settled; None: none."""
+        """Return the start of the oldest unsettled segment that ended after `since`, or None."""
         with self._open() as db:
             row = db.execute(
                 "SELECT min(start) AS start FROM segments WHERE seconds IS NULL AND end > ?",
@@ -293,7 +292,7 @@ class Ledger:
         return row["start"] if row else None
 
     def settle(self, job_id: int, run: int, start: float, *, end: float, seconds: int) -> bool:
-        """Take over how long a segment really was; whether there is such a one."""
+        """Set end and length of a segment by accounting; return whether it exists."""
         with self._open() as db:
             cursor = db.execute(
                 "UPDATE segments SET end = ?, seconds = ? "
@@ -303,7 +302,7 @@ class Ledger:
         return cursor.rowcount > 0
 
     def add_settled(self, row: Mapping[str, Any]) -> int:
-        """A segment that nobody saw, as the accounting has it; how many were added."""
+        """Add a segment that only accounting has; return how many were added."""
         with self._open() as db:
             cursor = db.execute(
                 "INSERT OR IGNORE INTO segments VALUES (:key, :job_id, :user, '', :run, "
@@ -313,13 +312,13 @@ class Ledger:
         return cursor.rowcount
 
     def open_segments(self) -> dict[str, dict[str, Any]]:
-        """Segments not ended yet, by job key."""
+        """Return the segments that have not ended, by job key."""
         with self._open() as db:
             rows = db.execute("SELECT * FROM segments WHERE end IS NULL").fetchall()
         return {r["key"]: dict(r) for r in rows}
 
     def segments(self, *, since: float = 0.0, user: str | None = None) -> list[dict[str, Any]]:
-        """Segments that reach beyond `since`, in order of their start."""
+        """Return the segments that end after `since`, in order of their start."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT * FROM segments WHERE (end IS NULL OR end > ?) "
@@ -333,14 +332,14 @@ class Ledger:
     def forget(
         self, now: float, *, keep_days: float, keep_mb: float, alive: Collection[str] = ()
     ) -> int:
-        """Delete a piece of what is too old or too much; see `retention.forget`."""
+        """Delete some of the rows that are too old or too many; see `retention.forget`."""
         with self._open() as db:
             return retention.forget(
                 db, now, keep_days=keep_days, keep_mb=keep_mb, alive=frozenset(alive)
             )
 
     def since(self) -> float:
-        """Epoch s from which on all transitions and segments are there."""
+        """Return the epoch s from which on all transitions and segments are kept."""
         with self._open() as db:
             return retention.since(db)
 
@@ -361,7 +360,7 @@ def _transitions(rows: Iterable[sqlite3.Row]) -> list[Body]:
 
 
 def _body(text: str, name: str) -> Body:
-    """A record, {} when it cannot be read."""
+    """Return a record, {} when it cannot be read."""
     try:
         body = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""From one report to the measurement of the shape that its job has."""
+"""Measurement of a job's shape, from its reports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FIELDS = frozenset(f.name for f in dataclasses.fields(Measurement))
 
 
 def key_of(held: Allocation, racks: int) -> str:
-    """The shape of an allocation in so many racks; of one rack as earlier versions wrote it."""
+    """Return the key of a shape in so many racks; for one rack as earlier versions wrote it."""
     shape = f"{held.gpu_type}:{held.gpus}:{len(held.nodes)}"
     return f"{shape}:{racks}" if racks > 1 else shape
 
 
 def kept(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
-    """From the ledger, by key; fields of later versions are ignored."""
+    """Return measurements from the ledger, by key; fields of later versions are ignored."""
     return {
         key: Measurement(**{n: v for n, v in row.items() if n in _FIELDS})
         for key, row in rows.items()
@@ -42,14 +42,14 @@ def measured(
     racks: int,
     old: Measurement | None,
 ) -> Measurement:
-    """Return the newest speed, and running means of computing and waiting seconds.
+    """Return the newest speed, and running means of computing and waiting times.
 
     Args:
         report: of a job on `held`.
         held: what the job really has.
         samples_per_s: by the report.
         racks: that the nodes of `held` are in.
-        old: the measurement of the same shape so far.
+        old: measurement of the same shape so far.
     """
     compute_s, sync_s, reports = None, None, 0
     if old is not None:
@@ -77,12 +77,12 @@ def measured(
 
 
 def staged(report: Report) -> bool:
-    """Whether a model's stages are on several ranks: they wait for each other, too."""
+    """Return whether a model has stages on several ranks, which wait for each other, too."""
     return bool(report.layout) and len(LayoutText.parse(report.layout).replicas) > 1
 
 
 def _parts(report: Report) -> tuple[float, float] | None:
-    """(computing, standing still) of one step; None: not told, or not of data parallelism."""
+    """Return (computing, waiting) s of one step; None: not reported, or not data-parallel."""
     forward, backward, sync = report.forward_s, report.backward_s, report.sync_s
     if forward is None or backward is None or sync is None or staged(report):
         return None

@@ -1,13 +1,11 @@
-"""From jobs' reports to what goodput models are fitted to, and what applications remember.
+"""Observations of jobs and applications, to which goodput models are fitted.
 
 An *application* is the user's jobs of one name that state the same application
 (`init(application=...)`). It keeps the newest times of all of them, in the
-ledger: the next job of the application knows from the start what a GPU of each
-type is worth to it, and with `[sia] share` it begins with all these times. Users
-share with themselves only.
+ledger: the next job of the application begins with the relative speed of each GPU
+type, and with `[sia] share` with all these times. Different users share nothing.
 
-Reports are hostile: what one claims changes what is believed of jobs of the
-same user and name, and nothing else.
+Reports are hostile: one changes only the observations of jobs of the same user and name.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ _STATED = 20
 
 @dataclass(slots=True, eq=False)
 class _CachedLearned:
-    """The last answer about a job, and how often it may still change.
+    """Last learned data of a job, and how often it may still change.
 
     Attributes:
         state: versions that it was made of.
-        settings: what people decide, which counts at once.
+        settings: set by users; changes count at once.
         fits: changes left that cost a fit.
         at: when they were counted (epoch s).
     """
@@ -51,9 +49,9 @@ class _CachedLearned:
     at: float = 0.0
 
     def takes(self, learned: Learned | None, now: float) -> bool:
-        """Return whether this answer, which differs, may replace the last one.
+        """Return whether new data, which differs, may replace the last.
 
-        Reports can be made so that each one costs a fit, and a difficult one.
+        Hostile reports could cost one difficult fit each.
         """
         if learned and self.learned:
             cheap = (learned.application, learned.observations) == (
@@ -69,7 +67,7 @@ class _CachedLearned:
 
 
 class ObservationStore:
-    """What is learned of all jobs and applications. Its caller holds the lock.
+    """Observations of all jobs and applications. Its caller holds the lock.
 
     Args:
         ledger: where applications are kept.
@@ -91,7 +89,7 @@ class ObservationStore:
             self._carry_over()
 
     def _carry_over(self) -> None:
-        """Take over the speeds of jobs from a ledger of version 1, which has no applications."""
+        """Read the speeds of jobs that a ledger of version 1 has of applications."""
         lessons: dict[tuple[str, str], Observations] = {}
         for user, name, record in self._ledger.named_jobs():
             rates = lessons.setdefault((user, name), Observations()).rates
@@ -107,16 +105,16 @@ class ObservationStore:
                 self._ledger.put_application(user, name, "", lesson.to_body())
 
     def take(self, lesson: Observations, report: Report, job: Job, held: Allocation | None) -> bool:
-        """Learn from a report.
+        """Record the observations of a report.
 
         Args:
             lesson: of the job.
-            report: believed as far as its times are concerned if `held` is given.
+            report: its times are used if `held` is given.
             job: whose report it is.
             held: the allocation that its times were measured in.
 
         Returns:
-            Whether a configuration is new.
+            Whether a configuration is known that was not.
         """
         directive = job.directive
         unit = directive.unit_for(held.gpu_type) if held and directive else 1
@@ -127,7 +125,7 @@ class ObservationStore:
         return len(lesson.points) > old_count
 
     def _pass_on(self, lesson: Observations, point: ObservedTime | None, job: Job) -> None:
-        """Add the observations of a job to those of its application."""
+        """Add an observation to the application."""
         if not lesson.batch:
             return
         lessons = self._of(job)
@@ -146,7 +144,7 @@ class ObservationStore:
         self._changed(job, lessons, shared)
 
     def adopt(self, job: Job, taught: Observations) -> None:
-        """Add what the owner of a job states to the observations of its application."""
+        """Add the observations that an owner imports to the application of a job."""
         lessons = self._of(job)
         shared = lessons.get(taught.stated) or taught
         shared.absorb(taught)
@@ -160,13 +158,13 @@ class ObservationStore:
         self._dirty.add((job.user, job.name, shared.stated))
 
     def see(self, lesson: Observations, job: Job, key: str, measurement: Measurement) -> None:
-        """Add a measurement of a job to the observations of its application."""
+        """Add a job's measurement of a shape to the application."""
         shared = self._of(job).get(lesson.stated)
         if shared is not None and shared.see(key, measurement):
             self._dirty.add((job.user, job.name, lesson.stated))
 
     def save(self, alive: Iterable[Job]) -> None:
-        """Save changes in the ledger, and drop what no job needs.
+        """Write changed applications to the ledger, and drop those that no job needs.
 
         Raises:
             LedgerError: it could not be written; the next call tries again.
@@ -190,17 +188,17 @@ class ObservationStore:
         cluster: Sequence[str],
         now: float,
     ) -> Learned | None:
-        """Return the input of models for a job; the same object while nothing changes.
+        """Return the data that models are fitted to; the same object while nothing changes.
 
         Args:
             job: running or pending.
             lesson: its own.
             directive: in force.
             cluster: GPU types that there are.
-            now: epoch s; times that change all the time are only passed on now and then.
+            now: epoch s; times that change with each report are passed on rarely.
 
         Returns:
-            None while the batch of the job is unknown.
+            None while its batch is not known.
         """
         if directive is None:
             return None
@@ -220,7 +218,7 @@ class ObservationStore:
         return last.learned
 
     def shared(self, job: Job, lesson: Observations) -> Observations | None:
-        """Return the observations of its application, those of the latest of its name at first."""
+        """Return its application's observations; before a report those of the name's latest job."""
         lessons = self._of(job)
         if lesson.batch:
             return lessons.get(lesson.stated)
@@ -308,7 +306,7 @@ class ObservationStore:
 
 
 def _expected(shared: Observations | None, directive: Directive) -> int:
-    """The batch of a job that has not reported: what its application began with; 0: not known."""
+    """Return the batch of a job without reports: its application's initial one; 0: unknown."""
     batch = (shared.initial_batch or shared.batch) if shared else 0
     if not batch or directive.batch is None:
         return batch
@@ -316,7 +314,7 @@ def _expected(shared: Observations | None, directive: Directive) -> int:
 
 
 def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
-    """Batches that may be chosen; None: none. Smaller than the script's own are never better."""
+    """Return the batches to choose from, or None; those below the script's own are never better."""
     if directive.batch is None:
         return None
     low, high = directive.batch
@@ -326,7 +324,7 @@ def _span(begun: int, directive: Directive) -> tuple[int, int] | None:
 def _micro_batch_limit(
     points: Iterable[ObservedTime], directive: Directive, gpu_type: str, batch: int
 ) -> int:
-    """Return the largest micro-batch of a replica, as measured or as the fewest GPUs require."""
+    """Return the samples that a replica is known to take at once, or must with fewest GPUs."""
     replicas = max(1, directive.sizes(gpu_type)[0] // directive.unit_for(gpu_type))
     return max([-(-batch // replicas), *(p.micro_batch for p in points)])
 
@@ -364,7 +362,7 @@ def estimated(
     *,
     earlier: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return samples/s of one replica on `types`; of types not measured by the stated ratios.
+    """Return samples/s of one replica on each of `types`, of unmeasured ones by stated ratios.
 
     Args:
         points: of the application.
@@ -385,7 +383,7 @@ def estimated(
 def _rates(
     points: Iterable[ObservedTime], directive: Directive, batch: int, single: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return samples/s in the one size of a rigid job; of types not measured by `single`."""
+    """Return samples/s in the one size of a rigid job; of unmeasured types by `single`."""
     gpus, known_rates = directive.min_gpus, {}
     for p in points:
         if p.gpus == gpus and p.gpu_type in single:
@@ -396,6 +394,6 @@ def _rates(
 
 
 def scaled(values: Mapping[str, float], relative: Mapping[str, float]) -> dict[str, float]:
-    """Return `values`, and for other types their relative value at the geometric mean ratio."""
+    """Return `seen`, and all other types by relative value at the mean ratio (of logarithms)."""
     scale = math.exp(statistics.fmean(math.log(v / relative[t]) for t, v in values.items()))
     return {t: values.get(t, scale * value) for t, value in relative.items()}

@@ -1,9 +1,9 @@
-"""What was learned of one job, or of all jobs of an application: times, noise, batch.
+"""Observations of one job, or of all jobs of an application: times, noise, batch.
 
 A job's times in one configuration (GPU type, nodes, GPUs, micro-batch) are
-believed as first measured, and anew only when the median of the last reports
-differs by more than `TOLERANCE`: models are cached by their values, so a value
-that trembles would cost a fit in every round.
+kept as first measured, and replaced only when the median of the last reports
+differs by more than `TOLERANCE`: models are cached by their values, so noise would
+otherwise cause a fit in every round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OTHER = 3.0
 
 @dataclass(slots=True)
 class ObservedTime:
-    """Times in one configuration: as believed, and as last reported.
+    """Times in one configuration: as kept, and as last reported.
 
     Attributes:
         step_s, micro_step_s: as in `Observation`.
@@ -53,11 +53,11 @@ class ObservedTime:
 
     @property
     def key(self) -> str:
-        """Of its configuration."""
+        """Key of its configuration."""
         return f"{self.gpu_type}:{self.nodes}:{self.gpus}:{self.micro_batch}"
 
     def add(self, step_s: float, micro_step_s: float) -> bool:
-        """One more measurement; whether what is believed has changed."""
+        """Add a measurement; return whether the kept times have changed."""
         self.recent = [*self.recent[1 - _RECENT :], (step_s, micro_step_s)]
         step, micro = (statistics.median(v) for v in zip(*self.recent, strict=True))
         micro = min(step, micro)
@@ -67,7 +67,7 @@ class ObservedTime:
         return True
 
     def observation(self) -> Observation:
-        """As models take it."""
+        """Return it in the form that models take."""
         return Observation(
             self.gpu_type, self.nodes, self.gpus, self.micro_batch, self.step_s, self.micro_step_s
         )
@@ -75,14 +75,14 @@ class ObservedTime:
 
 @dataclass(slots=True)
 class Observations:
-    """What was learned of a job, or of all jobs of an application.
+    """Observations of a job, or of all jobs of an application.
 
     Attributes:
         points: by configuration, in the order of their first measurement.
-        noise: (squared norm, variance) of the gradient as believed; None: not measured.
+        noise: (squared norm, variance) of the gradient; None: not measured.
         batch, initial_batch: samples; 0: not reported yet.
         most: most samples that a replica may take at once; 0: not stated.
-        stated: what the script calls its application.
+        stated: the application that the script states.
         rates: samples/s of one GPU by type, from ledgers that held no more.
         shapes: of an application only: speed and stalls of its jobs, the newest of each shape.
         version: rises with every change.
@@ -99,7 +99,7 @@ class Observations:
     version: int = 0
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON for the ledger."""
+        """Return JSON for the ledger."""
         body = dataclasses.asdict(self)
         body["points"] = list(body["points"].values())
         body.pop("version")
@@ -107,7 +107,7 @@ class Observations:
 
     @classmethod
     def from_body(cls, body: Any) -> Observations:
-        """From the ledger's JSON; what cannot be is left out."""
+        """Return it from the ledger's JSON; invalid parts are left out."""
         lesson = cls()
         if not isinstance(body, dict):
             return lesson
@@ -134,7 +134,7 @@ class Observations:
         return lesson
 
     def see(self, key: str, measurement: Measurement) -> bool:
-        """Keep what was measured in a shape; whether it differs from what was believed."""
+        """Keep a measurement of a shape; return whether it differs from the kept one."""
         earlier = self.shapes.get(key)
         if earlier is not None and all(
             _near(new or 0.0, old or 0.0)
@@ -152,30 +152,30 @@ class Observations:
         return True
 
     def keep(self, point: ObservedTime) -> None:
-        """Have this point; the oldest goes if there are too many."""
+        """Keep this point; drop the oldest if there are too many."""
         if point.key not in self.points and len(self.points) >= _POINTS:
             del self.points[next(iter(self.points))]
         self.points[point.key] = point
 
     def absorb(self, other: Observations) -> None:
-        """Have the points and shapes of another."""
+        """Add the points and shapes of another."""
         for point in other.points.values():
             self.keep(point)
         for key, measurement in other.shapes.items():
             self.see(key, measurement)
 
     def contradicts(self, point: ObservedTime) -> bool:
-        """Whether a job's first word on a configuration is far from what earlier jobs said."""
+        """Return whether a job's first times in a configuration differ far from earlier jobs'."""
         earlier = self.points.get(point.key)
         return earlier is not None and not (
             1 / _OTHER < point.micro_step_s / earlier.micro_step_s < _OTHER
         )
 
     def hear(self, report: Report, held: Allocation | None, unit: int) -> ObservedTime | None:
-        """Take what a report says beside times, and its times if `held` is their shape.
+        """Record noise and batch of a report, and its times if `held` is their shape.
 
         Returns:
-            A point whose belief has changed.
+            A point whose kept times have changed.
         """
         old_values = (self.batch, self.initial_batch, self.most, self.stated, self.noise)
         self.batch = report.global_batch or self.batch
@@ -255,7 +255,7 @@ def _point(row: Any) -> ObservedTime | None:
 
 
 def _pair(value: Any) -> tuple[float, float] | None:
-    """Two times."""
+    """Return two times of a value that was read back."""
     pair = _list(value)
     if len(pair) != 2 or not all(number(t, _LEAST_S, _MOST_S) for t in pair):
         return None
@@ -263,7 +263,7 @@ def _pair(value: Any) -> tuple[float, float] | None:
 
 
 def number(value: Any, low: float, high: float) -> bool:
-    """Whether a value read back is a number between these."""
+    """Return whether a value read back is a number between these."""
     return type(value) in (int, float) and low <= value <= high
 
 

@@ -1,9 +1,9 @@
-"""How long the ledger keeps what, and how its file gets smaller again.
+"""Retention of the ledger's rows, and the size of its file.
 
-What is older than `keep_days` goes, and before that what is oldest when the file would be larger
-than `keep_mb`. Nothing goes that a live transition or a job of the present needs. Only so many
-rows are deleted at once, and so many pages given back to the file system, that nobody waits
-for it; the next call goes on.
+Rows older than `keep_days` are deleted, and the oldest earlier when the file would be larger
+than `keep_mb`. Rows that a live transition or a present job needs stay. Only so many rows are
+deleted at once, and pages given back to the file system, that other calls are not delayed; the
+next call goes on.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ CREATE INDEX IF NOT EXISTS jobs_seen ON jobs (seen);
 
 
 def prepare(db: sqlite3.Connection) -> None:
-    """Let the file shrink: at once for a new one, by a single rewriting for an older one.
+    """Let the file shrink: a new one at once, an older one after it is rewritten once.
 
     Raises:
-        sqlite3.Error: there is no room for that; it goes on as it is.
+        sqlite3.Error: there is no room for that; the file stays usable.
     """
     if db.execute("PRAGMA auto_vacuum").fetchone()[0] == 0:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -57,13 +57,13 @@ def prepare(db: sqlite3.Connection) -> None:
 
 
 def since(db: sqlite3.Connection) -> float:
-    """Epoch s from which on everything is there."""
+    """Return the epoch s from which on all rows are kept."""
     row = db.execute("SELECT value FROM meta WHERE name = 'kept_since'").fetchone()
     return float(row[0]) if row else 0.0
 
 
 def used_bytes(db: sqlite3.Connection) -> int:
-    """Of the file, without pages that are free."""
+    """Return the bytes of the file without free pages."""
     size, pages, free = (
         db.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_size", "page_count", "freelist_count")
@@ -79,7 +79,7 @@ def forget(
     keep_mb: float,
     alive: Collection[str],
 ) -> int:
-    """Delete a piece of what is too old or too much.
+    """Delete some of the rows that are too old or too many.
 
     Args:
         db: the ledger.
@@ -130,7 +130,7 @@ def _delete(db: sqlite3.Connection, table: _Table, old: float) -> int:
 
 
 def _delete_jobs(db: sqlite3.Connection, old: float, alive: Collection[str]) -> int:
-    """What is known of jobs that are gone. One that lives may have been written down long ago."""
+    """Delete the records of jobs that are gone; those of living jobs may be old as well."""
     rows = db.execute(
         "SELECT key FROM jobs WHERE seen < ? ORDER BY seen LIMIT ?", (old, PIECE + len(alive))
     )

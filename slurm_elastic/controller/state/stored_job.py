@@ -1,4 +1,4 @@
-"""What is kept in the ledger of one job."""
+"""Record of one job in the ledger."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from slurm_elastic.core.plan import Measurement
 
 @dataclass(slots=True)
 class StoredJob:
-    """One job's record as it is kept; see `JobRecord` for what most fields mean.
+    """Record of one job in the ledger; see `JobRecord` for most fields.
 
     Attributes:
-        pin: nodes that the job was last told to run on; None: nothing is known of it before now.
-        pins: what it was told before, the latest last: a slurmctld that dies brings it back.
-        override: directive that a person has put in place of the submitted one; "": none.
-        layout: in which a person wants it to run (`slurm_elastic.core.layout`); "": its own choice.
-        broken: run whose lease its owner broke; he is not made to wait again.
-        budget: what is left of its time, where its limit may be extended.
+        pin: node list that the job was last given; None: not known.
+        pins: earlier node lists, the latest last: a slurmctld that dies falls back to them.
+        override: directive that a user has put in place of the submitted one; "": none.
+        layout: that a user has ordered (`slurm_elastic.core.layout`); "": its own choice.
+        broken: run whose lease its owner broke; it is not made to wait again.
+        budget: of its time, where its limit may be extended.
         spare: (run, seconds) that the attempt's time limit was rounded down by.
         gradient_bytes: as in `JobRecord`, with `frozen` layers from the front left out.
         counted: id of the last transition whose outcome is part of this record.
-        lesson: what models are fitted to.
-        watch: whether its attempts get anywhere.
+        lesson: observations that models are fitted to.
+        watch: progress of its attempts.
     """
 
     job_id: int
@@ -61,7 +61,7 @@ class StoredJob:
     dirty: bool = True
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON for the ledger."""
+        """Return JSON for the ledger."""
         body = dataclasses.asdict(self)
         body.pop("dirty")
         body["lesson"] = self.lesson.to_body()
@@ -70,7 +70,7 @@ class StoredJob:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> StoredJob:
-        """From the ledger's JSON; unknown fields are ignored."""
+        """Return it from the ledger's JSON; unknown fields are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         entry = cls(**{k: v for k, v in body.items() if k in names})
         entry.measurements = kept(body["measurements"])

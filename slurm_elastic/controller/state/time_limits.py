@@ -1,4 +1,4 @@
-"""How long a job may run when it gets fewer GPUs than it was submitted with. Pure.
+"""Time limits of jobs that get fewer GPUs than they were submitted with. Pure.
 
 Its time limit was chosen for the shape that its owner submitted. So what is used up of it is
 counted at that shape's speed (our definition): an attempt at pace p - the speed predicted for its
@@ -31,15 +31,15 @@ _MINUTE_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBudget:
-    """What a job has left of its time, when its present attempt began. All in seconds.
+    """Time that a job had left when its present attempt began. All in seconds.
 
     Attributes:
         work_s: at the speed of the submitted shape.
         plain_s: wall-clock time, had it never been extended.
         spent_s: wall-clock time that its attempts before this one ran.
         pace: of the attempt.
-        set_s: TimeLimit that it was given, whole minutes; None: not given one by us.
-        hand_s: wall-clock time that a limit set by hand leaves it; None: nobody has set one.
+        set_s: TimeLimit that the controller set, whole minutes; None: none.
+        hand_s: wall-clock time that a limit set by hand leaves it; None: none was set.
     """
 
     work_s: float
@@ -51,18 +51,18 @@ class TimeBudget:
 
     @property
     def extended_s(self) -> int:
-        """By how much the attempt's limit is longer than without an extension."""
+        """Seconds by which the attempt's limit is longer than without an extension."""
         if self.set_s is None or self.hand_s is not None:
             return 0
         return max(0, self.set_s - _minutes(self.plain_s))
 
     def extended_of(self, limit_s: int | None) -> int:
-        """The same, 0 when the limit that Slurm shows is not the one that was set."""
+        """Return `extended_s`, or 0 when the limit that Slurm shows is not the one that was set."""
         return self.extended_s if limit_s == self.set_s else 0
 
     @classmethod
     def from_body(cls, body: object) -> TimeBudget | None:
-        """From the ledger's JSON; None where there is none that makes sense."""
+        """Return it from the ledger's JSON; None if that is missing or invalid."""
         if not isinstance(body, Mapping):
             return None
         names = {f.name for f in fields(cls)}
@@ -79,13 +79,13 @@ class TimeBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionTerms:
-    """On what terms a change may extend a limit.
+    """Terms on which a change may extend a limit.
 
     Attributes:
         paces: by shape that the job may end up in: "planned", "old", "queue".
         most_s: wall-clock seconds that all attempts together may last (MaxTime, MaxWall); None:
             no such limit.
-        reserved: when somebody else's reservation of its nodes begins (epoch s), by shape.
+        reserved: when a foreign reservation of its nodes begins (epoch s), by shape.
     """
 
     paces: Mapping[str, float] = field(default_factory=dict)
@@ -94,12 +94,12 @@ class ExtensionTerms:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any] | None) -> ExtensionTerms | None:
-        """From the ledger's JSON."""
+        """Return it from the ledger's JSON."""
         return cls(**body) if body else None
 
 
 def fresh(left_s: float, *, trusted: bool = True) -> TimeBudget:
-    """The budget of a job of which nothing is known but its running attempt.
+    """Return the budget of a job of which only the running attempt is known.
 
     Args:
         left_s: of its time limit.
@@ -109,10 +109,10 @@ def fresh(left_s: float, *, trusted: bool = True) -> TimeBudget:
 
 
 def after(budget: TimeBudget, *, ran_s: float, limit_s: int) -> TimeBudget:
-    """What is left when an attempt ends.
+    """Return the budget that is left when an attempt ends.
 
-    A limit other than the one that was set is somebody's wish: it counts at the attempt's pace,
-    so that lowering it gains nobody time, and is not extended any more.
+    A limit other than the one that was set was set by hand: it counts at the attempt's pace, so
+    that lowering it gains no time, and is not extended any more.
 
     Args:
         budget: when the attempt began.
@@ -136,7 +136,7 @@ def after(budget: TimeBudget, *, ran_s: float, limit_s: int) -> TimeBudget:
 def begun(
     budget: TimeBudget, *, pace: float, most_s: float | None, until_s: float | None = None
 ) -> tuple[TimeBudget, int]:
-    """The next attempt's budget and TimeLimit (seconds, whole minutes, one at least).
+    """Return the next attempt's budget and TimeLimit (s, in whole minutes, one at least).
 
     Args:
         budget: what is left.

@@ -1,8 +1,8 @@
 """One job on its way from one allocation to another: the record that is persisted.
 
-Our protocol (docs/adr/0001-plain-requeue.md) never holds a job: from REQUEUE
+The protocol (docs/adr/0001-plain-requeue.md) never holds a job: from REQUEUE
 to RELEASE it waits in the queue with a start time about two minutes ahead,
-which Slurm itself sets. Whoever dies meanwhile, Slurm starts the job.
+which Slurm itself sets. If the controller dies meanwhile, Slurm starts the job.
 
 | state | done on entering | left when |
 |---|---|---|
@@ -38,7 +38,7 @@ _OF_JOB = ("job_id", "display_id", "key", "user", "uid", "run")
 
 
 class TransitionState(enum.Enum):
-    """Where a transition stands."""
+    """State of one transition."""
 
     RESERVE = "RESERVE"
     NOTIFY = "NOTIFY"
@@ -72,10 +72,10 @@ UPROOTED = (
 
 @dataclass(slots=True, kw_only=True)
 class Transition:
-    """What the ledger keeps of one transition. Times are epoch seconds.
+    """One transition as the ledger keeps it. Times are epoch seconds.
 
     Attributes:
-        key: names the job across reused ids (`Job.key`).
+        key: of the job, distinct for reused ids (`Job.key`).
         run: restart count when it began.
         old: None for a job that was waiting.
         target: None: the job shall wait, with a lease.
@@ -129,7 +129,7 @@ class Transition:
 
     @classmethod
     def of(cls, job: Job, *, action: Action, reason: Reason, **more: Any) -> Transition:
-        """A new one (id 0) of a job as it is now; `more`: other attributes, `target` is None."""
+        """Return a new one (id 0) of a job; `more`: other attributes, `target` is None."""
         identity = {name: getattr(job, name) for name in _OF_JOB}
         fields = {"target": None, **more}
         return cls(id=0, action=action, reason=reason, old=job.allocation, **identity, **fields)
@@ -140,9 +140,9 @@ class Transition:
         return self.entered.get(self.state.value, 0.0)
 
     def waited(self, now: float, mark: str = "") -> float:
-        """Seconds since the present state, or something else in `entered`, was entered.
+        """Return the seconds since the present state, or another mark in `entered`.
 
-        Waits end even if the clock was set back meanwhile: they then begin anew.
+        After the clock was set back the wait begins anew.
         """
         name = mark or self.state.value
         if self.entered.get(name, 0.0) > now:
@@ -163,7 +163,7 @@ class Transition:
         )
 
     def seconds(self) -> dict[str, float | None]:
-        """How long its parts took: checkpoint, Slurm, process start, restore."""
+        """Return the seconds of its parts: checkpoint, Slurm, process start, restore."""
         at = self.entered
         slurm = None
         if "running" in at and "REQUEUE" in at:
@@ -184,7 +184,7 @@ class Transition:
         }
 
     def seconds_text(self) -> str:
-        """Seconds for a log line: `checkpoint:0.41,slurm:2.63`."""
+        """Return the seconds for a log line: `checkpoint:0.41,slurm:2.63`."""
         known_seconds = ((k, v) for k, v in self.seconds().items() if v is not None)
         return ",".join(f"{k}:{v:.2f}" for k, v in known_seconds)
 
@@ -192,7 +192,7 @@ class Transition:
         return f"JobId={self.display_id} Transition={self.id}"
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON for the ledger."""
+        """Return JSON for the ledger."""
         body = dataclasses.asdict(self)
         for name in ("old", "target", "planned"):
             held: Allocation | None = getattr(self, name)
@@ -205,7 +205,7 @@ class Transition:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Transition:
-        """From the ledger's JSON; fields that this version does not know are ignored.
+        """Return it from the ledger's JSON; unknown fields are ignored.
 
         Raises:
             ValueError: it is no transition.

@@ -1,8 +1,8 @@
-"""Allocation segments brought into line with Slurm's accounting, to the second.
+"""Allocation segments corrected by Slurm's accounting, to the second.
 
-What the controller sees of a run's end is when it looked. Slurm's accounting has the truth, some
-seconds later: from there come end and length of each segment, and whole segments of runs that
-nobody saw because the controller was away. What sacct does not know stays as it was seen.
+The controller sees the end of a run at its next look. Slurm's accounting has the exact time some
+seconds later: end and length of each segment come from there, and whole segments of runs while
+the controller was away. Segments without a record in sacct stay as they were seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARK = "accounted"
 
 
 class UsageReconciler:
-    """Settles segments in the background.
+    """Correction of segments in the background.
 
     Args:
         ledger: holds the segments.
@@ -41,7 +41,7 @@ class UsageReconciler:
         self._trouble = ""
 
     def tick(self) -> None:
-        """Begin a look at the accounting if it is time; never waits."""
+        """Start a query of the accounting if it is due; never waits."""
         now = time.monotonic()
         if now < self._next or (self._thread and self._thread.is_alive()):
             return
@@ -72,7 +72,7 @@ class UsageReconciler:
 
 
 def settle(ledger: Ledger, runs: Iterable[AccountedRun]) -> int:
-    """Take over what the accounting says of runs that are over; how many were news."""
+    """Correct ended segments by accounting; return how many changed."""
     count = 0
     for run in runs:
         if run.end is None:
@@ -97,7 +97,7 @@ def settle(ledger: Ledger, runs: Iterable[AccountedRun]) -> int:
 
 
 def _key(ledger: Ledger, run: AccountedRun) -> str:
-    """Of the elastic job that a run is of; "": of none that is known."""
+    """Return the key of the elastic job of a run; "": unknown."""
     if run.submitted is not None:
         return f"{run.job_id}@{run.submitted}"
     key = ledger.key_of(run.job_id)

@@ -1,4 +1,4 @@
-"""Which waiting transitions may ask their jobs to save now. Pure.
+"""Admission of waiting transitions: whose jobs are asked to save now. Pure.
 
 A job is asked only when its target is free, so that it stands still as short
 as possible. Jobs that wait for each other's GPUs in a ring go together.
@@ -16,7 +16,7 @@ from slurm_elastic.core.cluster import Allocation, Job
 def admitted(
     live: Iterable[Transition], jobs: Mapping[int, Job], sizes: Mapping[str, int]
 ) -> frozenset[int]:
-    """Ids of transitions that may leave RESERVE.
+    """Return the ids of transitions that may leave RESERVE.
 
     Args:
         live: all transitions under way.
@@ -48,11 +48,11 @@ def admitted(
 def hopeless(
     live: Iterable[Transition], jobs: Mapping[int, Job], sizes: Mapping[str, int]
 ) -> frozenset[int]:
-    """Ids of transitions that wait for what cannot come.
+    """Return the ids of transitions that wait in vain.
 
-    Even when everything else under way has happened there is no room for them: one of a ring has
-    been undone, say, and stays where another wants to go. The youngest goes first, since whoever
-    gives up leaves its own GPUs to nobody.
+    Even after all other transitions there is no room for them: for instance one of a ring has been
+    undone, and its job stays on the target of another. The youngest is given up first, since its
+    job keeps its GPUs.
 
     Args:
         live: all transitions under way.
@@ -91,14 +91,14 @@ def _ring_fits(ring: list[Transition], used: Counter[str], sizes: Mapping[str, i
 
 
 def more(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
-    """GPUs of the target that the job does not hold yet, by node."""
+    """Return the GPUs of the target that the job does not hold yet, by node."""
     job = jobs.get(t.job_id)
     held = _shares(job.allocation if job else None)
     return {n: g - held.get(n, 0) for n, g in _shares(t.target).items() if g > held.get(n, 0)}
 
 
 def _held(jobs: Mapping[int, Job]) -> Counter[str]:
-    """GPUs that jobs hold, by node."""
+    """Return the GPUs that jobs hold, by node."""
     held = Counter[str]()
     for job in jobs.values():
         held.update(_shares(job.allocation))

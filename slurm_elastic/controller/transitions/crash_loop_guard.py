@@ -1,8 +1,8 @@
-"""Holds jobs that come back to the queue again and again and get nowhere.
+"""Hold of jobs that are requeued repeatedly and make no progress.
 
-What counts is defined in `progress_guard`. The hold is Slurm's own, of the kind that the job's
-owner can release (`scontrol release`, or `selastic release`): he has to mend his script, and
-nobody else can. This is the one place where a job is held.
+Progress is defined in `attempt_progress`. The hold is Slurm's own, of the kind that the job's
+owner can release (`scontrol release`, or `selastic release`) after fixing the script. A job is
+held nowhere else.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from slurm_elastic.core.plan import Action
 from slurm_elastic.core.reason import Reason
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError, SlurmUnreachableError
 
-#: What begins a comment of ours, for whoever looks at the job with Slurm's own tools.
+#: Prefix of the comment of a held job, for users of Slurm's own tools.
 COMMENT = "selastic: held, "
 
 
 class CrashLoopGuard:
-    """Follows the attempts of all elastic jobs.
+    """Attempts of all elastic jobs, and holds.
 
     Args:
         scontrol: writes.
         config: the site's.
-        book: what is known of jobs.
-        ledger: where holds are noted for `selastic history`.
+        book: records of jobs.
+        ledger: where holds are kept for `selastic history`.
         log: structlog logger.
 
     Attributes:
@@ -50,7 +50,7 @@ class CrashLoopGuard:
         self.holds = 0
 
     def review(self, snapshot: Snapshot, live: Mapping[int, Any], *, act: bool) -> None:
-        """Count attempts that are over, hold whom they say so of, let go who was released.
+        """Count attempts that are over, hold jobs without progress, end holds that were released.
 
         Args:
             snapshot: read just now.
@@ -59,7 +59,7 @@ class CrashLoopGuard:
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
-            LedgerError: a hold could not be written down, and was not begun.
+            LedgerError: a hold could not be written, and was not begun.
         """
         for job in snapshot.jobs:
             if not job.elastic or job.state is JobState.ENDED:
@@ -109,7 +109,7 @@ class CrashLoopGuard:
             watch.code = 0
 
     def _advise(self, watch: AttemptProgress, job: Job) -> None:
-        """Where nothing may be done, say once what would be."""
+        """Log once which job would be held, where nothing may be done."""
         if self._due(watch) and job.key not in self._advised:
             self._advised.add(job.key)
             self._log.warning(
@@ -146,7 +146,7 @@ class CrashLoopGuard:
         self._ledger.put_transition(id_, TransitionState.DONE.value, noted.to_body(), live=False)
 
     def _held(self, watch: AttemptProgress, job: Job) -> None:
-        """A job that we hold: until somebody lets it go."""
+        """Follow a held job until it is released."""
         if job.state is JobState.PENDING and job.reason in HELD:
             if not watch.freed:
                 return
@@ -164,7 +164,7 @@ class CrashLoopGuard:
         self._book.command(job, watch=watch)
 
     def _comment(self, job: Job, text: str) -> None:
-        """Only for people: whatever comes of it, the job is held or let go."""
+        """Set the comment; a failure changes neither hold nor release."""
         try:
             self._scontrol.update(job, {"Comment": text})
         except ScontrolError as error:
@@ -172,7 +172,7 @@ class CrashLoopGuard:
 
 
 def _back_at(job: Job) -> float | None:
-    """When a job came back to the queue: Slurm then sets its submit time anew."""
+    """Return when a job came back to the queue: Slurm then sets its submit time anew."""
     return job.submit_time if job.state is JobState.PENDING else None
 
 

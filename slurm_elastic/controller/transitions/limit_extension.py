@@ -1,8 +1,8 @@
-"""On what terms a change may extend its job's time limit: predicted paces, and who sets bounds.
+"""Terms on which a change may extend its job's time limit: predicted paces, and bounds.
 
 The pace is that of the curve by which rounds judge gains (`models.speedup`), measured where the
 job has been measured. Only a job with fewer GPUs than it was submitted with is extended: at the
-same number it has what its owner's limit was chosen for, wherever it sits.
+same number it has the GPUs that the limit was chosen for, on any nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurm_elastic.topology import Topology
 
 
 class ExtensionPolicy(NamedTuple):
-    """What a transition takes along; both None: its limit is what is left, as ever."""
+    """Budget and terms of a transition; both None: its limit is the time that is left."""
 
     budget: TimeBudget | None = None
     terms: ExtensionTerms | None = None
@@ -43,10 +43,10 @@ def allowed(
 
     Args:
         job: as it is.
-        decision: what shall become of it.
+        decision: of the round.
         budget: as it was when the present attempt began; None: it was never extended.
         snapshot: the cluster.
-        records: what is known of its jobs.
+        records: of its jobs.
         config: the site's.
         spare_s: see `Transition`.
     """
@@ -82,7 +82,7 @@ def allowed(
 
 
 def most_s(job: Job, snapshot: Snapshot) -> int | None:
-    """The strictest of the partition's MaxTime and its QOS' and associations' MaxWall, seconds."""
+    """Return the strictest of MaxTime of partition and MaxWall of QOS and associations (s)."""
     names = job.partition.split(",")
     bounds = [p.max_time_s for p in snapshot.partitions if p.name in names]
     bounds += [m.cap for m in snapshot.limits if m.resource == "wall" and job.job_id in m.jobs]
@@ -90,7 +90,7 @@ def most_s(job: Job, snapshot: Snapshot) -> int | None:
 
 
 def reserved_from(held: Allocation, snapshot: Snapshot) -> float | None:
-    """When (epoch s) one of these nodes is next reserved for somebody else; None: never."""
+    """Return when (epoch s) one of these nodes is next reserved for others; None: never."""
     nodes = set(held.nodes)
     return min(
         (
@@ -111,7 +111,7 @@ def _pace(
     model: SpeedModel,
     nodes: tuple[str, ...] = (),
 ) -> float:
-    """Return the predicted speed relative to that of the submitted shape on the fewest nodes.
+    """Return predicted speed with these GPUs over that in the submitted shape.
 
     Args:
         job: with its submission.
@@ -119,7 +119,7 @@ def _pace(
         gpu_type: of them.
         snapshot: the cluster.
         model: the job's.
-        nodes: on which; (): as few as go.
+        nodes: of the GPUs; (): as few as possible.
     """
     full_gpus = min(shape.submitted_gpus(job), job.directive.max_gpus if job.directive else 1)
     if gpus >= full_gpus:  # more than MAX it never gets, whatever it was submitted with

@@ -122,7 +122,7 @@ class OrderOutbox:
             self._report_every_s = every_s
 
     def orders(self, job_id: int, run: int) -> Orders:
-        """Return the present orders of one attempt."""
+        """Return the orders of one attempt now."""
         with self._lock:
             run_of_request, request, _ = self._asked.get(job_id, (run, Orders(), None))
             orders = self._standing.on(
@@ -145,14 +145,14 @@ class OrderOutbox:
         once: bool = False,
         reason: Reason | None = None,
     ) -> None:
-        """Let one attempt do something, in place of what its job was asked before.
+        """Order an action of one attempt, in place of the last action of its job.
 
         Args:
             job_id: the job.
             orders: an action and what belongs to it; their `seq` is given here, and their
                 `reason` when they are fetched, without what their job's owner may not see.
             run: restart count of the attempt.
-            once: only if this attempt has been asked nothing yet.
+            once: only if this attempt has no order yet.
             reason: why.
         """
         with self._lock:
@@ -163,15 +163,15 @@ class OrderOutbox:
         self.wake(job_id)
 
     def take_back(self, job_id: int) -> None:
-        """Ask nothing of a job any more; what stands is left as it is."""
+        """Withdraw the action of a job; its settings stay."""
         with self._lock:
             self._asked.pop(job_id, None)
 
     def tell(self, job_id: int, *, run: int, **values: Any) -> bool:
-        """Let a job be so from this attempt on, whatever else it is asked; see `DesiredSettings`.
+        """Set values of a job from this attempt on; see `DesiredSettings`.
 
         Returns:
-            Whether that is news to it.
+            Whether any of them is new.
         """
         with self._lock:
             news = self._standing.put(job_id, run=run, seq=self._seq + 1, **values)
@@ -181,7 +181,7 @@ class OrderOutbox:
         return news
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what was said to jobs that are gone."""
+        """Drop the orders of jobs that are gone."""
         with self._lock:
             self._asked = {k: request for k, request in self._asked.items() if k in alive}
             self._standing.forget(alive)

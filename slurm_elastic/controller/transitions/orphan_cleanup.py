@@ -1,7 +1,7 @@
-"""Leases kept alive, and traces of ours that no transition answers for put right.
+"""Renewal of leases, and cleanup of traces that belong to no transition.
 
-Everything here is derived from Slurm and AdminComment alone: it also mends
-what a controller leaves that died and lost its ledger.
+All of it is derived from Slurm and AdminComment: traces of a controller that died and lost
+its ledger are cleared as well.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ READY = ("Resources", "Priority", "None", "")
 
 
 class OrphanCleanup:
-    """What is done between rounds.
+    """Leases and cleanup, between rounds.
 
     Args:
         scontrol: writes.
         config: the site's.
-        book: what is known of jobs.
+        book: records of jobs.
         log: structlog logger.
     """
 
@@ -39,7 +39,7 @@ class OrphanCleanup:
         self._renewed: dict[str, float] = {}
 
     def leases(self, jobs: Iterable[Job], live: Mapping[int, Any], *, retired: bool) -> None:
-        """Renew the start time of jobs that wait by our decision; forget broken leases."""
+        """Renew the start time of jobs that wait by decision; forget broken leases."""
         lease = self.config.slurm.lease_s
         now = time.monotonic()
         jobs = tuple(jobs)
@@ -66,20 +66,20 @@ class OrphanCleanup:
                 self._renew(job, now)
 
     def _ours(self, job: Job, *, held: bool) -> bool:
-        """Whether it is for us to start a pending job."""
+        """Return whether the controller starts a pending job."""
         settings = self.config.controller
         managed = not settings.partitions or job.partition in settings.partitions
         return settings.queue == "controller" and managed and not held
 
     def may_lease(self, job: Job) -> bool:
-        """Whether a pending job that is not to start now may be made to wait."""
+        """Return whether a pending job that is not to start now may be made to wait."""
         entry = self._book.entry(job)
         ready = job.begin_time is None and not job.dependency and job.reason in READY
         free = not entry.leased and entry.broken != job.run
         return ready and free and self._ours(job, held=entry.held)
 
     def lease(self, job: Job) -> None:
-        """Make a pending job wait for us: Slurm starts it by itself if we fall silent."""
+        """Make a pending job wait: Slurm starts it by itself if the lease is not renewed."""
         self._book.command(job, leased=True)
         self._renew(job, time.monotonic())
         self._log.info(f"JobId={job.display_id} Lease={self.config.slurm.lease_s:g}s")
@@ -95,7 +95,7 @@ class OrphanCleanup:
         """Leave jobs to Slurm for good: end all leases.
 
         Returns:
-            Leases ended; names of running jobs whose node list stays ours.
+            Leases ended; names of running jobs whose node list stays set.
         """
         ended, pinned = 0, []
         for job in jobs:
@@ -109,7 +109,7 @@ class OrphanCleanup:
         return ended, pinned
 
     def _keep(self, job: Job, **values: Any) -> None:
-        """As `JobStore.command`; on a full disk it is only remembered."""
+        """Keep values as `JobStore.command`; on a full disk in memory only."""
         with contextlib.suppress(LedgerError):
             self._book.command(job, **values)
 
@@ -125,10 +125,10 @@ class OrphanCleanup:
         *,
         per_node: Mapping[str, Mapping[str, int]],
     ) -> tuple[Reservation, ...]:
-        """Put right what bears our mark and belongs to no transition.
+        """Clear marks of the controller that belong to no transition.
 
         Returns:
-            Reservations of ours that exist; whoever owns the transitions removes the idle ones.
+            Its reservations that exist; `TransitionEngine` removes the idle ones.
         """
         for job in snapshot.jobs:
             if job.job_id in live or job.state is JobState.ENDED:
@@ -179,12 +179,12 @@ class OrphanCleanup:
 def pinned_by_us(
     job: Job, *, pin: Sequence[str] | None, earlier: Iterable[Sequence[str]] = ()
 ) -> bool:
-    """Whether a job's node list is ours rather than its user's.
+    """Return whether a job's node list was set by the controller rather than its user.
 
     Args:
         job: elastic.
-        pin: the nodes that we named last; None: not known, the ledger is younger than the job.
-        earlier: what we named before; slurmctld falls back to it when it dies and forgets seconds.
+        pin: the node list set last; None: not known, the ledger is younger than the job.
+        earlier: the lists before; slurmctld falls back to them when it dies.
     """
     requested_nodes = str(job.submission.shape.get("req_nodes", "")) if job.submission else ""
     named = set(job.required_nodes)
@@ -194,7 +194,7 @@ def pinned_by_us(
 
 
 def _names(text: str) -> set[str]:
-    """Of a node list that a user wrote; none when it is none."""
+    """Return the nodes of a list that a user wrote; none if it is invalid."""
     try:
         return set(expand(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The reservations that keep GPUs while their jobs are on the way; all of them are ours.
+"""Reservations that keep GPUs for transitions under way.
 
 Slurm lets only one reservation be used on a node: changes that want nodes of
 one that exists already join it. Each ends by itself after a lease, and is
@@ -31,7 +31,7 @@ class _Held:
 
 
 class Reservations:
-    """Made, opened, renewed and removed. Thread-safe.
+    """All reservations of the controller. Thread-safe.
 
     Args:
         scontrol: writes.
@@ -53,12 +53,12 @@ class Reservations:
         return bool(self._held)
 
     def on(self, nodes: Collection[str]) -> set[str]:
-        """Names of ours that have some of these nodes."""
+        """Return the names of reservations with some of these nodes."""
         with self._lock:
             return {name for name, held in self._held.items() if not held.nodes.isdisjoint(nodes)}
 
     def cover(self, name: str, nodes: Collection[str]) -> None:
-        """Keep nodes by this reservation, which is made, or extended if it exists.
+        """Reserve nodes; the reservation is made, or extended if it exists.
 
         Raises:
             ScontrolError: Slurm refuses, for instance because of a foreign reservation.
@@ -74,7 +74,7 @@ class Reservations:
                 self._log.info(f"Reservation={name} Nodes={fold(all_nodes)} State=extended")
 
     def open(self, name: str, user: str, nodes: Collection[str]) -> None:
-        """Let a job's owner use a reservation, which until now was ours alone."""
+        """Let a job's owner use a reservation, until now of the controller alone."""
         with self._lock:
             held = self._held.setdefault(name, _Held(set(nodes), {self._account}))
             if user in held.users:
@@ -91,12 +91,12 @@ class Reservations:
             held.users.add(user)
 
     def register(self, name: str, nodes: Collection[str]) -> None:
-        """Count a reservation that exists, with these nodes, as held."""
+        """Register a reservation of the ledger."""
         if name:
             self._held.setdefault(name, _Held(users={self._account})).nodes.update(nodes)
 
     def adopt(self, reservations: Iterable[Reservation]) -> None:
-        """Take charge of those of ours that Slurm shows, so that they are removed."""
+        """Register reservations that Slurm shows, so that they are removed."""
         for reservation in reservations:
             if reservation.ours:
                 is_own = reservation.name in self._held or reservation.name in self._made
@@ -109,7 +109,7 @@ class Reservations:
         self._adopted = True
 
     def keep(self, needed: Collection[str]) -> None:
-        """Renew those needed, remove the others."""
+        """Renew the reservations that are needed, remove the others."""
         with self._lock:
             for name, held in list(self._held.items()):
                 try:

@@ -1,10 +1,10 @@
-"""Carries out transitions: many at once, each step persisted before it is taken.
+"""Engine of transitions: many at once, each step persisted before it is taken.
 
 `step` advances every live transition as far as it goes without waiting; the
 daemon calls it a few times a second while any is live. All writes to jobs
-happen in `moves`, and what jobs are asked goes into the `outbox`; this module
-keeps the book, shares one reservation among the transitions of a round, and
-says which job may be asked to save next.
+happen in `transition_steps`, and orders to jobs go into the `outbox`; this module
+persists states, shares one reservation among the transitions of a round, and
+admits the jobs that may be asked to save next.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REFUSED_S = 60.0
 
 
 class RequestedChange(NamedTuple):
-    """What is to be begun.
+    """A change to begin.
 
     Attributes:
         job: as it is.
@@ -117,10 +117,10 @@ class TransitionEngine:
         return bool(self._live or self.reservations)
 
     def begin(self, changes: Iterable[RequestedChange]) -> list[Decision]:
-        """Start one transaction.
+        """Begin changes.
 
         Returns:
-            What was begun; the rest has to wait for changes on the same nodes.
+            Changes that were begun; the others wait for changes on the same nodes.
 
         Raises:
             LedgerError: nothing was started.
@@ -143,7 +143,7 @@ class TransitionEngine:
         return [c.decision for c in ready if c.job.job_id in begun]
 
     def _written_down(self, changes: list[RequestedChange], name: str | None) -> list[Transition]:
-        """Transitions in the ledger, those with a target in the reservation of this name."""
+        """Write new transitions to the ledger, with a target in the reservation of this name."""
         fresh: list[Transition] = []
         try:
             for change in changes:
@@ -163,9 +163,9 @@ class TransitionEngine:
     def _ready(
         self, changes: Iterable[RequestedChange]
     ) -> tuple[list[RequestedChange], str | None]:
-        """Changes that can be begun together, and the reservation of ours that they join.
+        """Return changes that can be begun together, and the reservation that they join.
 
-        Slurm lets a node be in one of them only: whoever wants nodes of two has to wait.
+        A node can be in one reservation only: a change that needs nodes of two has to wait.
         """
         now = time.monotonic()
         self._refused = {job: until for job, until in self._refused.items() if until > now}
@@ -198,7 +198,7 @@ class TransitionEngine:
             down: nodes on which no job may start now; asked when a job is about to start.
 
         Raises:
-            LedgerError: something could not be written down, and was given up.
+            LedgerError: a transition could not be written, and was given up.
         """
         live = list(self.live.values())
         if self._recovering:
@@ -227,7 +227,7 @@ class TransitionEngine:
     def _advance(
         self, transition: Transition, site: StepInputs
     ) -> tuple[Transition, Job | None, LedgerError | None]:
-        """One transition as far as it goes; what cannot be written down is not begun."""
+        """Advance one transition as far as it goes; an unwritten step is not begun."""
         job = site.job(transition)
         for _ in range(len(TransitionState)):
             old_state = transition.state
@@ -246,7 +246,7 @@ class TransitionEngine:
         return transition, job, None
 
     def _enter(self, transition: Transition, state: TransitionState) -> None:
-        """Persist, then be in a state. A full disk stops only what has not touched its job yet.
+        """Persist a state and enter it. A full disk stops only jobs that were not touched yet.
 
         Raises:
             LedgerError: the state cannot be entered.
@@ -270,7 +270,7 @@ class TransitionEngine:
             self._log.info(f"{transition} State={state.value} Action={transition.action.value}")
 
     def acknowledge(self, job_id: int, run: int, notice: int, *, step: int | None) -> None:
-        """A job has saved and waits. For a notice of no live transition: it shall go on."""
+        """Record that a job has saved; one without a live transition resumes."""
         with self._lock:
             transition = self._live.get(job_id)
             waits = (
@@ -307,10 +307,10 @@ class TransitionEngine:
         return transition
 
     def persist(self, transition: Transition) -> None:
-        """Write a transition down as it is now.
+        """Write a transition to the ledger as it is now.
 
         Raises:
-            LedgerError: it cannot be.
+            LedgerError: it cannot be written.
         """
         self._ledger.put_transition(
             transition.id,
@@ -320,10 +320,10 @@ class TransitionEngine:
         )
 
     def catch_up(self) -> None:
-        """Write down the ends that could not be written when they came.
+        """Write the ends of transitions that could not be written before.
 
         Raises:
-            LedgerError: they still cannot.
+            LedgerError: they still cannot be written.
         """
         while self._unwritten:
             self.persist(self._unwritten[0])
@@ -360,7 +360,7 @@ class TransitionEngine:
         self.ended.append((transition, job))
 
     def _recover(self, transitions: list[Transition], jobs: Mapping[int, Job]) -> None:
-        """After a restart: what had not touched the job yet is given up, the rest goes on."""
+        """Give up, after a restart, transitions that left their job untouched; continue others."""
         self._recovering = set()
         for t in transitions:
             job = jobs.get(t.job_id)
@@ -386,7 +386,7 @@ class TransitionEngine:
         self.reservations.open(transition.reservation, transition.user, nodes)
 
     def withdraw(self, jobs: Mapping[int, Job]) -> bool:
-        """Before the controller stops: jobs that were only asked to save shall go on.
+        """Withdraw notices before the controller stops, so that the jobs resume.
 
         Returns:
             Whether there were any.
@@ -402,5 +402,5 @@ class TransitionEngine:
         return bool(waiting)
 
     def close(self) -> None:
-        """Let writes under way end."""
+        """Wait for writes under way."""
         self._pool.shutdown(wait=True)

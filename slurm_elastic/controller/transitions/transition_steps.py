@@ -1,8 +1,8 @@
-"""What is done to one job in each state of its transition.
+"""Steps of a transition: the action of each state on one job.
 
 Each function looks at the job as Slurm shows it, does at most one thing, and
-says which state comes next; calling it again after a crash does no harm. What
-a user or administrator did to the job meanwhile wins: the transition ends.
+returns the next state; calling it again after a crash is harmless. A change that
+a user or administrator made to the job meanwhile wins: the transition ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Enter = Callable[[Transition, TransitionState], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """What one step looks at.
+    """Inputs of one step.
 
     Attributes:
         jobs: read just now.
@@ -66,29 +66,29 @@ class StepInputs:
     hopeless: frozenset[int] = frozenset()
 
     def job(self, transition: Transition) -> Job | None:
-        """The job, None when it has ended or another has taken its id."""
+        """Return the job; None when it has ended or another has its id."""
         job = self.jobs.get(transition.job_id)
         if job is None or job.key != transition.key or job.state is JobState.ENDED:
             return None
         return job
 
     def others(self, node: str, job_id: int) -> int:
-        """GPUs on a node that other jobs hold, completing ones included."""
+        """Return the GPUs on a node that other jobs hold, completing ones included."""
         return sum(
             j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
         )
 
     def free(self, transition: Transition, target: Allocation) -> bool:
-        """Whether nobody else holds the target's GPUs."""
+        """Return whether no other job holds the target's GPUs."""
         return all(
             self.others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
 
     def promised(self, transition: Transition, target: Allocation) -> bool:
-        """Whether a target's GPUs, though free, are those that another job is about to get.
+        """Return whether a target's free GPUs are those that another job is about to get.
 
-        Those that only wait for admission do not count: they give way.
+        Transitions that wait for admission do not count: they give way.
         """
         begun = [
             more(t, self.jobs)
@@ -112,13 +112,13 @@ class StepInputs:
         return None
 
     def donors(self, transition: Transition) -> bool:
-        """Whether another transition may still free GPUs on the target's nodes."""
+        """Return whether another transition may still free GPUs on the target's nodes."""
         nodes = set(transition.target.nodes if transition.target else ())
         return any(t.old and nodes & set(t.old.nodes) for t in self.live if t.id != transition.id)
 
 
 class TransitionSteps:
-    """The states' actions."""
+    """Actions of the states."""
 
     def __init__(self, scontrol: Scontrol, log: Any) -> None:
         self._scontrol, self._log = scontrol, log
@@ -135,7 +135,7 @@ class TransitionSteps:
         }
 
     def advance(self, t: Transition, job: Job | None, site: StepInputs, enter: Enter) -> None:
-        """Do what the present state asks for, and enter the next one if it is time.
+        """Do the action of the present state, and enter the next one if it is time.
 
         Raises:
             ScontrolError: slurmctld refused or did not answer; called again, it is tried again.
@@ -219,7 +219,7 @@ class TransitionSteps:
         return TransitionState.COOL
 
     def _cool(self, t: Transition, job: Job, site: StepInputs) -> TransitionState | None:
-        """Wait for the credential and for the GPUs; what was written is read back meanwhile."""
+        """Wait for credential and GPUs; the written shape is read back meanwhile."""
         if job.state is JobState.RUNNING:
             return TransitionState.VERIFY
         if t.target is None:
@@ -276,10 +276,10 @@ class TransitionSteps:
         return None
 
     def _clear(self, t: Transition, job: Job, _: StepInputs) -> TransitionState | None:
-        """Give back what was borrowed: reservation, priority, nice.
+        """Restore reservation, priority and nice value.
 
-        Slurm may ignore a nice value with exit code 0, and the next change would take the loss for
-        the owner's wish: it is read back before this one ends.
+        Slurm may ignore a nice value with exit code 0, and the next change would take the lost
+        value for the owner's: it is read back before this one ends.
         """
         if job.state is JobState.PENDING and job.reason in HELD:
             return self._left(t, Reason("held-in-slurm"))  # a release would lift the hold
@@ -308,10 +308,10 @@ class TransitionSteps:
     def _refused(
         self, t: Transition, job: Job, site: StepInputs, error: ScontrolError
     ) -> TransitionState:
-        """What Slurm refuses is tried a few times, then something else is.
+        """Try a refused step a few times, then fall back.
 
         Raises:
-            ScontrolError: it is to be tried again.
+            ScontrolError: the step is tried again.
         """
         t.refused += 1
         if t.refused < _MOST_REFUSALS or t.state is TransitionState.CLEAR:
@@ -323,7 +323,7 @@ class TransitionSteps:
         return self._fall_back(t, job, site, reason)
 
     def _count(self, t: Transition, job: Job, *, ran_s: float) -> None:
-        """What the attempt that ends leaves of the job's time, where its limit may be extended."""
+        """Compute the job's time that an ending attempt leaves, where its limit may be extended."""
         if t.budget is None or job.time_limit_s is None:
             return
         if t.budget.set_s not in (None, job.time_limit_s):
@@ -334,7 +334,7 @@ class TransitionSteps:
         t.budget = time_limits.after(t.budget, ran_s=ran_s, limit_s=job.time_limit_s)
 
     def _limit_s(self, t: Transition) -> int | None:
-        """The time limit (seconds) for the shape that the job gets now; None: as it is."""
+        """Return the time limit (s) for the shape that the job gets now; None: unchanged."""
         if t.budget is None or t.terms is None:
             return t.limit_s
         name = "queue" if t.target is None else "planned" if t.target == t.planned else "old"
@@ -360,7 +360,7 @@ class TransitionSteps:
     def _reshape_again(
         self, t: Transition, job: Job, site: StepInputs, wrong: str
     ) -> TransitionState | None:
-        """Slurm shows another size than was written: write it again, or give the plan up."""
+        """Write a size again that Slurm does not show, or give the plan up."""
         t.tries += 1
         if t.tries > 3:
             return self._fall_back(t, job, site, Reason("change-partial", difference=wrong))
@@ -385,7 +385,7 @@ class TransitionSteps:
         return TransitionState.RESHAPE
 
     def _to_queue(self, t: Transition, job: Job, site: StepInputs, *, start: str) -> None:
-        """Shape the job as its user submitted it, at MIN, on nobody's account."""
+        """Shape the job as its user submitted it, at MIN, without our priority or nodes."""
         directive = job.directive
         if directive is None:
             return

@@ -1,4 +1,4 @@
-"""Where a model can be cut: sets of layers that hold every layer they read from.
+"""Cuts of a model: sets of layers that hold every layer they read from.
 
 A stage lies between two such *states*, the smaller one contained in the larger. As in
 the published optimiser (antichain_dag), a state holds the first source, and another
@@ -39,7 +39,7 @@ class States:
         compute_s: forward and backward of its layers, shape (states,), ascending.
         activation_bytes: outputs of its layers.
         parameter_bytes: parameters of its layers.
-        output_bytes: outputs of those layers that are read outside it or by nobody: what
+        output_bytes: outputs of those layers that are read outside it or by no layer: what
             crosses a cut there.
         complete: whether no state was left out.
     """
@@ -56,7 +56,7 @@ class States:
         return len(self.sets)
 
     def below(self, first: int, last: int) -> Bools:
-        """Which state is a proper part of which: shape (last, last - first).
+        """Return which state is a proper part of which: shape (last, last - first).
 
         Entry (a, b) says whether state a is part of state first + b.
         """
@@ -68,7 +68,7 @@ class States:
 
 
 def states(profile: LayerProfile, *, limit: int, free: bool = False) -> States:
-    """The states of a model.
+    """Return the states of a model.
 
     Args:
         profile: the model.
@@ -77,11 +77,11 @@ def states(profile: LayerProfile, *, limit: int, free: bool = False) -> States:
             many as keep to it.
     """
     graph = _Graph(profile)
-    found = graph.all_states(limit) if free else graph.closures(limit)
-    complete = found is not None
-    if found is None:
-        found = graph.prefixes(limit)
-    return graph.measured(found, complete=complete)
+    kept_states = graph.all_states(limit) if free else graph.closures(limit)
+    complete = kept_states is not None
+    if kept_states is None:
+        kept_states = graph.prefixes(limit)
+    return graph.measured(kept_states, complete=complete)
 
 
 class _Graph:
@@ -105,11 +105,11 @@ class _Graph:
                 self.needs[target] |= self.needs[i]
 
     def closures(self, limit: int) -> set[int] | None:
-        """The empty state and all that grow from the first source; None: more than the limit."""
+        """Return the empty state and all that grow from the first source; None: above the limit."""
         first = next(i for i, n in enumerate(self.predecessors) if n == 0)
         # What is read by a layer of the state, and not in it, may enter next.
         start = 1 << first
-        found = {0, start}
+        states = {0, start}
         todo = [(start, self.readers[first])]
         while todo:
             state, frontier = todo.pop()
@@ -119,18 +119,18 @@ class _Graph:
                 rest ^= bit
                 needed = self.needs[bit.bit_length() - 1]
                 grown = state | needed
-                if grown in found:
+                if grown in states:
                     continue
-                found.add(grown)
-                if len(found) - 1 > limit:
+                states.add(grown)
+                if len(states) - 1 > limit:
                     return None
                 todo.append((grown, (frontier | self._read_by(needed & ~state)) & ~grown))
-        return found
+        return states
 
     def all_states(self, limit: int) -> set[int] | None:
-        """All sets that hold what they need, the empty one too; None: more than the limit."""
+        """Return all sets that hold what they need, the empty one too; None: above the limit."""
         ready = sum(1 << i for i, n in enumerate(self.predecessors) if n == 0)
-        found = {0}
+        states = {0}
         todo = [(0, ready)]
         while todo:
             state, ready = todo.pop()
@@ -139,10 +139,10 @@ class _Graph:
                 bit = rest & -rest
                 rest ^= bit
                 grown = state | bit
-                if grown in found:
+                if grown in states:
                     continue
-                found.add(grown)
-                if len(found) - 1 > limit:
+                states.add(grown)
+                if len(states) - 1 > limit:
                     return None
                 more = sum(
                     1 << t
@@ -150,10 +150,10 @@ class _Graph:
                     if self.predecessors[t] & ~grown == 0
                 )
                 todo.append((grown, ready & ~bit | more))
-        return found
+        return states
 
     def prefixes(self, limit: int) -> set[int]:
-        """The empty state and prefixes of topological orders, at least of one."""
+        """Return the empty state and prefixes of topological orders, at least of one."""
         position = {layer: n for n, layer in enumerate(self.order)}
         depth = [0] * len(self.layers)
         for i in self.order:
@@ -171,18 +171,18 @@ class _Graph:
             self._in_order(lambda ready, _: min(ready, key=lambda i: (depth[i], position[i]))),
             self.order,
         )
-        found = self._thinned(orders[0], limit)
+        states = self._thinned(orders[0], limit)
         for order in orders[1:]:
-            more = found.union(accumulate((1 << i for i in order), or_))
+            more = states.union(accumulate((1 << i for i in order), or_))
             if len(more) - 1 > limit:
                 break
-            found = more
-        return found
+            states = more
+        return states
 
     def _thinned(self, order: list[int], limit: int) -> set[int]:
-        """Prefixes of an order; of too many the one in each group that lets least across."""
+        """Return prefixes of an order; of too many the one in each group that lets least across."""
         group = -(-len(order) // limit)
-        found, state, output = {0}, 0, 0.0
+        states, state, output = {0}, 0, 0.0
         best, least = 0, math.inf
         for n, i in enumerate(order, start=1):
             output += self._growth(i, state)
@@ -190,14 +190,14 @@ class _Graph:
             if output < least or n == len(order):
                 best, least = state, output
             if n % group == 0 or n == len(order):
-                found.add(best)
+                states.add(best)
                 least = math.inf
-        return found
+        return states
 
-    def measured(self, found: set[int], *, complete: bool) -> States:
-        """States with their sums, in order."""
+    def measured(self, states: set[int], *, complete: bool) -> States:
+        """Return states with their sums, in order."""
         count = len(self.layers)
-        rows = sorted(found)
+        rows = sorted(states)
         width = max(1, -(-count // 64))
         raw = b"".join(state.to_bytes(width * 8, "little") for state in rows)
         words = np.frombuffer(raw, dtype="<u8").reshape(len(rows), width)
@@ -225,15 +225,15 @@ class _Graph:
         )
 
     def _read_by(self, layers: int) -> int:
-        found = 0
+        readers = 0
         while layers:
             bit = layers & -layers
             layers ^= bit
-            found |= self.readers[bit.bit_length() - 1]
-        return found
+            readers |= self.readers[bit.bit_length() - 1]
+        return readers
 
     def _growth(self, layer: int, done: int) -> float:
-        """How much more crosses the cut once the layer is done."""
+        """Return how much more crosses the cut once the layer is done."""
         after = done | 1 << layer
         grown = self.layers[layer].activation_bytes
         rest = self.predecessors[layer]
@@ -248,7 +248,7 @@ class _Graph:
     def _in_order(
         self, choose: Callable[[list[int], int], int], *, backwards: bool = False
     ) -> list[int]:
-        """A topological order: of the layers that are ready the chosen one is next."""
+        """Return a topological order: of the layers that are ready the chosen one is next."""
         waits = [n.bit_count() for n in self.predecessors]
         ready = [i for i, n in enumerate(waits) if n == 0]
         order: list[int] = []
@@ -266,7 +266,7 @@ class _Graph:
 
 
 def _sums(member: Bools, values: Floats) -> Floats:
-    """Sums over members in the order of the layers: a superset's is never smaller.
+    """Sum over members in the order of the layers: a superset's is never smaller.
 
     A matrix product may add in another order for each row, and rounding then makes a
     subset larger than its superset.

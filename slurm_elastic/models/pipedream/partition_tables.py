@@ -52,7 +52,7 @@ _EPSILON = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class PartitionProblem:
-    """What is to be divided, and by which costs.
+    """Model and machines to be divided, and the costs that count.
 
     Attributes:
         states: where the model can be cut.
@@ -75,7 +75,7 @@ class PartitionProblem:
 
 @dataclass(frozen=True, slots=True)
 class StageCandidate:
-    """A stage on one level: states (first, last], its components, and what waits behind it."""
+    """A stage on one level: states (first, last], components, and minibatches waiting behind it."""
 
     first: int
     last: int
@@ -84,25 +84,25 @@ class StageCandidate:
 
 
 class PartitionTables:
-    """The tables of a problem, made when they are asked for."""
+    """The tables of a problem, each made at its first use."""
 
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
         self._made: dict[tuple[int, int], PartitionTable] = {}
 
     def table(self, level: int, waiting: int) -> PartitionTable:
-        """The table of a level (0: innermost) whose component has so many minibatches waiting."""
+        """Return the table of a level (0: innermost) with so many minibatches waiting."""
         key = level, waiting if self.problem.memory is not None else 0
         if key not in self._made:
             self._made[key] = PartitionTable(self, *key)
         return self._made[key]
 
     def top(self) -> PartitionTable:
-        """The table of the outermost level."""
+        """Return the table of the outermost level."""
         return self.table(len(self.problem.machines) - 1, 0)
 
     def below(self, level: int, waiting: int, first: int, last: int) -> Floats:
-        """V of a level for ranges that end at states first to last - 1, inf where there is none.
+        """Return V of a level for ranges that end at states first to last - 1; inf: there is none.
 
         Returns:
             Seconds, shape (last, last - first): entry (a, b) is the range (a, first + b].
@@ -121,7 +121,7 @@ class PartitionTables:
 
 
 class PartitionTable:
-    """A of one level.
+    """Table A of one level.
 
     Attributes:
         best: A, shape (machines, rows, states), seconds, inf where nothing fits; rows are all
@@ -143,7 +143,7 @@ class PartitionTable:
             _Block(self, first, min(first + _WIDTH, count)).fill()
 
     def pieces(self, first: int, last: int, waiting: int) -> list[StageCandidate]:
-        """The stages of the best pipeline of states (first, last] on all components.
+        """Return the stages of the best pipeline of states (first, last] on all components.
 
         `waiting` minibatches are behind the component; without a limit of memory all share
         one table.
@@ -158,20 +158,20 @@ class PartitionTable:
         for begin in range(first + 1, last + 1, _WIDTH):
             end = min(begin + _WIDTH, last + 1)
             _Block(self, begin, end).simplify(first, goal, (cost, split, replicas))
-        found: list[StageCandidate] = []
+        stages: list[StageCandidate] = []
         m = self.machines
         while last != first:
             r, k = int(replicas[m - 1, last]), int(split[m - 1, last])
-            found.append(StageCandidate(k, last, r, self.behind(m, r, waiting)))
+            stages.append(StageCandidate(k, last, r, self.behind(m, r, waiting)))
             m, last = m - r, k
-        return found[::-1]
+        return stages[::-1]
 
     def widths(self, m: int) -> range:
-        """Replicas that a last stage may have of m components."""
+        """Return the numbers of replicas that a last stage may have of m components."""
         return range(1, min(2, m) if self.problem.straight else m)
 
     def behind(self, m: int, r: int, waiting: int) -> int:
-        """Minibatches waiting in the last stage, of r replicas, of m components."""
+        """Return minibatches waiting in the last stage, of r replicas, of m components."""
         return -(-(waiting * self.machines + self.machines - m) // r)
 
 
@@ -250,7 +250,7 @@ class _Block:
                 replicas[m - 1, columns] = np.where(better, r, replicas[m - 1, columns])
 
     def _window(self, a: int, m: int, r: int, worst: float, last: float) -> tuple[int, int]:
-        """Splits that may matter, as a range of states.
+        """Return the splits that may matter, as a range of states.
 
         Args:
             a: where the pipelines begin.
@@ -268,13 +268,13 @@ class _Block:
         return low, min(self.last, bisect_right(compute, most))
 
     def one(self, m: int) -> Floats:
-        """A single stage of m replicas; shape (last, width)."""
+        """Return A of a single stage of m replicas; shape (last, width)."""
         if self.table.problem.straight and m > 1:
             return np.full_like(self.parameters, np.inf)
         return self._stage(m, m, shared=self._components_below())
 
     def last_of(self, m: int, r: int) -> Floats:
-        """The last stage, of r replicas, of m components, and what crosses; shape (last, width)."""
+        """Return the time of the last stage, of r of m components, and crossing: (last, width)."""
         key = (
             r,
             self.table.behind(m, r, self.table.waiting)
@@ -293,7 +293,7 @@ class _Block:
         return self.table.problem.machines[level - 1] if level else 1
 
     def _below(self, m: int, r: int) -> Floats:
-        """V for the last stage, of r replicas, of m components; shape (last, width)."""
+        """Return V for the last stage, of r replicas, of m components; shape (last, width)."""
         table = self.table
         key = table.behind(m, r, table.waiting) if table.problem.memory is not None else 0
         if key not in self._values:

@@ -5,7 +5,7 @@ SOSP'19). Machines form a hierarchy: GPUs in a node, nodes in a rack, ... each l
 with its bandwidth. The answer minimises the time per minibatch in steady state, which
 is that of the slowest stage, gradient reduction and (if counted) activations included.
 
-By default costs are those of the published code, of which the paper differs
+By default costs are those of the published code, from which the paper differs
 (partition_tables.py states both). With the same costs the answer is exact up to `limit`
 states, beyond that (`PipelinePartition.exact` False) the best of those cuts that some
 topological orders offer, and `bound_s` says what no plan can beat.
@@ -48,15 +48,15 @@ _LEAST = 1e-6
 
 
 class PipelineError(InvalidInputError):
-    """No partition: what was asked cannot be; names culprit and remedy."""
+    """No partition exists; the text names the cause and the remedy."""
 
 
 class ArgumentError(PipelineError):
-    """The arguments are nonsense, whatever the model."""
+    """Invalid arguments, whatever the model."""
 
 
 class Cost(enum.Enum):
-    """What a stage costs (partition_tables.py)."""
+    """Cost of a stage (partition_tables.py)."""
 
     #: Of the published code: compute plus gradient reduction.
     PUBLISHED = "published"
@@ -105,7 +105,7 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePartition:
-    """The answer.
+    """Stages of a model on all machines, and their times.
 
     Attributes:
         stages: from the input on.
@@ -144,7 +144,7 @@ def partition(
     free_sources: bool = False,
     limit: int = LIMIT,
 ) -> PipelinePartition:
-    """The fastest pipeline on all machines; the same in every run.
+    """Return the fastest pipeline on all machines; deterministic.
 
     Args:
         profile: the model.
@@ -218,7 +218,7 @@ def _positive(name: str, value: float, unit: str) -> None:
 
 
 def _check_size(problem: PartitionProblem) -> None:
-    """Refuse what would not fit in memory, before it is begun."""
+    """Reject a problem that would not fit in memory, before it is begun."""
     count = len(problem.states)
     outermost = len(problem.machines) - 1
     for level, machines in enumerate(problem.machines):
@@ -243,7 +243,7 @@ def _why_none(problem: PartitionProblem) -> str:
 def _unfolded(
     tables: PartitionTables,
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[StageCandidate, tuple[int, ...]]]]:
-    """Replicas of each level, innermost first, and the innermost stages with all of theirs."""
+    """Return the replicas of each level, innermost first, and the innermost stages with theirs."""
     whole = StageCandidate(0, len(tables.problem.states) - 1, replicas=1, waiting=0)
     placed: list[tuple[StageCandidate, tuple[int, ...]]] = [(whole, ())]
     replication: list[tuple[int, ...]] = []
@@ -282,7 +282,7 @@ def _stage(
 
 
 def _data_parallel(profile: LayerProfile, levels: Sequence[Level], cost: Cost) -> float:
-    """Seconds per minibatch with all layers on every GPU, by the same costs."""
+    """Return the seconds per minibatch with all layers on every GPU, by the same costs."""
     seconds, inner = profile.compute_s, 1
     for level in levels:
         n = level.machines

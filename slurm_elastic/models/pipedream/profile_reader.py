@@ -1,4 +1,4 @@
-r"""Reads layer profiles: PipeDream's text, and our JSON.
+r"""Reader of layer profiles: PipeDream's text, and our JSON.
 
 PipeDream's (SOSP'19, the published profiler): one line per layer, then one per edge::
 
@@ -8,7 +8,7 @@ PipeDream's (SOSP'19, the published profiler): one line per layer, then one per 
 
 Times are milliseconds there, sizes bytes. As the published optimiser does, layers
 without predecessors whose description begins with `Input` are left out (data is
-where the first stage is), and so are outputs `__getitem__…` that nobody reads.
+where the first stage is), and so are outputs `__getitem__…` that no layer reads.
 
 Ours is JSON (docs/pipeline.md): `{"version": 1, "layers": [{"name", "forward_s",
 "backward_s", "activation_bytes", "parameter_bytes", "after": [NAME, …]}]}`.
@@ -47,7 +47,7 @@ class LayerProfileError(InvalidInputError):
 
 @dataclass(slots=True)
 class _Draft:
-    """What a file says, before it is a profile; lines are those of the file, 0: unknown."""
+    """Content of a file before it is checked; lines are those of the file, 0: unknown."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Draft:
 
 
 def read(path: Path) -> LayerProfile:
-    """The profile in a file of either format.
+    """Return the profile in a file of either format.
 
     Raises:
         ProfileError: it cannot be read, or is no profile; names file, line and remedy.
@@ -76,7 +76,7 @@ def read(path: Path) -> LayerProfile:
 
 
 def as_json(profile: LayerProfile) -> dict[str, Any]:
-    """The profile as our JSON."""
+    """Return the profile as our JSON."""
     before: dict[str, list[str]] = {layer.name: [] for layer in profile.layers}
     for source, target in profile.edges:
         before[target].append(source)
@@ -140,12 +140,12 @@ def _text_edge(line: str, at: str) -> tuple[str, str]:
 
 def _text_layer(line: str, at: str) -> Layer:
     name, description, rest = _text_parts(line, at)
-    found = {key: value.strip() for key, value in _PAIR.findall(rest)}
+    texts = {key: value.strip() for key, value in _PAIR.findall(rest)}
     values = {}
     for ours, theirs, unit in _FIELDS:
-        if theirs not in found:
+        if theirs not in texts:
             raise LayerProfileError(f"{at}: {name} has no {theirs}")
-        text = found[theirs]
+        text = texts[theirs]
         try:
             # Some published sizes are lists, one per output.
             numbers = [float(n) for n in text.strip("[]").split(";")]
@@ -171,7 +171,7 @@ def _text_parts(line: str, at: str) -> tuple[str, str, str]:
 
 
 def _leave_out(draft: _Draft) -> None:
-    """Inputs, then outputs that nobody reads; each looked for once, as published."""
+    """Remove inputs, then outputs that no layer reads; each searched for once, as published."""
     targets = {target for _, target in draft.edges}
     _remove(draft, {
         n for n, one in draft.layers.items()

@@ -2,25 +2,26 @@
 
 *Ours* (docs/dally.md): least GPU time left first; a place at most 2 % worse than the best is taken
 at once, a worse one never; after waiting T a gang is due, and nodes are kept for it. *Published*
-(gangs/published_dally.py): lowest network sensitivity first; anything within a node, more only
+(arXiv 2401.16492): lowest network sensitivity first; anything within a node, more only
 after the timers. Places are best-fit in both, since Slurm wants even shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slurm_elastic.config import schema
 from slurm_elastic.placement.delay.free_map import GangTier, NodeLayout
 from slurm_elastic.placement.delay.timers import Timers, TimersError
-from slurm_elastic.policies.gangs.gang_policy import Gang
-from slurm_elastic.policies.gangs.own_dally import MOST, tuned_s
-from slurm_elastic.policies.gangs.published_dally import PublishedDally
+from slurm_elastic.policies.dally.gang import Gang
 
 #: A place may be this much worse than the best one, as a part.
 TOLERANCE = 0.02
+#: The timer of our order, in leases: least and most; shorter waits do not count.
+LEAST, MOST = 3.0, 96.0
 _NO_WAIT = 1.0
 
 
@@ -166,12 +167,11 @@ class PublishedOrder:
             history=history,
             published_pruning=False,
         )
-        self._published = PublishedDally(self._timers)
         self._waits: Mapping[str, Any] = {}
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
         """Rank by network sensitivity."""
-        return self._published.rank(gang)
+        return gang.network_sensitivity, gang.since_s, gang.job_id
 
     def begin(
         self,
@@ -216,3 +216,15 @@ class PublishedOrder:
     def waits(self) -> Mapping[str, Any]:
         """Waits by tier and size."""
         return self._waits
+
+
+def tuned_s(leases: Sequence[float], *, lease_s: float, most: float) -> float:
+    """Return the timer in seconds for waits of so many leases: min(most, max(3, mean + 2 std)).
+
+    Source: our definition (docs/dally.md).
+    """
+    if not leases:
+        return min(most, LEAST) * lease_s
+    mean = sum(leases) / len(leases)
+    std = math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
+    return min(most, max(LEAST, mean + 2 * std)) * lease_s

@@ -62,7 +62,6 @@ class BiddingRound:
     preempts: bool
     min_gain: float = _LEAST_GAIN
     results: dict[int, BiddingResult] = field(default_factory=dict)
-    _everyone: Sequence[GangState] = ()
 
     def __post_init__(self) -> None:
         self.now = self.candidates.frame.snapshot.time
@@ -77,7 +76,6 @@ class BiddingRound:
             bidders: all gangs.
             bidding: those of them whose lease is over.
         """
-        self._everyone = bidders
         self._awaited = Awaited(self.candidates, bidders, self.lease_s)
         over = {b.job_id for b in bidding}
         for b in bidding:

@@ -28,7 +28,7 @@ from slurm_elastic.placement.free_resources import ResourceNeed
 from slurm_elastic.placement.node_arrays import NodeArrays
 from slurm_elastic.policies.baselines.rigid import Shape, arrival, elapsed, requests
 from slurm_elastic.policies.dally.bid_order import Start
-from slurm_elastic.policies.gangs.gang_policy import Gang
+from slurm_elastic.policies.dally.gang import Gang
 from slurm_elastic.policies.policy_protocol import Question
 
 #: Least running time before a gang bids again, as a multiple of its restart.

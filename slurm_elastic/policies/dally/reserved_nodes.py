@@ -1,6 +1,6 @@
 """Nodes kept in a round for gangs that waited long: those where their GPUs come free first.
 
-As placement/delay/reserve.py, for nodes of different sizes and for even shares. Only idle GPUs are
+As simulator/gangs/reserve.py, for nodes of different sizes and for even shares. Only idle GPUs are
 kept; gangs that run there go on, without a new lease, until all of it is free at once.
 """
 

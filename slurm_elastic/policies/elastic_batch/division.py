@@ -87,29 +87,6 @@ def divide(rows: Floats, capacity: int) -> Division | None:
     return Division(least + more, value)
 
 
-def greedy(rows: Floats, capacity: int) -> Division | None:
-    """Give each GPU to the job to which it is worth most; equal to `divide` for concave rows.
-
-    Args:
-        rows: as for `divide`; from each job's least on without gaps.
-        capacity: GPUs that there are.
-    """
-    least = np.isfinite(rows[:, 1:]).argmax(axis=1) + 1
-    left = int(capacity) - int(least.sum())
-    if left < 0 or not np.isfinite(rows[np.arange(len(rows)), least]).all():
-        return None
-    gpus = least.copy()
-    for _ in range(left):
-        next_gpus = np.minimum(gpus + 1, rows.shape[1] - 1)
-        at = np.arange(len(rows))
-        gains = np.where(next_gpus > gpus, rows[at, next_gpus] - rows[at, gpus], -np.inf)
-        best = int(gains.argmax())
-        if not gains[best] > 0:
-            break
-        gpus[best] += 1
-    return Division(gpus, float(rows[np.arange(len(rows)), gpus].sum()))
-
-
 def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
     """Return (jobs,) GPUs beyond each job's least, at most `left` in all, and the sum of values."""
     concave = _concave(extra)

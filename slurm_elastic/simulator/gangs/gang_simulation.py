@@ -24,8 +24,9 @@ import numpy as np
 
 from slurm_elastic.models.communication import Communication, CommunicationError
 from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, NodeLayout, Place
-from slurm_elastic.policies.gangs.gang_policy import Gang, GangPolicy, Grant, Held, Offer
+from slurm_elastic.policies.dally.gang import Gang
 from slurm_elastic.simulator.gangs.gang_files import GangWorkload, SubmittedGang
+from slurm_elastic.simulator.gangs.gang_policy import GangPolicy, Grant, Held, Offer
 from slurm_elastic.simulator.gangs.gang_results import GangJobResult, GangResult
 from slurm_elastic.simulator.workloads.workload import WorkloadError
 

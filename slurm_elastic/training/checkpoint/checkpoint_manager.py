@@ -367,15 +367,6 @@ def agree(checkpoints: CheckpointDirectory, rank_group: RankGroup) -> CompleteCh
     return checkpoints.named(name) if name else None
 
 
-def differences(live: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of the tensors that are not equal, bit for bit."""
-    return sorted(
-        name
-        for name in live.keys() | read.keys()
-        if name not in live or name not in read or not same(live[name], read[name])
-    )
-
-
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors are equal in type, shape and every bit."""
     return bool(a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b)))

@@ -76,7 +76,7 @@ def _bounds(tensor: Any) -> list[tuple[int, int]]:
     bounds = [(0, size) for size in tensor.shape]
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        raise ShardError("this rank is not in the mesh of one of its tensors")
+        raise ShardError("a tensor's mesh is invalid: expected one that contains this rank")
     for i, placement in enumerate(tensor.placements):
         if placement.is_replicate():
             continue

@@ -223,8 +223,9 @@ def check(state: TrainingState) -> None:
         for j, parameter in enumerate(group["params"]):
             if id(parameter) not in known:
                 raise ValueError(
-                    f"parameter {j} of the optimizer's group {i} ({_shape(parameter.shape)}) is"
-                    " not one of the model's; make it one, so that it has a name to be saved under"
+                    f"optimizer: parameter {j} of group {i} ({_shape(parameter.shape)}) is invalid:"
+                    " expected a parameter of the model; register it in a module of the model, so"
+                    " that it has a name in checkpoints"
                 )
 
 

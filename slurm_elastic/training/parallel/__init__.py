@@ -1,1 +1,1 @@
-"""How the ranks of one attempt share the work: data, sharded and pipeline parallelism."""
+"""Division of the work among the ranks of an attempt: data, sharded and pipeline parallelism."""

@@ -28,7 +28,7 @@ NODES = ["g01", "g02", "g03", "g04", "g05"]
 
 
 def submit(home: str) -> None:
-    """The directory's name, too, is hostile; nothing here goes through a shell."""
+    """Submit alice's hostile jobs, from a folder with a hostile name, without a shell."""
     place = os.fsencode(home) + b"/\x1b[7m\n'\"; $(touch /tmp/pwned) %s\xff"
     Path(os.fsdecode(place)).mkdir(parents=True)
     script = b"#!/bin/bash\n# %s\nexec %s /shared/scratch/hostile.py report %s\n" % (
@@ -71,7 +71,7 @@ def submit(home: str) -> None:
 
 
 def report(address: str) -> None:
-    """As esrun would, but for the words: some are refused, and the job is resized all the same."""
+    """Report as esrun would, with hostile texts: some are refused, the job is resized even so."""
     job, run = int(os.environ["SLURM_JOB_ID"]), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     told = {"job_id": job, "run": run, "phase": "training", "proven": True}
     odd = [TOUCH.decode(), "JobId=1 State=DONE", "\x1b[31m", "a\nb", "\udcff", "%s" * 99, "\u202e"]
@@ -88,7 +88,7 @@ def report(address: str) -> None:
 
 
 def attack(address: str, job: int) -> None:
-    """Everything bob could say of a job that is not his."""
+    """Send every request that bob can make about alice's job."""
     told = {"job_id": job, "run": 0, "phase": "saved", "proven": True, "notice": 1}
     requests = [
         {"op": "report", "report": told},
@@ -112,7 +112,7 @@ def attack(address: str, job: int) -> None:
 
 
 def pose(port: int) -> None:
-    """A controller of bob's own, who tells a job to save and to wait."""
+    """Run a controller of bob's that orders a job to save and to wait."""
     with socket.create_server(("0.0.0.0", port)) as server:
         print("ready", flush=True)
         sock, _ = server.accept()
@@ -126,7 +126,7 @@ def pose(port: int) -> None:
 
 
 def ask(address: str) -> None:
-    """Alice's job at the wrong address."""
+    """Let alice's job call the wrong address."""
     try:
         print(frames.call(address, {"v": 1, "op": "ping"}, timeout_s=10))
     except frames.ChannelError as error:

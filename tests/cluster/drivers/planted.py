@@ -24,7 +24,7 @@ def seconds(name: str) -> float:
 
 
 class Pages:
-    """A page of a file is a sample."""
+    """Data set whose samples are pages of a file."""
 
     def __init__(self, path: str) -> None:
         self._handle = os.open(path, os.O_RDONLY)
@@ -52,7 +52,7 @@ class Pages:
         return torch.full((WIDTH,), page[0] / 256), torch.tensor(0)
 
     def _cached(self, index: int) -> bool:
-        """Whether a page is in memory; asking does not bring it there."""
+        """Return whether a page is in memory, without reading it."""
         answer = ctypes.c_ubyte(0)
         where = ctypes.c_void_p(self._address + index * PAGE)
         if LIBC.mincore(where, ctypes.c_size_t(PAGE), ctypes.byref(answer)):

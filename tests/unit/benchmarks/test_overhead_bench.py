@@ -1,4 +1,4 @@
-"""The arithmetic of benchmarks.overhead; what it measures is for people to look at."""
+"""Arithmetic of benchmarks.overhead; its measurements are not tested."""
 
 import doctest
 import random

@@ -1,4 +1,4 @@
-"""What benchmarks.pipeline stands on: emulated layers, replayed schedules, its words."""
+"""Parts of benchmarks.pipeline: emulated layers, replayed schedules, options."""
 
 from __future__ import annotations
 

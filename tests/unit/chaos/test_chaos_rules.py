@@ -1,4 +1,4 @@
-"""The fault campaign's own rules: each can be broken, and what is allowed breaks none."""
+"""Rules of the fault campaign: each can be broken, and nothing that is allowed breaks one."""
 
 from typing import Any
 

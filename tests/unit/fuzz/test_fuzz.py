@@ -1,4 +1,4 @@
-"""A short part of the fuzzers (`make fuzz`), always the same inputs; and what they have found."""
+"""A short part of the fuzzers (`make fuzz`) with fixed inputs, and inputs that once crashed."""
 
 import json
 import pwd
@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +24,7 @@ from slurm_elastic.simulator.workloads import accounting_trace
 from slurm_elastic.slurm import gres, limits, pyslurm_records, shape, slurm_settings, switches
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
 from tests.fuzz import checked_log, files, inbox, jobs, texts
+from tests.support import job_records
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_a_strange_node_list_of_one_job_does_not_end_the_round():
 
 def test_scontrol_is_not_run_with_a_word_of_control_characters(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was run"))
-    job = SimpleNamespace(display_id="7")
+    job = job_records.job()
     for value in ("a\nb", "a\0b", "\x1b[31m", "a\udc80"):
         with pytest.raises(ScontrolError, match="expected printable characters") as refusal:
             Scontrol().update(job, {"ReservationName": value})

@@ -1,4 +1,4 @@
-"""Effective progress: what frozen layers make of goodput, and which prefix is worth it."""
+"""Effective progress: goodput with frozen layers, and the choice of the prefix."""
 
 import dataclasses
 import doctest

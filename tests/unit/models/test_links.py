@@ -1,4 +1,4 @@
-"""What a step pays to cross links, what is known of them, and what a job's stalls add."""
+"""Cost of crossing links, estimates of their speeds, and the scale of a job's stalls."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_speeds_of_the_configuration_are_gigabits():
 
 @pytest.mark.parametrize("shape", [(2, 1, 1), (4, 2, 1), (8, 2, 2), (12, 3, 2), (64, 8, 4)])
 def test_one_gpu_per_node_is_the_closed_form(shape):
-    """With one GPU per node, and one node per rack, links are shared with nobody."""
+    """With one GPU per node, and one node per rack, links are not shared."""
     _, _, racks = shape
     form = ClosedForm(
         compute_s={}, gradient_bytes={}, domain=GangLink(bytes_s=1e12),
@@ -170,7 +170,7 @@ def test_few_reports_and_jobs_without_bytes_measure_nothing():
         assert LinkEstimates.of([("ann", told)], Links()).links == {}
 
 
-def test_nobody_is_judged_by_what_one_other_user_reports():
+def test_reports_of_one_other_user_do_not_count():
     liar = [("eve", record(seen(8, 2, sync=stall(1e4))))] * 50
     assert LinkEstimates.of(liar, Links()).of_owner("bob").rack is None
     assert LinkEstimates.of(liar, Links()).of_owner("eve").rack == pytest.approx(1e4, rel=0.1)
@@ -180,7 +180,7 @@ def test_nobody_is_judged_by_what_one_other_user_reports():
     )
 
 
-def test_what_trembles_measures_the_same():
+def test_small_noise_changes_no_estimate():
     def by(speed):
         return LinkEstimates.of([("ann", record(seen(8, 2, sync=stall(speed))))], Links()).of_owner(
             "ann"

@@ -1,4 +1,4 @@
-"""What distance costs live jobs: measured, by the links, by the curve."""
+"""Cost of distance to live jobs: measured, by the links, by the curve."""
 
 import pytest
 

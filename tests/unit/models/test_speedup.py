@@ -107,7 +107,7 @@ def test_on_given_nodes_the_stated_curve_rises_and_is_concave(inside, across, no
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=5))
-def test_no_lie_breaks_the_model(rates):
+def test_false_reports_do_not_break_the_model(rates):
     lies = tuple(seen(2**i, rate) for i, rate in enumerate(rates))
     model = SpeedModel.fit(STATED, lies)
     gpus = np.arange(1, 257)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_elastic.core.application import Observation
 from slurm_elastic.models import fitting, throughput
-from slurm_elastic.models.throughput import ThroughputParameters, fit, objective, pipeline_time
+from slurm_elastic.models.throughput import ThroughputParameters, fit, objective
 
 THETA = ThroughputParameters(
     alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.02, alpha_r=0.05, beta_r=0.005, gamma=2.0
@@ -56,12 +56,6 @@ def test_arguments_broadcast():
 def test_high_powers_do_not_overflow():
     huge = dataclasses.replace(THETA, alpha_c=1e200, alpha_r=1e-100, gamma=10.0)
     assert huge.step_time(1, 2, 8) == pytest.approx(1e200)
-
-
-def test_a_pipeline_pass():
-    # 2 stages, 48 micro-batches of 0.144 s: the 21.2 s of the published example.
-    assert pipeline_time(2, 48, 0.144) == pytest.approx(21.168)
-    assert pipeline_time(8, 48, 0.099) == pytest.approx(16.335)
 
 
 def test_exact_measurements_are_explained():

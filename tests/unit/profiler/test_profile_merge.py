@@ -23,8 +23,8 @@ def at(gpus, *, nodes=1, batch=64, repeats=3, compute=0.2, spread=0.002, gpu_typ
     )
 
 
-def net(*configured, **said):
-    return StepProfile(application="app", model="net", configurations=configured, **said)
+def net(*configured, **facts):
+    return StepProfile(application="app", model="net", configurations=configured, **facts)
 
 
 def compared(*profiles, **options):

@@ -1,4 +1,4 @@
-"""Pictures are drawn in every format, show what was simulated, and refuse in one line."""
+"""Plots in every format, their contents, and their errors."""
 
 import builtins
 

@@ -1,4 +1,4 @@
-"""The published trace, round by round: our jobs under its allocations must be in its states."""
+"""The published trace, round by round: under its allocations our jobs reach the same states."""
 
 import csv
 

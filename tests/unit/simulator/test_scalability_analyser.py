@@ -1,4 +1,4 @@
-"""Jobs that begin with measured times, and batches and rejections that a policy decides."""
+"""Jobs that begin with observations, and batches and drops that a policy decides."""
 
 from dataclasses import replace
 

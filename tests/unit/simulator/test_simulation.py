@@ -1,4 +1,4 @@
-"""Whole simulations: clocks, restarts, what jobs are given, and the figures."""
+"""Whole simulations: clocks, restarts, allocations, and figures."""
 
 import csv
 import io

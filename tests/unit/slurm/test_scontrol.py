@@ -1,4 +1,4 @@
-"""A write is made only by who has the right to, and only for as long."""
+"""Writes need the right to write, and end when it ends."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The words of `scontrol update` for a job's new shape."""
+"""Fields of `scontrol update` for a job's new shape."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What Slurm's commands and files tell of the network."""
+"""Switches and link domains from Slurm's commands and files."""
 
 import doctest
 from types import SimpleNamespace

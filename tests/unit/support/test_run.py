@@ -1,4 +1,4 @@
-"""The end of a run: what needed a second try, and what did not run for want of what."""
+"""The end of a test run: second tries, and tests that did not run for lack of a program."""
 
 import re
 from pathlib import Path

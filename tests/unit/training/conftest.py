@@ -28,7 +28,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[TrainingRuns]:
-    """Attempts of a training run; ranks are killed after the test."""
+    """Yield a training run; its ranks are killed after the test."""
     started = TrainingRuns(tmp_path / "run")
     yield started
     started.kill()
@@ -36,7 +36,7 @@ def runs(tmp_path: Path) -> Iterator[TrainingRuns]:
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[FakeLauncher]:
-    """Fake launcher in place of esrun."""
+    """Yield a fake launcher in place of esrun."""
     fake = FakeLauncher(tmp_path / "socket")
     yield fake
     fake.close()

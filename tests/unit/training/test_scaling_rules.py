@@ -102,7 +102,7 @@ def test_a_batch_beyond_float32_integers_is_not_requested() -> None:
 
 
 def test_a_batch_that_differs_from_the_script_is_logged_in_one_line() -> None:
-    said: list[str] = []
+    log_lines: list[str] = []
     for options in (
         {"initial": 8, "limits": (8, 8)},
         {"initial": 8, "limits": (4, 64)},
@@ -111,20 +111,20 @@ def test_a_batch_that_differs_from_the_script_is_logged_in_one_line() -> None:
         {"initial": 8, "limits": (2, 4), "rule": "adascale"},
         {"initial": 3, "limits": (3, 3), "replicas": 4},
     ):
-        BatchSize(**options, log=said.append).log_initial()
-        BatchSize(**options, is_leader=False, log=said.append).log_initial()
+        BatchSize(**options, log=log_lines.append).log_initial()
+        BatchSize(**options, is_leader=False, log=log_lines.append).log_initial()
     outside = "global_batch is 8, outside the directive's batch="
     rate = "; the learning rate is multiplied by 2"
-    assert said == [
+    assert log_lines == [
         f"global_batch is 8, the directive says batch=32: a step takes 32 samples{rate} (sqrt)",
         f"{outside}16-64: a step takes 16 samples{rate} (linear)",
         f"{outside}2-4: a step takes 4 samples; the learning rate follows its gain (adascale)",
         "a step takes 3 samples, 1 of 4 replicas have none: raise the batch or request fewer GPUs",
     ]
-    said.clear()
-    lead = size(8, 8, 64, log=said.append, rule="constant")
+    log_lines.clear()
+    lead = size(8, 8, 64, log=log_lines.append, rule="constant")
     assert lead.apply(64.0)
-    assert said == ["a step takes 64 samples instead of 8"]
+    assert log_lines == ["a step takes 64 samples instead of 8"]
     assert not lead.apply(64.0)
     assert not lead.apply(0.0)
 
@@ -210,14 +210,14 @@ def test_linear_warms_up_after_a_rise_only() -> None:
 
 
 def test_adascale_keeps_the_last_noise() -> None:
-    told: dict[str, float] = {}
-    lead = size(8, rule="adascale", noise=lambda: told)
+    noise: dict[str, float] = {}
+    lead = size(8, rule="adascale", noise=lambda: noise)
     lead.apply(32)
     assert lead.gain(32) == 1.0
-    told.update(NOISE)
+    noise.update(NOISE)
     assert lead.gain(32) == pytest.approx(8 / 3.5)
-    told.clear()
-    again = size(8, rule="adascale", noise=lambda: told)
+    noise.clear()
+    again = size(8, rule="adascale", noise=lambda: noise)
     again.load_state_dict(lead.state_dict())
     assert again.gain(32) == pytest.approx(8 / 3.5)
     assert size(8, rule="adascale", noise=lambda: NOISE, is_leader=False).gain(32) == 0.0
@@ -303,25 +303,25 @@ def test_a_resumed_batch_state_equals_an_uninterrupted_one(rule, batches, cut) -
 
 
 def test_a_resume_adapts_to_other_limits_rules_and_batches() -> None:
-    said: list[str] = []
+    log_lines: list[str] = []
     before = size(8)
     before.apply(64)
     before.advance(None, 60, last=False)
     kept = before.state_dict()
-    narrower = size(8, 8, 16, log=said.append)
+    narrower = size(8, 8, 16, log=log_lines.append)
     narrower.load_state_dict(kept)
     assert narrower.now == 16
-    other = size(12, 12, 99, log=said.append)
+    other = size(12, 12, 99, log=log_lines.append)
     other.load_state_dict(kept)
     assert other.now == 12
     assert other.advance(None, 12, last=False) == 1
-    another_rule = size(8, rule="adascale", log=said.append)
+    another_rule = size(8, rule="adascale", log=log_lines.append)
     another_rule.load_state_dict(kept)
     assert another_rule.now == 64
     assert another_rule.advance(None, 64, last=False, gain=1.5) == 1
     for empty in (None, {}):
-        size(log=said.append).load_state_dict(empty)
-    assert said == [
+        size(log=log_lines.append).load_state_dict(empty)
+    assert log_lines == [
         "a step took 64 samples, the directive now allows 16",
         "global_batch was 8, from now on it is 12",
     ]
@@ -387,7 +387,7 @@ def trained(optimizer: str, rule: str) -> list[torch.Tensor]:
 
 
 def plain(optimizer: str, rule: str) -> list[torch.Tensor]:
-    """The same by hand: whole batches, and a learning rate that is set before every step."""
+    """Train by hand: whole batches, and a learning rate that is set before every step."""
     points, labels = data()
     model, made, _ = parts(optimizer)
     base = made.param_groups[0]["lr"]

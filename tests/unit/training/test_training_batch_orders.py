@@ -176,8 +176,8 @@ def test_a_training_with_changing_batches_equals_a_plain_loop(
     assert ends.keys() == expected.keys()
     for name, value in ends.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
-    said = ranks.log()
-    assert said.count("a step takes 37 samples instead of 10; the learning rate") == 1
+    log = ranks.log()
+    assert log.count("a step takes 37 samples instead of 10; the learning rate") == 1
     if rule == "adascale":
         gains = {step["batch"]: step["gain"] for step in steps.values()}
         assert gains[10] == 1
@@ -206,8 +206,8 @@ def test_an_ordered_batch_is_applied_and_reported(tmp_path, launcher, monkeypatc
         if any(r.get("global_batch") == 40 for r in list(launcher.reports)):
             break
     job.finish()
-    told = launcher.wait_for("training", global_batch=40)
-    assert (told["initial_batch"], told["micro_batch"], told["accumulation"]) == (10, 14, 2)
+    report = launcher.wait_for("training", global_batch=40)
+    assert (report["initial_batch"], report["micro_batch"], report["accumulation"]) == (10, 14, 2)
 
 
 def test_an_ordered_batch_is_ignored_without_the_directive(tmp_path) -> None:
@@ -230,8 +230,8 @@ def test_one_number_in_the_directive_fixes_the_batch(tmp_path, monkeypatch, capf
     assert counts == [40] * 10
     assert rates[0] == pytest.approx(0.1 * 2)
     assert job.scheduler.last_epoch == 40  # as many as with a batch of 10
-    said = capfd.readouterr().err
-    assert "global_batch is 10, the directive says batch=40: a step takes 40 samples" in said
+    stderr = capfd.readouterr().err
+    assert "global_batch is 10, the directive says batch=40: a step takes 40 samples" in stderr
 
 
 def test_a_doubled_batch_thaws_all_layers(tmp_path, monkeypatch, capfd) -> None:

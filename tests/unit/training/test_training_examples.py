@@ -44,8 +44,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_complete_run_passes_the_check(finished: Path) -> None:
-    said = run("check_run.py", str(finished), "--samples", "96", "--epochs", "2")
-    assert said == "every sample once per epoch, no step twice: 8 steps, ranks 1\n"
+    stdout = run("check_run.py", str(finished), "--samples", "96", "--epochs", "2")
+    assert stdout == "every sample once per epoch, no step twice: 8 steps, ranks 1\n"
 
 
 def _drop(lines: list[str]) -> list[str]:
@@ -57,16 +57,16 @@ def _repeat(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("harm", "complaint"), [(_drop, "24 samples never seen"), (_repeat, "step 3 was computed 2")]
+    ("damage", "message"), [(_drop, "24 samples never seen"), (_repeat, "step 3 was computed 2")]
 )
 def test_the_check_reports_missing_and_repeated_steps(
-    finished: Path, tmp_path: Path, harm, complaint
+    finished: Path, tmp_path: Path, damage, message
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)
     log = out / "samples-rank0.jsonl"
-    log.write_text("".join(harm(log.read_text().splitlines(keepends=True))))
-    assert complaint in "; ".join(check_run.faults(out, 96, 2))
+    log.write_text("".join(damage(log.read_text().splitlines(keepends=True))))
+    assert message in "; ".join(check_run.faults(out, 96, 2))
 
 
 def test_the_plain_script_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
@@ -82,20 +82,20 @@ def test_the_plain_script_resumes_from_its_own_checkpoint(tmp_path: Path) -> Non
 
 def test_the_gpt_example_trains_and_then_generates_text(tmp_path: Path) -> None:
     small = ("--out", str(tmp_path), "--samples", "64", "--epochs", "3", "--blocks", "1", "--tied")
-    said = run("train_gpt.py", *small)
+    stdout = run("train_gpt.py", *small)
     lines = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert {line["layout"] for line in lines} == {"1x1"}
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert re.search("^generated: [a-z. ]{200}$", said, re.MULTILINE)
+    assert re.search("^generated: [a-z. ]{200}$", stdout, re.MULTILINE)
     # Complete: there is nothing left to train.
     assert "generated: " in run("train_gpt.py", *small)
     assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 6
 
 
 def test_the_unmodified_script_trains() -> None:
-    said = run("train_unmodified.py", "--samples", "96", "--epochs", "2")
-    assert re.fullmatch(r"(epoch \d with 1 rank\(s\): loss \d\.\d{4}\n){2}", said)
+    stdout = run("train_unmodified.py", "--samples", "96", "--epochs", "2")
+    assert re.fullmatch(r"(epoch \d with 1 rank\(s\): loss \d\.\d{4}\n){2}", stdout)
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("train_*.py")), ids=lambda path: path.stem)

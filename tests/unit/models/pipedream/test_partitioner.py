@@ -1,4 +1,4 @@
-"""The partitioner: formulas worked out by hand, limits, and what it refuses."""
+"""The partitioner: formulas worked out by hand, limits, and rejected arguments."""
 
 import math
 
@@ -146,7 +146,7 @@ def test_three_levels():
         ([Level(2, 1.0)], {"limit": 0}, "a limit of 0 states: give at least 1"),
     ],
 )
-def test_nonsense_is_refused(levels, options, said):
+def test_invalid_arguments_are_refused(levels, options, said):
     with pytest.raises(ArgumentError) as caught:
         partition(row((1.0, 1.0, 1.0)), levels, **options)
     assert str(caught.value).startswith(said)

@@ -1,4 +1,4 @@
-"""Both formats of layer profiles; what is wrong is named with file and line."""
+"""Both formats of layer profiles; errors name file and line."""
 
 import json
 

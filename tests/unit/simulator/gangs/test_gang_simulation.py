@@ -1,4 +1,4 @@
-"""Simulations of gangs: the published runs again, and what the files may not hold."""
+"""Simulations of gangs: the published runs repeated, and invalid files."""
 
 import csv
 import json
@@ -14,13 +14,13 @@ from slurm_elastic.cli.simulate.simulation_answer import (
     gang_figures,
 )
 from slurm_elastic.placement.delay.timers import Timers
-from slurm_elastic.policies.gangs.gandiva import Gandiva
-from slurm_elastic.policies.gangs.own_dally import OwnDally
-from slurm_elastic.policies.gangs.published_dally import PublishedDally
-from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.simulator.gangs.gandiva import Gandiva
 from slurm_elastic.simulator.gangs.gang_files import read_sites, read_slowdowns, read_workload
 from slurm_elastic.simulator.gangs.gang_results import nearest_rank
 from slurm_elastic.simulator.gangs.gang_simulation import simulate_gangs
+from slurm_elastic.simulator.gangs.own_dally import OwnDally
+from slurm_elastic.simulator.gangs.published_dally import PublishedDally
+from slurm_elastic.simulator.gangs.tiresias import Tiresias
 from slurm_elastic.simulator.workloads.cluster_text import ClusterError
 from slurm_elastic.simulator.workloads.workload import WorkloadError
 from tests.support import published_data

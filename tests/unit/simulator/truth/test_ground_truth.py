@@ -1,4 +1,4 @@
-"""The truth about applications: look-ups, batches, and the published vectors."""
+"""Truth about applications: look-ups, batches, and the published vectors."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Racks in simulations: what crossing them costs, and who shares an uplink."""
+"""Racks in simulations: the cost of crossing them, and sharing of uplinks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Accounting becomes jobs, jobs become workloads that take as long as they took."""
+"""Jobs from accounting files, and workloads from jobs that take as long as the jobs did."""
 
 import contextlib
 import io

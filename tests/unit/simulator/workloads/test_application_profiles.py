@@ -1,4 +1,4 @@
-"""Profiles from tables, and what is wrong with bad ones."""
+"""Profiles from tables, and errors of invalid tables."""
 
 import pytest
 

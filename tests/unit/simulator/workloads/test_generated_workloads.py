@@ -1,4 +1,4 @@
-"""Invented workloads and the built-in profiles: as described, the same for a seed, runnable."""
+"""Generated workloads and the built-in profiles: as described, repeatable, runnable."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Workloads from CSV, and what is wrong with bad ones."""
+"""Workloads from CSV, and errors of invalid rows."""
 
 import doctest
 

@@ -13,9 +13,14 @@ import pytest
 
 from slurm_elastic.training.checkpoint import dcp_files
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
-from slurm_elastic.training.checkpoint.checkpoint_manager import differences
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import NAMES, CheckpointRanks, run_concurrently, state
+from tests.support.checkpoint_ranks import (
+    NAMES,
+    CheckpointRanks,
+    differences,
+    run_concurrently,
+    state,
+)
 from tests.support.training_runs import PROCESSES, wait
 
 FRONT, BACK = NAMES[:2], NAMES[2:]
@@ -28,15 +33,15 @@ class Gate:
         self.open = threading.Event()
         self.came = threading.Semaphore(0)
         self.error: BaseException | None = None
-        honest = dcp_files.write
+        original = dcp_files.write
 
-        def write(path: Path, found: Any) -> Any:
+        def write(path: Path, pieces: Any) -> Any:
             if threading.current_thread().name == "checkpoint":
                 self.came.release()
                 assert self.open.wait(60)
                 if self.error is not None:
                     raise self.error
-            return honest(path, found)
+            return original(path, pieces)
 
         monkeypatch.setattr(dcp_files, "write", write)
 
@@ -78,10 +83,10 @@ def test_training_during_a_background_save_does_not_change_the_checkpoint(
     run_concurrently([k.settle for k in ranks.managers])
     assert manager.report_fields()["checkpoint_step"] == 2
     assert manager.due()
-    found = CheckpointDirectory(tmp_path, keep=2, log=print).newest()
-    assert found is not None
-    assert found.step == 2
-    read = found.read()
+    checkpoint = CheckpointDirectory(tmp_path, keep=2, log=print).newest()
+    assert checkpoint is not None
+    assert checkpoint.step == 2
+    read = checkpoint.read()
     for part in before:
         assert differences(part, {k: read[k] for k in part}) == []
     assert ranks.log_lines == []
@@ -193,13 +198,13 @@ def _script(root: Path, ends: bool) -> None:
     os.dup2(os.open(root / "log", os.O_WRONLY | os.O_CREAT), 2)
     ranks = CheckpointRanks(root, [state()], background=True)
     ranks.save(1)
-    honest = dcp_files.write
+    original = dcp_files.write
 
-    def slow(path: Path, found: Any) -> Any:
+    def slow(path: Path, pieces: Any) -> Any:
         (root / "writes").touch()
         while not (root / "go").exists():
             time.sleep(0.01)
-        return honest(path, found)
+        return original(path, pieces)
 
     dcp_files.write = slow
     ranks.managers[0].save(Cursor(2, 0, 2), wait=False)

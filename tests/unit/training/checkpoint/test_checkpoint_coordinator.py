@@ -20,7 +20,7 @@ from slurm_elastic.training.checkpoint.checkpoint_directory import (
     CheckpointDirectory,
     CheckpointError,
 )
-from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.dcp_files import TensorReader
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.sampler import Cursor
@@ -29,6 +29,7 @@ from tests.support.checkpoint_ranks import (
     CheckpointRanks,
     FakeRankGroup,
     MessageStore,
+    differences,
     run_concurrently,
     state,
     step,
@@ -44,10 +45,10 @@ def two(root: Path, **options: Any) -> CheckpointRanks:
 
 def trained(steps: int, **options: Any) -> TrainingState:
     """Return the state of the whole network after uninterrupted steps."""
-    found = state(**options)
+    whole_state = state(**options)
     for seed in range(steps):
-        step(found, seed)
-    return found
+        step(whole_state, seed)
+    return whole_state
 
 
 def moments(of: TrainingState) -> dict[str, torch.Tensor]:
@@ -106,26 +107,26 @@ def test_a_tensor_of_several_ranks_is_written_by_the_lowest(tmp_path: Path) -> N
     ranks = CheckpointRanks(tmp_path, states)
     assert ranks.save(3) == [True, True]
     assert [k.proven for k in ranks.managers] == [True, True]
-    found = CheckpointDirectory(tmp_path, keep=1, log=print).newest()
-    assert found is not None
-    assert found.written_by(1) == {"blob.optim.1"}
+    checkpoint = CheckpointDirectory(tmp_path, keep=1, log=print).newest()
+    assert checkpoint is not None
+    assert checkpoint.written_by(1) == {"blob.optim.1"}
     assert torch.equal(
-        found.read(["model.norm.running_mean"])["model.norm.running_mean"], torch.zeros(4)
+        checkpoint.read(["model.norm.running_mean"])["model.norm.running_mean"], torch.zeros(4)
     )
 
 
 def test_one_rank_that_reads_back_differently_leaves_all_unproven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = TensorReader.__getitem__
+    original = TensorReader.__getitem__
 
-    def lie(tensors: TensorReader, name: str) -> torch.Tensor:
-        read = honest(tensors, name)
+    def modified(tensors: TensorReader, name: str) -> torch.Tensor:
+        read = original(tensors, name)
         return read + 1 if name == "model.head.weight" else read
 
     ranks = two(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(TensorReader, "__getitem__", lie)
+        patch.setattr(TensorReader, "__getitem__", modified)
         assert ranks.save(3) == [True, True]
     assert [k.proven for k in ranks.managers] == [False, False]
     assert ranks.log_lines == [
@@ -179,13 +180,13 @@ def test_messages_are_removed_after_a_save(tmp_path: Path) -> None:
 
 
 def _no_space(rank: int) -> Any:
-    honest = dcp_files.write
+    original = dcp_files.write
 
-    def write(path: Path, found: Any) -> Any:
+    def write(path: Path, pieces: Any) -> Any:
         if path.name == f"__{rank}_0.distcp":
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return honest(path, found)
+        return original(path, pieces)
 
     return write
 
@@ -258,9 +259,9 @@ def test_pieces_that_leave_a_gap_are_not_saved(tmp_path: Path) -> None:
             checkpoints.join([other], coordinators[1])
         return str(caught.value)
 
-    told, heard = run_concurrently([lead, follow])
-    assert told == heard
-    assert "model.w" in told
+    on_rank_0, on_rank_1 = run_concurrently([lead, follow])
+    assert on_rank_0 == on_rank_1
+    assert "model.w" in on_rank_0
 
 
 def test_a_directory_that_is_not_shared_is_an_error_with_a_remedy(
@@ -276,7 +277,7 @@ def test_a_directory_that_is_not_shared_is_an_error_with_a_remedy(
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("damage", "reason"),
     [
         (lambda p: os.truncate(p, 90), "not complete (__1_0.distcp has 90 bytes of"),
         (Path.unlink, "not complete (__1_0.distcp is missing)"),
@@ -284,12 +285,12 @@ def test_a_directory_that_is_not_shared_is_an_error_with_a_remedy(
     ],
 )
 def test_a_checkpoint_with_one_invalid_file_is_skipped(
-    tmp_path: Path, harm: Any, reason: str
+    tmp_path: Path, damage: Any, reason: str
 ) -> None:
     ranks = two(tmp_path)
     ranks.save(3)
     ranks.save(5)
-    harm(tmp_path / "step_00000005" / "__1_0.distcp")
+    damage(tmp_path / "step_00000005" / "__1_0.distcp")
     again = two(tmp_path)
     assert [c and c.step for c in again.restore()] == [3, 3]
     (line,) = again.log_lines
@@ -305,8 +306,8 @@ def _hang_at(root: Path, where: str) -> None:
     if where == "plan":
         dcp_files.divide = hang  # type: ignore[assignment]
     elif where == "one writer":
-        honest = dcp_files.write
-        dcp_files.write = lambda p, f: hang() if "__1" in p.name else honest(p, f)  # type: ignore[assignment,func-returns-value]
+        original = dcp_files.write
+        dcp_files.write = lambda p, f: hang() if "__1" in p.name else original(p, f)  # type: ignore[assignment,func-returns-value]
     elif where == "metadata":
         dcp_files.describe = hang  # type: ignore[assignment]
     else:
@@ -337,11 +338,11 @@ def test_a_rank_reads_only_the_tensors_of_its_part(
     whole = trained(2)
     CheckpointRanks(tmp_path, [whole]).save(3)
     read: Counter[str] = Counter()
-    honest = TensorReader.__getitem__
+    original = TensorReader.__getitem__
 
     def watch(tensors: TensorReader, name: str) -> torch.Tensor:
         read[name] += 1
-        return honest(tensors, name)
+        return original(tensors, name)
 
     monkeypatch.setattr(TensorReader, "__getitem__", watch)
     ranks = CheckpointRanks(tmp_path, [state(BACK, part=1)])
@@ -389,17 +390,17 @@ def test_a_broken_connection_fails_the_save(tmp_path: Path) -> None:
         def wait_for(self, key: str, timeout_s: float) -> str | None:
             raise RuntimeError("Connection reset by peer\nand so on")
 
-    said: list[str] = []
+    log_lines: list[str] = []
     manager = CheckpointManager(
-        CheckpointDirectory(tmp_path, keep=2, log=said.append),
+        CheckpointDirectory(tmp_path, keep=2, log=log_lines.append),
         state(FRONT),
         FakeRankGroup(0, 2, MessageStore()),  # type: ignore[arg-type]
         every_s=100.0,
         identity={},
-        log=said.append,
+        log=log_lines.append,
         writers=[0, 1],
         channel=Broken(),
     )
     assert manager.save(Cursor(3, 0, 3)) is False
-    (line,) = said
+    (line,) = log_lines
     assert "the connection to the other writers is broken (Connection reset by peer)" in line

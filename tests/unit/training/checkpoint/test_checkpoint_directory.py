@@ -34,23 +34,23 @@ TENSORS = {
 
 
 @pytest.fixture
-def said() -> list[str]:
+def log_lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, said: list[str]) -> CheckpointDirectory:
-    return CheckpointDirectory(tmp_path, keep=2, log=said.append)
+def checkpoints(tmp_path: Path, log_lines: list[str]) -> CheckpointDirectory:
+    return CheckpointDirectory(tmp_path, keep=2, log=log_lines.append)
 
 
 def test_tensors_are_read_as_they_were_written(checkpoints: CheckpointDirectory) -> None:
     checkpoints.save(7, TENSORS, {"epoch": 1})
-    found = checkpoints.newest()
-    assert found is not None
-    assert (found.step, found.meta) == (7, {"epoch": 1})
-    with found.open(cold=True) as tensors:
+    checkpoint = checkpoints.newest()
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.meta) == (7, {"epoch": 1})
+    with checkpoint.open(cold=True) as tensors:
         cold = dict(tensors)
-    for read in (found.read(), cold):
+    for read in (checkpoint.read(), cold):
         assert read.keys() == TENSORS.keys()
         for name, tensor in TENSORS.items():
             assert read[name].dtype == tensor.dtype
@@ -58,10 +58,10 @@ def test_tensors_are_read_as_they_were_written(checkpoints: CheckpointDirectory)
 
 
 def test_torchs_own_tools_read_a_checkpoint(checkpoints: CheckpointDirectory) -> None:
-    found = checkpoints.save(7, TENSORS, {})
-    dcp_to_torch_save(found.path, checkpoints.root / "all.pt")
+    checkpoint = checkpoints.save(7, TENSORS, {})
+    dcp_to_torch_save(checkpoint.path, checkpoints.root / "all.pt")
     assert torch.equal(torch.load(checkpoints.root / "all.pt")["model.w"], TENSORS["model.w"])
-    metadata = dcp.FileSystemReader(found.path).read_metadata()
+    metadata = dcp.FileSystemReader(checkpoint.path).read_metadata()
     assert metadata.state_dict_metadata.keys() == TENSORS.keys()
 
 
@@ -79,7 +79,7 @@ def test_two_checkpoints_are_kept_and_latest_names_the_newest(
 
 
 def test_latest_edited_by_hand_selects_an_older_checkpoint(
-    checkpoints: CheckpointDirectory, said: list[str]
+    checkpoints: CheckpointDirectory, log_lines: list[str]
 ) -> None:
     checkpoints.save(5, TENSORS, {})
     checkpoints.save(9, TENSORS, {})
@@ -92,7 +92,7 @@ def test_latest_edited_by_hand_selects_an_older_checkpoint(
     assert (checkpoints.root / "step_00000009").is_dir()
     checkpoints.save(9, TENSORS, {"again": True})
     assert checkpoints.newest().meta == {"again": True}  # type: ignore[union-attr]
-    assert said == []
+    assert log_lines == []
 
 
 def test_a_kill_between_rename_and_latest_costs_nothing(checkpoints: CheckpointDirectory) -> None:
@@ -139,7 +139,7 @@ def _garble(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("damage", "reason"),
     [
         (_tear, "not complete (no manifest)"),
         (_cut, "not complete (__0_0.distcp has 100 bytes of"),
@@ -152,17 +152,17 @@ def _garble(path: Path) -> None:
     ],
 )
 def test_an_invalid_checkpoint_is_skipped_with_one_line(
-    checkpoints: CheckpointDirectory, said: list[str], harm, reason: str
+    checkpoints: CheckpointDirectory, log_lines: list[str], damage, reason: str
 ) -> None:
     checkpoints.save(5, TENSORS, {})
     checkpoints.save(9, TENSORS, {})
-    harm(checkpoints.root / "step_00000009")
-    found = checkpoints.newest()
-    assert found is not None
-    assert found.step == 5
-    verify(found)
-    assert len(said) == 1
-    assert said[0].startswith(f"skipped step_00000009: {reason}")
+    damage(checkpoints.root / "step_00000009")
+    checkpoint = checkpoints.newest()
+    assert checkpoint is not None
+    assert checkpoint.step == 5
+    verify(checkpoint)
+    assert len(log_lines) == 1
+    assert log_lines[0].startswith(f"skipped step_00000009: {reason}")
 
 
 def test_foreign_and_newer_checkpoints_are_never_deleted(checkpoints: CheckpointDirectory) -> None:
@@ -196,7 +196,7 @@ def _save_and_hang(root: Path, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["data", "manifest", "rename"])
 def test_sigkill_during_a_save_leaves_the_previous_checkpoint(
-    checkpoints: CheckpointDirectory, said: list[str], where: str
+    checkpoints: CheckpointDirectory, log_lines: list[str], where: str
 ) -> None:
     checkpoints.save(5, TENSORS, {})
     victim = PROCESSES.Process(target=_save_and_hang, args=(checkpoints.root, where))
@@ -210,7 +210,7 @@ def test_sigkill_during_a_save_leaves_the_previous_checkpoint(
     checkpoints.save(9, TENSORS, {})
     assert checkpoints.newest().step == 9  # type: ignore[union-attr]
     assert not list(checkpoints.root.glob(".tmp*"))
-    assert said == []
+    assert log_lines == []
 
 
 @pytest.fixture

@@ -21,22 +21,22 @@ FIRST, SECOND = Cursor(3, 0, 30), Cursor(4, 1, 0)
 
 
 @pytest.fixture
-def said() -> list[str]:
+def log_lines() -> list[str]:
     return []
 
 
 @pytest.fixture
-def make(tmp_path: Path, said: list[str]):
+def make(tmp_path: Path, log_lines: list[str]):
     def manager(**identity: int) -> CheckpointManager:
         model = torch.nn.Linear(2, 2)
         state = TrainingState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         return CheckpointManager(
-            CheckpointDirectory(tmp_path, keep=2, log=said.append),
+            CheckpointDirectory(tmp_path, keep=2, log=log_lines.append),
             state,
             RankGroup(),
             every_s=100.0,
             identity={"samples": 40} | identity,
-            log=said.append,
+            log=log_lines.append,
         )
 
     return manager
@@ -45,14 +45,14 @@ def make(tmp_path: Path, said: list[str]):
 @pytest.fixture
 def restore_newest(tmp_path: Path):
     def restored(manager: CheckpointManager) -> Cursor | None:
-        found = agree(CheckpointDirectory(tmp_path, keep=2, log=lambda _: None), RankGroup())
-        return found and manager.restore(found)
+        checkpoint = agree(CheckpointDirectory(tmp_path, keep=2, log=lambda _: None), RankGroup())
+        return checkpoint and manager.restore(checkpoint)
 
     return restored
 
 
 def test_the_first_checkpoint_proves_the_run_and_is_remembered(
-    make, restore_newest, said: list[str]
+    make, restore_newest, log_lines: list[str]
 ) -> None:
     manager = make()
     assert restore_newest(manager) is None
@@ -65,7 +65,7 @@ def test_the_first_checkpoint_proves_the_run_and_is_remembered(
     assert restore_newest(again) == FIRST
     assert again.report_fields()["proven"] is True
     assert again.report_fields()["checkpoint_step"] == 3
-    assert said == []
+    assert log_lines == []
 
 
 def test_the_duration_of_a_save_is_restored(make, restore_newest) -> None:
@@ -79,19 +79,19 @@ def test_the_duration_of_a_save_is_restored(make, restore_newest) -> None:
 
 
 def test_a_checkpoint_that_differs_when_read_back_does_not_prove_the_run(
-    make, said: list[str], monkeypatch: pytest.MonkeyPatch
+    make, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = TensorReader.__getitem__
+    original = TensorReader.__getitem__
 
-    def lie(tensors: TensorReader, name: str) -> torch.Tensor:
-        read = honest(tensors, name)
+    def modified(tensors: TensorReader, name: str) -> torch.Tensor:
+        read = original(tensors, name)
         return torch.nextafter(read, torch.tensor(9.0)) if name == "model.bias" else read
 
-    monkeypatch.setattr(TensorReader, "__getitem__", lie)
+    monkeypatch.setattr(TensorReader, "__getitem__", modified)
     manager = make()
     assert manager.save(FIRST)
     assert manager.report_fields()["proven"] is False
-    assert said == [
+    assert log_lines == [
         (
             "checkpoint of step 3 differs when read back: model.bias; "
             "the job is not resized until one does not"
@@ -112,11 +112,11 @@ def test_a_step_is_saved_once(make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert manager.save(FIRST)
 
 
-def test_a_failed_save_is_logged_in_one_line(make, tmp_path: Path, said: list[str]) -> None:
+def test_a_failed_save_is_logged_in_one_line(make, tmp_path: Path, log_lines: list[str]) -> None:
     manager = make()
     (tmp_path / ".tmp.step_00000003").write_text("not a directory, and not to be removed")
     assert not manager.save(FIRST)
-    (line,) = said
+    (line,) = log_lines
     assert line.startswith("checkpoint of step 3 failed: File exists")
     assert line.endswith("there is none yet, training continues")
     assert manager.report_fields() == {"proven": False}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointDirectory
-from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager, differences
+from slurm_elastic.training.checkpoint.checkpoint_manager import CheckpointManager
 from slurm_elastic.training.checkpoint.training_state import TrainingState
 from slurm_elastic.training.parallel.process_group import RankGroup
 from slurm_elastic.training.sampler import Cursor
-from tests.support.checkpoint_ranks import restore_newest
+from tests.support.checkpoint_ranks import differences, restore_newest
 from tests.support.training_runs import PROCESSES, unused_port
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -64,7 +64,7 @@ def attempt(rank: int, size: int, port: int, root: Path, replicas: int, first: i
     made = TrainingState(model=made.model, optimizer=made.optimizer, part=rank)
 
     def say(line: str) -> None:
-        with (root / "said").open("a") as file:
+        with (root / "log_lines").open("a") as file:
             file.write(f"{line}\n")
 
     manager = CheckpointManager(
@@ -106,13 +106,13 @@ def test_checkpoints_pass_between_sharded_and_whole_models(tmp_path: Path) -> No
         for process in ranks:
             process.join()
         assert [p.exitcode for p in ranks] == [0] * size, (tmp_path / "log").read_text()
-        assert not (tmp_path / "said").exists(), (tmp_path / "said").read_text()
+        assert not (tmp_path / "log_lines").exists(), (tmp_path / "log_lines").read_text()
         train(alone.model, alone.optimizer, done)
         done += STEPS
-        found = CheckpointDirectory(tmp_path / "c", keep=9, log=print).newest()
-        assert found is not None
-        assert found.step == done
-        read = found.read()
+        checkpoint = CheckpointDirectory(tmp_path / "c", keep=9, log=print).newest()
+        assert checkpoint is not None
+        assert checkpoint.step == done
+        read = checkpoint.read()
         for name, value in alone.gather().items():
             if not name.startswith("blob."):
                 assert torch.allclose(read[name], value, rtol=1e-5, atol=1e-7), (size, name)

@@ -165,8 +165,8 @@ def ended(runs: TrainingRuns, kill: Kill, history: KillHistory, **options: Any) 
     for rank, code in enumerate(codes):
         killed = several or rank in kill.victims
         assert code in ENDED or (killed and code == -signal.SIGKILL), str(history)
-    found = newest(runs)
-    step = found.step if found else 0
+    checkpoint = newest(runs)
+    step = checkpoint.step if checkpoint else 0
     assert step >= history.published, str(history)
     now = begun(runs, runs.attempts)
     if kill.every_s == 0 and now and not options.get("background"):
@@ -232,7 +232,7 @@ def same(runs: TrainingRuns, plain: TrainingRuns, history: KillHistory) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingRuns]:
-    """Runs of one rank without kills, by optimizer."""
+    """Return runs of one rank without kills, by optimizer."""
     runs = {}
     for optimizer in ("adamw", "sgd"):
         runs[optimizer] = TrainingRuns(tmp_path_factory.mktemp(optimizer))

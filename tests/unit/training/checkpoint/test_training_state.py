@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from slurm_elastic.training.checkpoint.checkpoint_directory import CheckpointError
-from slurm_elastic.training.checkpoint.checkpoint_manager import differences
 from slurm_elastic.training.checkpoint.training_state import TrainingState, check
+from tests.support.checkpoint_ranks import differences
 
 
 def network() -> torch.nn.Module:
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_name_of_the_tensor() 
 def test_a_parameter_without_a_name_is_refused() -> None:
     loose = torch.nn.Parameter(torch.zeros(3, 2))
     state = TrainingState(model=network(), optimizer=torch.optim.SGD([loose]))
-    with pytest.raises(ValueError, match=r"parameter 0 of the optimizer's group 0 \(3x2\)"):
+    with pytest.raises(ValueError, match=r"optimizer: parameter 0 of group 0 \(3x2\) is invalid"):
         check(state)
 
 

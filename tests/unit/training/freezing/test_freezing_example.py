@@ -34,6 +34,6 @@ def test_the_example_trains_with_another_criterion(tmp_path: Path) -> None:
 
 
 def test_a_directive_without_freeze_disables_freezing(tmp_path: Path) -> None:
-    lines, said = run(tmp_path, "1", "--freeze", "auto", "--max-penalty", "100")
+    lines, stderr = run(tmp_path, "1", "--freeze", "auto", "--max-penalty", "100")
     assert {line["frozen"] for line in lines} == {0}
-    assert "slurm-elastic: no freezing: --elastic=1 does not say freeze=auto\n" in said
+    assert "slurm-elastic: no freezing: --elastic=1 does not say freeze=auto\n" in stderr

@@ -232,9 +232,9 @@ def test_a_worse_validation_loss_thaws_all_layers_until_it_recovers(tmp_path: Pa
     assert frozen[25:40] == [0] * 15
     assert frozen[-1] == 2
     assert how.criterion.thaws == 1
-    said = capfd.readouterr().err
-    assert "all layers train again: the validation loss is 1.5, it was 1" in said
-    assert "2 of 3 layers frozen, up to 3 (penalty " in said
+    stderr = capfd.readouterr().err
+    assert "all layers train again: the validation loss is 1.5, it was 1" in stderr
+    assert "2 of 3 layers frozen, up to 3 (penalty " in stderr
 
 
 def test_a_learning_rate_that_rises_or_falls_far_thaws_all_layers(tmp_path: Path, capfd) -> None:
@@ -246,12 +246,12 @@ def test_a_learning_rate_that_rises_or_falls_far_thaws_all_layers(tmp_path: Path
 
     how = surely(1)
     _, frozen = run(make(tmp_path, freeze=how), change)
-    # Found in the step that takes the new rate, told in the next one's all-reduce.
+    # Found in the step that takes the new rate, applied after the all-reduce of the next one.
     assert [frozen[step - 1] for step in (21, 22, 40, 41, 42)] == [1, 0, 1, 1, 0]
     assert how.criterion.thaws == 2
-    said = capfd.readouterr().err
-    assert "all layers train again: the learning rate rose from 0.01 to 0.02" in said
-    assert "the learning rate fell from 0.02 to 0.001 since the freeze" in said
+    stderr = capfd.readouterr().err
+    assert "all layers train again: the learning rate rose from 0.01 to 0.02" in stderr
+    assert "the learning rate fell from 0.02 to 0.001 since the freeze" in stderr
 
 
 def until(step: int, freeze: Any, out: Path, **options: Any) -> None:

@@ -296,10 +296,10 @@ def test_the_layer_profile_is_reported_and_saved(
     runs: TrainingRuns, launcher: FakeLauncher, size: int
 ) -> None:
     runs.run(size, launcher=launcher, step_s=0.01)
-    told = [r for r in launcher.reports if "profile" in r]
-    assert len(told) == 1
-    assert told[0]["profile_batch"] == 12 // size
-    rows = {row[0]: row for row in told[0]["profile"]}
+    reports = [r for r in launcher.reports if "profile" in r]
+    assert len(reports) == 1
+    assert reports[0]["profile_batch"] == 12 // size
+    rows = {row[0]: row for row in reports[0]["profile"]}
     assert list(rows) == ["front", "act", "drop", "back"]
     assert rows["front"][3:] == [12 // size * 16 * 4, 7 * 16 * 4]
     kept = CheckpointDirectory(runs.out / "ckpt", keep=1, log=lambda _: None).newest()
@@ -341,5 +341,5 @@ def test_stages_report_their_times_and_layers(
         assert all(r[name] > 0 for r in measured), name
     # Of one stage only, which is no micro-batch of the model.
     assert all(r.get("micro_step_s") is None for r in launcher.reports)
-    told = [r for r in launcher.reports if "profile" in r]
-    assert [row[0] for row in told[0]["profile"]] == ["front", "act", "drop", "back"]
+    reports = [r for r in launcher.reports if "profile" in r]
+    assert [row[0] for row in reports[0]["profile"]] == ["front", "act", "drop", "back"]

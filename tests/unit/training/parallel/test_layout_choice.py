@@ -91,8 +91,8 @@ def test_a_model_that_cannot_be_cut_is_refused() -> None:
 def test_the_partitioner_gets_the_bandwidths_of_the_site() -> None:
     ranks = AvailableRanks(8, nodes=2)
     assert [(x.machines, x.bandwidth) for x in ranks.levels({})] == [(4, 20e9), (2, 2.5e9)]
-    told = ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "2e10,5e9"})
-    assert [x.bandwidth for x in told] == [4e10, 10e9]
+    levels = ranks.levels({"SLURM_ELASTIC_BANDWIDTH": "2e10,5e9"})
+    assert [x.bandwidth for x in levels] == [4e10, 10e9]
     assert [x.machines for x in AvailableRanks(3, nodes=2).levels({})] == [3]
     with pytest.raises(
         ValueError, match="SLURM_ELASTIC_BANDWIDTH: 'fast' is invalid: expected two"

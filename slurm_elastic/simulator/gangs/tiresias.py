@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurm_elastic.placement.delay.free_map import Place
-from slurm_elastic.policies.gangs.gang_policy import Answer, Gang, Grant, Offer
-from slurm_elastic.policies.gangs.published_dally import FirstFit
+from slurm_elastic.policies.dally.gang import Gang
+from slurm_elastic.simulator.gangs.gang_policy import Answer, Grant, Offer
+from slurm_elastic.simulator.gangs.published_dally import FirstFit
 
 #: Models whose parameters are evenly spread over tensors, in the author's code.
 UNSKEWED = frozenset({"ResNet50", "ResNet18", "BERT"})

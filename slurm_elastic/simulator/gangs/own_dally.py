@@ -11,7 +11,7 @@ computes the largest part of its time; among equals the tightest. It accepts one
 distance start at once, the others wait, while those behind them are served.
 
 *Timer*: who has waited T is *due*. Nobody is made to spread: the nodes on which its GPUs come
-free first are kept for it (placement/delay/reserve.py). T is tuned,
+free first are kept for it (reserve.py). T is tuned,
 
     T = min(96, max(3, mean + 2 std)) leases
 
@@ -29,20 +29,20 @@ before it, or a place is better. It never moves, nor is it preempted, before.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_elastic.models.communication import Communication
 from slurm_elastic.placement.delay.free_map import NodeLayout, Place
 from slurm_elastic.placement.delay.place_choice import PlaceChoice, ideal
-from slurm_elastic.placement.delay.reserve import NodeReserve
-from slurm_elastic.policies.gangs.gang_policy import Answer, Gang, Grant, Offer
+from slurm_elastic.policies.dally.bid_order import MOST, tuned_s
+from slurm_elastic.policies.dally.gang import Gang
+from slurm_elastic.simulator.gangs.gang_policy import Answer, Grant, Offer
+from slurm_elastic.simulator.gangs.reserve import NodeReserve
 
 #: A place may be this much worse than the best there is.
 _TOLERANCE = 0.02
-#: The timer, in leases: least and most; what it remembers; shorter waits do not count.
-LEAST, MOST = 3.0, 96.0
+#: Leases that the timer remembers; shorter waits do not count.
 _HISTORY = 24.0
 _NO_WAIT = 1.0
 #: Gangs for which nodes are kept at once.
@@ -126,12 +126,3 @@ class OwnDally:
         last = gang.last if gang.since_s == now else ()
         place, part = choice.best(model, gpus, enough=self._ideal[key], last=last)
         return place if part >= (1 - _TOLERANCE) * self._ideal[key] else ()
-
-
-def tuned_s(leases: Sequence[float], *, lease_s: float, most: float) -> float:
-    """The timer in seconds for waits of so many leases; see the module."""
-    if not leases:
-        return min(most, LEAST) * lease_s
-    mean = sum(leases) / len(leases)
-    std = math.sqrt(sum((w - mean) ** 2 for w in leases) / len(leases))
-    return min(most, max(LEAST, mean + 2 * std)) * lease_s

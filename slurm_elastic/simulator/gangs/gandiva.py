@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_elastic.policies.gangs.gang_policy import Answer, Gang, Grant, Offer
+from slurm_elastic.policies.dally.gang import Gang
+from slurm_elastic.simulator.gangs.gang_policy import Answer, Grant, Offer
 
 
 class Gandiva:

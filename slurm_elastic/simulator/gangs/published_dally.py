@@ -9,7 +9,7 @@ ties: longest without an assignment, then the smaller id. A gang takes the first
 domain with room, else the first node; else it waits as the timers say
 (placement/delay/timers.py), then takes the first rack, then anything. Who does not fit is
 passed over, and nothing is kept for it. What docs/dally.md criticises is as published here;
-`dally_own` mends it.
+`own_dally` mends it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from slurm_elastic.placement.delay import published_order
 from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, Place
 from slurm_elastic.placement.delay.timers import Timers, Waits
-from slurm_elastic.policies.gangs.gang_policy import Answer, Gang, Grant, Offer
+from slurm_elastic.policies.dally.gang import Gang
+from slurm_elastic.simulator.gangs import published_order
+from slurm_elastic.simulator.gangs.gang_policy import Answer, Grant, Offer
 
 
 class PublishedDally:
@@ -33,9 +34,7 @@ class PublishedDally:
 
     def rank(self, gang: Gang) -> tuple[float, ...]:
         """By network sensitivity; see the module."""
-        # Divisions as in the author's code: gangs that never suffer differ in rounding only.
-        sensitivity = gang.done / (gang.ran_s / gang.ideal_s) if gang.ran_s > 0 else 0.0
-        return sensitivity, gang.since_s, gang.job_id
+        return gang.network_sensitivity, gang.since_s, gang.job_id
 
     def decide(self, offer: Offer, state: Mapping[str, Any]) -> Answer:
         """Offer what is free to one after another; see the module."""

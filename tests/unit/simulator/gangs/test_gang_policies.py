@@ -7,13 +7,14 @@ import pytest
 from slurm_elastic.models.communication import SlowdownTable
 from slurm_elastic.placement.delay.free_map import FreeMap, GangTier, NodeLayout
 from slurm_elastic.placement.delay.place_choice import PlaceChoice, ideal, places
-from slurm_elastic.placement.delay.reserve import NodeReserve
 from slurm_elastic.placement.delay.timers import Timers, TimersError
-from slurm_elastic.policies.gangs.gandiva import Gandiva
-from slurm_elastic.policies.gangs.gang_policy import Gang, Held, Offer
-from slurm_elastic.policies.gangs.own_dally import OwnDally
-from slurm_elastic.policies.gangs.published_dally import PublishedDally
-from slurm_elastic.policies.gangs.tiresias import Tiresias
+from slurm_elastic.policies.dally.gang import Gang
+from slurm_elastic.simulator.gangs.gandiva import Gandiva
+from slurm_elastic.simulator.gangs.gang_policy import Held, Offer
+from slurm_elastic.simulator.gangs.own_dally import OwnDally
+from slurm_elastic.simulator.gangs.published_dally import PublishedDally
+from slurm_elastic.simulator.gangs.reserve import NodeReserve
+from slurm_elastic.simulator.gangs.tiresias import Tiresias
 
 LEASE = 3600.0
 #: Two racks of two nodes of four GPUs in two link domains.
