@@ -209,7 +209,7 @@ def _model(of: GoodputBasis, noise: Noise | None) -> GoodputModel:
 
 
 @lru_cache(maxsize=4096)
-def _one(gpu_type: str, nodes: int, gpus: int) -> ConfigurationSet:
+def _configuration(gpu_type: str, nodes: int, gpus: int) -> ConfigurationSet:
     return ConfigurationSet((gpu_type,), (nodes,), (gpus,))
 
 
@@ -217,7 +217,7 @@ def _configurations(
     gpu_type: str, nodes: ArrayLike | int, gpus: ArrayLike | int
 ) -> tuple[tuple[int, ...], ConfigurationSet]:
     if isinstance(nodes, int) and isinstance(gpus, int):
-        return (), _one(gpu_type, nodes, gpus)
+        return (), _configuration(gpu_type, nodes, gpus)
     n, g = np.broadcast_arrays(nodes, gpus)
     names = (gpu_type,) * n.size
     return n.shape, ConfigurationSet(names, tuple(n.ravel().tolist()), tuple(g.ravel().tolist()))
