@@ -95,7 +95,9 @@ class SharedParameters:
             ranks: list[int] = []
             kinds = []
             for name in names:
-                holders = [stage for stage, known in enumerate(first) if name in known]
+                holders = [
+                    stage for stage, names_of_stage in enumerate(first) if name in names_of_stage
+                ]
                 if not holders:
                     raise LayoutError(
                         f"ties: {name!r} is invalid: expected names of parameters; no stage has it"
@@ -123,12 +125,18 @@ class SharedParameters:
 
     def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
         """Return those of the named parameters that are held here, each once."""
-        known = {
+        parameters_by_name = {
             name: parameter
             for module in self._modules.values()
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
-        return list({id(known[n]): known[n] for n in names if n in known}.values())
+        return list(
+            {
+                id(parameters_by_name[n]): parameters_by_name[n]
+                for n in names
+                if n in parameters_by_name
+            }.values()
+        )
 
 
 def _equalise(tensors: Iterable[torch.Tensor], source: int, group: Any) -> None:
