@@ -174,7 +174,7 @@ def rigid_jobs_undisturbed(evidence: Evidence) -> Check:
         if any(a.suspended for a in attempts):
             faults.append(f"{name} was suspended")
     return Check(
-        name="rigid jobs ran exactly once, rigid_jobs_undisturbed",
+        name="rigid jobs ran exactly once, undisturbed",
         faults=tuple(faults),
         details=f"{len(evidence.rigid)} jobs",
     )

@@ -39,6 +39,8 @@ def pages() -> dict[str, str]:
         name, *words = line.split()
         return parts[name](words) if name in parts else f"{line}\n"
 
+    _check_verbs((TEMPLATES / "selastic.1").read_text("utf-8"))
+
     return {
         name: "".join(
             filled(line) if line.startswith("@") else f"{line}\n"
@@ -46,6 +48,21 @@ def pages() -> dict[str, str]:
         )
         for name in _PAGES
     }
+
+
+def _check_verbs(template: str) -> None:
+    """Check that the template names each verb, so that the page has it.
+
+    Raises:
+        SystemExit: a verb is missing.
+    """
+    named = set(" ".join(re.findall(r"^@verbs (.*)", template, re.MULTILINE)).split())
+    for name in dict.fromkeys(name.partition(" ")[0] for name, _ in verbs()):
+        if name not in named:
+            raise SystemExit(
+                f"contrib/generate/templates/selastic.1: verb {name} is missing: "
+                "add it to the line `@verbs` of its section"
+            )
 
 
 def _verbs(names: list[str]) -> str:

@@ -38,8 +38,8 @@ DEFAULT_MAX_PENALTY = 0.005
 Parallel = Literal["data", "pipeline", "hybrid"]
 Freeze = Literal["off", "auto"]
 
-_KEYS = ("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit")
-_KNOWN = "known keys: " + ", ".join(_KEYS)
+KEYS = ("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit")
+_KNOWN = "known keys: " + ", ".join(KEYS)
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 _PERCENT = re.compile(r"([0-9]+)(?:\.([0-9]{1,4}))?%", re.ASCII)
@@ -210,7 +210,7 @@ def _fields(text: str) -> dict[str, object]:
         key, equals, value = item.partition("=")
         if not equals:
             raise DirectiveError(item, f'"{item}" is not key=value; {_KNOWN}')
-        if key not in _KEYS:
+        if key not in KEYS:
             raise DirectiveError(key, f'key "{key}" is unknown; {_KNOWN}')
         if key in keys:
             raise DirectiveError(key, f"{key} is given twice; keep one")

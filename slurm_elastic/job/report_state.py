@@ -27,14 +27,13 @@ _ONCE: dict[str, Any] = {
     "profile": (),
     "profile_batch": None,
 }
-#: Fields that a new attempt in place sets again, with their values until then.
-_ATTEMPT: dict[str, Any] = {
-    **_ONCE,
-    **dict.fromkeys(("notice", "exit_code", "startup_s", "restore_s", "resumed_from")),
-    **dict.fromkeys(("data_s", "forward_s", "backward_s", "sync_s", "optimizer_s")),
-    "peak_memory_bytes": None,
-    "layout": "",
-}
+#: Fields that stay as they are when an attempt begins in place; all others begin anew.
+_KEPT_IN_PLACE = frozenset({
+    *_OWN, "kind", "gpu_type", "step", "progress", "global_batch", "micro_batch", "accumulation",
+    "grad_sqr", "grad_var", "initial_batch", "max_micro_batch", "application", "checkpoint_step",
+    "checkpoint_age_s", "checkpoint_s", "proven", "layers", "frozen", "certified", "penalty",
+    "certified_penalty",
+})  # fmt: skip
 
 #: Seconds without an answer of the controller after which an overdue notice is withdrawn.
 GRACE_S = 30.0
@@ -108,7 +107,8 @@ class ReportState:
     def begin_attempt(self) -> None:
         """Reset the report for a restart in place."""
         with self._changed:
-            self._report = replace(self._report, phase="starting", **_ATTEMPT)
+            kept = {name: getattr(self._report, name) for name in _KEPT_IN_PLACE}
+            self._report = Report(phase="starting", **kept)
             self._urgent = True
             self._changed.notify_all()
 

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 
 from slurm_elastic.core.errors import SlurmElasticError
 
-#: Version that this release sends. It rises when a field that a caller of the release before
-#: reads or sends changes its meaning or goes; fields that are only added do not raise it.
-VERSION = 1
+#: Version of this release. It rises when a field that a caller of the release before reads or sends
+#: changes its meaning or goes; fields that are only added do not raise it. Each operation states
+#: since which version it has its present form (`requests.Operation.since`).
+#: 2: reasons in answers are codes with parameters, no longer sentences.
+VERSION = 2
 
 #: Bytes of one frame.
 MAX_REQUEST = 64 * 1024
@@ -30,7 +32,7 @@ CODES: Mapping[str, str] = {
     "rate": "more requests than `[api] rate_per_user`, averaged over ten seconds, or too many open"
     " at once ([security.md](security.md))",
     "standby": "this controller is not the active one; the line names the active one: ask that",
-    "version": "another protocol",
+    "version": "a version of the protocol in which the controller does not answer this operation",
     "too_large": "the reply would be larger than 16 MiB",
     "internal": "a bug; the log has it",
 }
@@ -59,18 +61,19 @@ def answered(present: int = VERSION) -> tuple[int, ...]:
     return tuple(range(max(1, present - 1), present + 1))
 
 
-def check_version(version: object, *, release: str, present: int = VERSION) -> None:
+def check_version(version: object, *, release: str, since: int = 1, present: int = VERSION) -> None:
     """Refuse a request of a version that is not answered.
 
     Args:
         version: of the request, as it arrived.
         release: of the controller, for the message.
+        since: version since which the operation has its present form.
         present: version of the controller.
 
     Raises:
         RequestError: with code `version`.
     """
-    if type(version) is int and version in answered(present):
+    if type(version) is int and version in answered(present) and version >= since:
         return
     raise RequestError(
         "version",

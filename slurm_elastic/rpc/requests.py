@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from slurm_elastic.core.report import Report, ReportError
-from slurm_elastic.rpc.protocol import VERSION, RequestError
+from slurm_elastic.rpc.protocol import RequestError, answered
 
 #: Most jobs named in one request, and characters of a text.
 MAX_JOBS, MAX_TEXT = 1000, 1000
@@ -77,6 +77,7 @@ class Operation(NamedTuple):
 
     Attributes:
         answer: name of the answer's TypedDict in `rpc.answers`.
+        since: version of the protocol since which arguments and answer have this form.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Operation(NamedTuple):
     audience: Audience
     answer: str
     arguments: tuple[Argument, ...] = ()
+    since: int = 1
 
     def answer_type(self) -> type:
         """Return the TypedDict of the answer; jobs never import these."""
@@ -95,6 +97,8 @@ class Operation(NamedTuple):
 def build(op: str, **arguments: Any) -> dict[str, Any]:
     """Return a request, ready for `frames.call`; arguments that are None are left out.
 
+    It names the oldest version in which it is valid, so that an older controller may answer it.
+
     Raises:
         ValueError: the operation is unknown, or has no such argument.
     """
@@ -105,7 +109,20 @@ def build(op: str, **arguments: Any) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"operation {op} has no argument {', '.join(sorted(unknown))}")
     given = {k: v for k, v in arguments.items() if v is not None}
-    return {"v": VERSION, "op": op, **given}
+    return {"v": max(operation.since, answered()[0]), "op": op, **given}
+
+
+def operation_of(request: Mapping[str, Any]) -> Operation:
+    """Return the operation of a request.
+
+    Raises:
+        RequestError: with code `malformed`: it is unknown.
+    """
+    op = request.get("op")
+    operation = OPERATIONS.get(op) if isinstance(op, str) else None
+    if operation is None:
+        raise RequestError("malformed", f"op {op!r:.40} is unknown")
+    return operation
 
 
 def read(request: Mapping[str, Any]) -> tuple[Operation, dict[str, Any]]:
@@ -117,10 +134,7 @@ def read(request: Mapping[str, Any]) -> tuple[Operation, dict[str, Any]]:
     Raises:
         RequestError: with code `malformed`; the line names the field.
     """
-    op = request.get("op")
-    operation = OPERATIONS.get(op) if isinstance(op, str) else None
-    if operation is None:
-        raise RequestError("malformed", f"op {op!r:.40} is unknown")
+    operation = operation_of(request)
     arguments = {}
     for argument in operation.arguments:
         value = request.get(argument.name, argument.default)
@@ -201,8 +215,8 @@ _JOBS = Argument("jobs", _jobs, 'ids as people type them: `["4711", "4712_3"]`')
 _DRY_RUN = Argument("dry_run", _flag, "say what would be done, and do nothing", default=False)
 
 
-def _question(name: str, answer: str, *arguments: Argument) -> Operation:
-    return Operation(name, Kind.QUESTION, Audience.ANYONE, answer, arguments)
+def _question(name: str, answer: str, *arguments: Argument, since: int = 1) -> Operation:
+    return Operation(name, Kind.QUESTION, Audience.ANYONE, answer, arguments, since)
 
 
 def _job_command(name: str, *arguments: Argument) -> Operation:
@@ -236,16 +250,13 @@ _ALL = (
             Argument("wait_s", _seconds, "longest wait for newer orders, at most 30 s", default=0),
         ),
     ),
-    _question("status", "StatusAnswer", Argument("all", _flag, "rigid jobs, too")),
+    _question("status", "StatusAnswer", Argument("all", _flag, "rigid jobs, too"), since=2),
     _question(
-        "show",
-        "ShowAnswer",
-        _JOBS,
-        Argument("profile", _flag, "the layer profile, too"),
+        "show", "ShowAnswer", _JOBS, Argument("profile", _flag, "the layer profile, too"), since=2
     ),
-    _question("explain", "ExplainAnswer", _JOBS),
-    _question("history", "HistoryAnswer", _JOBS),
-    _question("plan", "PlanAnswer"),
+    _question("explain", "ExplainAnswer", _JOBS, since=2),
+    _question("history", "HistoryAnswer", _JOBS, since=2),
+    _question("plan", "PlanAnswer", since=2),
     _question(
         "usage",
         "UsageAnswer",

@@ -5,10 +5,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from slurm_elastic.core import directive
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests" / "data" / "directives.toml"
 
-KEYS = ("types", "batch", "parallel", "freeze", "max-penalty", "notice", "unit", "tpyes", "UNIT")
+KEYS = (*directive.KEYS, "tpyes", "UNIT")
 NAMES = ("a100", "v100", "h100", "a", "A100", "mig", "MIG-1g", "1g.5gb", "a100_3g.20gb", "x" * 99)
 NUMBERS = (
     *("1", "2", "3", "4", "8", "16", "64", "007", "0", "00", "65536", "65537", "86400", "86401"),

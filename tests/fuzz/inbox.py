@@ -25,6 +25,7 @@ from slurm_elastic.controller.state.ledger import Ledger
 from slurm_elastic.core.report import Report, ReportError
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import frames, munge_auth, protocol
+from slurm_elastic.rpc.protocol import VERSION
 from slurm_elastic.rpc.requests import OPERATIONS
 from tests.fuzz import checked_log, inputs
 from tests.fuzz.tally import Tally, drive
@@ -174,7 +175,7 @@ def run(seconds: float, seed: int) -> Tally:
 
 def _request(rng: random.Random) -> str:
     there = place()
-    request: Any = {"v": 1, "nonce": "n", **rng.choice(_REQUESTS)}
+    request: Any = {"v": VERSION, "nonce": "n", **rng.choice(_REQUESTS)}
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
         request = inputs.changed(rng, request)
     if rng.random() < 0.2 and isinstance(request, dict):

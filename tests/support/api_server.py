@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from slurm_elastic.config import schema
 from slurm_elastic.controller.server import socket_server
+from slurm_elastic.rpc.protocol import VERSION
 from tests.support.fake_controller import FakeLog
 
 
@@ -25,7 +26,7 @@ def serving(backend, log=None, seals=None, rate=1e6):
         server.stop()
 
 
-def ask(server, uid, op, timeout=5.0, v=1, **args):
+def ask(server, uid, op, timeout=5.0, v=VERSION, **args):
     """Return the answer to one request without munge."""
     body = json.dumps({"uid": uid, "nonce": "n", "content": {"v": v, "op": op, **args}}).encode()
     with socket.create_connection(server.address, timeout=timeout) as sock:

@@ -154,9 +154,12 @@ class RequestDispatcher:
         Raises:
             RequestError: with code `version`, `standby` or `malformed`.
         """
-        check_version(request.get("v"), release=__version__)
+        version = request.get("v")
+        check_version(version, release=__version__)
         if request.get("op") != "ping":
             self._refuse_standing_by()
+        since = requests.operation_of(request).since
+        check_version(version, release=__version__, since=since)
         return ParsedRequest(*requests.read(request))
 
     def answer(self, uid: int, request: ParsedRequest) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from slurm_elastic.core.reason import Reason
 from slurm_elastic.core.report import Orders, Report, ReportError
 from slurm_elastic.core.submission import Submission
 from slurm_elastic.rpc import frames
+from slurm_elastic.rpc.requests import build
 from slurm_elastic.simulator.workloads import accounting_trace
 from slurm_elastic.slurm import gres, limits, pyslurm_records, shape, slurm_settings, switches
 from slurm_elastic.slurm.scontrol import Scontrol, ScontrolError
@@ -110,7 +111,7 @@ def test_users_names_are_not_looked_up_for_each_request(monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", getpwuid)
     there = inbox.ControllerUnderTest()
     for _ in range(5):
-        there.reply({"v": 1, "op": "status"})
+        there.reply(build("status"))
     there.close()
     assert len(looked_up) == 1
 

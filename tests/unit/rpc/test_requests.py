@@ -87,7 +87,7 @@ def test_clients_cannot_build_what_is_not_defined():
 
 
 def test_fields_of_newer_clients_are_ignored():
-    operation, arguments = read({"v": 1, "op": "plan", "colour": "blue", "job_ids": [4711]})
+    operation, arguments = read({"v": 2, "op": "plan", "colour": "blue", "job_ids": [4711]})
     assert (operation.name, arguments) == ("plan", {})
 
 
@@ -97,10 +97,16 @@ def test_each_answer_is_a_typed_dict():
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.floats()))
 def test_only_whole_numbers_of_known_versions_are_answered(version):
-    if type(version) is int and version == protocol.VERSION:
+    if type(version) is int and version in protocol.answered():
         protocol.check_version(version, release="0.1.0")
         return
     with pytest.raises(RequestError, match="install the same release") as refusal:
         protocol.check_version(version, release="0.1.0")
     assert refusal.value.code == "version"
     assert refusal.value.code in CODES
+
+
+def test_an_operation_is_answered_since_it_has_its_form():
+    protocol.check_version(2, release="0.2.0", since=2, present=3)
+    with pytest.raises(RequestError, match="speaks protocol 3, not 2"):
+        protocol.check_version(2, release="0.2.0", since=3, present=3)

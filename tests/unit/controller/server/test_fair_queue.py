@@ -128,7 +128,7 @@ def test_frames_that_wait_for_munge_do_not_fill_the_memory(monkeypatch):
         assert b"" in answers
         for sock in socks:
             sock.close()
-        assert ask(server, ALICE, "ping")["protocol"] == 1
+        assert ask(server, ALICE, "ping")["protocol"] == 2
         assert not server._bytes
 
 

@@ -131,7 +131,7 @@ def test_unsealed_and_foreign_frames_are_dropped(backend, log, munge_socket):
                 sock.sendall(frame)
                 sock.shutdown(socket.SHUT_WR)
                 assert sock.recv(10) == b""
-        assert frames.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)["protocol"] == 1
+        assert frames.call(address(server), {"v": 1, "op": "ping"}, timeout_s=5)["protocol"] == 2
 
 
 def test_a_reply_beyond_mungs_limit_and_one_beyond_ours(backend, munge_socket):
@@ -149,7 +149,7 @@ def test_a_missing_munge_is_one_clear_line_and_mends_itself(backend, log, munge_
         assert line.startswith("munge: socket ")
         assert line.endswith("is munged running? Requests are dropped until it answers")
         with environment(munge_socket):
-            assert frames.call(address(server), call, timeout_s=5)["protocol"] == 1
+            assert frames.call(address(server), call, timeout_s=5)["protocol"] == 2
 
 
 # --- rights ---
@@ -245,7 +245,12 @@ def test_malformed_requests_get_one_line(server, request_, words):
 
 
 def test_another_protocol_is_told_what_to_do(server):
-    assert "install the same release" in ask(server, ALICE, "status", v=2)["error"]
+    for v in (0, 3, "2", None):
+        assert "install the same release" in ask(server, ALICE, "status", v=v)["error"]
+    refused = ask(server, ALICE, "status", v=1)  # of a client that reads sentences
+    assert refused["code"] == "version"
+    assert "speaks protocol 2, not 1" in refused["error"]
+    assert ask(server, ALICE, "usage", v=1)["op"] == "usage", "its form is the same"
 
 
 def test_a_refusal_of_the_backend_is_an_answer_and_a_bug_is_not(server, log):
@@ -285,7 +290,7 @@ def test_idle_connections_from_one_address_do_not_keep_others_out(server, monkey
     idle = [socket.create_connection(server.address) for _ in range(50)]
     try:
         _until(lambda: server._connections <= 8 and _silent(server) <= 8)
-        assert ask(server, ALICE, "ping")["protocol"] == 1
+        assert ask(server, ALICE, "ping")["protocol"] == 2
     finally:
         for sock in idle:
             sock.close()
@@ -332,7 +337,7 @@ def test_any_bytes_leave_the_server_alive(server, data):
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(65536):
             pass
-    assert ask(server, ALICE, "ping")["protocol"] == 1
+    assert ask(server, ALICE, "ping")["protocol"] == 2
 
 
 # --- long polls ---

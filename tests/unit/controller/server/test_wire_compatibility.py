@@ -2,7 +2,7 @@
 
 `tests/data/wire-0.1.0.json` holds what esrun, selastic and a selasticd that stands by sent to a
 controller of that release, and its answers. It was recorded once and is never changed: a
-controller answers launchers of the release before.
+controller answers launchers of the release before. Clients whose answers have changed are refused.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from slurm_elastic.core.report import Orders, Report
 from slurm_elastic.policies import policy_protocol
 from slurm_elastic.rpc import protocol
 from slurm_elastic.rpc.answers import CheckAnswer
-from slurm_elastic.rpc.requests import OPERATIONS
+from slurm_elastic.rpc.requests import OPERATIONS, build
 from tests.support import example_round
 from tests.support.job_records import SEGMENT, FakeScontrol, Log, transition
 from tests.support.typed_answers import mismatches
@@ -136,6 +136,11 @@ def test_a_recorded_request_gets_an_answer_that_its_client_can_read(site, exchan
     if op in LAUNCHERS:
         site.give(Orders.from_wire(recorded["orders"]))
     answer = site.reply(exchange)
+    if OPERATIONS[op].since > RECORDED["protocol"]:
+        assert op not in LAUNCHERS
+        assert answer["code"] == "version"
+        assert "install the same release" in answer["error"]
+        answer = site.reply({**exchange, "request": {**exchange["request"], "v": protocol.VERSION}})
     assert ("error" in answer) == ("error" in recorded), answer
     keys = {"rows"} if op == "copy" else set()  # a copy is between controllers of one release
     recorded = {k: v for k, v in recorded.items() if k not in keys}
@@ -144,22 +149,30 @@ def test_a_recorded_request_gets_an_answer_that_its_client_can_read(site, exchan
         assert mismatches(answer, OPERATIONS[op].answer_type(), op) == []
 
 
-def test_every_operation_was_recorded():
-    assert {e["request"]["op"] for e in EXCHANGES} == set(OPERATIONS)
+def test_every_recorded_operation_is_still_answered():
+    assert {e["request"]["op"] for e in EXCHANGES} <= set(OPERATIONS)
     assert {e["request"]["v"] for e in EXCHANGES} == {RECORDED["protocol"]}
     assert RECORDED["protocol"] in protocol.answered()
 
 
-def test_the_next_protocol_still_answers_this_one(site, monkeypatch):
-    """What a controller of version 2 does with launchers of version 1."""
+def test_requests_of_launchers_have_the_form_of_the_release_before():
+    """So that a launcher also works with a controller that is upgraded later."""
+    for op in LAUNCHERS:
+        assert OPERATIONS[op].since == RECORDED["protocol"]
+        assert build(op)["v"] == protocol.answered()[0]
+
+
+def test_the_next_protocol_answers_launchers_of_this_one_and_no_older(site, monkeypatch):
     check = protocol.check_version
     monkeypatch.setattr(
         request_dispatcher,
         "check_version",
-        lambda version, release: check(version, release=release, present=2),
+        lambda version, *, release, since=1: check(
+            version, release=release, since=since, present=protocol.VERSION + 1
+        ),
     )
     report = Report(job_id=4722, run=0, phase="training").to_wire()
-    for version, accepted in ((1, True), (2, True), (3, False), (0, False), (True, False)):
+    for version, accepted in ((2, True), (3, True), (4, False), (1, False), (True, False)):
         request = {"v": version, "op": "report", "report": report}
         answer = site.reply({"uid": "owner", "request": request})
         assert ("orders" in answer) is accepted
