@@ -65,7 +65,7 @@ class JobRows:
         job = self.view.snapshot.job.get(job_id)
         return job.display_id if job else str(job_id)
 
-    def where(self, nodes: Sequence[str]) -> list[Place]:
+    def places(self, nodes: Sequence[str]) -> list[Place]:
         """Return nodes by leaf switch, in the order of the first node of each."""
         places: dict[str, list[str]] = {}
         for node in nodes:
@@ -92,7 +92,7 @@ class JobRows:
             "gpus": held.gpus if held else 0,
             "wants": wants(job),
             "gpu_type": held.gpu_type if held else job.gpu_type,
-            "where": self.where(held.nodes) if held else [],
+            "where": self.places(held.nodes) if held else [],
             "kind": report.kind if report else "",
             "steps_per_s": self.steps_per_s(job),
             "samples_per_s": _samples_per_s(held, record),
@@ -121,7 +121,7 @@ class JobRows:
             "action": decision.action.value,
             "gpus": target.gpus if target else 0,
             "gpu_type": target.gpu_type if target else "",
-            "where": self.where(target.nodes) if target else [],
+            "where": self.places(target.nodes) if target else [],
             "reason": self.reason(decision.reason),
             "why_not_more": self.reason(decision.why_not_more),
             "why_not_fewer": self.reason(decision.why_not_fewer),

@@ -153,7 +153,7 @@ def _row(rows: JobRows, decision: Decision) -> PlanRow:
         "user": job.user if job else "",
         "from_gpus": current.gpus if current else 0,
         "from_type": current.gpu_type if current else "",
-        "from_where": rows.where(current.nodes) if current else [],
+        "from_where": rows.places(current.nodes) if current else [],
         "kind": report.kind if report else "",
         "steps_per_s": rows.steps_per_s(job) if job else None,
     }

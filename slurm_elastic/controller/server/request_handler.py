@@ -160,7 +160,7 @@ class RequestHandler:
             job = self._controller.job(job_id)
             row = {"job_id": job_id, "display_id": job.display_id if job else str(job_id)}
             try:
-                text = self._one(op, job_id, args, dry=dry)
+                text = self._carry_out(op, job_id, args, dry=dry)
                 results.append({**row, "ok": True, "text": text})
             except (RequestRefusedError, LedgerError) as error:
                 results.append({**row, "ok": False, "text": str(error)})
@@ -168,7 +168,7 @@ class RequestHandler:
             self._controller.soon()
         return {"results": results, "uid": uid}
 
-    def _one(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
+    def _carry_out(self, op: str, job_id: int, args: Mapping[str, Any], *, dry: bool) -> str:
         job = self._controller.job(job_id)
         if job is None or job.submission is None:
             raise RequestRefusedError("not an elastic job")

@@ -76,7 +76,7 @@ class JobStore:
                 # A job that runs or has run may have been sent there under a ledger that is lost.
                 fresh = job.run == 0 and job.state is not JobState.RUNNING
                 entry = StoredJob(job.job_id, pin=[] if fresh else None)
-                self._entries[job.key] = self._kept(job) or entry
+                self._entries[job.key] = self._stored(job) or entry
                 self._catch_up(job)
             return self._entries[job.key]
 
@@ -89,7 +89,7 @@ class JobStore:
                     if transition.state is TransitionState.DONE or transition.given_up:
                         self.changed(transition, job, row["updated"])
 
-    def _kept(self, job: Job) -> StoredJob | None:
+    def _stored(self, job: Job) -> StoredJob | None:
         try:
             body = self._ledger.get_job(job.key)
             return StoredJob.from_body(body) if body else None

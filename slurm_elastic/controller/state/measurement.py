@@ -26,7 +26,7 @@ def key_of(held: Allocation, racks: int) -> str:
     return f"{shape}:{racks}" if racks > 1 else shape
 
 
-def kept(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
+def from_ledger(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Measurement]:
     """Return measurements from the ledger, by key; fields of later versions are ignored."""
     return {
         key: Measurement(**{n: v for n, v in row.items() if n in _FIELDS})

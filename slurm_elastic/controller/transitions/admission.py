@@ -27,7 +27,7 @@ def admitted(
     waiting = [t for t in live if t.state is TransitionState.RESERVE]
     if not waiting:
         return frozenset()
-    used = _held(jobs)
+    used = _held_gpus(jobs)
     for t in live:
         if t.state is not TransitionState.RESERVE:
             used.update(more(t, jobs))
@@ -62,7 +62,7 @@ def hopeless(
     left = {t.id: t for t in live}
     if all(t.state is not TransitionState.RESERVE for t in left.values()):
         return frozenset()
-    now = _held(jobs)
+    now = _held_gpus(jobs)
     lost: set[int] = set()
     while True:
         used_after = Counter(now)
@@ -97,7 +97,7 @@ def more(t: Transition, jobs: Mapping[int, Job]) -> dict[str, int]:
     return {n: g - held.get(n, 0) for n, g in _shares(t.target).items() if g > held.get(n, 0)}
 
 
-def _held(jobs: Mapping[int, Job]) -> Counter[str]:
+def _held_gpus(jobs: Mapping[int, Job]) -> Counter[str]:
     """Return the GPUs that jobs hold, by node."""
     held = Counter[str]()
     for job in jobs.values():

@@ -59,7 +59,7 @@ class DesiredSettings:
         news = False
         for name, value in values.items():
             runs = fields.setdefault(name, {})
-            if _same(_at(runs, run), value) and all(r <= run for r in runs):
+            if _equal(_at(runs, run), value) and all(r <= run for r in runs):
                 continue
             # What was meant for later attempts is void.
             fields[name] = {r: setting for r, setting in runs.items() if r < run} | {
@@ -96,7 +96,7 @@ def _at(runs: dict[int, tuple[int, Any]], run: int) -> Any:
     return setting[1] if setting else None
 
 
-def _same(first: Any, second: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     return first == second or {first, second} == {None, ""}
 
 

@@ -60,12 +60,12 @@ class OrphanCleanup:
             elif job.reason in HELD:
                 self.end_lease(job)  # else it would go on once the job is released
                 self._keep(job, broken=job.run)
-            elif retired or not self._ours(job, held=entry.held):
+            elif retired or not self._is_ours(job, held=entry.held):
                 self.end_lease(job)
             elif now - renewed > lease / 3:
                 self._renew(job, now)
 
-    def _ours(self, job: Job, *, held: bool) -> bool:
+    def _is_ours(self, job: Job, *, held: bool) -> bool:
         """Return whether the controller starts a pending job."""
         settings = self.config.controller
         managed = not settings.partitions or job.partition in settings.partitions
@@ -76,7 +76,7 @@ class OrphanCleanup:
         entry = self._book.entry(job)
         ready = job.begin_time is None and not job.dependency and job.reason in READY
         free = not entry.leased and entry.broken != job.run
-        return ready and free and self._ours(job, held=entry.held)
+        return ready and free and self._is_ours(job, held=entry.held)
 
     def lease(self, job: Job) -> None:
         """Make a pending job wait: Slurm starts it by itself if the lease is not renewed."""

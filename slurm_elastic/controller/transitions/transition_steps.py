@@ -72,7 +72,7 @@ class StepInputs:
             return None
         return job
 
-    def others(self, node: str, job_id: int) -> int:
+    def gpus_of_others(self, node: str, job_id: int) -> int:
         """Return the GPUs on a node that other jobs hold, completing ones included."""
         return sum(
             j.allocation.on(node) for j in self.jobs.values() if j.allocation and j.job_id != job_id
@@ -81,7 +81,7 @@ class StepInputs:
     def free(self, transition: Transition, target: Allocation) -> bool:
         """Return whether no other job holds the target's GPUs."""
         return all(
-            self.others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
+            self.gpus_of_others(node, transition.job_id) + gpus <= self.sizes.get(node, 0)
             for node, gpus in target.shares
         )
 
@@ -97,7 +97,7 @@ class StepInputs:
             and (t.state is not TransitionState.RESERVE or t.id in self.admitted)
         ]
         return any(
-            self.others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
+            self.gpus_of_others(node, transition.job_id) + gpus + sum(b.get(node, 0) for b in begun)
             > self.sizes.get(node, 0)
             for node, gpus in target.shares
         )

@@ -124,7 +124,9 @@ class DelayGate:
         ahead = [self._refused[j].until for j in waiting if j in self._refused]
         return min((at for at in ahead if now < at < np.inf), default=None)
 
-    def after(self, targets: Iterable[tuple[RoundJob, Allocation | None]]) -> Mapping[str, Any]:
+    def next_state(
+        self, targets: Iterable[tuple[RoundJob, Allocation | None]]
+    ) -> Mapping[str, Any]:
         """Return the state for the next round.
 
         Args:
@@ -152,7 +154,7 @@ class DelayGate:
                 tier = self._awaited_tier(round_job, target, wait["tier"])
                 if tier:
                     ended.append((tier, key, int(wait["gpus"]), seconds))
-        return self._patience.after(ended, waiting)
+        return self._patience.next_state(ended, waiting)
 
     def _awaited_tier(self, round_job: RoundJob, target: Allocation, tier: str) -> str:
         """Return the tier that a wait counts for: the awaited one; as published, the one found."""

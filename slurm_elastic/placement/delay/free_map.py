@@ -133,10 +133,14 @@ class FreeMap:
 
     def copy(self) -> FreeMap:
         """Return an independent map with the same contents."""
-        other = object.__new__(FreeMap)
-        other.sites, other.free_total = self.sites, self.free_total
-        other.free, other.node, other.rack = list(self.free), list(self.node), list(self.rack)
-        return other
+        duplicate = object.__new__(FreeMap)
+        duplicate.sites, duplicate.free_total = self.sites, self.free_total
+        duplicate.free, duplicate.node, duplicate.rack = (
+            list(self.free),
+            list(self.node),
+            list(self.rack),
+        )
+        return duplicate
 
     def take(self, place: Place) -> None:
         """Allocate a place.

@@ -196,7 +196,7 @@ class BiddingRound:
     def _best(self, bidder: GangState, gpu_type: str, gpus: int) -> float:
         """Return the part of time that a gang computes on the best place of the empty cluster."""
         name = self.candidates.name(bidder, gpu_type, GangTier.NETWORK)
-        return self.candidates.of_type(bidder, gpu_type).whole.best(name, gpus, enough=1.0)[1]
+        return self.candidates.of_type(bidder, gpu_type).empty.best(name, gpus, enough=1.0)[1]
 
     def _start_by_shrinks(self, bidder: GangState, gpu_type: str, gpus: int) -> bool:
         """Start a gang on what elastic gangs can give, so that none is preempted."""
@@ -328,7 +328,7 @@ class BiddingRound:
         kind, gpus = shape
         candidates = self.candidates.of_type(bidder, kind)
         name = self.candidates.name(bidder, kind, GangTier.NETWORK)
-        best, most = candidates.whole.best(name, gpus, enough=1.0)
+        best, most = candidates.empty.best(name, gpus, enough=1.0)
         if not best:
             return self.reasons.nowhere(kind, gpus)
         place, share = candidates.open.best(name, gpus, enough=most)

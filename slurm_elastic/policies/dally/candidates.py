@@ -112,12 +112,12 @@ class TypeCandidates:
     """Candidate places of one GPU type for gangs of one kind of need.
 
     Attributes:
-        whole: all nodes that they may ever use, empty.
+        empty: all nodes that they may ever use, as if nothing ran there.
     """
 
     idle: Places
     open: Places
-    whole: Places
+    empty: Places
 
 
 class _Layout:

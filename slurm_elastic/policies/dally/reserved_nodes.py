@@ -40,7 +40,7 @@ class Awaited:
         candidates = self._candidates.of_type(bidder, gpu_type)
         unit = bidder.directive.unit_for(gpu_type)
         coming = self._coming_on(gpu_type)
-        idle_gpus, all_gpus = candidates.idle.room.node, candidates.whole.room.node
+        idle_gpus, all_gpus = candidates.idle.room.node, candidates.empty.room.node
         for count, each in even_splits(gpus, sites.per_node, unit)[:1]:
             times: dict[int, float] = {}
             for n, name in enumerate(names):

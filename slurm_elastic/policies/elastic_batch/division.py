@@ -91,16 +91,16 @@ def _extra(extra: Floats, left: int) -> tuple[Ints, float]:
     """Return (jobs,) GPUs beyond each job's least, at most `left` in all, and the sum of values."""
     concave = _concave(extra)
     merged = np.flatnonzero(concave)
-    others = np.flatnonzero(~concave)
+    not_concave = np.flatnonzero(~concave)
     total, owners = _merge(extra[merged], left)
-    choices = np.zeros((len(others), left + 1), dtype=np.int32)
-    for i, row in enumerate(others):
+    choices = np.zeros((len(not_concave), left + 1), dtype=np.int32)
+    for i, row in enumerate(not_concave):
         total, choices[i] = _add(total, extra[row])
     k = int(total.argmax())
     value = float(total[k])
     more = np.zeros(len(extra), dtype=np.int64)
-    for i in range(len(others) - 1, -1, -1):
-        more[others[i]] = choices[i, k]
+    for i in range(len(not_concave) - 1, -1, -1):
+        more[not_concave[i]] = choices[i, k]
         k -= int(choices[i, k])
     if len(merged):
         more[merged] = np.bincount(owners[:k], minlength=len(merged))

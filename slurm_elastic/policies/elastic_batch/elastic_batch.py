@@ -307,4 +307,4 @@ class ElasticBatch:
 def _fair(pool: _Pool, row: ValueRow) -> float:
     """Return the samples/s of a job on its even share of a pool."""
     share = max(row.least, pool.free // (len(pool.members) + 1))
-    return row.one * float(row.value[row.within(share)])
+    return row.unit_rate * float(row.value[row.within(share)])

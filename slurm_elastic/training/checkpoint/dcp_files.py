@@ -63,11 +63,11 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> list[TensorShard]:
     """Return this rank's piece of each tensor of which it holds an element, not copied.
 
     Raises:
-        ShardError: see `shards.held`.
+        ShardError: see `shards.local_part`.
     """
     held_pieces = []
     for name, tensor in tensors.items():
-        first, part = shards.held(tensor)
+        first, part = shards.local_part(tensor)
         if part.numel() or not tensor.numel():
             held_pieces.append(TensorShard(name, tuple(tensor.shape), first, part))
     return held_pieces

@@ -110,17 +110,17 @@ class SharedParameters:
                         " expected equal type and shape"
                     )
             group = self._groups.group(ranks)
-            here = self._named(names)
-            if not here:
+            parameters = self._named(names)
+            if not parameters:
                 continue
             if group is not None:
-                _equalise(here[:1], ranks[0], group)
+                _equalise(parameters[:1], ranks[0], group)
             with torch.no_grad():
-                for copy in here[1:]:
-                    copy.copy_(here[0])
-            self._counted += here[:1] if self._groups.rank == ranks[0] else []
+                for copy in parameters[1:]:
+                    copy.copy_(parameters[0])
+            self._counted += parameters[:1] if self._groups.rank == ranks[0] else []
             name = " = ".join(names)
-            sums.append(FlatSum([here], group=group, device=self._device, name=name))
+            sums.append(FlatSum([parameters], group=group, device=self._device, name=name))
         return sums
 
     def _named(self, names: Sequence[str]) -> list[torch.nn.Parameter]:
